@@ -1,0 +1,19 @@
+"""Keeps AutoGraph away from our own Python."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, TypeVar, cast
+
+import tensorflow as tf
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def do_not_convert(function: Function) -> Function:
+    """Marks a function that `tf.function` must trace as it is written.
+
+    AutoGraph would rewrite every function of ours that a traced step reaches, which
+    only costs tracing time. TensorFlow's own decorator does the work; this one keeps
+    the function's type.
+    """
+    return cast(Function, tf.autograph.experimental.do_not_convert(function))

@@ -1,0 +1,112 @@
+"""What constructors accept: each check returns a plain Python value or raises.
+
+Every check takes the argument's name first, so that the message names what the caller
+wrote, and runs before any variable exists.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import numpy as np
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+#: Smaller than this, a float32 is subnormal and processors may flush it to zero.
+FLOAT32_MIN = float(np.finfo(np.float32).tiny)
+INT64_MAX = int(np.iinfo(np.int64).max)
+
+
+def number(name: str, value: Any) -> Any:
+    """Returns `value` as a Python number. Refuses bools and what is no number."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise TypeError(
+            f"`{name}` must be a number, got {value!r} of type "
+            f"{type(value).__name__}. Pass a Python or NumPy number."
+        )
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def loss_scale(name: str, value: Any) -> float:
+    """Returns `value` as a float that float32 holds as a positive normal number."""
+    given = number(name, value)
+    # Compared before float(), which an integer above 2**1024 would overflow.
+    if not FLOAT32_MIN <= given <= FLOAT32_MAX:
+        raise ValueError(
+            f"`{name}` must be positive, finite and within float32's normal range, "
+            f"{FLOAT32_MIN} to {FLOAT32_MAX}, got {value!r}. "
+            "Powers of two such as 2.0**15 are exact."
+        )
+    return float(given)
+
+
+def at_least_one(name: str, value: float) -> None:
+    """Raises unless `value` is at least 1."""
+    if value < 1:
+        raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
+
+
+def factor(name: str, value: Any, above: float, below: Optional[float] = None) -> float:
+    """Returns `value` as a float strictly between `above` and `below` in float32."""
+    given = number(name, value)
+    limit = FLOAT32_MAX if below is None else below
+    # NaN fails both comparisons. np.float32 is what the rule computes in: there
+    # 1.00000001 is 1, which would never move the loss scale.
+    inside = above < given < limit and above < np.float32(given) < limit
+    if not inside:
+        bounds = f"greater than {above:g}" + (
+            " and finite" if below is None else f" and less than {below:g}"
+        )
+        raise ValueError(f"`{name}` must be {bounds} in float32, got {value!r}.")
+    return float(given)
+
+
+def count(name: str, value: Any) -> int:
+    """Returns `value` as an int of at least 1. A whole float such as 2e3 is taken."""
+    given = number(name, value)
+    whole = isinstance(given, int) or float(given).is_integer()
+    if not whole or not 1 <= given <= INT64_MAX:
+        raise ValueError(
+            f"`{name}` must be a whole number of at least 1, got {value!r}."
+        )
+    return int(given)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Returns `value` as a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+    return bool(value)
+
+
+def names(name: str, value: Any, known: Sequence[str]) -> Tuple[str, ...]:
+    """Returns `value`, a sequence of some of the `known` strings, as a tuple."""
+    listed = ", ".join(repr(word) for word in known)
+    if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
+        raise TypeError(
+            f"`{name}` must be a sequence of any of {listed}, got {value!r}. "
+            f"Write a tuple such as ({known[0]!r},)."
+        )
+    for word in value:
+        if word not in known:
+            raise ValueError(
+                f"`{name}` must hold only {listed}, got {word!r} in {value!r}."
+            )
+    return tuple(word for word in known if word in value)
+
+
+def optional(check: Callable[..., Any], name: str, value: Any, **kwargs: Any) -> Any:
+    """Returns None for None, and else what `check` makes of `value`."""
+    return None if value is None else check(name, value, **kwargs)
+
+
+def ordered(low_name: str, low: float, high_name: str, high: float) -> None:
+    """Raises unless `low` is at most `high`."""
+    if low > high:
+        raise ValueError(
+            f"`{high_name}` must be at least `{low_name}`, got "
+            f"{high_name}={high!r} and {low_name}={low!r}. "
+            f"Raise `{high_name}` or lower `{low_name}`."
+        )

@@ -1,0 +1,247 @@
+"""LossScale: the contract of every loss scale."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Dict, Tuple
+
+import tensorflow as tf
+
+from lossscale import replicas, scaling
+from lossscale._autograph import do_not_convert
+from lossscale.finite import all_finite
+
+
+class LossScale(tf.Module, metaclass=abc.ABCMeta):
+    """The number that a loss is multiplied with so that float16 gradients survive.
+
+    float16 holds nothing smaller than 2**-24, and most gradients of a network are
+    smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
+    dividing the gradients afterwards gives back what float32 would have computed. A
+    scale that is too large makes gradients overflow: that step is skipped.
+
+    A subclass writes `__call__`, `_adjust` (the rule alone) and `get_config`. It calls
+    `super().__init__()` and keeps its state in variables made by `_add_weight`. The
+    rest, across replicas too, is done here:
+
+    ```
+    update(grads):
+      is_finite = every gradient is finite        # check, on each replica
+      is_finite = is_finite on every replica      # agree, one scalar
+      adjust(is_finite)                           # the rule
+      should_apply_gradients = is_finite
+    ```
+
+    Interface and meaning are those of TensorFlow's `LossScale`. What is new: `adjust`,
+    `scale`, `unscale`, the counters, and that every replica context is allowed.
+
+    Attributes:
+      skipped_steps: `int64` variable of shape `[]`, the steps whose gradients were not
+        finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
+      last_step_finite: `bool` variable of shape `[]`, whether the last step's
+        gradients were finite. True before the first step.
+
+    Source: Micikevicius et al., "Mixed Precision Training", section 3.2; TensorFlow
+    2.21 `python/training/experimental/loss_scale.py`.
+    """
+
+    #: False if `update` applies every step unseen, and returns the Python value True.
+    checks_gradients: bool = True
+    #: Whether a loss has been scaled, in this process.
+    has_scaled: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        # These two names, and those of subclasses' variables, are checkpoint format.
+        self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
+        self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
+
+    @abc.abstractmethod
+    def __call__(self) -> Any:
+        """Returns the current loss scale, a `float32` tensor of shape `[]`."""
+
+    def _adjust(self, is_finite: Any) -> Any:
+        """Moves the subclass's state by one step: the rule, and nothing else.
+
+        Called once for all replicas, traced as it is written: branch with `tf.where`.
+
+        Args:
+          is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
+
+        Returns:
+          What a graph must run: the results of the variables' `assign`, or None.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement `_adjust(is_finite)`, or override "
+            "`update(grads)` whole."
+        )
+
+    @abc.abstractmethod
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the constructor's arguments, never the state. JSON can hold it."""
+
+    @classmethod
+    def from_config(cls, config: Dict[str, Any]) -> LossScale:
+        """Returns a new loss scale in its initial state from `get_config`'s result."""
+        return cls(**config)
+
+    @do_not_convert
+    def update(self, grads: Any) -> Tuple[Any, Any]:
+        """Adjusts the loss scale to one step's gradients.
+
+        Works eagerly, in `tf.function`, under XLA and in a `tf.compat.v1` graph; with
+        no strategy, in replica context (call it on every replica) and in cross-replica
+        context (with per-replica gradients).
+
+        Args:
+          grads: A nest of *unscaled* gradients, of any float dtype and shape. `None`
+            and what is not floating is ignored; of `tf.IndexedSlices` the values are
+            looked at.
+
+        Returns:
+          update_op: None in eager mode. In a graph an op that updates the state when
+            it runs; within `tf.function` it runs by itself.
+          should_apply_gradients: The Python value True, or a `bool` tensor of shape
+            `[]`, equal on all replicas. If False, skip this step.
+        """
+        if not self.checks_gradients:
+            return grouped([]), True
+        is_finite = replicas.for_each(all_finite, grads)
+        return self.adjust(replicas.agree(is_finite))
+
+    @do_not_convert
+    def adjust(self, is_finite: Any) -> Tuple[Any, Any]:
+        """Adjusts the loss scale to one step of which the agreed flag is known.
+
+        Args:
+          is_finite: A `bool`, or a `bool` tensor of shape `[]`, which must be equal on
+            all replicas: whether every gradient of the step was finite.
+
+        Returns:
+          `update_op` and `should_apply_gradients`, as `update` does.
+        """
+        if not self.checks_gradients:
+            return grouped([]), True
+        is_finite = tf.convert_to_tensor(is_finite, tf.bool)
+        return replicas.once(self._adjust_state, is_finite), is_finite
+
+    def _adjust_state(self, is_finite: Any) -> Any:
+        is_finite = replicas.first(is_finite)
+        skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
+        return grouped(
+            [
+                self._adjust(is_finite),
+                self.skipped_steps.assign_add(skipped, read_value=False),
+                self.last_step_finite.assign(is_finite, read_value=False),
+            ]
+        )
+
+    @do_not_convert
+    def scale(self, loss: Any) -> Any:
+        """Returns `loss` times the loss scale.
+
+        Args:
+          loss: A tensor of any shape. float16 and bfloat16 are cast up to float32
+            first: float16 ends at 65504.
+
+        Returns:
+          A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
+        """
+        return self.scale_by(loss, self())
+
+    @do_not_convert
+    def scale_by(self, loss: Any, loss_scale: Any) -> Any:
+        """Returns `loss` times `loss_scale`, a value of this loss scale read before."""
+        self.has_scaled = True
+        return scaling.multiply(loss, loss_scale)
+
+    @do_not_convert
+    def unscale(self, grads: Any) -> Any:
+        """Returns `grads` divided by the loss scale, exactly at every power of two.
+
+        Args:
+          grads: A nest of gradients. They are divided in float32 (wider ones in their
+            own dtype) and keep their dtype, their `None`s and their sparsity. What is
+            not floating is returned as it came.
+
+        Returns:
+          The same nest.
+        """
+        return self.unscale_by(grads, self())
+
+    @do_not_convert
+    def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
+        """Returns `grads` divided by `loss_scale`, the value that multiplied the loss.
+
+        Use it where `update` may have moved the loss scale in between.
+        """
+        # A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is
+        # subnormal and flushes to zero. skipped_steps is never negative, but no
+        # compiler knows that, so it cannot fold this divisor (TensorFlow 2.4-2.21).
+        divisor = loss_scale * tf.cast(self.skipped_steps >= 0, tf.float32)
+        return scaling.divide(grads, divisor)
+
+    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
+        """Returns a new scalar variable, checkpointed as `name`.
+
+        Assign it to an attribute. Named as in TensorFlow's LossScale, so that
+        subclasses written for that one go on working.
+        """
+        with tf.init_scope():  # also when constructed while a function is traced
+            variable = tf.Variable(
+                initial_value,
+                name=name,
+                dtype=dtype,
+                trainable=False,
+                # Every replica computes the same value, and one must be taken.
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+        self._track_trackable(variable, name)
+        return variable
+
+    def numpy(self) -> Any:
+        """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
+        return self().numpy()
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __repr__(self) -> str:
+        shown = dict(self.get_config())
+        if tf.executing_eagerly():
+            state = {
+                name: value.numpy()
+                for name, value in vars(self).items()
+                if isinstance(value, tf.Variable)
+            }
+            shown = {**state, **shown}
+        listed = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({listed})"
+
+
+def grouped(results: Any) -> Any:
+    """Returns one op that runs all `results`, or None in eager mode: they have run."""
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    ops = []
+    for result in tf.nest.flatten(results):
+        op = result if isinstance(result, tf.Operation) else getattr(result, "op", None)
+        # Results of another graph, or of mirrored variables, ran or will run there.
+        if getattr(op, "graph", None) is graph:
+            ops.append(op)
+    return tf.group(*ops)
+
+
+def _to_tensor(
+    value: LossScale, dtype: Any = None, name: Any = None, as_ref: bool = False
+) -> Any:
+    del as_ref  # part of the signature that TensorFlow calls
+    current = value()
+    if dtype is not None and not dtype.is_compatible_with(current.dtype):
+        return NotImplemented
+    return tf.identity(current, name)
+
+
+# Code written for Keras 2 reads `optimizer.loss_scale` as a tensor.
+tf.register_tensor_conversion_function(LossScale, _to_tensor)

@@ -1,0 +1,180 @@
+"""DynamicLossScale: the rule, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence
+
+import tensorflow as tf
+
+from lossscale import _keras, arguments
+from lossscale.base import LossScale
+
+#: What may clear the count of bad steps.
+HYSTERESIS_RESETS = ("good", "growth", "backoff")
+
+
+@_keras.serializable
+class DynamicLossScale(LossScale):
+    """A loss scale that grows while gradients are finite and backs off when not.
+
+    One rule with a few arguments. The defaults are TensorFlow's rule bit for bit.
+
+    ```
+    state   S = initial_loss_scale, good = 0, bad = 0
+    adjust(is_finite):
+      if is_finite:
+        good += 1
+        if "good" in hysteresis_reset: bad = 0
+        if good >= increment_period:
+          good = 0
+          if "growth" in hysteresis_reset: bad = 0
+          if max_loss_scale is not None: S = min(S * multiplier, max_loss_scale)
+          elif S * multiplier is finite: S = S * multiplier
+      else:
+        good = 0
+        bad += 1
+        if bad >= hysteresis:
+          S = min(S, max(S * backoff_factor, min_loss_scale))
+          if "backoff" in hysteresis_reset: bad = 0
+      should_apply_gradients = is_finite
+    ```
+
+    The outer `min` matters only for a scale restored from below the floor: an overflow
+    never raises the scale.
+
+    >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
+    >>> for is_finite in [True, True, False]:
+    ...     _ = loss_scale.adjust(is_finite)
+    ...     print(float(loss_scale))
+    4.0
+    8.0
+    4.0
+
+    Args:
+      initial_loss_scale: The scale to start with. Start high: a scale that is too high
+        falls at every step, one that is too low rises once in `increment_period`.
+      increment_period: After how many finite steps in a row the scale grows.
+      multiplier: What the scale is multiplied with when it grows.
+      backoff_factor: What the scale is multiplied with on overflow. None divides by
+        `multiplier`.
+      hysteresis: How many bad steps it takes before the scale backs off. Each of them
+        is skipped all the same.
+      hysteresis_reset: What clears the count of bad steps: any of `"good"` (a finite
+        step), `"growth"` and `"backoff"` (a change of the scale, or one that a bound
+        refused). With `hysteresis=1` it makes no difference.
+      min_loss_scale: The floor.
+      max_loss_scale: The ceiling. None: only float32 bounds the scale; a growth that
+        would be infinite is refused.
+
+    Attributes:
+      current_loss_scale: `float32` variable of shape `[]`.
+      good_steps: `int64` variable of shape `[]`, finite steps in a row.
+      bad_steps: `int64` variable of shape `[]`, bad steps counted by `hysteresis`.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of its range, or the bounds are out of order.
+
+    Source: the rule and the first three defaults, TensorFlow 2.21
+    `python/training/experimental/loss_scale.py`; the floor of 1 as well. Hysteresis:
+    TensorFlow 1.15 `contrib/mixed_precision/python/loss_scale_manager.py` for
+    `("growth", "backoff")`; DeepSpeed `runtime/fp16/loss_scaler.py` and Megatron-LM
+    `core/optimizer/grad_scaler.py` for `("growth",)`; apex
+    `csrc/update_scale_hysteresis.cu` for `("good",)`; Paddle `amp/grad_scaler.py` for
+    `("good", "backoff")`.
+    """
+
+    def __init__(
+        self,
+        initial_loss_scale: float = 2.0**15,
+        increment_period: int = 2000,
+        multiplier: float = 2.0,
+        *,
+        backoff_factor: Optional[float] = None,
+        hysteresis: int = 1,
+        hysteresis_reset: Sequence[str] = ("growth", "backoff"),
+        min_loss_scale: float = 1.0,
+        max_loss_scale: Optional[float] = None,
+    ) -> None:
+        initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
+        period = arguments.count("increment_period", increment_period)
+        growth = arguments.factor("multiplier", multiplier, above=1.0)
+        backoff = arguments.optional(
+            arguments.factor, "backoff_factor", backoff_factor, above=0.0, below=1.0
+        )
+        steps = arguments.count("hysteresis", hysteresis)
+        resets = arguments.names(
+            "hysteresis_reset", hysteresis_reset, HYSTERESIS_RESETS
+        )
+        floor = arguments.loss_scale("min_loss_scale", min_loss_scale)
+        ceiling = arguments.optional(
+            arguments.loss_scale, "max_loss_scale", max_loss_scale
+        )
+        arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
+        if ceiling is not None:
+            arguments.ordered("initial_loss_scale", initial, "max_loss_scale", ceiling)
+        super().__init__()
+        self.initial_loss_scale = initial
+        self.increment_period = period
+        self.multiplier = growth
+        self.backoff_factor = backoff
+        self.hysteresis = steps
+        self.hysteresis_reset = resets
+        self.min_loss_scale = floor
+        self.max_loss_scale = ceiling
+        # The first two names are also TensorFlow's: its checkpoints restore into them.
+        self.current_loss_scale = self._add_weight(
+            "current_loss_scale", initial, tf.float32
+        )
+        self.good_steps = self._add_weight("good_steps", 0, tf.int64)
+        self.bad_steps = self._add_weight("bad_steps", 0, tf.int64)
+
+    def __call__(self) -> Any:
+        return tf.convert_to_tensor(self.current_loss_scale)
+
+    def _adjust(self, is_finite: Any) -> Any:
+        scale = tf.convert_to_tensor(self.current_loss_scale)
+        bad = tf.convert_to_tensor(self.bad_steps)
+        zero = tf.zeros_like(bad)
+        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
+        kept = zero if "good" in self.hysteresis_reset else bad
+        bad = tf.where(is_finite, kept, bad + 1)
+
+        grows = good >= self.increment_period  # never on a bad step: good is 0
+        backs_off = tf.logical_and(~is_finite, bad >= self.hysteresis)
+        new_scale = tf.where(grows, self._grown(scale), scale)
+        new_scale = tf.where(backs_off, self._backed_off(scale), new_scale)
+        if "growth" in self.hysteresis_reset:
+            bad = tf.where(grows, zero, bad)
+        if "backoff" in self.hysteresis_reset:
+            bad = tf.where(backs_off, zero, bad)
+        return [
+            self.current_loss_scale.assign(new_scale, read_value=False),
+            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
+            self.bad_steps.assign(bad, read_value=False),
+        ]
+
+    def _grown(self, scale: Any) -> Any:
+        grown = scale * self.multiplier
+        if self.max_loss_scale is not None:
+            return tf.minimum(grown, self.max_loss_scale)
+        return tf.where(tf.math.is_finite(grown), grown, scale)
+
+    def _backed_off(self, scale: Any) -> Any:
+        if self.backoff_factor is None:
+            lower = scale / self.multiplier
+        else:
+            lower = scale * self.backoff_factor
+        return tf.minimum(scale, tf.maximum(lower, self.min_loss_scale))
+
+    def get_config(self) -> Dict[str, Any]:
+        return {
+            "initial_loss_scale": self.initial_loss_scale,
+            "increment_period": self.increment_period,
+            "multiplier": self.multiplier,
+            "backoff_factor": self.backoff_factor,
+            "hysteresis": self.hysteresis,
+            "hysteresis_reset": list(self.hysteresis_reset),  # JSON has no tuples
+            "min_loss_scale": self.min_loss_scale,
+            "max_loss_scale": self.max_loss_scale,
+        }

@@ -1,0 +1,99 @@
+"""Are one replica's gradients finite?"""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import tensorflow as tf
+
+from lossscale._autograph import do_not_convert
+
+#: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
+_REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+@do_not_convert
+def all_finite(grads: Any) -> Any:
+    """Tells whether no gradient holds an infinity or a NaN. The answer is exact.
+
+    A sum that is finite proves that each of its terms is, since infinities and NaNs
+    survive addition. So one `reduce_sum` per gradient settles almost every step with
+    one read of memory and no temporary. Only when the total is not finite, which a
+    sum of large finite numbers can cause too, does the check of every element run.
+
+    Looks at one replica alone. `LossScale.update` asks all of them.
+
+    >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
+    True
+    >>> bool(all_finite({"kernel": tf.constant([1.0, float("inf")])}))
+    False
+    >>> bool(all_finite(tf.constant([3e38, 3e38])))  # their sum is not finite
+    True
+
+    Args:
+      grads: A nest of gradients: tensors, variables, arrays or numbers of any shape.
+        `None` and what is not floating or complex (integers, bools) is ignored. Of a
+        `tf.IndexedSlices` or sparse tensor only the `values` are looked at.
+
+    Returns:
+      A `bool` tensor of shape `[]`. True if there is no gradient at all.
+    """
+    values = floating_values(grads)
+    if not values:
+        return tf.constant(True)
+    total = tf.add_n([tf.cast(tf.reduce_sum(value), tf.float32) for value in values])
+    return tf.cond(
+        tf.math.is_finite(total),
+        lambda: tf.constant(True),
+        lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values]),
+    )
+
+
+@do_not_convert
+def sum_stays_finite(grads: Any, terms: int) -> Any:
+    """Tells whether adding up `terms` such gradients surely cannot overflow.
+
+    If no element of any of the gradients is larger than the dtype's maximum divided
+    by their number, no sum of them overflows. The Euclidean norm bounds the largest
+    element and costs one read of memory, as the sum in `all_finite` does. True also
+    proves that the gradients are finite; False proves nothing.
+
+    Args:
+      grads: A nest of gradients, as for `all_finite`.
+      terms: How many gradients of this size will be added.
+
+    Returns:
+      A `bool` tensor of shape `[]`.
+    """
+    checks = []
+    for value in floating_values(grads):
+        # Half of the room is left to the rounding of the norm and of the sum.
+        limit = float(value.dtype.max) / (2 * terms)
+        # float16 squares overflow from 256 on. In the wider dtype they do not; where
+        # a float32 square overflows, the norm is infinite and the answer False.
+        wide = value if value.dtype == tf.float64 else tf.cast(value, tf.float32)
+        norm = tf.sqrt(2 * tf.nn.l2_loss(wide))
+        checks.append(norm <= tf.constant(limit, norm.dtype))
+    return tf.reduce_all(checks) if checks else tf.constant(True)
+
+
+def floating_values(grads: Any) -> List[Any]:
+    """Returns the dense floating-point tensors that the nest `grads` is made of."""
+    values: List[Any] = []
+    for leaf in tf.nest.flatten(grads):
+        if leaf is None:
+            continue
+        value = tf.convert_to_tensor(_dense_part(leaf))
+        if value.dtype.is_complex:
+            values += [tf.math.real(value), tf.math.imag(value)]
+        elif value.dtype in _REDUCIBLE:
+            values.append(value)
+        elif value.dtype.is_floating:  # the float8 family has few kernels
+            values.append(tf.cast(value, tf.float32))
+    return values
+
+
+def _dense_part(grad: Any) -> Any:
+    if isinstance(grad, (tf.IndexedSlices, tf.SparseTensor)):
+        return grad.values
+    return grad.flat_values if isinstance(grad, tf.RaggedTensor) else grad

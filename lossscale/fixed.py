@@ -1,0 +1,60 @@
+"""FixedLossScale: a loss scale that stays."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import tensorflow as tf
+
+from lossscale import _keras, arguments
+from lossscale.base import LossScale
+
+
+@_keras.serializable
+class FixedLossScale(LossScale):
+    """A loss scale that never changes.
+
+    Cheaper than a dynamic one, for a model whose gradients are known. By default the
+    gradients are not even looked at, as in TensorFlow: a NaN or an infinity is
+    applied. With `skip_nonfinite` such steps are skipped and counted.
+
+    >>> loss_scale = FixedLossScale(128)
+    >>> float(loss_scale())
+    128.0
+    >>> loss_scale.update([tf.constant([float("nan")])])
+    (None, True)
+
+    Args:
+      loss_scale_value: A positive number within float32's normal range.
+      skip_nonfinite: Whether a step whose gradients are not finite is skipped. If
+        False, `update` returns the Python value True, so that callers build no branch,
+        and the counters stay as they are.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: `loss_scale_value` is zero, negative, NaN, infinite, or outside
+        float32's normal range.
+
+    Source: TensorFlow 2.21 `python/training/experimental/loss_scale.py` for the
+    default. `skip_nonfinite` is ours; TensorFlow 1.15's contrib optimizer skipped.
+    """
+
+    def __init__(self, loss_scale_value: float, skip_nonfinite: bool = False) -> None:
+        value = arguments.loss_scale("loss_scale_value", loss_scale_value)
+        skip = arguments.boolean("skip_nonfinite", skip_nonfinite)
+        super().__init__()
+        self.loss_scale_value = value
+        self.skip_nonfinite = skip
+        self.checks_gradients = skip
+
+    def __call__(self) -> Any:
+        return tf.constant(self.loss_scale_value, tf.float32)
+
+    def _adjust(self, is_finite: Any) -> Any:
+        del is_finite  # it stays
+
+    def get_config(self) -> Dict[str, Any]:
+        return {
+            "loss_scale_value": self.loss_scale_value,
+            "skip_nonfinite": self.skip_nonfinite,
+        }

@@ -1,0 +1,166 @@
+"""The LossScaleManager family of TensorFlow 1.15's `tf.contrib.mixed_precision`.
+
+Names, arguments and meaning are contrib's. Each manager stands on a LossScale, and any
+manager, a user's own too, drives `LossScaleOptimizer`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Dict
+
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.base import LossScale
+from lossscale.dynamic import DynamicLossScale
+from lossscale.fixed import FixedLossScale
+
+
+class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
+    """Holds a loss scale, and updates it when told whether a step was finite.
+
+    Written for code that comes from TensorFlow 1; new code subclasses `LossScale`. Keep
+    the state in `tf.Variable`s that are attributes: they are then checkpointed.
+
+    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`.
+    """
+
+    @abc.abstractmethod
+    def get_loss_scale(self) -> Any:
+        """Returns the loss scale, a `float32` tensor of shape `[]`."""
+
+    @abc.abstractmethod
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        """Updates the loss scale by one step.
+
+        Args:
+          finite_grads: A `bool` tensor of shape `[]`: whether all gradients of all
+            replicas are finite.
+
+        Returns:
+          None in eager mode, in a graph an op that updates the loss scale.
+        """
+
+    def as_loss_scale(self) -> LossScale:
+        """Returns the LossScale that this manager stands on."""
+        return ManagerLossScale(self)
+
+
+class FixedLossScaleManager(LossScaleManager):
+    """A loss scale that never changes. A step that is not finite is skipped.
+
+    >>> float(FixedLossScaleManager(128).get_loss_scale())
+    128.0
+
+    Args:
+      loss_scale: A number of at least 1.
+
+    Raises:
+      TypeError: `loss_scale` is no number.
+      ValueError: `loss_scale` is less than 1, or not finite in float32.
+
+    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`;
+    that steps are skipped, `loss_scale_optimizer.py` beside it.
+    """
+
+    def __init__(self, loss_scale: float) -> None:
+        value = arguments.loss_scale("loss_scale", loss_scale)
+        arguments.at_least_one("loss_scale", value)
+        super().__init__()
+        self.loss_scale = FixedLossScale(value, skip_nonfinite=True)
+
+    def get_loss_scale(self) -> Any:
+        return self.loss_scale()
+
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        update_op, _ = self.loss_scale.adjust(finite_grads)
+        return update_op
+
+    def as_loss_scale(self) -> LossScale:
+        return self.loss_scale
+
+
+class ExponentialUpdateLossScaleManager(LossScaleManager):
+    """A loss scale that grows after good steps and shrinks after several bad ones.
+
+    It is `DynamicLossScale` with `hysteresis_reset=("growth", "backoff")`: bad steps
+    add up, a good step between them does not clear their count, a change of the scale
+    does. The scale never falls below 1.
+
+    >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=1000)
+    >>> for is_finite in [False, True, False]:
+    ...     _ = manager.update_loss_scale(is_finite)
+    >>> round(float(manager.get_loss_scale()), 1)
+    819.2
+
+    Args:
+      init_loss_scale: The scale to start with, at least 1.
+      incr_every_n_steps: After how many good steps in a row the scale grows.
+      decr_every_n_nan_or_inf: How many bad steps it takes before the scale shrinks.
+      incr_ratio: What the scale is multiplied with when it grows, more than 1.
+      decr_ratio: What the scale is multiplied with when it shrinks, less than 1.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of its range.
+
+    Source: rule and defaults, TensorFlow 1.15.5
+    `contrib/mixed_precision/python/loss_scale_manager.py`.
+    """
+
+    def __init__(
+        self,
+        init_loss_scale: float,
+        incr_every_n_steps: int,
+        decr_every_n_nan_or_inf: int = 2,
+        incr_ratio: float = 2,
+        decr_ratio: float = 0.8,
+    ) -> None:
+        # Checked here too, so that an error names this class's arguments.
+        initial = arguments.loss_scale("init_loss_scale", init_loss_scale)
+        arguments.at_least_one("init_loss_scale", initial)
+        period = arguments.count("incr_every_n_steps", incr_every_n_steps)
+        hysteresis = arguments.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+        growth = arguments.factor("incr_ratio", incr_ratio, above=1.0)
+        backoff = arguments.factor("decr_ratio", decr_ratio, above=0.0, below=1.0)
+        super().__init__()
+        self.loss_scale = DynamicLossScale(
+            initial,
+            period,
+            growth,
+            backoff_factor=backoff,
+            hysteresis=hysteresis,
+            hysteresis_reset=("growth", "backoff"),
+            min_loss_scale=1.0,
+        )
+
+    def get_loss_scale(self) -> Any:
+        return self.loss_scale()
+
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        update_op, _ = self.loss_scale.adjust(finite_grads)
+        return update_op
+
+    def as_loss_scale(self) -> LossScale:
+        return self.loss_scale
+
+
+class ManagerLossScale(LossScale):
+    """A LossScale whose rule is a user's own LossScaleManager."""
+
+    def __init__(self, manager: LossScaleManager) -> None:
+        super().__init__()
+        self.manager = manager
+
+    def __call__(self) -> Any:
+        return tf.cast(self.manager.get_loss_scale(), tf.float32)
+
+    def _adjust(self, is_finite: Any) -> Any:
+        return self.manager.update_loss_scale(is_finite)
+
+    def get_config(self) -> Dict[str, Any]:
+        raise NotImplementedError(
+            f"{type(self.manager).__name__} cannot be serialized: a LossScaleManager "
+            "has no config. Subclass lossscale.LossScale where you need one."
+        )

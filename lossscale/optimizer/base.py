@@ -1,0 +1,285 @@
+"""LossScaleOptimizer: what the wrappers of all Kerases have in common."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Callable, Dict, List, Optional, Type
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale import serialization
+from lossscale._autograph import do_not_convert
+from lossscale.base import LossScale
+from lossscale.finite import all_finite
+from lossscale.optimizer import sharing, wrappers
+from lossscale.optimizer.stage import Stages, Step
+from lossscale.optimizer.step import apply_or_skip
+
+_NEVER_SCALED = """\
+The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
+they came, not divided by the loss scale. Add the two lines marked below to your \
+training step:
+
+    with tf.GradientTape() as tape:
+        loss = ...
+        scaled_loss = optimizer.scale_loss(loss)           # <- add
+    grads = tape.gradient(scaled_loss, variables)          # <- scaled_loss, not loss
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+
+
+class LossScaleWarning(UserWarning):
+    """A loss scale is there, but does not do what it is there for."""
+
+
+class LossScaleOptimizer:
+    """An optimizer that scales the loss and skips the steps that overflowed.
+
+    Wraps an optimizer of Keras 2 or Keras 3. Pass it to `model.compile`; under
+    `mixed_float16` Keras does not wrap it again:
+
+    ```
+    optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
+    model.compile(optimizer, loss="mse")
+    ```
+
+    In a custom loop scale the loss, and apply. To see or clip the true gradients,
+    unscale them first. Either loop runs on either Keras:
+
+    ```
+    with tf.GradientTape() as tape:
+        loss = ...
+        scaled_loss = optimizer.scale_loss(loss)
+    grads = tape.gradient(scaled_loss, variables)
+    grads = optimizer.get_unscaled_gradients(grads)       # optional
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)         # only after the line above
+    optimizer.apply_gradients(zip(grads, variables))
+    ```
+
+    A step is applied only if its gradients were finite on every replica before they
+    could be clipped, and still are when they have been added up. Else nothing changes
+    on any replica, `iterations` neither, but the state of the loss scale.
+
+    Where scaling and applying are traced by different `tf.function`s, the convention of
+    the Keras at hand holds: Keras 3 unscales in `apply`, Keras 2 does not. An overflow
+    that you clipped away is then not seen.
+
+    Args:
+      inner_optimizer: A Keras optimizer, not wrapped by another loss scale optimizer.
+      loss_scale: Anything that `lossscale.get` takes but None: `"dynamic"`, a number,
+        a `LossScale`, a `LossScaleManager` or a config. Optimizers may share one.
+      name: The optimizer's name.
+
+    Raises:
+      TypeError: An argument has the wrong type, or `inner_optimizer` belongs to Keras 3
+        on another backend than TensorFlow.
+      ValueError: `inner_optimizer` is wrapped already, or `loss_scale` is out of range.
+
+    Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
+    2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
+    `src/optimizers/loss_scale_optimizer.py`); the stages, PyTorch
+    `torch/amp/grad_scaler.py`.
+    """
+
+    #: Whether this Keras's own wrapper unscales in `apply_gradients`.
+    _unscales_in_apply: bool
+    #: The optimizer that is wrapped. Not a property here: Keras 3 tracks it.
+    inner_optimizer: Any
+    name: str
+    iterations: Any
+
+    _loss_scale: LossScale
+    _stages: Stages
+
+    def __new__(cls, inner_optimizer: Any = None, *_: Any, **__: Any) -> Any:
+        """Picks the wrapper for the Keras that `inner_optimizer` belongs to."""
+        # Copying calls it without arguments, on a wrapper of one Keras.
+        is_front = cls is LossScaleOptimizer
+        return super().__new__(
+            wrappers.for_optimizer(inner_optimizer) if is_front else cls
+        )
+
+    @classmethod
+    def from_config(
+        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+    ) -> LossScaleOptimizer:
+        """Returns a new optimizer from `get_config`'s result.
+
+        Args:
+          config: The config. Its inner optimizer says which Keras it belongs to.
+          custom_objects: Classes of your own by name, registered ones excepted.
+        """
+        is_front = cls is LossScaleOptimizer
+        wrapper: Type[LossScaleOptimizer] = (
+            wrappers.for_config(config) if is_front else cls
+        )
+        config = dict(config)
+        inner = wrapper._deserialize_inner(
+            config.pop("inner_optimizer"), custom_objects
+        )
+        loss_scale = config.pop("loss_scale")
+        if isinstance(loss_scale, dict):
+            loss_scale = serialization.deserialize(loss_scale, custom_objects)
+        restored: LossScaleOptimizer = wrapper(inner, loss_scale, **config)
+        return restored
+
+    @classmethod
+    def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:
+        raise NotImplementedError
+
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the constructor's arguments, in a form that JSON can hold."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": self._serialize_inner(),
+            "loss_scale": serialization.serialize(self._loss_scale),
+        }
+        # Keras 2's configs hold NumPy scalars, which JSON does not.
+        return dict(tf.nest.map_structure(_plain, config))
+
+    def _serialize_inner(self) -> Dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def _checked(cls, inner_optimizer: Any, loss_scale: Any) -> LossScale:
+        """Returns the `LossScale` that `loss_scale` means. Both arguments are valid."""
+        wrappers.check_inner(inner_optimizer, cls)
+        found = serialization.get(loss_scale)
+        if found is None:
+            raise TypeError(
+                "`loss_scale` must not be None. Use the inner optimizer as it is, or "
+                "pass loss_scale=1."
+            )
+        return found
+
+    def _attach(self, loss_scale: LossScale) -> None:
+        # Past Keras's __setattr__, which would track these under names of its own.
+        object.__setattr__(self, "_loss_scale", loss_scale)
+        object.__setattr__(self, "_stages", Stages())
+        sharing.share(loss_scale, self)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The `LossScale`. It converts to its current value as a tensor."""
+        return self._loss_scale
+
+    @do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns `loss` times the loss scale, and begins a step.
+
+        Args:
+          loss: A tensor of any shape, or a function that returns one.
+
+        Returns:
+          A tensor, `float32` or wider, or a function that returns one.
+        """
+        if callable(loss):
+            return lambda: self.scale_loss(loss())
+        loss_scale = self._loss_scale()
+        self._stages.scaled(loss_scale)
+        return self._loss_scale.scale_by(loss, loss_scale)
+
+    def get_scaled_loss(self, loss: Any) -> Any:
+        """Does what `scale_loss` does. Keras 2's name."""
+        return self.scale_loss(loss)
+
+    @do_not_convert
+    def get_unscaled_gradients(self, grads: Any) -> List[Any]:
+        """Returns the true gradients, and remembers whether they were finite.
+
+        They may be looked at and clipped. Several lists of gradients of one loss may be
+        unscaled before they are applied.
+
+        Args:
+          grads: A list of gradients of the scaled loss. `None`s stay.
+
+        Returns:
+          A list of gradients, of the dtypes that came.
+
+        Raises:
+          ValueError: A gradient is one that this function returned already.
+        """
+        grads = list(grads)
+        step = self._step_of_gradients() or self._stages.follow(
+            None, self._loss_scale()
+        )
+        if any(grad is not None and step.has_returned(grad) for grad in grads):
+            raise ValueError(
+                "`grads` must be gradients of the scaled loss, got one that "
+                "get_unscaled_gradients returned already. Unscale each gradient once."
+            )
+        unscaled: List[Any] = self._loss_scale.unscale_by(grads, step.loss_scale)
+        is_checked = self._loss_scale.checks_gradients
+        is_finite = all_finite(unscaled) if is_checked else None
+        step.note_unscaled(unscaled, is_finite)
+        return unscaled
+
+    def _apply_or_skip(
+        self,
+        grads: List[Any],
+        variables: Any,
+        apply: Callable[..., Any],
+        aggregates: bool = True,
+    ) -> Any:
+        """Unscales `grads` if that is still to be done, and applies or skips them."""
+        self._warn_if_never_scaled()
+        step = self._step_of_gradients()
+        if self._must_unscale(step):
+            scale = self._loss_scale() if step is None else step.loss_scale
+            grads = self._loss_scale.unscale_by(grads, scale)
+        is_checked = step is not None and all(
+            grad is None or step.has_returned(grad) for grad in grads
+        )
+        if step is not None:
+            step.applied = True
+        return apply_or_skip(
+            self,
+            self._loss_scale,
+            grads,
+            variables,
+            apply,
+            is_finite=None if step is None else step.is_finite,
+            is_checked=is_checked,
+            aggregates=aggregates,
+        )
+
+    def _check_context(self) -> None:
+        """Raises where gradients cannot be applied."""
+        if tf.distribute.in_cross_replica_context():
+            raise ValueError(
+                "apply_gradients must be called in replica context, got a call in "
+                "cross-replica context. Call it within strategy.run."
+            )
+
+    def _step_of_gradients(self) -> Optional[Step]:
+        """Returns the step that gradients belong to which are handed in now.
+
+        If the loss scale is shared, another optimizer may have scaled their loss.
+        """
+        own = self._stages.current()
+        if own is not None and not own.applied:
+            return own
+        latest = sharing.latest_step(self._loss_scale)
+        if latest is None or (own is not None and own.number >= latest.number):
+            return own
+        return self._stages.follow(latest, None)
+
+    def current_step(self) -> Optional[Step]:
+        """Returns this optimizer's own step on this replica, if it is known here."""
+        return self._stages.current()
+
+    def _must_unscale(self, step: Optional[Step]) -> bool:
+        if step is not None:
+            return not step.unscaled
+        # Scaled in another trace, if at all.
+        return self._unscales_in_apply and self._loss_scale.has_scaled
+
+    def _warn_if_never_scaled(self) -> None:
+        if not self._loss_scale.has_scaled and not self._stages.has_warned:
+            self._stages.has_warned = True
+            warnings.warn(_NEVER_SCALED, LossScaleWarning, stacklevel=4)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

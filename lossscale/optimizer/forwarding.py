@@ -1,0 +1,19 @@
+"""Attributes of the wrapper that are the inner optimizer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def forwarded(name: str) -> Any:
+    """Returns a property that reads and sets the inner optimizer's attribute `name`."""
+
+    def get_value(self: Any) -> Any:
+        return getattr(self.inner_optimizer, name)
+
+    def set_value(self: Any, value: Any) -> None:
+        # Keras 3's base constructor sets its defaults before there is an inner one.
+        if hasattr(self, "inner_optimizer"):
+            setattr(self.inner_optimizer, name, value)
+
+    return property(get_value, set_value, doc=f"The inner optimizer's `{name}`.")

@@ -1,0 +1,182 @@
+"""LossScaleOptimizer for Keras 3 on the TensorFlow backend."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import keras
+import tensorflow as tf
+
+from lossscale import _keras
+from lossscale._autograph import do_not_convert
+from lossscale.optimizer import wrappers
+from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.forwarding import forwarded
+
+
+@wrappers.wraps(keras.optimizers.Optimizer)
+class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
+    LossScaleOptimizer, keras.optimizers.LossScaleOptimizer
+):
+    __doc__ = LossScaleOptimizer.__doc__
+
+    # `compile` must find Keras's own class among the bases, or it wraps once more under
+    # mixed_float16. Nothing of that class's own loss scaling is used.
+    _unscales_in_apply = True
+
+    def __init__(
+        self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
+    ) -> None:
+        scale = self._checked(inner_optimizer, loss_scale)
+        super().__init__(inner_optimizer, name=name or "loss_scale_optimizer")
+        self._attach(scale)
+        self._track_trackable(scale, "loss_scale")
+        if hasattr(scale, "current_loss_scale"):
+            # Where checkpoints of Keras's own wrapper keep the scale.
+            self._track_trackable(scale.current_loss_scale, "dynamic_scale")
+        for key, variable in self._scale_variables().items():
+            variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
+        object.__setattr__(self, "_built_for", [])
+        wrappers.mark(inner_optimizer)
+
+    learning_rate = forwarded("learning_rate")
+    iterations = forwarded("iterations")
+    weight_decay = forwarded("weight_decay")
+    clipnorm = forwarded("clipnorm")
+    global_clipnorm = forwarded("global_clipnorm")
+    clipvalue = forwarded("clipvalue")
+    use_ema = forwarded("use_ema")
+    ema_momentum = forwarded("ema_momentum")
+    ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
+    gradient_accumulation_steps = forwarded("gradient_accumulation_steps")
+
+    @property
+    def loss_scale_factor(self) -> None:
+        """None: the loss scale is `loss_scale`."""
+        return None
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: Any) -> None:
+        if value is not None:
+            raise ValueError(
+                f"`loss_scale_factor` must be None, got {value!r}. The loss scale is "
+                "an argument of LossScaleOptimizer."
+            )
+
+    @property
+    def variables(self) -> List[Any]:
+        """The loss scale's variables, then the inner optimizer's."""
+        return [*self._loss_scale.variables, *self.inner_optimizer.variables]
+
+    def build(self, variables: Any) -> None:
+        """Creates the inner optimizer's slots for `variables`."""
+        # Keras's own build would create the state of its own loss scale.
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(variables)
+        object.__setattr__(self, "_built_for", list(variables))
+        self.built = True
+
+    @do_not_convert
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Applies gradients, or skips them on all replicas. Call it on each replica.
+
+        Args:
+          grads: A list of gradients of the scaled loss, or of unscaled gradients.
+          trainable_variables: The variables; None for those it was built with.
+        """
+        self._check_context()
+        grads = list(grads)
+        inner = self.inner_optimizer
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not self.built:
+                # Lifted out of a tf.function: slots that are created in it, on several
+                # replicas, cannot be initialized (seen on Keras 3.3 to 3.15).
+                with tf.init_scope():
+                    self.build(trainable_variables)
+        if not inner.built or all(grad is None for grad in grads):
+            inner.apply(grads, trainable_variables)  # Keras's own answer
+            return
+        # float8 layers hand over new values of their own scales as "gradients".
+        overwritten = [
+            getattr(variable, "overwrite_with_gradient", False)
+            for variable in trainable_variables or self._built_for
+        ] or [False] * len(grads)
+        untouched = [g if o else None for g, o in zip(grads, overwritten)]
+        rest = [None if o else g for g, o in zip(grads, overwritten)]
+
+        def apply(grads: List[Any], held: Any) -> None:
+            untouched, variables = held
+            merged = [u if g is None else g for g, u in zip(grads, untouched)]
+            inner.apply(merged, variables)
+
+        self._apply_or_skip(rest, (untouched, trainable_variables), apply)
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Applies `(gradient, variable)` pairs as `apply` does.
+
+        Returns:
+          `iterations`, the number of steps that were applied.
+        """
+        pairs = list(grads_and_vars)
+        if not pairs:
+            return self.inner_optimizer.apply_gradients(pairs)  # Keras's own answer
+        grads, variables = zip(*pairs)
+        self.apply(grads, variables)
+        return self.iterations
+
+    def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises what a bare optimizer raises: TensorFlow has no such thing."""
+        return self.inner_optimizer.stateless_apply(*args, **kwargs)
+
+    def exclude_from_weight_decay(
+        self, var_list: Any = None, var_names: Any = None
+    ) -> None:
+        """Excludes variables from the inner optimizer's weight decay."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets the values of `variables`, in their order."""
+        own = self._loss_scale.variables
+        for variable, weight in zip(own, weights):
+            variable.assign(weight)
+        self.inner_optimizer.set_weights(list(weights)[len(own) :])
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
+        for name, variable in self._scale_variables().items():
+            store[name] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the loss scale's state; of Keras's own wrapper's file, the scale."""
+        keys = set(store.keys())  # Keras 3.3's store has no `in`
+        variables = self._scale_variables()
+        for name, variable in variables.items():
+            if name in keys:
+                variable.assign(store[name])
+        # Keras's wrapper lists iteration, learning rate, counter and scale.
+        if "current_loss_scale" not in keys and "3" in keys:
+            for name, key in (("current_loss_scale", "3"), ("good_steps", "2")):
+                if name in variables:
+                    variables[name].assign(store[key])
+
+    def _scale_variables(self) -> Dict[str, Any]:
+        return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
+
+    def _serialize_inner(self) -> Dict[str, Any]:
+        return dict(keras.saving.serialize_keras_object(self.inner_optimizer))
+
+    @classmethod
+    def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
+        if isinstance(config, keras.optimizers.Optimizer):
+            return config
+        return keras.saving.deserialize_keras_object(
+            config, custom_objects=custom_objects
+        )
+
+    @classmethod
+    def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
+        return "loss_scale_factor" in inner_config
+
+
+_keras.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")

@@ -1,0 +1,155 @@
+"""The step that the wrappers of all Kerases share: check, agree, adjust, apply or skip.
+
+Nothing here knows a rule of a loss scale, or a Keras.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale import replicas
+from lossscale.base import LossScale, grouped
+from lossscale.finite import all_finite, floating_values, sum_stays_finite
+from lossscale.optimizer import sharing
+
+
+def apply_or_skip(
+    optimizer: Any,
+    loss_scale: LossScale,
+    grads: List[Any],
+    variables: Any,
+    apply: Callable[..., Any],
+    *,
+    is_finite: Optional[Any],
+    is_checked: bool,
+    aggregates: bool,
+) -> Any:
+    """Applies unscaled gradients, or skips them on every replica.
+
+    They are applied only if they were finite on every replica when they were unscaled
+    (`is_finite`), are so now, and stay so when they are added up across replicas: two
+    float16 gradients of 4e4 are finite, their sum is not. A skipped step changes
+    nothing but the loss scale's own state.
+
+    Args:
+      optimizer: The wrapper, one of those that share `loss_scale`.
+      loss_scale: What is adjusted to the step.
+      grads: This replica's unscaled gradients; some may be None.
+      variables: What the gradients are applied to.
+      apply: Called as `apply(grads, variables)` on each replica unless the step is
+        skipped. It must hold nothing that differs between replicas.
+      is_finite: A `bool` tensor of shape `[]`, whether they were finite on this replica
+        when they were unscaled. None if that is not known.
+      is_checked: Whether they have not been changed since, so that `is_finite` holds.
+      aggregates: Whether `apply` adds the gradients up across replicas.
+
+    Returns:
+      In a graph, an op that does it all. None in eager mode.
+    """
+    if not loss_scale.checks_gradients:
+        return grouped([apply(grads, variables)])
+    unchecked = [] if is_checked else grads
+    verdict = _Verdict(grads, unchecked, is_finite, aggregates)
+
+    def decide(code: Any, grads: Any, held: Any) -> Any:
+        should_apply = verdict.read(code, grads)
+        update_op, should_apply = _update(optimizer, loss_scale, should_apply, grads)
+
+        def apply_everywhere() -> Any:
+            return _done(replicas.for_each(_apply_held, apply, grads, held))
+
+        if should_apply is True:  # a rule that applies every step needs no branch
+            done = apply_everywhere()
+        else:
+            done = tf.cond(should_apply, apply_everywhere, lambda: _done(None))
+        return grouped([done, update_op])
+
+    return replicas.once(decide, verdict.code, grads, _Held(variables))
+
+
+class _Held:
+    """Hides variables from tf.distribute, which would hand on one replica's copy.
+
+    Optimizers expect the mirrored variable, in replica context too.
+    """
+
+    def __init__(self, variables: Any) -> None:
+        self.variables = variables
+
+
+def _apply_held(apply: Callable[..., Any], grads: Any, held: _Held) -> Any:
+    return apply(grads, held.variables)
+
+
+class _Verdict:
+    """Whether a step may be applied, sent across replicas as one scalar.
+
+    A replica whose gradients are not finite adds `replicas + 1` to the scalar. One
+    whose gradients are so large that their sum with the others' might not be finite
+    adds 1. Then 0 proves that the step may be applied, and `replicas + 1` or more that
+    it may not. Only between them, which almost never happens, must the gradients be
+    added up to see.
+
+    Attributes:
+      code: This replica's term of the sum, a `float32` tensor of shape `[]`.
+    """
+
+    def __init__(
+        self, grads: List[Any], unchecked: List[Any], is_finite: Any, sums: bool
+    ) -> None:
+        self._terms = replicas.count()
+        self._sums = sums and self._terms > 1
+        if self._sums:
+            is_small = sum_stays_finite(grads, self._terms)
+            now_finite = tf.cond(is_small, lambda: True, lambda: all_finite(unchecked))
+        else:
+            is_small = True
+            now_finite = all_finite(unchecked)
+        if is_finite is not None:
+            now_finite = tf.logical_and(now_finite, is_finite)
+        doubt = tf.where(is_small, 0.0, 1.0)
+        self.code = tf.where(now_finite, doubt, self._terms + 1.0)
+
+    def read(self, code: Any, grads: Any) -> Any:
+        """Returns the agreed flag: `code` and `grads` as they came through `once`."""
+        code = replicas.total(code)
+        if not self._sums:
+            return tf.equal(code, 0.0)
+        in_doubt = tf.logical_and(code > 0.0, code < self._terms + 1.0)
+        return tf.cond(
+            in_doubt,
+            lambda: self._sum_is_finite(grads),
+            lambda: tf.equal(code, 0.0),
+        )
+
+    def _sum_is_finite(self, grads: List[Any]) -> Any:
+        terms = replicas.for_each(self._terms_added, grads)
+        return all_finite([replicas.total(term) for term in terms])
+
+    def _terms_added(self, grads: List[Any]) -> List[Any]:
+        # Sparse gradients are concatenated, not added. Of three or more terms the order
+        # decides whether they overflow, and it is the strategy's: if the sum of their
+        # magnitudes is finite, every order is.
+        dense = [grad for grad in grads if not isinstance(grad, tf.IndexedSlices)]
+        as_added = tf.identity if self._terms == 2 else tf.abs
+        return [as_added(value) for value in floating_values(dense)]
+
+
+def _update(
+    optimizer: Any, loss_scale: LossScale, is_finite: Any, grads: List[Any]
+) -> Tuple[Any, Any]:
+    if type(loss_scale).update is LossScale.update:
+        return sharing.adjust(loss_scale, optimizer, is_finite), is_finite
+    # A subclass that overrides update whole sees the gradients, and with them a scalar
+    # that is finite only if the step was: the gradients may have been clipped since.
+    flag = tf.where(is_finite, 0.0, float("nan"))
+    return loss_scale.update([*grads, flag])
+
+
+def _done(result: Any) -> Any:
+    """Returns a tensor of shape `[]` that depends on `result`, for tf.cond."""
+    op = grouped([result])
+    with tf.control_dependencies([] if op is None else [op]):
+        return tf.constant(True)

@@ -1,0 +1,90 @@
+"""Which wrapper goes with which optimizer, and which optimizers no wrapper takes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Tuple, TypeVar
+
+from lossscale import _keras
+
+Class = TypeVar("Class", bound=type)
+
+#: Pairs of an optimizer's base class and the wrapper for it.
+_wrappers: List[Tuple[type, Any]] = []
+
+#: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.4 to 2.21).
+_MARK = "_is_wrapped_by_loss_scale_optimizer"
+
+
+def wraps(optimizer_class: type) -> Callable[[Class], Class]:
+    """Makes the decorated class the wrapper of the optimizers of a Keras."""
+
+    def register(wrapper: Class) -> Class:
+        _wrappers.append((optimizer_class, wrapper))
+        return wrapper
+
+    return register
+
+
+def for_optimizer(inner_optimizer: Any) -> Any:
+    """Returns the wrapper for an optimizer.
+
+    Raises:
+      TypeError: It is not an optimizer of a Keras that computes with TensorFlow.
+    """
+    for optimizer_class, wrapper in _wrappers:
+        if isinstance(inner_optimizer, optimizer_class):
+            return wrapper
+    backend = _keras.foreign_backend(inner_optimizer)
+    if backend is not None:
+        raise TypeError(
+            "`inner_optimizer` must be a Keras optimizer on the TensorFlow backend, "
+            f"got {inner_optimizer!r} of Keras 3 on the {backend} backend. Set the "
+            "environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    raise TypeError(
+        "`inner_optimizer` must be a Keras optimizer, got "
+        f"{inner_optimizer!r} of type {type(inner_optimizer).__name__}. Pass an object "
+        "such as keras.optimizers.Adam(1e-3)."
+    )
+
+
+def for_config(config: Dict[str, Any]) -> Any:
+    """Returns the wrapper whose `get_config` made `config`."""
+    inner = config["inner_optimizer"]
+    if not isinstance(inner, dict):
+        return for_optimizer(inner)
+    for _, wrapper in _wrappers:
+        if wrapper._recognizes(inner["config"]):
+            return wrapper
+    return _wrappers[0][1]
+
+
+def check_inner(inner_optimizer: Any, wrapper: type) -> None:
+    """Raises unless `inner_optimizer` may be wrapped by the class `wrapper`."""
+    right = for_optimizer(inner_optimizer)
+    if hasattr(inner_optimizer, "inner_optimizer"):
+        raise TypeError(
+            "`inner_optimizer` must not be a LossScaleOptimizer itself, got "
+            f"{inner_optimizer!r}. Wrap its .inner_optimizer, in a new one."
+        )
+    if not issubclass(wrapper, right):
+        raise TypeError(
+            f"`inner_optimizer` must belong to the Keras of {wrapper.__name__}, got "
+            f"{inner_optimizer!r}. Use lossscale.LossScaleOptimizer, which picks."
+        )
+    if getattr(inner_optimizer, _MARK, False):
+        raise ValueError(
+            f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
+            "which a LossScaleOptimizer wraps already. Create an optimizer for each."
+        )
+    factor = getattr(inner_optimizer, "loss_scale_factor", None)  # Keras 3 has one
+    if factor is not None:
+        raise ValueError(
+            "`inner_optimizer` must not scale the loss too, got one with "
+            f"loss_scale_factor={factor!r}. Pass loss_scale={factor!r} instead."
+        )
+
+
+def mark(inner_optimizer: Any) -> None:
+    """Marks an optimizer as wrapped."""
+    setattr(inner_optimizer, _MARK, True)

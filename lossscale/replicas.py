@@ -1,0 +1,95 @@
+"""What the replicas know together. The only file that reduces across replicas.
+
+Code runs in one of three places: without a strategy, in *replica context* (inside
+`strategy.run`, once for every replica) and in *cross-replica context* (once for all
+of them, values are `PerReplica`). Each function here works in all three.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import tensorflow as tf
+
+
+def count() -> int:
+    """Returns how many replicas train in step, 1 without a strategy."""
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def for_each(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls `function` on every replica with that replica's part of `args`.
+
+    In cross-replica context it is called once per replica and the results come back
+    as `PerReplica`. Elsewhere there is one replica here, and it is called once.
+    """
+    if tf.distribute.in_cross_replica_context():
+        strategy = tf.distribute.get_strategy()
+        return strategy.extended.call_for_each_replica(function, args=args)
+    return function(*args)
+
+
+def total(value: Any) -> Any:
+    """Returns the sum of a tensor over all replicas, equal on all of them.
+
+    In cross-replica context `value` is `PerReplica`, and the sum a plain tensor.
+    """
+    if not tf.distribute.has_strategy():
+        return value
+    if tf.distribute.in_cross_replica_context():
+        # Onto the devices where it is: Strategy.reduce would take it to the host.
+        extended = tf.distribute.get_strategy().extended
+        return first(extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value))
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+def agree(is_finite: Any) -> Any:
+    """Returns whether `is_finite` holds on every replica: the same answer on each.
+
+    The replicas at fault are counted, as booleans cannot be reduced. One scalar
+    crosses replicas, in `float32`, which every collective takes on every device.
+
+    Args:
+      is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.
+
+    Returns:
+      A `bool` tensor of shape `[]`.
+    """
+    if not tf.distribute.has_strategy():
+        return is_finite
+    at_fault = for_each(
+        lambda flag: tf.cast(tf.logical_not(flag), tf.float32), is_finite
+    )
+    return tf.equal(total(at_fault), 0.0)
+
+
+def once(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls `function` where it can branch, and change a variable once for all.
+
+    Where replicas are threads (`merge_call`), a `tf.cond` in replica context cannot
+    hold a branch that meets the other replicas, and a variable that is not mirrored
+    would be changed by each thread in turn. So `function` is called in cross-replica
+    context there, with `PerReplica` arguments. Elsewhere it is called right here.
+    """
+    if tf.distribute.in_cross_replica_context() or not _needs_merge_call():
+        return function(*args)
+    context = tf.distribute.get_replica_context()
+    return context.merge_call(lambda _, *merged: function(*merged), args=args)
+
+
+def first(value: Any) -> Any:
+    """Returns this worker's first replica's part of a value that is equal on all."""
+    if not tf.distribute.in_cross_replica_context():
+        return value
+    return tf.distribute.get_strategy().experimental_local_results(value)[0]
+
+
+def _needs_merge_call() -> bool:
+    if not tf.distribute.has_strategy():
+        return False
+    # Keras asks the same question with the same private name; TensorFlow 2.4 has
+    # neither the name nor a strategy without merge_call (seen on 2.4 and 2.8-2.21).
+    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
+    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
+    return supports_none is None or not supports_none()

@@ -1,0 +1,47 @@
+"""A loss times a number, and gradients divided by it, computed in float32 or wider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def multiply(loss: Any, loss_scale: Any) -> Any:
+    """Returns `loss * loss_scale` in float32, or in `loss`'s dtype if that is wider.
+
+    float16 ends at 65504: a loss of 2 times 2**15 would be infinite there.
+    """
+    loss = tf.convert_to_tensor(loss)
+    if loss.dtype not in (tf.float64, tf.complex64, tf.complex128):
+        loss = tf.cast(loss, tf.float32)
+    return loss * tf.cast(loss_scale, loss.dtype)
+
+
+def divide(grads: Any, divisor: Any) -> Any:
+    """Returns the nest `grads` divided by a `float32` scalar.
+
+    Each gradient keeps its dtype, its sparsity and, if it is None, that. What is not
+    floating is returned as it came. float16 gradients are divided in float32: there,
+    unlike in float16, the divisor 2**16 is finite.
+    """
+    return tf.nest.map_structure(lambda grad: _divide(grad, divisor), grads)
+
+
+def _divide(grad: Any, divisor: Any) -> Any:
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        values = _divide(grad.values, divisor)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    grad = tf.convert_to_tensor(grad)
+    dtype = grad.dtype
+    if dtype.is_complex:
+        # Complex division squares the divisor, which overflows at 2**64.
+        real = _divide(tf.math.real(grad), divisor)
+        return tf.complex(real, _divide(tf.math.imag(grad), divisor))
+    if not dtype.is_floating:
+        return grad
+    if dtype == tf.float64:
+        return grad / tf.cast(divisor, tf.float64)
+    return tf.cast(tf.cast(grad, tf.float32) / divisor, dtype)

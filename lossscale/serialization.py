@@ -1,0 +1,108 @@
+"""Loss scales from identifiers and configs, and configs from loss scales."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, Dict, Optional
+
+from lossscale import _keras
+from lossscale.base import LossScale
+from lossscale.dynamic import DynamicLossScale
+from lossscale.fixed import FixedLossScale
+from lossscale.managers import LossScaleManager
+
+_OWN_CLASSES = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
+
+
+def get(identifier: Any) -> Optional[LossScale]:
+    """Returns the loss scale that `identifier` means.
+
+    >>> float(get(128))
+    128.0
+    >>> float(get("dynamic"))
+    32768.0
+
+    Args:
+      identifier: A number, for a `FixedLossScale`; `"dynamic"`, for a
+        `DynamicLossScale` with its defaults; a config, as `serialize` makes it; a
+        `LossScale` or a `LossScaleManager`; or None, which is returned.
+
+    Returns:
+      A `LossScale`, or None.
+
+    Raises:
+      TypeError: `identifier` is none of these.
+      ValueError: It is a number that no loss scale can have, or an unknown name.
+    """
+    if identifier is None or isinstance(identifier, LossScale):
+        return identifier
+    if isinstance(identifier, LossScaleManager):
+        return identifier.as_loss_scale()
+    if isinstance(identifier, dict):
+        return deserialize(identifier)
+    if isinstance(identifier, str):
+        if identifier == "dynamic":
+            return DynamicLossScale()
+        raise ValueError(f'`loss_scale` must be "dynamic", got {identifier!r}.')
+    if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
+        return FixedLossScale(identifier)  # type: ignore[arg-type]
+    raise TypeError(
+        '`loss_scale` must be a number, "dynamic", a config, a LossScale or a '
+        f"LossScaleManager, got {identifier!r} of type {type(identifier).__name__}."
+    )
+
+
+def serialize(loss_scale: LossScale) -> Dict[str, Any]:
+    """Returns a config that JSON can hold and `deserialize` turns back.
+
+    Args:
+      loss_scale: A `LossScale`. Its state is not part of the config; a checkpoint
+        holds that.
+
+    Returns:
+      `{"class_name": ..., "config": ...}`.
+
+    Raises:
+      TypeError: `loss_scale` is not a `LossScale`.
+    """
+    if not isinstance(loss_scale, LossScale):
+        raise TypeError(f"`loss_scale` must be a LossScale, got {loss_scale!r}.")
+    cls = type(loss_scale)
+    own = _OWN_CLASSES.get(cls.__name__) is cls
+    name = cls.__name__ if own else _keras.registered_name(cls)
+    return {"class_name": name, "config": loss_scale.get_config()}
+
+
+def deserialize(
+    config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+) -> LossScale:
+    """Returns a new loss scale from `serialize`'s config.
+
+    Args:
+      config: `{"class_name": ..., "config": ...}`; Keras's own form of it is taken too.
+      custom_objects: Classes of your own by name. Not needed for those registered with
+        `keras.saving.register_keras_serializable`.
+
+    Returns:
+      A `LossScale` in its initial state.
+
+    Raises:
+      TypeError: `config` is not such a dict.
+      ValueError: The class is unknown, or its arguments are wrong.
+    """
+    if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
+        raise TypeError(
+            '`config` must be a dict with the keys "class_name" and "config", got '
+            f"{config!r}. lossscale.serialize makes one."
+        )
+    name = config.get("registered_name") or config["class_name"]
+    own = _OWN_CLASSES.get(name.replace(f"{_keras.PACKAGE}>", ""))
+    cls = (custom_objects or {}).get(name) or own
+    cls = cls or _keras.registered_class(name, custom_objects)
+    if not (isinstance(cls, type) and issubclass(cls, LossScale)):
+        raise ValueError(
+            f"`config` must name a LossScale class that is known here, got {name!r}. "
+            "Pass custom_objects={...}, or register the class with "
+            "keras.saving.register_keras_serializable()."
+        )
+    return cls.from_config(dict(config.get("config") or {}))

@@ -1,0 +1,77 @@
+"""Small models, optimizers and loops, the same on every Keras."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+FEATURES = 6
+
+
+def data(rng, rows=64):
+    """Returns inputs and targets of a linear relation, in powers of two of noise."""
+    x = rng.normal(size=(rows, FEATURES)).astype(np.float32)
+    y = x @ np.arange(1, FEATURES + 1, dtype=np.float32)[:, None] / 4
+    return x, y.astype(np.float32)
+
+
+def regression(family, optimizer, policy="float32", **compile_arguments):
+    """Returns a compiled two-layer network with fixed initial weights."""
+    keras = family.keras
+    keras.mixed_precision.set_global_policy(policy)
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)) if family.name == "keras3" else _input(keras),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dense(1, dtype="float32"),
+        ]
+    )
+    keras.mixed_precision.set_global_policy("float32")
+    rng = np.random.default_rng(3)
+    model.set_weights(
+        [rng.normal(size=w.shape).astype(np.float32) / 2 for w in model.get_weights()]
+    )
+    loss = keras.losses.MeanSquaredError()
+    model.compile(optimizer, loss=loss, **compile_arguments)
+    return model
+
+
+def _input(keras):
+    return keras.layers.InputLayer(input_shape=(FEATURES,))
+
+
+def inner_variables(optimizer):
+    """Returns the variables of a wrapper's inner optimizer, or of a bare optimizer."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    found = inner.variables
+    return list(found() if callable(found) else found)
+
+
+def training_state(model):
+    """Returns copies of all that a skipped step must not change."""
+    weights = [np.array(weight) for weight in model.get_weights()]
+    return weights + [np.array(v.numpy()) for v in inner_variables(model.optimizer)]
+
+
+def assert_same(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second):
+        np.testing.assert_array_equal(one, other)
+
+
+def differ(first, second):
+    return any(not np.array_equal(one, other) for one, other in zip(first, second))
+
+
+def with_infinity(x):
+    """Returns inputs of which the last row alone overflows, so on the last replica."""
+    bad = x.copy()
+    bad[-1] = np.inf
+    return bad
+
+
+def compiled(function, mode):
+    """Returns `function` as it is ("eager"), or as a graph, or compiled by XLA."""
+    if mode == "eager":
+        return function
+    return tf.function(function, jit_compile=mode == "xla")

@@ -1,0 +1,178 @@
+"""What every LossScale promises, each with arguments that are not the defaults.
+
+A new loss scale adds one entry to `CASES`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import MODES, drive, finite
+
+import lossscale
+from lossscale import DynamicLossScale, FixedLossScale, LossScale
+
+RUN = "TTFTFFTTTTFT"
+
+CASES = {
+    "fixed": lambda: FixedLossScale(64),
+    "fixed-skip": lambda: FixedLossScale(64, skip_nonfinite=True),
+    "dynamic": lambda: DynamicLossScale(
+        64, 2, 4.0, backoff_factor=0.5, min_loss_scale=2.0, max_loss_scale=512.0
+    ),
+    "dynamic-hysteresis": lambda: DynamicLossScale(
+        64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
+    ),
+    "manager": lambda: lossscale.get(
+        lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
+    ),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def make(request):
+    return request.param
+
+
+def state(loss_scale):
+    return {v.name: v.numpy().item() for v in loss_scale.variables}
+
+
+def follow(loss_scale, run):
+    for flag in finite(run):
+        loss_scale.adjust(flag)
+    return loss_scale
+
+
+def test_call_gives_a_float32_scalar(make):
+    value = make()()
+    assert value.dtype == tf.float32
+    assert value.shape == ()
+
+
+def test_config_through_json_is_the_constructors_arguments(make):
+    first = follow(make(), RUN)
+    config = json.loads(json.dumps(first.get_config()))
+    second = type(first).from_config(config)
+    assert second.get_config() == first.get_config() == make().get_config()
+    assert state(second) == state(make())  # never the state
+    assert type(first)(**config).get_config() == config
+
+
+def test_serialize_through_json(make):
+    first = make()
+    config = json.loads(json.dumps(lossscale.serialize(first)))
+    second = lossscale.deserialize(config)
+    assert type(second) is type(first)
+    assert second.get_config() == first.get_config()
+    assert lossscale.get(config).get_config() == first.get_config()
+
+
+def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
+    first = follow(make(), RUN)
+    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
+    second = make()
+    tf.train.Checkpoint(scale=second).read(path).assert_consumed()
+    assert state(second) == state(first)
+    for flag in finite("FTTFFTFT"):  # and goes on as if nothing had happened
+        first.adjust(flag)
+        second.adjust(flag)
+        assert state(second) == state(first)
+
+
+def test_a_checkpoint_restores_before_the_object_exists(make, tmp_path):
+    first = follow(make(), RUN)
+    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
+    later = tf.train.Checkpoint()
+    status = later.read(path)
+    later.scale = make()
+    status.assert_consumed()
+    assert state(later.scale) == state(first)
+
+
+def test_every_mode_gives_what_eager_gives(make, mirrored):
+    expected = drive(make, finite(RUN), "eager")
+    for mode in MODES[1:]:
+        assert drive(make, finite(RUN), mode, mirrored) == expected, mode
+
+
+def test_adjust_is_update_with_the_flag_known(make):
+    by_flag, by_grads = make(), make()
+    for flag in finite(RUN):
+        known = by_flag.adjust(flag)
+        seen = by_grads.update([tf.constant([1.0, 1.0 if flag else np.nan])])
+        assert bool(known[1]) == bool(seen[1])
+        assert known[0] is seen[0] is None
+        assert state(by_flag) == state(by_grads)
+
+
+def test_counters_count_what_was_looked_at(make):
+    loss_scale = follow(make(), RUN)
+    if loss_scale.checks_gradients:
+        assert loss_scale.skipped_steps.numpy() == RUN.count("F")
+        assert loss_scale.last_step_finite.numpy() == (RUN[-1] == "T")
+    assert loss_scale.skipped_steps.dtype == tf.int64
+    assert loss_scale.last_step_finite.dtype == tf.bool
+
+
+def test_no_gradients_are_finite(make):
+    for grads in ([], [None], {"a": None}, [tf.constant([1])]):
+        loss_scale = make()
+        assert bool(loss_scale.update(grads)[1])
+        assert loss_scale.skipped_steps.numpy() == 0
+
+
+def test_made_within_a_function_once(make):
+    made = []
+
+    @tf.function
+    def step():
+        if not made:
+            made.append(make())
+        return made[0]()
+
+    assert float(step()) == 64.0
+    follow(made[0], "F")
+
+
+def test_a_users_subclass_writes_three_methods():
+    class Halving(LossScale):
+        def __init__(self, start):
+            super().__init__()
+            self.start = start
+            self.value = self._add_weight("value", start, tf.float32)
+
+        def __call__(self):
+            return tf.convert_to_tensor(self.value)
+
+        def _adjust(self, is_finite):
+            new = tf.where(is_finite, self.value, self.value / 2)
+            return self.value.assign(new, read_value=False)
+
+        def get_config(self):
+            return {"start": self.start}
+
+    for mode in ("eager", "graph", "xla", "v1"):
+        scales, applied = drive(lambda: Halving(8.0), finite("TFFT"), mode)
+        assert scales == [8, 4, 2, 2]
+        assert applied == finite("TFFT")
+
+
+def test_a_subclass_without_a_rule_is_told_so():
+    class Bare(LossScale):
+        def __call__(self):
+            return tf.constant(1.0)
+
+        def get_config(self):
+            return {}
+
+    with pytest.raises(NotImplementedError, match="Bare must implement `_adjust"):
+        Bare().update([tf.constant(1.0)])
+
+
+def test_the_base_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        LossScale()

@@ -1,0 +1,156 @@
+"""DynamicLossScale: the vectors, TensorFlow's own class, hysteresis, bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import MODES, drive, finite
+
+from lossscale import DynamicLossScale
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+VECTORS = [
+    (1, 2, 2, "TTTTTT", [1, 2, 2, 4, 4, 8]),
+    (32, 2, 2, "TFTFTFT", [32, 16, 16, 8, 8, 4, 4]),
+    (4, 2, 3, "TTFTT", [4, 12, 4, 4, 12]),
+    (4, 2, 2, "FTTTFTFTTTF", [2, 2, 4, 4, 2, 2, 1, 1, 2, 2, 1]),
+    (16, 2, 2, "FFFFFF", [8, 4, 2, 1, 1, 1]),
+    (
+        FLOAT32_MAX / 4,
+        2,
+        2,
+        "TTTTTT",
+        [FLOAT32_MAX / d for d in (4, 2, 2, 1, 1, 1)],
+    ),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector[3])
+def test_follows_the_rule_in_every_mode(vector, mode, mirrored):
+    start, period, multiplier, run, expected = vector
+
+    def make():
+        return DynamicLossScale(start, period, multiplier)
+
+    scales, applied = drive(make, finite(run), mode, mirrored)
+    assert scales == expected
+    assert applied == finite(run)
+
+
+@pytest.mark.parametrize(
+    ("reset", "expected"),
+    [
+        (("growth",), [1024, 1024, 512, 256, 256, 128, 64, 32]),
+        (("good",), [1024, 1024, 1024, 512, 512, 512, 256, 128]),
+        (("growth", "backoff"), [1024, 1024, 512, 512, 512, 256, 256, 128]),
+        (("good", "backoff"), [1024, 1024, 1024, 512, 512, 512, 256, 256]),
+    ],
+)
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla", "v1"])
+def test_four_families_of_hysteresis(reset, expected, mode):
+    def make():
+        return DynamicLossScale(
+            1024, 100, backoff_factor=0.5, hysteresis=2, hysteresis_reset=reset
+        )
+
+    scales, _ = drive(make, finite("FTFFTFFF"), mode)
+    assert scales == expected
+
+
+def _random_run(rng):
+    arguments = {
+        "initial_loss_scale": float(2.0 ** rng.integers(0, 30)),
+        "increment_period": int(rng.integers(1, 6)),
+        "multiplier": float(
+            rng.choice([2.0, 4.0, 3.0, 1.5, 10.0, rng.uniform(1.1, 9)])
+        ),
+    }
+    return arguments, list(rng.random(25) < rng.uniform(0.2, 0.95))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
+def test_equals_tensorflows_own_bit_for_bit(compiled):
+    # Within one mode: with a multiplier that is no power of two TensorFlow's own class
+    # gives another last bit in a graph than eagerly.
+    rng = np.random.default_rng(2)
+    for _ in range(60 if compiled else 200):
+        arguments, flags = _random_run(rng)
+        theirs = tf.compat.v1.mixed_precision.DynamicLossScale(**arguments)
+        ours = DynamicLossScale(**arguments)
+
+        def update(grad, theirs=theirs, ours=ours):
+            theirs.update([grad])
+            return ours.update([grad])[1]
+
+        update = tf.function(update) if compiled else update
+        for flag in flags:
+            update(tf.constant([1.0, 2.0 if flag else np.inf]))
+            assert ours.numpy() == theirs().numpy(), (arguments, flags)
+            assert ours.good_steps.numpy() == theirs._num_good_steps.numpy()
+
+
+def test_growth_catches_up_with_a_restored_counter():
+    loss_scale = DynamicLossScale(8, increment_period=3)
+    loss_scale.good_steps.assign(100)
+    loss_scale.adjust(True)
+    assert float(loss_scale) == 16
+
+
+def test_an_overflow_never_raises_the_scale():
+    loss_scale = DynamicLossScale(8)
+    loss_scale.current_loss_scale.assign(0.25)  # as restored from a checkpoint
+    loss_scale.adjust(False)
+    assert float(loss_scale) == 0.25
+
+
+def test_never_leaves_its_bounds_and_trains_again():
+    loss_scale = DynamicLossScale(2.0**15, 1)
+    for _ in range(200):
+        loss_scale.adjust(False)
+    assert float(loss_scale) == 1.0
+    for _ in range(300):
+        loss_scale.adjust(True)
+    assert np.isfinite(float(loss_scale))
+    assert float(loss_scale) == 2.0**127
+
+
+def test_the_ceiling_is_reached_and_kept():
+    loss_scale = DynamicLossScale(8, 1, max_loss_scale=20.0)
+    seen = []
+    for _ in range(4):
+        loss_scale.adjust(True)
+        seen.append(float(loss_scale))
+    assert seen == [16, 20, 20, 20]
+
+
+def test_the_backoff_factor_may_differ_from_the_multiplier():
+    loss_scale = DynamicLossScale(64, 1, 4.0, backoff_factor=0.25, min_loss_scale=2.0)
+    seen = []
+    for flag in finite("TFFFFT"):
+        loss_scale.adjust(flag)
+        seen.append(float(loss_scale))
+    assert seen == [256, 64, 16, 4, 2, 8]
+
+
+def test_repr_shows_the_live_values():
+    loss_scale = DynamicLossScale(8, 1)
+    loss_scale.adjust(True)
+    loss_scale.adjust(False)
+    shown = repr(loss_scale)
+    assert shown.startswith("DynamicLossScale(")
+    assert "current_loss_scale=8.0" in shown
+    assert "skipped_steps=1" in shown
+    assert "initial_loss_scale=8.0" in shown
+
+
+def test_settings_are_plain_attributes():
+    loss_scale = DynamicLossScale(np.float32(8), np.int64(3), hysteresis=2)
+    assert loss_scale.initial_loss_scale == 8.0
+    assert type(loss_scale.initial_loss_scale) is float
+    assert loss_scale.increment_period == 3
+    assert type(loss_scale.increment_period) is int
+    assert loss_scale.hysteresis_reset == ("growth", "backoff")

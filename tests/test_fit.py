@@ -1,0 +1,179 @@
+"""LossScaleOptimizer in `compile` and `fit`, on every Keras."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from models import (
+    assert_same,
+    data,
+    differ,
+    inner_variables,
+    regression,
+    training_state,
+    with_infinity,
+)
+
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+
+QUIET = {"verbose": 0, "shuffle": False}
+
+
+def test_converges_under_mixed_float16(family, rng):
+    x, y = data(rng)
+    optimizer = LossScaleOptimizer(
+        family.optimizers.Adam(0.05), DynamicLossScale(2.0**10, 20)
+    )
+    model = regression(family, optimizer, "mixed_float16")
+    assert model.optimizer is optimizer  # not wrapped once more
+    assert model.layers[0].compute_dtype == "float16"
+    losses = model.fit(x, y, batch_size=16, epochs=30, **QUIET).history["loss"]
+    assert losses[-1] < losses[0] / 20
+    steps = int(optimizer.iterations.numpy())
+    assert steps + optimizer.loss_scale.skipped_steps.numpy() == 120
+    assert float(optimizer.loss_scale) > 2.0**10  # it grew on the way
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+def test_a_power_of_two_changes_no_bit(family, rng, name):
+    x, y = data(rng)
+    states = []
+    for wrap in (False, True):
+        optimizer = getattr(family.optimizers, name)(0.05)
+        if wrap:
+            optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(2.0**12, 3))
+        model = regression(family, optimizer)
+        model.fit(x, y, batch_size=16, epochs=3, **QUIET)
+        states.append(training_state(model))
+    assert_same(*states)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str
+)
+def test_an_infinity_in_a_batch_changes_nothing(family, rng, how):
+    x, y = data(rng, 16)
+    inner = family.optimizers.Adam(0.05)
+    optimizer = LossScaleOptimizer(inner, DynamicLossScale(2.0**12))
+    model = regression(family, optimizer, "mixed_float16", **how)
+    model.fit(x, y, batch_size=16, epochs=2, **QUIET)
+    before = training_state(model)
+
+    model.fit(with_infinity(x), y, batch_size=16, **QUIET)
+    assert_same(training_state(model), before)
+    assert float(optimizer.loss_scale) == 2.0**11
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    assert not optimizer.loss_scale.last_step_finite.numpy()
+    assert int(optimizer.iterations.numpy()) == 2
+
+    model.fit(x, y, batch_size=16, **QUIET)
+    after = training_state(model)
+    assert differ(after, before)
+    assert all(np.isfinite(value).all() for value in after)
+    assert optimizer.loss_scale.last_step_finite.numpy()
+    assert int(optimizer.iterations.numpy()) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_ema": True},
+        {"weight_decay": 0.1},
+        {"clipnorm": 1.0},
+        {"global_clipnorm": 1.0},
+    ],
+    ids=str,
+)
+def test_a_skipped_step_moves_no_ema_and_no_decay(family, rng, settings):
+    if family.name == "keras2-legacy" and settings.keys() & {"use_ema", "weight_decay"}:
+        pytest.skip("legacy optimizers have no such argument")
+    x, y = data(rng, 16)
+    inner = family.optimizers.Adam(0.05, **settings)
+    model = regression(family, LossScaleOptimizer(inner))
+    model.train_on_batch(x, y)
+    before = training_state(model)
+    model.train_on_batch(with_infinity(x), y)
+    assert_same(training_state(model), before)
+    model.train_on_batch(x, y)
+    assert differ(training_state(model), before)
+
+
+@pytest.mark.peer_defect(3)
+def test_after_any_number_of_bad_steps_a_clean_batch_trains(family, rng):
+    x, y = data(rng, 16)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01))
+    model = regression(family, optimizer)
+    bad = with_infinity(x)
+    model.fit(
+        np.concatenate([bad] * 200), np.concatenate([y] * 200), batch_size=16, **QUIET
+    )
+    assert float(optimizer.loss_scale) == 1.0
+    assert optimizer.loss_scale.skipped_steps.numpy() == 200
+    before = training_state(model)
+    model.fit(x, y, batch_size=16, **QUIET)
+    after = training_state(model)
+    assert differ(after, before)
+    assert all(np.isfinite(value).all() for value in after)
+
+
+@pytest.mark.peer_defect(4)
+def test_the_scale_is_finite_always(family, rng):
+    x, y = data(rng, 16)
+    optimizer = LossScaleOptimizer(
+        family.optimizers.SGD(1e-3), DynamicLossScale(2.0**100, 1)
+    )
+    model = regression(family, optimizer)
+    model.fit(
+        np.concatenate([x] * 60), np.concatenate([y] * 60), batch_size=16, **QUIET
+    )
+    assert 2.0**100 < float(optimizer.loss_scale) < np.inf
+    assert int(optimizer.iterations.numpy()) > 0
+
+
+def test_a_fixed_scale_trains(family, rng):
+    x, y = data(rng)
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), 2.0**7)
+    assert isinstance(optimizer.loss_scale, FixedLossScale)
+    model = regression(family, optimizer, "mixed_float16")
+    losses = model.fit(x, y, batch_size=16, epochs=30, **QUIET).history["loss"]
+    assert losses[-1] < losses[0] / 20
+    assert int(optimizer.iterations.numpy()) == 120
+
+
+@pytest.mark.peer_defect(20)
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_fixed_scale_and_a_nan(family, rng, skip):
+    x, y = data(rng, 16)
+    scale = FixedLossScale(8, skip_nonfinite=skip)
+    model = regression(family, LossScaleOptimizer(family.optimizers.SGD(0.1), scale))
+    model.train_on_batch(x, y)
+    before = training_state(model)
+    model.train_on_batch(with_infinity(x), y)
+    if skip:
+        assert_same(training_state(model), before)
+    else:
+        assert not all(np.isfinite(value).all() for value in training_state(model))
+
+
+def test_learning_rate_callbacks_reach_the_inner_optimizer(family, rng):
+    x, y = data(rng, 16)
+    inner = family.optimizers.SGD(0.5)
+    model = regression(family, LossScaleOptimizer(inner))
+    schedule = family.keras.callbacks.LearningRateScheduler(
+        lambda epoch: 0.25 / 2**epoch
+    )
+    model.fit(x, y, epochs=2, callbacks=[schedule], **QUIET)
+    assert float(np.array(inner.learning_rate)) == 0.125
+
+
+def test_several_steps_per_execution(family, rng):
+    x, y = data(rng)
+    bad = x.copy()
+    bad[20] = np.inf  # in the second of four batches
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01))
+    model = regression(family, optimizer, steps_per_execution=4)
+    model.fit(bad, y, batch_size=16, **QUIET)
+    assert int(optimizer.iterations.numpy()) == 3
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    assert all(np.isfinite(v.numpy()).all() for v in inner_variables(optimizer))
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())

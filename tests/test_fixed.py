@@ -1,0 +1,61 @@
+"""FixedLossScale: it stays, and what it does with gradients that are not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import MODES, drive, finite
+
+from lossscale import FixedLossScale
+
+NAN = [tf.constant([1.0, float("nan")])]
+
+
+@pytest.mark.peer_defect(20)
+def test_by_default_every_step_is_applied_without_a_look():
+    loss_scale = FixedLossScale(128)
+    assert loss_scale.update(NAN) == (None, True)
+    assert loss_scale.adjust(False) == (None, True)
+    assert loss_scale.skipped_steps.numpy() == 0
+    assert float(loss_scale) == 128
+
+
+def test_by_default_a_graph_gets_an_op_and_the_python_value_true():
+    loss_scale = FixedLossScale(128)
+    with tf.Graph().as_default():
+        update_op, should_apply = loss_scale.update([tf.zeros([3])])
+        assert isinstance(update_op, tf.Operation)
+        assert should_apply is True
+
+
+@pytest.mark.peer_defect(20)
+@pytest.mark.parametrize("mode", MODES)
+def test_it_can_skip_what_is_not_finite(mode, mirrored):
+    run = finite("TFFT")
+    scales, applied = drive(
+        lambda: FixedLossScale(128, skip_nonfinite=True), run, mode, mirrored
+    )
+    assert scales == [128] * 4
+    assert applied == run
+
+
+def test_skipped_steps_are_counted():
+    loss_scale = FixedLossScale(128, skip_nonfinite=True)
+    for flag in finite("TFF"):
+        loss_scale.adjust(flag)
+    assert loss_scale.skipped_steps.numpy() == 2
+    assert not loss_scale.last_step_finite.numpy()
+
+
+def test_a_checkpoint_does_not_change_the_setting(tmp_path):
+    path = tf.train.Checkpoint(s=FixedLossScale(8)).write(str(tmp_path / "checkpoint"))
+    other = FixedLossScale(16)
+    tf.train.Checkpoint(s=other).read(path).assert_consumed()
+    assert float(other) == 16 == other.loss_scale_value
+
+
+def test_numbers_below_one_and_numpy_scalars_are_taken():
+    assert float(FixedLossScale(0.25)) == 0.25
+    assert float(FixedLossScale(np.float16(8))) == 8.0
+    assert float(FixedLossScale(np.array(8))) == 8.0

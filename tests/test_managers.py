@@ -1,0 +1,135 @@
+"""The LossScaleManager family: contrib's names, signatures and meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import finite
+
+from lossscale import (
+    DynamicLossScale,
+    ExponentialUpdateLossScaleManager,
+    FixedLossScale,
+    FixedLossScaleManager,
+    LossScaleManager,
+    get,
+)
+
+VECTORS = [
+    ((4, 2, 2, 2, 0.5), "FFTTTFTFTTTF", [4, 2, 2, 4, 4, 4, 4, 2, 2, 4, 4, 4]),
+    ((1, 2, 2, 2, 0.5), "TTTFTF", [1, 2, 2, 2, 2, 1]),
+    ((16, 2, 2, 2, 0.5), "FFFFFFFFFF", [16, 8, 8, 4, 4, 2, 2, 1, 1, 1]),
+    ((1024, 2, 2, 2, 0.5), "FFFFFF", [1024, 512, 512, 256, 256, 128]),
+]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla", "v1"])
+@pytest.mark.parametrize(("arguments", "run", "expected"), VECTORS)
+def test_exponential_manager_follows_the_rule(arguments, run, expected, mode):
+    if mode == "v1":
+        assert _in_session(arguments, finite(run)) == expected
+        return
+    manager = ExponentialUpdateLossScaleManager(*arguments)
+    update = manager.update_loss_scale
+    if mode != "eager":
+
+        def step(flag):
+            manager.update_loss_scale(flag)
+
+        update = tf.function(step, jit_compile=mode == "xla")
+    seen = []
+    for flag in finite(run):
+        assert update(tf.constant(flag)) is None
+        seen.append(float(manager.get_loss_scale()))
+    assert seen == expected
+
+
+def _in_session(arguments, flags):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        manager = ExponentialUpdateLossScaleManager(*arguments)
+        flag = tf.compat.v1.placeholder(tf.bool, [])
+        update_op = manager.update_loss_scale(flag)
+        scale = manager.get_loss_scale()
+        session.run(tf.compat.v1.global_variables_initializer())
+        seen = []
+        for value in flags:
+            session.run(update_op, {flag: value})
+            seen.append(float(session.run(scale)))
+        return seen
+
+
+def test_exponential_managers_defaults_are_contribs():
+    manager = ExponentialUpdateLossScaleManager(
+        init_loss_scale=1000, incr_every_n_steps=1
+    )
+    seen = []
+    for flag in finite("TFF"):
+        manager.update_loss_scale(flag)
+        seen.append(float(manager.get_loss_scale()))
+    assert seen == [2000, 2000, 1600]  # two bad steps, times 0.8
+
+
+def test_a_growth_that_float32_refuses_clears_the_bad_steps():
+    manager = ExponentialUpdateLossScaleManager(2.0**127, 1, 2, 4, 0.5)
+    for flag in finite("FTF"):
+        manager.update_loss_scale(flag)
+    assert float(manager.get_loss_scale()) == 2.0**127
+
+
+def test_fixed_manager_stays_and_skips():
+    manager = FixedLossScaleManager(loss_scale=128)
+    assert manager.update_loss_scale(tf.constant(False)) is None
+    assert float(manager.get_loss_scale()) == 128
+    _, should_apply = get(manager).update([tf.constant([np.inf])])
+    assert not bool(should_apply)
+
+
+def test_managers_stand_on_loss_scales():
+    assert isinstance(get(FixedLossScaleManager(2)), FixedLossScale)
+    manager = ExponentialUpdateLossScaleManager(2, 3)
+    assert isinstance(get(manager), DynamicLossScale)
+    assert get(manager) is get(manager)
+
+
+def test_managers_are_checkpointed(tmp_path):
+    manager = ExponentialUpdateLossScaleManager(64, 100)
+    for flag in finite("FFTF"):
+        manager.update_loss_scale(flag)
+    path = tf.train.Checkpoint(m=manager).write(str(tmp_path / "checkpoint"))
+    other = ExponentialUpdateLossScaleManager(8, 100)
+    tf.train.Checkpoint(m=other).read(path).assert_consumed()
+    assert float(other.get_loss_scale()) == float(manager.get_loss_scale())
+    other.update_loss_scale(False)  # the second bad step in the counters
+    manager.update_loss_scale(False)
+    assert float(other.get_loss_scale()) == float(manager.get_loss_scale())
+
+
+class ByTen(LossScaleManager):
+    """A user's own manager: ten times smaller on a bad step."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = tf.Variable(1000.0, trainable=False)
+
+    def get_loss_scale(self):
+        return tf.convert_to_tensor(self.value)
+
+    def update_loss_scale(self, finite_grads):
+        smaller = tf.where(finite_grads, self.value, self.value / 10)
+        return self.value.assign(smaller, read_value=False)
+
+
+def test_a_users_own_manager_becomes_a_loss_scale():
+    loss_scale = get(ByTen())
+    _, should_apply = loss_scale.update([tf.constant([np.nan])])
+    assert not bool(should_apply)
+    assert float(loss_scale) == 100.0
+    assert loss_scale.skipped_steps.numpy() == 1
+    with pytest.raises(NotImplementedError, match="ByTen cannot be serialized"):
+        loss_scale.get_config()
+
+
+def test_the_base_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        LossScaleManager()
