@@ -34,8 +34,8 @@ def total(value: Any) -> Any:
 
     In cross-replica context `value` is `PerReplica`, and the sum a plain tensor.
     """
-    if not tf.distribute.has_strategy():
-        return value
+    if count() == 1:
+        return first(value)
     if tf.distribute.in_cross_replica_context():
         # Onto the devices where it is: Strategy.reduce would take it to the host.
         extended = tf.distribute.get_strategy().extended

@@ -49,8 +49,18 @@ def inner_variables(optimizer):
 
 def training_state(model):
     """Returns copies of all that a skipped step must not change."""
-    weights = [np.array(weight) for weight in model.get_weights()]
-    return weights + [np.array(v.numpy()) for v in inner_variables(model.optimizer)]
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    found = [np.array(weight) for weight in model.get_weights()]
+    if not hasattr(inner, "get_slot_names"):
+        return found + [np.array(v.numpy()) for v in inner_variables(inner)]
+    # Keras 2's legacy optimizers list their slots in the order of their creation.
+    found.append(np.array(inner.iterations.numpy()))
+    slots = [
+        inner.get_slot(variable, name).numpy()
+        for name in sorted(inner.get_slot_names())
+        for variable in model.trainable_variables
+    ]
+    return found + slots
 
 
 def assert_same(first, second):

@@ -53,9 +53,11 @@ def apply_or_skip(
     unchecked = [] if is_checked else grads
     verdict = _Verdict(grads, unchecked, is_finite, aggregates)
 
-    def decide(code: Any, grads: Any, held: Any) -> Any:
-        should_apply = verdict.read(code, grads)
-        update_op, should_apply = _update(optimizer, loss_scale, should_apply, grads)
+    def settle(code: Any, grads: Any) -> Tuple[Any, Any]:
+        return _update(optimizer, loss_scale, verdict.read(code, grads), grads)
+
+    def branch(code: Any, grads: Any, held: Any) -> Any:
+        update_op, should_apply = settle(code, grads)
 
         def apply_everywhere() -> Any:
             return _done(replicas.for_each(_apply_held, apply, grads, held))
@@ -66,7 +68,13 @@ def apply_or_skip(
             done = tf.cond(should_apply, apply_everywhere, lambda: _done(None))
         return grouped([done, update_op])
 
-    return replicas.once(decide, verdict.code, grads, _Held(variables))
+    if not tf.executing_eagerly():
+        return replicas.once(branch, verdict.code, grads, _Held(variables))
+    # Python's own branch may stand in replica context: no thread needs to start anew.
+    _, should_apply = replicas.once(settle, verdict.code, grads)
+    if bool(should_apply):
+        apply(grads, variables)
+    return None
 
 
 class _Held:

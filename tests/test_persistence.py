@@ -1,0 +1,300 @@
+"""What is saved comes back whole, and the next step is what it would have been."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import (
+    assert_same,
+    data,
+    inner_variables,
+    regression,
+    training_state,
+    with_infinity,
+)
+
+from lossscale import DynamicLossScale, FixedLossScale, LossScale, LossScaleOptimizer
+
+QUIET = {"verbose": 0, "shuffle": False}
+ARGUMENTS = {
+    "initial_loss_scale": 2.0**12,
+    "increment_period": 3,
+    "multiplier": 4.0,
+    "backoff_factor": 0.5,
+    "hysteresis": 2,
+    "hysteresis_reset": ["good"],
+}
+
+
+def make(family):
+    inner = family.optimizers.Adam(0.05)
+    return LossScaleOptimizer(inner, DynamicLossScale(**ARGUMENTS), name="mine")
+
+
+def scale_state(optimizer):
+    return {v.name: v.numpy().item() for v in optimizer.loss_scale.variables}
+
+
+def train(model, x, y, run="TTTFTFTTTFTF"):
+    for letter in run:
+        model.train_on_batch(x if letter == "T" else with_infinity(x), y)
+
+
+def assert_goes_on_equally(first, second, x, y):
+    """Asserts that two models have equal states, and have after more steps."""
+    for _ in range(2):
+        assert scale_state(first.optimizer) == scale_state(second.optimizer)
+        assert_same(training_state(first), training_state(second))
+        train(first, x, y, "FTFTT")
+        train(second, x, y, "FTFTT")
+
+
+@pytest.fixture
+def trained(family, rng):
+    x, y = data(rng, 16)
+    model = regression(family, make(family))
+    train(model, x, y)
+    return model, x, y
+
+
+class TestCheckpoint:
+    """tf.train.Checkpoint(model=model, optimizer=optimizer) holds all there is."""
+
+    @pytest.mark.peer_defect(6)
+    @pytest.mark.parametrize(
+        "built", [False, True], ids=["before-build", "after-build"]
+    )
+    def test_own(self, family, trained, tmp_path, built):
+        model, x, y = trained
+        path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(
+            str(tmp_path / "checkpoint")
+        )
+        other = regression(family, make(family))
+        if built:
+            train(other, x, y, "TF")
+        checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+        status = checkpoint.read(path)
+        # The slots of an optimizer that is not built yet are restored when it is.
+        status.assert_existing_objects_matched()
+        assert scale_state(other.optimizer) == scale_state(model.optimizer)
+        train(other, x, y, "FTFTT")
+        train(model, x, y, "FTFTT")
+        status.assert_consumed()
+        assert_goes_on_equally(model, other, x, y)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_of_tensorflows_own_loss_scale(self, tmp_path):
+        theirs = tf.compat.v1.mixed_precision.DynamicLossScale(64.0, 5)
+        for grad in (np.inf, 1.0, 1.0):
+            theirs.update([tf.constant([grad])])
+        path = tf.train.Checkpoint(scale=theirs).write(str(tmp_path / "checkpoint"))
+        ours = DynamicLossScale(8.0, 5)
+        status = tf.train.Checkpoint(scale=ours).read(path)
+        status.expect_partial()
+        assert float(ours) == 32.0
+        assert ours.good_steps.numpy() == 2
+        assert ours.skipped_steps.numpy() == 0
+        for _ in range(3):
+            theirs.update([tf.constant([1.0])])
+            ours.update([tf.constant([1.0])])
+        assert float(ours) == float(theirs()) == 64.0
+
+    def test_of_keras_own_wrapper(self, family, rng, tmp_path):
+        x, y = data(rng, 16)
+        keras, is_newest = family.keras, family.name == "keras3"
+        wrapper = keras.optimizers if is_newest else keras.mixed_precision
+        theirs = wrapper.LossScaleOptimizer(
+            family.optimizers.Adam(0.05), initial_scale=64.0, dynamic_growth_steps=4
+        )
+        model = regression(family, theirs)
+        train(model, x, y, "TTTFTT")
+        path = tf.train.Checkpoint(model=model, optimizer=theirs).write(
+            str(tmp_path / "checkpoint")
+        )
+        ours = LossScaleOptimizer(
+            family.optimizers.Adam(0.05), DynamicLossScale(8.0, 4)
+        )
+        other = regression(family, ours)
+        train(other, x, y, "T")
+        tf.train.Checkpoint(model=other, optimizer=ours).read(path).expect_partial()
+        assert float(ours.loss_scale) == 32.0
+        # Keras 3's counter is an int32 of another name: ours stays at its one step.
+        assert ours.loss_scale.good_steps.numpy() == (1 if is_newest else 2)
+        ours_state = [v.numpy() for v in inner_variables(ours)]
+        assert len(ours_state) == len(inner_variables(theirs))
+        assert_same(other.get_weights(), model.get_weights())
+
+    def test_holds_the_scale_in_a_session(self, family, tmp_path):
+        if family.name != "keras2-legacy":
+            pytest.skip("only legacy optimizers work in a tf.compat.v1 graph")
+        prefix = str(tmp_path / "checkpoint")
+        for start, expected in ((8.0, 4.0), (64.0, 4.0)):
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                scale = DynamicLossScale(start)
+                update_op, _ = scale.update([tf.constant([np.inf])])
+                checkpoint = tf.compat.v1.train.Checkpoint(scale=scale)
+                session.run(tf.compat.v1.global_variables_initializer())
+                if start == 8.0:
+                    session.run(update_op)
+                    path = checkpoint.save(prefix, session=session)
+                else:
+                    checkpoint.restore(path).run_restore_ops(session)
+                assert session.run(scale()) == expected
+
+
+class TestConfig:
+    """get_config and from_config through JSON."""
+
+    @pytest.mark.parametrize(
+        "through", [LossScaleOptimizer, None], ids=["front", "own"]
+    )
+    def test_round_trip(self, family, through):
+        first = make(family)
+        config = json.loads(json.dumps(first.get_config()))
+        second = (through or type(first)).from_config(config)
+        assert type(second) is type(first)
+        assert second.get_config() == first.get_config()
+        assert second.name == "mine"
+        assert (
+            second.loss_scale.get_config() == DynamicLossScale(**ARGUMENTS).get_config()
+        )
+        assert type(second.inner_optimizer) is type(first.inner_optimizer)
+
+    def test_keras_own_serialization(self, family):
+        first = make(family)
+        keras = family.keras
+        config = json.loads(
+            json.dumps(keras.optimizers.serialize(first), default=float)
+        )
+        second = keras.optimizers.deserialize(config)
+        assert type(second) is type(first)
+        assert second.loss_scale.get_config() == first.loss_scale.get_config()
+
+    def test_an_own_class_needs_its_name_once(self, family):
+        class Mine(FixedLike):
+            """A user's loss scale."""
+
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Mine(4.0))
+        config = optimizer.get_config()
+        with pytest.raises(ValueError, match="custom_objects"):
+            type(optimizer).from_config(config)
+        other = type(optimizer).from_config(config, custom_objects={"Mine": Mine})
+        assert type(other.loss_scale) is Mine
+        with family.keras.utils.custom_object_scope({"Mine": Mine}):
+            assert type(type(optimizer).from_config(config).loss_scale) is Mine
+
+    def test_a_registered_class_needs_none(self, family):
+        keras = family.keras
+        home = keras.saving if family.name == "keras3" else keras.utils
+
+        @home.register_keras_serializable(f"test-{family.name}")
+        class Registered(FixedLike):
+            """A user's loss scale, registered."""
+
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Registered(4.0))
+        config = json.loads(json.dumps(optimizer.get_config()))
+        assert type(type(optimizer).from_config(config).loss_scale) is Registered
+
+    def test_keras_knows_the_loss_scales_by_package(self, family):
+        keras = family.keras
+        home = keras.saving if family.name == "keras3" else keras.utils
+        for cls in (FixedLossScale, DynamicLossScale):
+            assert home.get_registered_name(cls) == f"lossscale>{cls.__name__}"
+        kind = type(make(family))
+        assert home.get_registered_name(kind).startswith("lossscale>")
+
+
+class FixedLike(LossScale):
+    """The least that a user's loss scale may be."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def __call__(self):
+        return tf.constant(self.value)
+
+    def _adjust(self, is_finite):
+        del is_finite
+
+    def get_config(self):
+        return {"value": self.value}
+
+
+class TestKerasFile:
+    """The `.keras` format."""
+
+    @pytest.mark.peer_defect(12)
+    def test_holds_everything(self, family, trained, tmp_path):
+        why = _no_keras_format(family)
+        if why:
+            pytest.skip(why)
+        model, x, y = trained
+        path = str(tmp_path / "model.keras")
+        model.save(path)
+        other = family.keras.models.load_model(path)
+        assert type(other.optimizer) is type(model.optimizer)
+        assert other.optimizer.get_config() == model.optimizer.get_config()
+        assert_goes_on_equally(model, other, x, y)
+
+    @pytest.mark.slow
+    def test_loads_where_only_lossscale_was_imported(self, family, trained, tmp_path):
+        why = _no_keras_format(family)
+        if why:
+            pytest.skip(why)
+        model, _, _ = trained
+        path = str(tmp_path / "model.keras")
+        model.save(path)
+        script = f"""
+            import lossscale
+            import {family.keras.__name__.split(".")[0]} as keras
+            model = keras.models.load_model({path!r})
+            print(type(model.optimizer).__name__, float(model.optimizer.loss_scale))
+        """
+        answer = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        expected = (
+            f"{type(model.optimizer).__name__} {float(model.optimizer.loss_scale)}"
+        )
+        assert answer.stdout.split("\n")[-2] == expected
+
+
+def _no_keras_format(family):
+    """Returns why a whole optimizer cannot be in a `.keras` file here, else None."""
+    if family.name == "keras2-legacy":
+        return "the .keras format holds no state of legacy optimizers, bare or wrapped"
+    return None
+
+
+def test_weights_can_be_got_and_set(family, trained):
+    model, x, y = trained
+    other = regression(family, make(family))
+    train(other, x, y, "T")
+    other.set_weights(model.get_weights())
+    if family.name == "keras3":
+        found = [np.array(v.numpy()) for v in model.optimizer.variables]
+    else:
+        found = model.optimizer.get_weights()
+    other.optimizer.set_weights(found)
+    assert_goes_on_equally(model, other, x, y)
+
+
+def test_a_loss_scale_made_in_a_scope_is_checkpointed(mirrored, tmp_path):
+    with mirrored.scope():
+        first, second = DynamicLossScale(64.0), DynamicLossScale(8.0)
+    first.adjust(False)
+    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(scale=second).read(path).assert_consumed()
+    for copy in mirrored.experimental_local_results(second.current_loss_scale):
+        assert copy.numpy() == 32.0

@@ -1,0 +1,187 @@
+"""One loss scale for two optimizers, as in a GAN: adjusted once per step, from both."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
+
+MODES = ["eager", "graph", "xla"]
+#: Finite on the first optimizer and on the second, step by step.
+RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
+
+
+def variable_of(family):
+    if family.name == "keras3":
+        return family.keras.Variable([1.0], name="v")
+    return tf.Variable([1.0], name="v")
+
+
+def make(family, loss_scale):
+    optimizers = [
+        LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(2)
+    ]
+    return optimizers, [variable_of(family) for _ in range(2)]
+
+
+def reference(run, period=2, scale=64.0):
+    """Returns the scale after each step and how often each optimizer applied."""
+    good, scales, applied = 0, [], [0, 0]
+    for flags in run:
+        applied = [count + flag for count, flag in zip(applied, flags)]
+        good = good + 1 if all(flags) else 0
+        if good == period:
+            good, scale = 0, scale * 2
+        elif not all(flags):
+            scale /= 2
+        scales.append(scale)
+    return scales, applied
+
+
+def step_of(optimizers, variables, loop, together):
+    """Returns a step of two losses, scaled together or one after the other."""
+
+    def gradients(optimizer, factor):
+        scaled = optimizer.scale_loss(factor)  # d loss / d variable = factor
+        return tf.reshape(scaled, [1])
+
+    def apply(optimizer, variable, grad):
+        if loop == "keras2":
+            grad = tf.clip_by_value(
+                optimizer.get_unscaled_gradients([grad])[0], -2.0, 2.0
+            )
+        optimizer.apply_gradients([(grad, variable)])
+
+    def step(factors):
+        pairs = list(zip(optimizers, variables, tf.unstack(factors)))
+        if together:
+            grads = [gradients(optimizer, factor) for optimizer, _, factor in pairs]
+            for (optimizer, variable, _), grad in zip(pairs, grads):
+                apply(optimizer, variable, grad)
+        else:
+            for optimizer, variable, factor in pairs:
+                apply(optimizer, variable, gradients(optimizer, factor))
+
+    return step
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loop", ["keras2", "keras3"])
+@pytest.mark.parametrize("together", [True, False])
+def test_one_adjustment_per_step(family, loop, together, mode):
+    loss_scale = DynamicLossScale(64.0, 2)
+    optimizers, variables = make(family, loss_scale)
+    step = compiled(step_of(optimizers, variables, loop, together), mode)
+    run = [*RUN, *RUN[::-1], (True, True)]
+    scales = []
+    for flags in run:
+        step(tf.constant([0.5 if flag else np.inf for flag in flags]))
+        scales.append(float(loss_scale))
+    expected, applied = reference(run)
+    assert scales == expected
+    for optimizer, variable, times in zip(optimizers, variables, applied):
+        assert int(optimizer.iterations.numpy()) == times
+        np.testing.assert_array_equal(variable.numpy(), [1.0 - 0.5 * times])
+    assert loss_scale.skipped_steps.numpy() == sum(not all(flags) for flags in run)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_are_divided_by_what_multiplied_their_loss(family, mode):
+    # The first apply doubles the scale; the second loss was multiplied before.
+    optimizers, variables = make(family, DynamicLossScale(64.0, 1))
+    compiled(step_of(optimizers, variables, "keras3", True), mode)(
+        tf.constant([0.5, 0.5])
+    )
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), [0.5])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loop", ["keras2", "keras3"])
+def test_one_loss_scaled_by_one_of_them(family, loop, mode):
+    loss_scale = DynamicLossScale(64.0, 1)
+    optimizers, variables = make(family, loss_scale)
+
+    def step(factor):
+        grad = tf.reshape(optimizers[0].scale_loss(factor), [1])
+        for optimizer, variable in zip(optimizers, variables):
+            grads = [grad]
+            if loop == "keras2":
+                grads = optimizer.get_unscaled_gradients(grads)
+            optimizer.apply_gradients(zip(grads, [variable]))
+
+    step = compiled(step, mode)
+    for factor, expected in ((0.5, 0.5), (np.inf, 0.5), (0.25, 0.25)):
+        step(tf.constant(factor))
+        for variable in variables:
+            np.testing.assert_array_equal(variable.numpy(), [expected])
+    assert float(loss_scale) == 128.0
+
+
+def test_each_may_be_applied_more_often_than_the_other(family):
+    loss_scale = DynamicLossScale(64.0, 100)
+    optimizers, variables = make(family, loss_scale)
+    for index in itertools.chain([0, 0, 0, 1], [0, 0, 0, 1]):
+        scaled = optimizers[index].scale_loss(tf.constant([0.5]))
+        optimizers[index].apply_gradients([(scaled, variables[index])])
+    assert loss_scale.good_steps.numpy() == 6
+    assert loss_scale.skipped_steps.numpy() == 0
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_on_two_replicas(family, mirrored, mode):
+    with mirrored.scope():
+        loss_scale = DynamicLossScale(64.0, 2)
+        optimizers, variables = make(family, loss_scale)
+
+    def replica(factors):
+        context = tf.distribute.get_replica_context()
+        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
+        factors = tf.where(last, factors, [0.5, 0.5])
+        step_of(optimizers, variables, "keras3", True)(factors)
+
+    def step(factors):
+        mirrored.run(replica, args=(factors,))
+
+    step = tf.function(step) if mode == "graph" else step
+    scales = []
+    for flags in RUN:
+        step(tf.constant([0.5 if flag else np.inf for flag in flags]))
+        scales.append(loss_scale.numpy())
+    expected, applied = reference(RUN)
+    assert scales == expected
+    for optimizer, times in zip(optimizers, applied):
+        assert int(optimizer.iterations.numpy()) == times
+
+
+def test_in_a_graph_and_session(family):
+    if family.name != "keras2-legacy":
+        pytest.skip("only legacy optimizers work in a tf.compat.v1 graph")
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loss_scale = DynamicLossScale(64.0, 2)
+        optimizers = [
+            LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(2)
+        ]
+        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+        factors = tf.compat.v1.placeholder(tf.float32, [2])
+        train = [
+            optimizer.minimize(
+                lambda factor=factor, variable=variable: factor * variable, [variable]
+            )
+            for optimizer, variable, factor in zip(
+                optimizers, variables, tf.unstack(factors)
+            )
+        ]
+        current = loss_scale()
+        session.run(tf.compat.v1.global_variables_initializer())
+        scales = []
+        for flags in RUN:
+            fed = {factors: [0.5 if flag else np.inf for flag in flags]}
+            session.run(train, fed)
+            scales.append(float(session.run(current)))
+        assert scales == reference(RUN)[0]
