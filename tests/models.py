@@ -21,7 +21,7 @@ def regression(family, optimizer, policy="float32", **compile_arguments):
     keras.mixed_precision.set_global_policy(policy)
     model = keras.Sequential(
         [
-            keras.Input((FEATURES,)) if family.name == "keras3" else _input(keras),
+            keras.Input((FEATURES,)),
             keras.layers.Dense(8, activation="relu"),
             keras.layers.Dense(1, dtype="float32"),
         ]
@@ -34,10 +34,6 @@ def regression(family, optimizer, policy="float32", **compile_arguments):
     loss = keras.losses.MeanSquaredError()
     model.compile(optimizer, loss=loss, **compile_arguments)
     return model
-
-
-def _input(keras):
-    return keras.layers.InputLayer(input_shape=(FEATURES,))
 
 
 def inner_variables(optimizer):

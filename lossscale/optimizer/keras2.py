@@ -31,6 +31,7 @@ class _Keras2(LossScaleOptimizer):
     _is_legacy: bool
     _own_name: str
     _track_trackable: Any
+    _create_all_weights: Any
 
     def __init__(
         self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
@@ -117,6 +118,10 @@ class _Legacy(_Keras2):
     """For `OptimizerV2`: the default before TensorFlow 2.11, `legacy` since."""
 
     _is_legacy = True
+
+    def build(self, var_list: Any) -> None:
+        """Creates the inner optimizer's slots for `var_list`."""
+        self._create_all_weights(var_list)
 
     @do_not_convert
     def apply_gradients(
