@@ -17,6 +17,8 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
     [tf.config.LogicalDeviceConfiguration()] * 2,
 )
+# The machine's two cores run two tests at a time.
+tf.config.threading.set_intra_op_parallelism_threads(1)
 
 from lossscale import _keras  # noqa: E402 - after the devices are set
 

@@ -16,6 +16,8 @@ MODES = [
     "cross-replica",
     "cross-replica-graph",
 ]
+#: The slow ones of them.
+EAGER_REPLICAS = ["replica", "cross-replica"]
 
 
 def finite(run):

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import re
-import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import families
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+#: Runs the files that it is given, each as a program, in one process: TensorFlow takes
+#: long to start. A process of its own, since one block makes a strategy of its own.
+RUNNER = """
+import runpy, sys, traceback
+import keras
+failed = []
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        failed.append(path)
+    keras.mixed_precision.set_global_policy("float32")
+sys.exit(f"failed: {failed}" if failed else 0)
+"""
 
 
 @pytest.mark.skipif(
     families()[0].name != "keras3", reason="the README is written for Keras 3"
 )
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block_runs(block, tmp_path, monkeypatch):
-    keras = families()[0].keras
-    monkeypatch.chdir(tmp_path)
-    try:
-        (tmp_path / "block.py").write_text(block)  # AutoGraph reads a file's source
-        runpy.run_path("block.py", run_name="__main__")
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
+def test_blocks_run(tmp_path):
+    paths = []
+    for number, block in enumerate(BLOCKS):
+        paths.append(tmp_path / f"block{number}.py")
+        paths[-1].write_text(block)  # AutoGraph reads the source of a file
+    answer = subprocess.run(
+        [sys.executable, "-c", RUNNER, *map(str, paths)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
 
 
 def test_there_are_blocks_and_the_two_commands_come_first():
@@ -40,4 +63,4 @@ def test_there_are_blocks_and_the_two_commands_come_first():
 
 def test_the_pictures_are_there():
     for path in re.findall(r"!\[[^]]*\]\(([^)]*)\)", README):
-        assert (Path(__file__).parent.parent / path).is_file()
+        assert (ROOT / path).is_file()
