@@ -1,16 +1,21 @@
 """Loss scaling for TensorFlow 2 and Keras, in float16, right on every replica."""
 
+from lossscale import presets
 from lossscale.base import LossScale
 from lossscale.dynamic import DynamicLossScale
 from lossscale.finite import all_finite
 from lossscale.fixed import FixedLossScale
+from lossscale.interchange import export_state, import_state
 from lossscale.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
     LossScaleManager,
 )
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.record import Run, load_run, save_run
 from lossscale.serialization import deserialize, get, serialize
+from lossscale.simulate import simulate
+from lossscale.simulation import Simulation
 
 __version__ = "0.1.0"
 
@@ -23,8 +28,16 @@ __all__ = [
     "LossScaleManager",
     "LossScaleOptimizer",
     "LossScaleWarning",
+    "Run",
+    "Simulation",
     "all_finite",
     "deserialize",
+    "export_state",
     "get",
+    "import_state",
+    "load_run",
+    "presets",
+    "save_run",
     "serialize",
+    "simulate",
 ]

@@ -63,13 +63,13 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
     return float(given)
 
 
-def count(name: str, value: Any) -> int:
-    """Returns `value` as an int of at least 1. A whole float such as 2e3 is taken."""
+def count(name: str, value: Any, least: int = 1) -> int:
+    """Returns `value` as an int of at least `least`. A float such as 2e3 is taken."""
     given = number(name, value)
     whole = isinstance(given, int) or float(given).is_integer()
-    if not whole or not 1 <= given <= INT64_MAX:
+    if not whole or not least <= given <= INT64_MAX:
         raise ValueError(
-            f"`{name}` must be a whole number of at least 1, got {value!r}."
+            f"`{name}` must be a whole number of at least {least}, got {value!r}."
         )
     return int(given)
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Sequence
 
 import tensorflow as tf
 
-from lossscale import _keras, arguments
+from lossscale import _keras, arguments, presets
 from lossscale.base import LossScale
 
 #: What may clear the count of bad steps.
@@ -128,6 +128,27 @@ class DynamicLossScale(LossScale):
         )
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
         self.bad_steps = self._add_weight("bad_steps", 0, tf.int64)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> DynamicLossScale:
+        """Returns a loss scale with the schedule of another system.
+
+        >>> loss_scale = DynamicLossScale.from_preset("megatron", hysteresis=4)
+        >>> float(loss_scale), loss_scale.increment_period, loss_scale.hysteresis
+        (4294967296.0, 1000, 4)
+
+        Args:
+          name: A key of `lossscale.presets.PRESETS`, which says where each comes from
+            and how it differs: "tensorflow" (also "dynamic"), "keras3", "torch", "jmp",
+            "flax", "apex", "apex_hysteresis", "deepspeed", "deepspeed_consecutive",
+            "megatron", "colossalai", "paddle" or "contrib".
+          **overrides: Arguments of this class, in place of the preset's.
+
+        Raises:
+          TypeError: The preset leaves an argument to the caller, and it is missing.
+          ValueError: There is no such preset.
+        """
+        return cls(**presets.preset_arguments(name, overrides))
 
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)

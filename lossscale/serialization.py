@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from typing import Any, Dict, Optional
 
-from lossscale import _keras
+from lossscale import _keras, presets
 from lossscale.base import LossScale
 from lossscale.dynamic import DynamicLossScale
 from lossscale.fixed import FixedLossScale
@@ -21,17 +21,20 @@ def get(identifier: Any) -> Optional[LossScale]:
     128.0
     >>> float(get("dynamic"))
     32768.0
+    >>> float(get("torch"))
+    65536.0
 
     Args:
       identifier: A number, for a `FixedLossScale`; `"dynamic"`, for a
-        `DynamicLossScale` with its defaults; a config, as `serialize` makes it; a
+        `DynamicLossScale` with its defaults; the name of a preset, for
+        `DynamicLossScale.from_preset`; a config, as `serialize` makes it; a
         `LossScale` or a `LossScaleManager`; or None, which is returned.
 
     Returns:
       A `LossScale`, or None.
 
     Raises:
-      TypeError: `identifier` is none of these.
+      TypeError: `identifier` is none of these, or a preset that asks for arguments.
       ValueError: It is a number that no loss scale can have, or an unknown name.
     """
     if identifier is None or isinstance(identifier, LossScale):
@@ -41,13 +44,16 @@ def get(identifier: Any) -> Optional[LossScale]:
     if isinstance(identifier, dict):
         return deserialize(identifier)
     if isinstance(identifier, str):
-        if identifier == "dynamic":
-            return DynamicLossScale()
-        raise ValueError(f'`loss_scale` must be "dynamic", got {identifier!r}.')
+        if identifier in presets.PRESETS:
+            return DynamicLossScale.from_preset(identifier)
+        listed = ", ".join(map(repr, sorted(presets.PRESETS)))
+        raise ValueError(
+            f"`loss_scale` must be one of the names {listed}, got {identifier!r}."
+        )
     if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
         return FixedLossScale(identifier)  # type: ignore[arg-type]
     raise TypeError(
-        '`loss_scale` must be a number, "dynamic", a config, a LossScale or a '
+        "`loss_scale` must be a number, a preset's name, a config, a LossScale or a "
         f"LossScaleManager, got {identifier!r} of type {type(identifier).__name__}."
     )
 

@@ -1,0 +1,77 @@
+"""Measures how long `simulate` takes for a million steps, compiling included.
+
+    python benchmarks/simulate.py
+
+Each figure is the least and the greatest of several calls in one process, after one
+short call that starts TensorFlow. Every call compiles anew.
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+
+import lossscale
+
+
+class Own(lossscale.LossScale):
+    """A user's own rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = self._add_weight("value", 2.0**15, tf.float32)
+
+    def __call__(self):
+        return tf.convert_to_tensor(self.value)
+
+    def _adjust(self, is_finite):
+        value = tf.where(is_finite, self.value * 1.001, self.value * 0.5)
+        return self.value.assign(tf.clip_by_value(value, 1.0, 2.0**24))
+
+    def get_config(self):
+        return {}
+
+
+CASES = {
+    "DynamicLossScale()": lossscale.DynamicLossScale,
+    'from_preset("megatron")': lambda: lossscale.get("megatron"),
+    "a subclass": Own,
+}
+
+
+def seconds(make, arguments):
+    """Returns how long one call takes."""
+    loss_scale = make()
+    started = time.perf_counter()
+    lossscale.simulate(loss_scale, **arguments)
+    return time.perf_counter() - started
+
+
+def main():
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--calls", type=int, default=5)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    runs = {
+        "is_finite": rng.random(options.steps) < 0.999,
+        "limit": 2.0 ** rng.uniform(10, 25, options.steps),
+    }
+    first = seconds(lossscale.DynamicLossScale, {"is_finite": [True]})
+    print(f"TensorFlow {tf.__version__}, {os.cpu_count()} CPU cores")
+    print(f"the first call in the process, one step: {first:.2f} s")
+    print(f"{options.steps} steps, {options.calls} calls:\n")
+    print(f"{'':28}{'':12}{'least':>9}{'greatest':>12}")
+    for title, make in CASES.items():
+        for name, array in runs.items():
+            found = [seconds(make, {name: array}) for _ in range(options.calls)]
+            print(f"{title:28}{name:12}{min(found):>7.2f} s{max(found):>10.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Compares every preset over one made-up training run, in a few seconds.
+
+    python examples/compare_schedules.py
+
+The run is a limit for each step: the greatest loss scale whose gradients do not
+overflow. It drifts as training goes on, jitters, drops for single bad batches, sinks
+for a bad stretch, and once a few batches are NaN whatever the scale. Each schedule
+meets the same run. The script prints what each one lost and draws how it followed.
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+import lossscale
+from lossscale.presets import PRESETS
+
+STEPS = 30_000
+#: What presets ask their user for.
+ASKED = {"initial_loss_scale": 2.0**16, "increment_period": 2000, "hysteresis": 2}
+
+
+def made_up_run(steps=STEPS, seed=0):
+    """Returns the limit of each step, a `float64` array of shape `[steps]`."""
+    rng = np.random.default_rng(seed)
+    progress = np.linspace(0, 1, steps)
+    # Gradients shrink over the first two thirds, so the limit rises; then they grow.
+    exponent = 13 + 11 * np.sin(0.75 * np.pi * progress) ** 2
+    exponent += rng.normal(0, 0.3, steps)
+    spikes = rng.random(steps) < 0.0005  # bad batches: one in two thousand
+    exponent[spikes] -= rng.uniform(1, 9, np.sum(spikes))
+    stretch = slice(int(0.45 * steps), int(0.45 * steps) + 300)
+    exponent[stretch] -= 7
+    limit = 2.0**exponent
+    limit[int(0.8 * steps) : int(0.8 * steps) + 8] = 0  # NaN whatever the scale
+    return limit
+
+
+def schedules():
+    """Returns every preset, by name, and a fixed scale to compare with."""
+    found = {"fixed at 2**10": lossscale.FixedLossScale(2.0**10, skip_nonfinite=True)}
+    for name, preset in PRESETS.items():
+        if name != "dynamic":  # another name of tensorflow's
+            asked = {argument: ASKED[argument] for argument in preset.asks_for}
+            found[name] = lossscale.DynamicLossScale.from_preset(name, **asked)
+    return found
+
+
+def draw(simulations, path):
+    """Draws one panel per schedule, all on the same axes."""
+    columns = 3
+    rows = -(-len(simulations) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(11, 1.9 * rows), sharex=True, sharey=True
+    )
+    for ax in axes.flat[len(simulations) :]:
+        ax.set_axis_off()
+    for ax, (name, simulation) in zip(axes.flat, simulations.items()):
+        simulation.plot(ax)
+        ax.set_title(f"{name}: {simulation.steps_lost} steps lost", fontsize=9)
+        ax.label_outer()
+        ax.get_legend().remove()
+        ax.set_ylim(2.0**2, 2.0**36)
+        ax.tick_params(labelsize=7)
+    for ax in axes.flat[: len(simulations)][-columns:]:
+        ax.tick_params(labelbottom=True)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    labels[-1] = "steps lost"
+    figure.legend(handles, labels, loc="lower right", ncol=3, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+    plt.close(figure)
+
+
+def main():
+    """Runs it all."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--output", default="compare_schedules.png", help="where the picture goes"
+    )
+    output = parser.parse_args().output
+    started = time.time()
+    limit = made_up_run()
+    simulations = {
+        name: lossscale.simulate(loss_scale, limit=limit)
+        for name, loss_scale in schedules().items()
+    }
+    print(f"{len(limit)} steps of a made-up run\n")
+    print(f"{'':24}{'steps lost':>12}{'longest stall':>15}{'log2 below limit':>18}")
+    for name, simulation in simulations.items():
+        lost, stall = simulation.steps_lost, simulation.longest_stall
+        print(f"{name:24}{lost:>12}{stall:>15}{simulation.log2_below_limit:>18.2f}")
+    draw(simulations, output)
+    print(f"\nThe picture is {output}. It took {time.time() - started:.0f} seconds.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""import_state, export_state: a run begun under another system goes on here, and back.
+
+`systems` is the table of what each system saves, under which names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Sequence, Tuple
+
+import numpy as np
+
+from lossscale import arguments, presets
+from lossscale.dynamic import DynamicLossScale
+from lossscale.systems import CHECKS, STATE, SYSTEMS, System
+
+
+def import_state(
+    system: str, state: Mapping[str, Any], **overrides: Any
+) -> DynamicLossScale:
+    """Returns a loss scale that goes on where another system's stopped.
+
+    The next step's scale is the one it would have had there, with the differences that
+    `lossscale.presets` lists.
+
+    >>> state = {  # torch.amp.GradScaler.state_dict()
+    ...     "scale": 1024.0,
+    ...     "growth_factor": 2.0,
+    ...     "backoff_factor": 0.5,
+    ...     "growth_interval": 100,
+    ...     "_growth_tracker": 99,
+    ... }
+    >>> loss_scale = import_state("torch", state)
+    >>> _ = loss_scale.adjust(True)
+    >>> float(loss_scale)
+    2048.0
+
+    Args:
+      system: "tensorflow" (its `DynamicLossScale`), "tf_keras" (Keras 2's
+        `LossScaleOptimizer`), "keras3" (Keras 3's), "torch" (`GradScaler`), "megatron"
+        (`DynamicGradScaler`), "apex" (`amp`) or "paddle" (`GradScaler`).
+      state: A dict with the keys of the table in `systems`, all of them and no other.
+        Values are numbers: Python's, NumPy's, or tensors and variables of any framework
+        with one entry. Nothing is unpickled here.
+      **overrides: Arguments of `DynamicLossScale`. Needed where the other run was given
+        some that its state does not hold, as Megatron's `hysteresis`: by default they
+        are the preset's.
+
+    Returns:
+      A new `DynamicLossScale`. Its `initial_loss_scale` is the imported scale, unless
+      `overrides` has one.
+
+    Raises:
+      TypeError: `state` is no dict, or a value is no number.
+      ValueError: The system is unknown, a key is missing or unknown, or a value is out
+        of its range.
+    """
+    known = _system(system)
+    found = _read(known, state)
+    settings = presets.preset_arguments(known.preset, {})
+    settings["initial_loss_scale"] = found["current_loss_scale"]
+    settings.update({k: v for k, v in found.items() if k not in STATE})
+    settings.update(overrides)
+    _check_bounds(known, found["current_loss_scale"], settings)
+    loss_scale = DynamicLossScale(**settings)
+    if "bad_steps_left" in found:
+        found["bad_steps"] = _bad_steps(loss_scale, found["bad_steps_left"])
+    loss_scale.current_loss_scale.assign(found["current_loss_scale"])
+    loss_scale.good_steps.assign(found["good_steps"])
+    loss_scale.bad_steps.assign(found.get("bad_steps", 0))
+    return loss_scale
+
+
+def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
+    """Returns a loss scale's state as another system saves its own.
+
+    Loaded there, the run goes on as it would have here, but for the floor, which is the
+    other system's. What its state does not hold, its constructor must be given, as
+    Megatron's `hysteresis`.
+
+    >>> state = export_state("keras3", DynamicLossScale(1024))
+    >>> state
+    {'dynamic_scale': 1024.0, 'step_counter': 0}
+
+    Args:
+      system: As in `import_state`.
+      loss_scale: A `DynamicLossScale`.
+
+    Returns:
+      A new dict of plain numbers. Paddle's scale is a `float32` array of shape `[1]`,
+      as Paddle loads it; Megatron loads a tensor: `torch.tensor([state["scale"]])`.
+
+    Raises:
+      TypeError: `loss_scale` is no `DynamicLossScale`.
+      ValueError: The system is unknown, or cannot do what `loss_scale` does: hysteresis
+        or a ceiling where it has none, another growth than doubling in Keras.
+    """
+    known = _system(system)
+    if not isinstance(loss_scale, DynamicLossScale):
+        raise TypeError(
+            f"`loss_scale` must be a DynamicLossScale, got {loss_scale!r}. Of a "
+            "manager take manager.as_loss_scale()."
+        )
+    _check_it_can(system, known, loss_scale)
+    bad_steps = int(loss_scale.bad_steps.numpy())
+    values: Dict[str, Any] = {
+        "current_loss_scale": float(loss_scale),
+        "multiplier": loss_scale.multiplier,
+        "backoff_factor": _backoff_factor(loss_scale),
+        "increment_period": loss_scale.increment_period,
+        "hysteresis": loss_scale.hysteresis,
+        "good_steps": int(loss_scale.good_steps.numpy()),
+        "bad_steps": bad_steps,
+        "bad_steps_left": loss_scale.hysteresis - bad_steps,
+    }
+    state: Dict[str, Any] = {key: values[ours] for key, ours in known.keys.items()}
+    if known.in_an_array:
+        state["scale"] = np.array([state["scale"]], np.float32)
+    state.update(known.constants)
+    return {known.inside: state} if known.inside else state
+
+
+def _system(name: Any) -> System:
+    if name not in SYSTEMS:
+        listed = ", ".join(map(repr, SYSTEMS))
+        raise ValueError(f"`system` must be one of {listed}, got {name!r}.")
+    return SYSTEMS[name]
+
+
+def _read(system: System, state: Any) -> Dict[str, Any]:
+    """Returns our attributes' values, checked. Errors name the key."""
+    path = "state"
+    if system.inside:
+        _check_keys(path, state, [system.inside])
+        path, state = f"state[{system.inside!r}]", state[system.inside]
+    _check_keys(path, state, [*system.keys, *system.constants])
+    for key, value in system.constants.items():
+        if state[key] is not value:
+            raise ValueError(
+                f"`{path}[{key!r}]` must be {value}, got {state[key]!r}. For a scale "
+                "that stays take FixedLossScale."
+            )
+    return {
+        ours: CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
+        for key, ours in system.keys.items()
+    }
+
+
+def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"`{path}` must be a dict with the keys {keys}, got {state!r}.")
+    missing = [key for key in keys if key not in state]
+    unknown = [key for key in state if key not in keys]
+    if missing or unknown:
+        raise ValueError(
+            f"`{path}` must have the keys {keys}, got {list(state)}: missing are "
+            f"{missing}, unknown {unknown}. Pick them out: the scaler's own state, "
+            "and of several scalers one, under the first one's key."
+        )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Returns the one number in a Python number, array, tensor or variable."""
+    try:
+        if not hasattr(value, "item") and hasattr(value, "numpy"):
+            value = value.numpy()  # TensorFlow's and Keras's
+        return value.item() if hasattr(value, "item") else value
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"`{name}` must be one number, got {value!r}.") from error
+
+
+def _check_bounds(system: System, scale: float, settings: Dict[str, Any]) -> None:
+    key = next(k for k, ours in system.keys.items() if ours == "current_loss_scale")
+    name = f"state[{key!r}]"
+    floor = settings.get("min_loss_scale", 1.0)
+    floor = arguments.loss_scale("min_loss_scale", floor)
+    arguments.ordered("min_loss_scale", floor, name, scale)
+    ceiling = settings.get("max_loss_scale")
+    if ceiling is not None:
+        ceiling = arguments.loss_scale("max_loss_scale", ceiling)
+        arguments.ordered(name, scale, "max_loss_scale", ceiling)
+
+
+def _bad_steps(loss_scale: DynamicLossScale, left: int) -> int:
+    if left > loss_scale.hysteresis:
+        raise ValueError(
+            "`state['hysteresis_tracker']` must be at most the hysteresis, "
+            f"{loss_scale.hysteresis}, got {left}. Pass hysteresis=... as it was there."
+        )
+    return loss_scale.hysteresis - left
+
+
+def _backoff_factor(loss_scale: DynamicLossScale) -> float:
+    return loss_scale.backoff_factor or 1.0 / loss_scale.multiplier
+
+
+def _check_it_can(system: str, known: System, loss_scale: DynamicLossScale) -> None:
+    """Raises unless the system can do what `loss_scale` does."""
+    must: Dict[str, Tuple[Any, Any]] = {}  # argument -> (what it must be, what it is)
+    for name, value in known.fixed.items():
+        must[name] = (value, getattr(loss_scale, name))
+    if "backoff_factor" in must:
+        factor = known.fixed["backoff_factor"] or 1.0 / loss_scale.multiplier
+        must["backoff_factor"] = (factor, _backoff_factor(loss_scale))
+    if loss_scale.hysteresis > 1 and "hysteresis" not in known.fixed:
+        resets = presets.PRESETS[known.preset].arguments["hysteresis_reset"]
+        must["hysteresis_reset"] = (resets, loss_scale.hysteresis_reset)
+    ceiling = loss_scale.max_loss_scale
+    if not known.has_ceiling and ceiling != arguments.FLOAT32_MAX:
+        must["max_loss_scale"] = (None, ceiling)
+    for name, (wanted, got) in must.items():
+        if wanted != got:
+            raise ValueError(
+                f"`loss_scale` must have {name}={wanted!r} to go on under {system!r}, "
+                f"which knows nothing else, got {name}={got!r}."
+            )

@@ -1,0 +1,123 @@
+"""A recorded run: which steps were finite, and the loss scale of each. One file format.
+
+The format is NumPy's `.npz`, a zip archive of plain arrays, that NumPy reads and writes
+without this package. Its keys:
+
+| key          | dtype     | shape     |                                               |
+| ------------ | --------- | --------- | --------------------------------------------- |
+| `is_finite`  | `bool`    | `[steps]` | were the step's gradients finite everywhere?  |
+| `loss_scale` | `float32` | `[steps]` | the scale the step was taken with; may be     |
+|              |           |           | missing                                       |
+
+Steps are in order and without gaps, the skipped ones among them. Other keys are
+allowed and ignored: whoever records may add what it likes. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any, Dict, NamedTuple, Optional
+
+import numpy as np
+
+
+class Run(NamedTuple):
+    """A recorded run.
+
+    Attributes:
+      is_finite: A `bool` array of shape `[steps]`.
+      loss_scale: A `float32` array of shape `[steps]`, or None.
+    """
+
+    is_finite: Any
+    loss_scale: Optional[Any] = None
+
+
+def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> None:
+    """Writes a recorded run, as `simulate` and `load_run` read it.
+
+    The file appears whole or not at all: it is written beside its place, as
+    `path + ".part"`, and then moved there. A run that dies leaves what it last saved.
+
+    Args:
+      path: Where to write. No suffix is added.
+      is_finite: A `bool` array of shape `[steps]`.
+      loss_scale: A `float32` array of shape `[steps]`, or None.
+
+    Raises:
+      TypeError: An array has the wrong type.
+      ValueError: An array has the wrong shape.
+    """
+    arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
+    if loss_scale is not None:
+        arrays["loss_scale"] = _scales(loss_scale, len(arrays["is_finite"]))
+    beside = f"{os.fspath(path)}.part"
+    with open(beside, "wb") as file:
+        np.savez_compressed(file, **arrays)
+    os.replace(beside, path)
+
+
+def load_run(path: Any) -> Run:
+    """Reads a recorded run.
+
+    Args:
+      path: A `.npz` file as described above.
+
+    Returns:
+      A `Run`.
+
+    Raises:
+      OSError: The file cannot be read.
+      TypeError: An array in it has the wrong type.
+      ValueError: It is no `.npz` file, has no `is_finite`, or a shape is wrong.
+    """
+    with open(path, "rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError(
+                f"`path` must be a NumPy .npz file, got {os.fspath(path)!r}, which is "
+                "none. lossscale.save_run writes one."
+            )
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as found:
+            if "is_finite" not in found:
+                raise ValueError(
+                    f'`path` must hold an array "is_finite", got {os.fspath(path)!r} '
+                    f"with {sorted(found)}."
+                )
+            is_finite = flags("is_finite", found["is_finite"])
+            if "loss_scale" not in found:
+                return Run(is_finite)
+            return Run(is_finite, _scales(found["loss_scale"], len(is_finite)))
+
+
+def flags(name: str, value: Any) -> Any:
+    """Returns `value` as a `bool` array of shape `[steps]`."""
+    array = np.asarray(value)
+    if array.size and array.dtype != np.bool_:
+        raise TypeError(
+            f"`{name}` must hold booleans, got dtype {array.dtype}. "
+            f"numpy.asarray({name}, bool) makes them of zeros and ones."
+        )
+    return one_dimensional(name, array).astype(np.bool_)
+
+
+def one_dimensional(name: str, array: Any) -> Any:
+    """Returns `array` if it is a sequence of numbers."""
+    if array.ndim != 1:
+        raise ValueError(
+            f"`{name}` must have one entry per step, shape [steps], got shape "
+            f"{list(array.shape)}."
+        )
+    return array
+
+
+def _scales(value: Any, steps: int) -> Any:
+    array = np.asarray(value)
+    if not (np.issubdtype(array.dtype, np.floating) or array.size == 0):
+        raise TypeError(f"`loss_scale` must hold floats, got dtype {array.dtype}.")
+    if one_dimensional("loss_scale", array).shape != (steps,):
+        raise ValueError(
+            f"`loss_scale` must have one entry per step, {steps}, got {array.size}."
+        )
+    return array.astype(np.float32)

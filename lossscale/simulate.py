@@ -1,0 +1,159 @@
+"""simulate: a loss scale over a recorded or made-up run, without a model."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale import _keras, record
+from lossscale.base import LossScale
+from lossscale.simulation import Simulation
+
+#: What XLA answers to an op that it does not know, by version and op.
+_NOT_COMPILED = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+    tf.errors.NotFoundError,
+)
+
+
+def simulate(
+    loss_scale: LossScale, *, is_finite: Any = None, limit: Any = None
+) -> Simulation:
+    """Replays a loss scale over a run of steps, without a model.
+
+    Runs the object's own `adjust`, a subclass's too, once per step, compiled by XLA on
+    the CPU; a rule that XLA cannot compile runs in a graph, some thousand times slower.
+    It begins with the object's present state and works on a copy: the object is not
+    changed. As in every compiled step, a multiplier that is no power of two may round
+    the last bit otherwise than eagerly.
+
+    >>> import lossscale
+    >>> limit = np.full([100], 2.0**12)  # where this run's gradients overflow
+    >>> scale = lossscale.DynamicLossScale(2.0**15, increment_period=20)
+    >>> simulate(scale, limit=limit)
+    Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
+
+    The scale falls from 2**15 to 2**12 in three steps, and then tries 2**13 after every
+    20 good ones, in vain.
+
+    Args:
+      loss_scale: A `LossScale`.
+      is_finite: The run's flags: a `bool` array of shape `[steps]`, or the path of a
+        file that holds them, as `lossscale.save_run` writes it.
+      limit: In place of flags, a float array of shape `[steps]`, none of it NaN: a step
+        overflows if the scale it is taken with is greater than its limit.
+
+    Returns:
+      A `Simulation`.
+
+    Raises:
+      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, or not
+        exactly one of `is_finite` and `limit` is given.
+      ValueError: An array is empty, not one-dimensional, or a limit is NaN.
+      RuntimeError: Called in a graph or under a `tf.distribute` strategy.
+    """
+    if not isinstance(loss_scale, LossScale):
+        raise TypeError(
+            f"`loss_scale` must be a LossScale, got {loss_scale!r}. "
+            "lossscale.get makes one of a number or a name."
+        )
+    if (is_finite is None) == (limit is None):
+        raise TypeError(
+            "`is_finite` or `limit` must be given, and not both, got "
+            + ("neither." if limit is None else "both.")
+        )
+    if not tf.executing_eagerly() or tf.distribute.has_strategy():
+        raise RuntimeError(
+            "`simulate` must be called eagerly and outside strategy.scope(), got "
+            "a graph or a strategy. Call it before or after training."
+        )
+    trace = _flags(is_finite) if limit is None else _limits(limit)
+    scales, applied, last = _run(loss_scale, trace)
+    if limit is not None:
+        trace, limit = scales <= trace, np.asarray(limit)
+    return Simulation(scales, trace, applied, last, limit)
+
+
+def _flags(is_finite: Any) -> Any:
+    if isinstance(is_finite, (str, bytes, os.PathLike)):
+        is_finite = record.load_run(is_finite).is_finite
+    return _not_empty("is_finite", record.flags("is_finite", is_finite))
+
+
+def _limits(limit: Any) -> Any:
+    """Returns the greatest `float32` that is not above each limit: compares alike."""
+    array = np.asarray(limit)
+    if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+        raise TypeError(f"`limit` must hold numbers, got dtype {array.dtype}.")
+    array = _not_empty("limit", record.one_dimensional("limit", array))
+    if np.isnan(array).any():
+        raise ValueError(
+            f"`limit` must hold no NaN, got {int(np.isnan(array).sum())} of them. "
+            "Write numpy.inf where a step never overflows, 0 where it always does."
+        )
+    with np.errstate(over="ignore"):  # beyond float32, infinity compares alike
+        nearest = array.astype(np.float32)
+    below = np.nextafter(nearest, np.float32(-np.inf))
+    return np.where(nearest > array, below, nearest)
+
+
+def _not_empty(name: str, array: Any) -> Any:
+    if not array.size:
+        raise ValueError(f"`{name}` must hold at least one step, got none.")
+    return array
+
+
+def _run(loss_scale: LossScale, trace: Any) -> Tuple[Any, Any, float]:
+    # On the CPU: a GPU would be asked for a few scalars a million times.
+    with tf.device("CPU:0"):
+        try:
+            return _replay(_copy(loss_scale), trace, _keras.COMPILED_BY_XLA)
+        except _NOT_COMPILED:
+            return _replay(_copy(loss_scale), trace, {})
+
+
+def _copy(loss_scale: LossScale) -> LossScale:
+    """Returns a copy whose variables are plain ones, on one device."""
+    memo: Dict[int, Any] = {
+        id(variable): tf.Variable(variable.numpy(), trainable=False)
+        for variable in loss_scale.variables
+    }
+    for module in (loss_scale, *loss_scale.submodules):
+        # What a restored checkpoint had and the object has not, held in case it comes:
+        # a copy would hold the whole checkpoint, and warn when it goes. Without the
+        # private name (seen on TensorFlow 2.4-2.21) it is copied after all.
+        held = getattr(module, "_self_unconditional_deferred_dependencies", None)
+        if held is not None:
+            memo[id(held)] = {}
+    return copy.deepcopy(loss_scale, memo)
+
+
+def _replay(
+    loss_scale: LossScale, trace: Any, options: Dict[str, bool]
+) -> Tuple[Any, Any, float]:
+    steps = len(trace)
+
+    def step(i: Any, trace: Any, scales: Any, applied: Any) -> Any:
+        scale = tf.reshape(tf.cast(loss_scale(), tf.float32), [])
+        entry = trace[i]
+        is_finite = entry if entry.dtype.is_bool else scale <= entry
+        _, should_apply = loss_scale.adjust(is_finite)
+        should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+        return i + 1, trace, scales.write(i, scale), applied.write(i, should_apply)
+
+    def replay(trace: Any) -> Any:
+        scales = tf.TensorArray(tf.float32, steps, element_shape=[])
+        applied = tf.TensorArray(tf.bool, steps, element_shape=[])
+        _, _, scales, applied = tf.while_loop(
+            lambda i, *_: i < steps, step, [0, trace, scales, applied]
+        )
+        return scales.stack(), applied.stack()
+
+    compiled = tf.function(replay, autograph=False, **options)
+    scales, applied = compiled(tf.convert_to_tensor(trace))
+    return scales.numpy(), applied.numpy(), float(loss_scale().numpy())

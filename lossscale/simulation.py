@@ -1,0 +1,122 @@
+"""Simulation: what a loss scale did over a run, in arrays and in figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Optional
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Simulation:
+    """What a loss scale did over a run. Steps are in order.
+
+    Attributes:
+      loss_scale: A `float32` array of shape `[steps]`, the scale of each step.
+      is_finite: A `bool` array of shape `[steps]`, whether its gradients were finite.
+      applied: A `bool` array of shape `[steps]`, whether it was applied. It differs
+        from `is_finite` where a loss scale does not check, as `FixedLossScale`.
+      final_loss_scale: A float, the scale after the last step.
+      limit: The array that was given, or None.
+    """
+
+    loss_scale: Any
+    is_finite: Any
+    applied: Any
+    final_loss_scale: float
+    limit: Optional[Any] = None
+
+    @property
+    def steps_lost(self) -> int:
+        """How many steps were skipped."""
+        return int(np.sum(~self.applied))
+
+    @property
+    def overflows_applied(self) -> int:
+        """How many steps were applied although their gradients were not finite."""
+        return int(np.sum(self.applied & ~self.is_finite))
+
+    @property
+    def longest_stall(self) -> int:
+        """The most steps that were skipped in a row."""
+        ends = np.flatnonzero(np.concatenate([[True], self.applied, [True]]))
+        return int(np.max(np.diff(ends))) - 1
+
+    @property
+    def log2_below_limit(self) -> Optional[float]:
+        """By how many powers of two the scale was below the limit, on average.
+
+        Over the steps that were applied and whose limit is finite and positive. None
+        without a limit or without such steps. The smaller, the less was lost to
+        underflow.
+        """
+        if self.limit is None:
+            return None
+        used = self.applied & np.isfinite(self.limit) & (self.limit > 0)
+        if not used.any():
+            return None
+        limits = self.limit[used].astype(np.float64)
+        below = np.log2(limits) - np.log2(self.loss_scale[used].astype(np.float64))
+        return float(np.mean(below))
+
+    @property
+    def summary(self) -> Dict[str, Any]:
+        """The figures above by name, and the number of steps."""
+        return {
+            "steps": len(self.loss_scale),
+            "steps_lost": self.steps_lost,
+            "overflows_applied": self.overflows_applied,
+            "longest_stall": self.longest_stall,
+            "log2_below_limit": self.log2_below_limit,
+        }
+
+    def __repr__(self) -> str:
+        listed = ", ".join(
+            f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.summary.items()
+            if value is not None and (name, value) != ("overflows_applied", 0)
+        )
+        return f"Simulation({listed})"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the scale, the limit if there was one, and the steps that were lost.
+
+        Args:
+          ax: matplotlib `Axes` to draw on. None makes a figure.
+
+        Returns:
+          The `Axes`.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        if ax is None:
+            ax = _new_axes()
+        steps = len(self.loss_scale)
+        if self.limit is not None:
+            ax.plot(np.arange(steps), self.limit, color="0.7", label="limit")
+        # A million equal values in a row are one line: only the corners are drawn.
+        corners = np.flatnonzero(np.diff(self.loss_scale)) + 1
+        x = np.concatenate([[0], corners, [steps]])
+        y = np.append(self.loss_scale[x[:-1]], self.loss_scale[-1])
+        ax.step(x, y, where="post", label="loss scale")
+        lost = np.flatnonzero(~self.applied)
+        label = f"{len(lost)} steps lost"
+        ax.plot(lost, self.loss_scale[lost], "|", color="C3", label=label)
+        ax.set_yscale("log", base=2)
+        ax.set_xlabel("step")
+        ax.set_ylabel("loss scale")
+        ax.legend()
+        return ax
+
+
+def _new_axes() -> Any:
+    try:
+        import matplotlib.pyplot as plt  # noqa: PLC0415 - only who plots needs it
+    except ImportError as error:
+        raise ImportError(
+            "`Simulation.plot` needs matplotlib, which is not installed. "
+            "Run `pip install matplotlib`."
+        ) from error
+    return plt.subplots(figsize=(8, 3), layout="constrained")[1]

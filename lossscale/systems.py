@@ -1,0 +1,119 @@
+"""How other systems save a loss scale: a table.
+
+A state is a dict of plain numbers under the names that the system itself uses:
+
+| system       | the scale                  | counters                               |
+| ------------ | -------------------------- | -------------------------------------- |
+| `tensorflow` | `current_loss_scale`       | `good_steps`                           |
+| `tf_keras`   | `current_loss_scale`       | `good_steps`                           |
+| `keras3`     | `dynamic_scale`            | `step_counter`                         |
+| `torch`      | `scale`                    | `_growth_tracker`                      |
+| `megatron`   | `scale`                    | `growth_tracker`, `hysteresis_tracker` |
+| `apex`       | `loss_scaler0.loss_scale`  | `loss_scaler0.unskipped`               |
+| `paddle`     | `scale`                    | `incr_count`, `decr_count`             |
+
+torch's and Paddle's hold hyper-parameters too. The others' are arguments of their
+constructors.
+
+Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Mapping, NamedTuple
+
+from lossscale import arguments
+
+
+class System(NamedTuple):
+    """How one system names things.
+
+    Attributes:
+      preset: The preset that has its schedule.
+      keys: Its key -> our attribute. `bad_steps_left` is `hysteresis - bad_steps`.
+      fixed: What cannot be set there, by our argument. None: what ours means by it.
+      constants: Its keys that have one value here.
+      inside: The key under which all of it lies, if any.
+      in_an_array: Whether its scale is an array of one entry.
+      has_ceiling: Whether it can have a greatest loss scale.
+    """
+
+    preset: str
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any] = {}
+    constants: Mapping[str, Any] = {}
+    inside: str = ""
+    in_an_array: bool = False
+    has_ceiling: bool = False
+
+
+_KERAS2_KEYS = {"current_loss_scale": "current_loss_scale", "good_steps": "good_steps"}
+_DOUBLING = {"multiplier": 2.0, "backoff_factor": 0.5, "hysteresis": 1}
+
+#: Name -> `System`.
+SYSTEMS: Mapping[str, System] = {
+    "tensorflow": System(
+        "tensorflow", _KERAS2_KEYS, {"backoff_factor": None, "hysteresis": 1}
+    ),
+    "tf_keras": System("tensorflow", _KERAS2_KEYS, _DOUBLING),
+    "keras3": System(
+        "keras3",
+        {"dynamic_scale": "current_loss_scale", "step_counter": "good_steps"},
+        _DOUBLING,
+    ),
+    "torch": System(
+        "torch",
+        {
+            "scale": "current_loss_scale",
+            "growth_factor": "multiplier",
+            "backoff_factor": "backoff_factor",
+            "growth_interval": "increment_period",
+            "_growth_tracker": "good_steps",
+        },
+        {"hysteresis": 1},
+    ),
+    "megatron": System(
+        "megatron",
+        {
+            "scale": "current_loss_scale",
+            "growth_tracker": "good_steps",
+            "hysteresis_tracker": "bad_steps_left",
+        },
+    ),
+    "apex": System(
+        "apex",
+        {"loss_scale": "current_loss_scale", "unskipped": "good_steps"},
+        {**_DOUBLING, "increment_period": 2000},
+        inside="loss_scaler0",
+        has_ceiling=True,
+    ),
+    "paddle": System(
+        "paddle",
+        {
+            "scale": "current_loss_scale",
+            "incr_ratio": "multiplier",
+            "decr_ratio": "backoff_factor",
+            "incr_every_n_steps": "increment_period",
+            "decr_every_n_nan_or_inf": "hysteresis",
+            "incr_count": "good_steps",
+            "decr_count": "bad_steps",
+        },
+        constants={"use_dynamic_loss_scaling": True},
+        in_an_array=True,
+    ),
+}
+
+#: What a value must be, by our attribute.
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "current_loss_scale": arguments.loss_scale,
+    "multiplier": partial(arguments.factor, above=1.0),
+    "backoff_factor": partial(arguments.factor, above=0.0, below=1.0),
+    "increment_period": arguments.count,
+    "hysteresis": arguments.count,
+    "good_steps": partial(arguments.count, least=0),
+    "bad_steps": partial(arguments.count, least=0),
+    "bad_steps_left": partial(arguments.count, least=-arguments.INT64_MAX),
+}
+#: What of these is state. The rest are arguments.
+STATE = ("current_loss_scale", "good_steps", "bad_steps", "bad_steps_left")

@@ -1,0 +1,353 @@
+"""States of other systems: read, written, and gone on with.
+
+The originals themselves are met in `test_originals.py`; here are the rules of those
+that cannot be installed or run on a CPU, written again from their sources.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import run
+
+import lossscale
+from lossscale import DynamicLossScale, FixedLossScale, export_state, import_state
+from lossscale.systems import SYSTEMS
+
+STEPS = 16
+
+
+class Megatron:
+    """megatron-core 0.16.1, `optimizer/grad_scaler.py`, in plain Python."""
+
+    def __init__(self, period, hysteresis, floor):
+        self.period, self.hysteresis, self.floor = period, hysteresis, floor
+        self.state = {"scale": 1024.0, "growth_tracker": 0}
+        self.state["hysteresis_tracker"] = hysteresis
+
+    def step(self, is_finite):
+        state = self.state
+        if is_finite:
+            state["growth_tracker"] += 1
+            if state["growth_tracker"] == self.period:
+                state["growth_tracker"] = 0
+                state["hysteresis_tracker"] = self.hysteresis
+                state["scale"] *= 2.0
+        else:
+            state["growth_tracker"] = 0
+            state["hysteresis_tracker"] -= 1
+            if state["hysteresis_tracker"] <= 0:
+                state["scale"] = max(state["scale"] * 0.5, self.floor)
+        return state["scale"]
+
+    @classmethod
+    def draw(cls, rng):
+        ours = {"increment_period": int(rng.integers(1, 5))}
+        ours["hysteresis"] = int(rng.integers(1, 4))
+        ours["min_loss_scale"] = float(2.0 ** rng.integers(0, 9))
+        return cls(*ours.values()), ours
+
+
+class Apex:
+    """apex at b82c6bd, `amp/scaler.py`, in plain Python."""
+
+    def __init__(self, unskipped):
+        inner = {"loss_scale": 2.0**22, "unskipped": unskipped}
+        self.state = {"loss_scaler0": inner}
+
+    def step(self, is_finite):
+        state = self.state["loss_scaler0"]
+        if is_finite:
+            state["unskipped"] += 1
+        else:
+            state["loss_scale"] = state["loss_scale"] / 2.0
+            state["unskipped"] = 0
+        if state["unskipped"] == 2000:
+            state["loss_scale"] = min(2.0**24, state["loss_scale"] * 2.0)
+            state["unskipped"] = 0
+        return state["loss_scale"]
+
+    @classmethod
+    def draw(cls, rng):
+        return cls(1999 - int(rng.integers(0, STEPS))), {}
+
+
+def flags_of(rng):
+    return (rng.random(STEPS) < rng.uniform(0.2, 0.95)).tolist()
+
+
+@pytest.mark.parametrize("original", [Megatron, Apex])
+def test_a_run_goes_on_here_and_goes_back(original):
+    rng, system = np.random.default_rng(21), original.__name__.lower()
+    for _ in range(100):
+        theirs, arguments = original.draw(rng)
+        flags = flags_of(rng)
+        cut, back = np.sort(rng.integers(0, STEPS + 1, 2))
+        for flag in flags[:cut]:
+            theirs.step(flag)
+        ours = import_state(system, json.loads(json.dumps(theirs.state)), **arguments)
+        expected = [theirs.step(flag) for flag in flags[cut:back]]
+        assert run(ours, flags[cut:back]) == expected
+        assert export_state(system, ours) == theirs.state
+
+
+#: What each system can do, in our arguments.
+RUNS = {
+    "tensorflow": {"increment_period": 2, "multiplier": 4.0},
+    "tf_keras": {"increment_period": 3},
+    "keras3": {"increment_period": 3},
+    "torch": {"increment_period": 3, "multiplier": 4.0, "backoff_factor": 0.25},
+    "megatron": {
+        "increment_period": 2,
+        "multiplier": 4.0,
+        "hysteresis": 3,
+        "hysteresis_reset": ("growth",),
+        "min_loss_scale": 4.0,
+    },
+    "apex": {"increment_period": 2000, "max_loss_scale": 2.0**12},
+    "paddle": {
+        "increment_period": 2,
+        "hysteresis": 2,
+        "hysteresis_reset": ("good", "backoff"),
+        "backoff_factor": 0.25,
+    },
+}
+
+
+def test_every_system_is_tried():
+    assert set(RUNS) == set(SYSTEMS)
+
+
+def begin(system):
+    preset, given = SYSTEMS[system].preset, {"initial_loss_scale": 1024, **RUNS[system]}
+    loss_scale = DynamicLossScale.from_preset(preset, **given)
+    # apex grows after 2000 steps: begin near to them.
+    loss_scale.good_steps.assign(1995 if system == "apex" else 0)
+    return loss_scale
+
+
+@pytest.mark.parametrize("system", RUNS)
+def test_a_run_cut_anywhere_is_the_uncut_run(system):
+    rng = np.random.default_rng(22)
+    for _ in range(15):
+        flags, at = flags_of(rng), int(rng.integers(0, STEPS + 1))
+        expected = run(begin(system), flags)
+        cut = begin(system)
+        seen = run(cut, flags[:at])
+        again = import_state(system, export_state(system, cut), **RUNS[system])
+        assert seen + run(again, flags[at:]) == expected, (flags, at)
+
+
+@pytest.mark.parametrize("system", RUNS)
+def test_a_state_comes_back_as_it_was(system):
+    loss_scale = begin(system)
+    run(loss_scale, [True, False, True])
+    state = export_state(system, loss_scale)
+    again = import_state(system, state, **RUNS[system])
+    assert export_state(system, again) == state
+    config = again.get_config()
+    for argument, value in RUNS[system].items():
+        assert config[argument] == (list(value) if isinstance(value, tuple) else value)
+    inner = state["loss_scaler0"] if system == "apex" else state
+    assert set(inner) == {*SYSTEMS[system].keys, *SYSTEMS[system].constants}
+    for key, value in inner.items():
+        assert type(value) in (int, float, bool) or (system, key) == ("paddle", "scale")
+
+
+TORCH = {
+    "scale": 8.0,
+    "growth_factor": 4.0,
+    "backoff_factor": 0.25,
+    "growth_interval": 100,
+    "_growth_tracker": 7,
+}
+
+
+def test_torchs_state():
+    loss_scale = import_state("torch", TORCH)
+    assert float(loss_scale) == loss_scale.initial_loss_scale == 8.0
+    assert loss_scale.good_steps.numpy() == 7
+    assert loss_scale.multiplier == 4.0
+    assert loss_scale.backoff_factor == 0.25
+    assert loss_scale.increment_period == 100
+    assert loss_scale.skipped_steps.numpy() == 0
+
+
+def test_overrides_win():
+    loss_scale = import_state(
+        "torch", TORCH, increment_period=9, initial_loss_scale=64.0, hysteresis=2
+    )
+    assert float(loss_scale) == 8.0
+    assert loss_scale.increment_period == 9
+    assert loss_scale.initial_loss_scale == 64.0
+    assert loss_scale.hysteresis == 2
+    assert loss_scale.good_steps.numpy() == 7
+
+
+def test_megatrons_counter_runs_below_zero():
+    state = {"scale": 64.0, "growth_tracker": 0, "hysteresis_tracker": -3}
+    loss_scale = import_state("megatron", state, hysteresis=4)
+    assert loss_scale.bad_steps.numpy() == 7
+    assert run(loss_scale, [False]) == [32.0]
+
+
+class Tensorlike:
+    """One entry, as a torch tensor on any device gives it."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def item(self):
+        return self.value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        np.float32,
+        lambda value: np.array([value]),
+        np.array,
+        tf.constant,
+        lambda value: tf.constant([value]),
+        tf.Variable,
+        Tensorlike,
+    ],
+    ids=["numpy", "array1", "array0", "tensor", "tensor1", "variable", "torch"],
+)
+def test_numbers_of_any_make(wrap):
+    state = {"scale": 8.0, "growth_tracker": 7, "hysteresis_tracker": 1}
+    found = import_state("megatron", {key: wrap(n) for key, n in state.items()})
+    assert export_state("megatron", found) == state
+
+
+def test_a_mirrored_state(mirrored):
+    with mirrored.scope():
+        loss_scale = import_state("torch", TORCH)
+    assert export_state("torch", loss_scale) == TORCH
+
+
+@pytest.mark.parametrize(
+    ("system", "change", "error", "words"),
+    [
+        ("torch", {"scale": None}, TypeError, "`state['scale']` must be a number"),
+        ("torch", {"scale": "8"}, TypeError, "`state['scale']` must be a number"),
+        ("torch", {"scale": True}, TypeError, "`state['scale']` must be a number"),
+        ("torch", {"scale": [8.0]}, TypeError, "`state['scale']` must be a number"),
+        ("torch", {"scale": np.ones(2)}, TypeError, "`state['scale']` must be one n"),
+        ("torch", {"scale": 0.0}, ValueError, "`state['scale']` must be positive"),
+        ("torch", {"scale": np.inf}, ValueError, "`state['scale']` must be positive"),
+        ("torch", {"scale": 1e-40}, ValueError, "`state['scale']` must be positive"),
+        ("torch", {"growth_factor": 1.0}, ValueError, "`state['growth_factor']` must"),
+        ("torch", {"backoff_factor": 2}, ValueError, "`state['backoff_factor']` must"),
+        ("torch", {"growth_interval": 0}, ValueError, "`state['growth_interval']` mus"),
+        ("torch", {"_growth_tracker": -1}, ValueError, "at least 0, got -1"),
+        ("torch", {"_growth_tracker": 0.5}, ValueError, "`state['_growth_tracker']` m"),
+        ("torch", {"extra": 1}, ValueError, "unknown ['extra']"),
+        (
+            "megatron",
+            {"hysteresis_tracker": 3},
+            ValueError,
+            "`state['hysteresis_tracker']` must be at most the hysteresis, 2, got 3",
+        ),
+        ("megatron", {"scale": 0.5}, ValueError, "`state['scale']` must be at least"),
+        ("apex", {"loss_scaler1": {}}, ValueError, "unknown ['loss_scaler1']"),
+        ("apex", {"loss_scaler0": 8.0}, TypeError, "`state['loss_scaler0']` must be a"),
+        (
+            "apex",
+            {"loss_scaler0": {"loss_scale": 8.0}},
+            ValueError,
+            "missing are ['unskipped']",
+        ),
+        (
+            "apex",
+            {"loss_scaler0": {"loss_scale": 2.0**25, "unskipped": 0}},
+            ValueError,
+            "`max_loss_scale` must be at least",
+        ),
+        (
+            "paddle",
+            {"use_dynamic_loss_scaling": False},
+            ValueError,
+            "`state['use_dynamic_loss_scaling']` must be True, got False",
+        ),
+        ("paddle", {"decr_count": -1}, ValueError, "`state['decr_count']` must be"),
+        ("keras3", {"step_counter": "3"}, TypeError, "`state['step_counter']` must"),
+    ],
+)
+def test_bad_states_are_refused_by_the_keys_name(system, change, error, words):
+    loss_scale = lossscale.get(SYSTEMS[system].preset)
+    state = {**export_state(system, loss_scale), **change}
+    with pytest.raises(error) as raised:
+        import_state(system, state)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("system", RUNS)
+def test_every_key_is_needed(system):
+    state = export_state(system, lossscale.get(SYSTEMS[system].preset))
+    for key in state:
+        short = {other: value for other, value in state.items() if other != key}
+        with pytest.raises(ValueError, match=rf"missing are \['{key}'\]"):
+            import_state(system, short)
+    with pytest.raises(ValueError, match="missing are"):
+        import_state(system, {})  # what a scaler that is turned off saves
+
+
+@pytest.mark.parametrize("state", [None, 8.0, [("scale", 8.0)], b"pickle"], ids=repr)
+def test_a_state_is_a_dict(state):
+    with pytest.raises(TypeError, match="`state` must be a dict with the keys"):
+        import_state("torch", state)
+
+
+def test_unknown_systems():
+    for call in (
+        lambda: import_state("mxnet", {}),
+        lambda: export_state("mxnet", DynamicLossScale()),
+        lambda: export_state(None, DynamicLossScale()),
+    ):
+        with pytest.raises(ValueError, match=r"`system` must be one of.*'torch'"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("system", "arguments", "words"),
+    [
+        ("torch", {"hysteresis": 2}, "hysteresis=1"),
+        ("torch", {"max_loss_scale": 2.0**20}, "max_loss_scale=None"),
+        ("keras3", {"multiplier": 4.0}, "multiplier=2.0"),
+        ("keras3", {"backoff_factor": 0.25}, "backoff_factor=0.5"),
+        ("tf_keras", {"hysteresis": 3}, "hysteresis=1"),
+        ("tensorflow", {"backoff_factor": 0.25}, "backoff_factor=0.5"),
+        (
+            "tensorflow",
+            {"multiplier": 4.0, "backoff_factor": 0.5},
+            "backoff_factor=0.25",
+        ),
+        ("apex", {"increment_period": 100}, "increment_period=2000"),
+        (
+            "megatron",
+            {"hysteresis": 2, "hysteresis_reset": ("good",)},
+            "hysteresis_reset=('growth',)",
+        ),
+        ("paddle", {"hysteresis": 2}, "hysteresis_reset=('good', 'backoff')"),
+    ],
+)
+def test_what_a_system_cannot_do_is_refused(system, arguments, words):
+    with pytest.raises(ValueError, match="`loss_scale` must have") as raised:
+        export_state(system, DynamicLossScale(**arguments))
+    assert f"must have {words} to go on under '{system}'" in str(raised.value)
+
+
+def test_only_a_dynamic_loss_scale_is_exported():
+    for value in (FixedLossScale(8), 8, None):
+        with pytest.raises(TypeError, match="`loss_scale` must be a DynamicLossScale"):
+            export_state("torch", value)
+
+
+def test_paddles_scale_is_an_array_as_paddle_loads_it():
+    state = export_state("paddle", lossscale.get("paddle"))
+    assert state["scale"].shape == (1,)
+    assert state["scale"].dtype == np.float32

@@ -1,0 +1,344 @@
+"""The presets against the systems they are named after, as PyPI installs them.
+
+`pip install ".[reference]"` brings torch, jmp, flax and Paddle; Keras and tf_keras are
+there anyway. What is not installed is skipped. Every run draws its parameters.
+
+"Bit for bit" is `==` on float32. It holds for factors that float32 holds exactly; torch
+multiplies by others in float64, and the last bit may differ.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import originals
+import pytest
+import tensorflow as tf
+from conftest import families
+from driving import run
+
+import lossscale
+from lossscale import DynamicLossScale
+
+RUNS = 300
+STEPS = 14
+FLOAT32_TINY = float(np.finfo(np.float32).tiny)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class TensorFlow:
+    """tf.compat.v1.mixed_precision.DynamicLossScale."""
+
+    def __init__(self, scale=2.0**15, growth=2.0, period=2000):
+        self.cls = tf.compat.v1.mixed_precision.DynamicLossScale
+        self.scaler = self.cls(scale, period, growth)
+
+    def step(self, is_finite):
+        self.scaler.update([tf.constant(1.0 if is_finite else np.inf)])
+        return float(self.scaler())
+
+    def save(self):
+        return {
+            "current_loss_scale": self.scaler._current_loss_scale,
+            "good_steps": self.scaler._num_good_steps,
+        }
+
+    def load(self, state):
+        for key, variable in self.save().items():
+            variable.assign(state[key])
+
+    def defaults(self):
+        return originals.arguments_of(self.cls)
+
+
+class Keras2:
+    """Keras 2's LossScaleOptimizer."""
+
+    def __init__(self, scale=2.0**15, period=2000):
+        keras = next(f.keras for f in families() if f.name.startswith("keras2"))
+        self.cls = keras.mixed_precision.LossScaleOptimizer
+        self.optimizer = self.cls(
+            keras.optimizers.SGD(0.0), initial_scale=scale, dynamic_growth_steps=period
+        )
+        self.weight = tf.Variable(0.0)
+
+    def step(self, is_finite):
+        grad = tf.constant(1.0 if is_finite else np.inf)
+        self.optimizer.apply_gradients([(grad, self.weight)])
+        return float(self.optimizer.loss_scale)
+
+    def save(self):
+        return {
+            "current_loss_scale": self.optimizer.loss_scale,
+            "good_steps": self.optimizer.dynamic_counter,
+        }
+
+    def load(self, state):
+        self.optimizer._loss_scale.current_loss_scale.assign(
+            state["current_loss_scale"]
+        )
+        self.optimizer.dynamic_counter.assign(state["good_steps"])
+
+    def defaults(self):
+        module = sys.modules[self.cls.__module__]
+        return {
+            "initial_loss_scale": module._DEFAULT_INITIAL_SCALE,
+            "increment_period": module._DEFAULT_GROWTH_STEPS,
+        }
+
+
+class Keras3:
+    """Keras 3's LossScaleOptimizer."""
+
+    def __init__(self, scale=2.0**15, period=2000):
+        keras = next(f.keras for f in families() if f.name == "keras3")
+        self.cls = keras.optimizers.LossScaleOptimizer
+        self.weight = keras.Variable(0.0)
+        self.optimizer = self.cls(
+            keras.optimizers.SGD(0.0), initial_scale=scale, dynamic_growth_steps=period
+        )
+        self.optimizer.build([self.weight])
+
+    def step(self, is_finite):
+        grad = tf.constant(1.0 if is_finite else np.inf)
+        self.optimizer.apply([grad], [self.weight])
+        return float(self.optimizer.dynamic_scale.numpy())
+
+    def save(self):
+        return {
+            "dynamic_scale": self.optimizer.dynamic_scale,
+            "step_counter": self.optimizer.step_counter,
+        }
+
+    def load(self, state):
+        for key, variable in self.save().items():
+            variable.assign(state[key])
+
+    def defaults(self):
+        found = originals.arguments_of(self.cls)
+        return {
+            "initial_loss_scale": found["initial_scale"],
+            "increment_period": found["dynamic_growth_steps"],
+        }
+
+
+LOCAL = {"tensorflow": TensorFlow, "tf_keras": Keras2, "keras3": Keras3}
+NAMES = [*originals.ORIGINALS, *LOCAL]
+#: Those that save a state.
+MOVING = [name for name in NAMES if name not in ("jmp", "flax")]
+
+
+def is_here(name):
+    if name in ("keras3", "tf_keras"):
+        start = name.replace("tf_keras", "keras2")
+        return any(family.name.startswith(start) for family in families())
+    return name in LOCAL or importlib.util.find_spec(name) is not None
+
+
+class Original:
+    """Asks one original, in this process or in one of its own."""
+
+    def __init__(self, name):
+        self.name = name
+        self.process = None
+        if name not in LOCAL:
+            script = Path(originals.__file__)
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+
+    def ask(self, parameters, flags=(), state=None):
+        request = {"parameters": parameters, "flags": list(flags), "state": state}
+        if self.process is None:
+            return originals.answer(LOCAL[self.name], request)
+        line = json.dumps(request, default=lambda array: array.tolist())
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        if self.name == "paddle":  # JSON has no arrays
+            answer["state"]["scale"] = np.array(answer["state"]["scale"], np.float32)
+        return answer
+
+    def run(self, parameters, flags, state=None):
+        return self.ask(parameters, flags, state)["scales"]
+
+    def close(self):
+        if self.process is not None:
+            self.process.communicate()  # its input ends, and so does it
+
+
+@pytest.fixture(scope="module")
+def ask():
+    """Returns an original by its name, or skips."""
+    started = {}
+
+    def find(name):
+        if not is_here(name):
+            pytest.skip(f'{name} is not installed: pip install ".[reference]"')
+        if name not in started:
+            started[name] = Original(name)
+        return started[name]
+
+    yield find
+    for original in started.values():
+        original.close()
+
+
+def preset_of(name):
+    return "tensorflow" if name == "tf_keras" else name
+
+
+def draw(rng, name):
+    """Returns an original's parameters and our arguments, drawn, and a run of flags."""
+    growth, backoff = np.float32(rng.uniform(1.1, 5)), np.float32(rng.uniform(0.05, 1))
+    theirs = {"scale": float(2.0 ** rng.integers(5, 30)), "growth": float(growth)}
+    theirs["period"] = int(rng.integers(1, 5))
+    ours = {"initial_loss_scale": theirs["scale"], "multiplier": theirs["growth"]}
+    ours["increment_period"] = theirs["period"]
+    if name in ("torch", "paddle", "flax"):
+        theirs["backoff"] = ours["backoff_factor"] = float(backoff)
+    if name == "paddle":
+        theirs["bad"] = ours["hysteresis"] = int(rng.integers(1, 4))
+    if name == "flax":
+        ours["increment_period"] += 1
+    if name == "jmp":
+        theirs["growth"] = ours["multiplier"] = int(rng.integers(2, 6))
+        theirs["floor"] = ours["min_loss_scale"] = float(2.0 ** rng.integers(-3, 5))
+    if name in ("keras3", "tf_keras"):
+        del theirs["growth"], ours["multiplier"]
+    flags = (rng.random(STEPS) < rng.uniform(0.3, 0.95)).tolist()
+    return theirs, ours, flags
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_is_the_originals_bit_for_bit(name, ask):
+    original, rng = ask(name), np.random.default_rng(11)
+    for _ in range(RUNS):
+        parameters, arguments, flags = draw(rng, name)
+        ours = DynamicLossScale.from_preset(preset_of(name), **arguments)
+        expected = original.run(parameters, flags)
+        assert run(ours, flags) == expected, (parameters, flags)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MOVING)
+def test_a_run_goes_on_here_and_goes_back(name, ask):
+    # Begun there, cut, gone on here, cut, gone back: the scales of the uncut run.
+    original, rng = ask(name), np.random.default_rng(12)
+    for _ in range(RUNS):
+        parameters, arguments, flags = draw(rng, name)
+        first, second = np.sort(rng.integers(0, STEPS + 1, 2))
+        begun = original.ask(parameters, flags[:first])
+        ours = lossscale.import_state(name, begun["state"], **arguments)
+        seen = begun["scales"] + run(ours, flags[first:second])
+        state = lossscale.export_state(name, ours)
+        seen += original.run(parameters, flags[second:], state)
+        expected = original.run(parameters, flags)
+        assert seen == expected, (parameters, flags, first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torch", "paddle"])
+def test_their_state_brings_the_hyper_parameters_both_ways(name, ask):
+    original, rng = ask(name), np.random.default_rng(14)
+    for _ in range(20):
+        parameters, arguments, flags = draw(rng, name)
+        state = original.ask(parameters, flags)["state"]
+        ours = lossscale.import_state(name, state)
+        config = ours.get_config()
+        for argument in set(arguments) - {"initial_loss_scale"}:
+            assert config[argument] == arguments[argument]
+        exported = lossscale.export_state(name, ours)
+        assert exported == state
+        other, _, _ = draw(rng, name)  # loaded into a scaler made with others
+        assert original.ask(other, [], exported)["state"] == state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_defaults_are_the_originals(name, ask):
+    config = DynamicLossScale.from_preset(
+        preset_of(name), **({"initial_loss_scale": 8.0} if name == "jmp" else {})
+    ).get_config()
+    defaults = ask(name).ask({})["defaults"]
+    assert len(defaults) >= 2
+    assert {argument: config[argument] for argument in defaults} == defaults
+
+
+@pytest.mark.slow
+class TestDocumentedDifferences:
+    """Where a preset leaves its original, as `presets` says."""
+
+    def test_torch_multiplies_in_float64(self, ask):
+        # By factors that float32 does not hold: one step is at most one last bit off.
+        original, rng, differ = ask("torch"), np.random.default_rng(13), 0
+        for _ in range(RUNS):
+            scale = float(np.float32(rng.uniform(1, 2**20)))
+            growth = float(rng.uniform(1.1, 5))
+            parameters = {"scale": scale, "growth": growth, "period": 1}
+            (theirs,) = original.run(parameters, [True])
+            ours = DynamicLossScale.from_preset(
+                "torch",
+                initial_loss_scale=scale,
+                multiplier=growth,
+                increment_period=1,
+            )
+            (found,) = run(ours, [True])
+            assert abs(found - theirs) <= np.spacing(np.float32(theirs))
+            differ += found != theirs
+        assert 0 < differ < RUNS
+
+    @pytest.mark.parametrize("name", ["torch", "paddle", "keras3"])
+    def test_theirs_falls_to_zero(self, name, ask):
+        flags = [False] * 30
+        assert ask(name).run({"scale": 2.0**-125}, flags)[-1] == 0.0
+        ours = DynamicLossScale.from_preset(name, initial_loss_scale=2.0**-125)
+        assert run(ours, flags)[-1] == FLOAT32_TINY
+
+    @pytest.mark.parametrize("name", ["paddle", "keras3"])
+    def test_theirs_grows_to_infinity(self, name, ask):
+        flags = [True] * 4
+        parameters = {"scale": 2.0**126, "period": 1}
+        assert ask(name).run(parameters, flags)[-1] == np.inf
+        ours = DynamicLossScale.from_preset(
+            name, initial_loss_scale=2.0**126, increment_period=1
+        )
+        assert run(ours, flags)[-1] == 2.0**127
+
+    @pytest.mark.parametrize("name", ["torch", "jmp"])
+    def test_both_keep_the_scale_where_it_would_be_infinite(self, name, ask):
+        parameters = {"scale": 2.0**126, "period": 1}
+        ours = DynamicLossScale.from_preset(
+            name, initial_loss_scale=2.0**126, increment_period=1
+        )
+        assert run(ours, [True] * 4) == ask(name).run(parameters, [True] * 4)
+
+    def test_both_have_flaxs_two_bounds(self, ask):
+        flags = [True] * 4 + [False] * 270
+        ours = DynamicLossScale.from_preset(
+            "flax", initial_loss_scale=2.0**126, increment_period=1
+        )
+        expected = ask("flax").run({"scale": 2.0**126, "period": 0}, flags)
+        assert run(ours, flags) == expected
+
+    def test_a_counter_beyond_its_period(self, ask):
+        state = {
+            "scale": 8.0,
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": 3,
+            "_growth_tracker": 5,
+        }
+        assert ask("torch").run({}, [True] * 5, state) == [8.0] * 5
+        assert run(lossscale.import_state("torch", state), [True]) == [16.0]

@@ -1,0 +1,352 @@
+"""simulate: the object's own rule, on a copy, over a run."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_conformance import CASES
+
+import lossscale
+from lossscale import DynamicLossScale, FixedLossScale, LossScale, simulate
+
+
+class Drifting(LossScale):
+    """A rule of a user's own, with a decision of its own and state of every dtype."""
+
+    def __init__(self, start=64.0):
+        super().__init__()
+        self.start = start
+        self.value = self._add_weight("value", start, tf.float32)
+        self.total = self._add_weight("total", 0.0, tf.float64)
+
+    def __call__(self):
+        return tf.convert_to_tensor(self.value)
+
+    def adjust(self, is_finite):
+        update, _ = super().adjust(is_finite)
+        return update, tf.convert_to_tensor(self.value > 20.0)  # not the flag
+
+    def _adjust(self, is_finite):
+        value = tf.where(is_finite, self.value * 1.5, self.value * 0.25)
+        return [
+            self.value.assign(value, read_value=False),
+            self.total.assign_add(tf.cast(value, tf.float64), read_value=False),
+        ]
+
+    def get_config(self):
+        return {"start": self.start}
+
+
+class Uncompilable(Drifting):
+    """A rule that XLA cannot compile."""
+
+    def _adjust(self, is_finite):
+        value = tf.numpy_function(
+            lambda value, finite: np.float32(value + finite),
+            [self.value, tf.cast(is_finite, tf.float32)],
+            tf.float32,
+        )
+        return self.value.assign(tf.reshape(value, []), read_value=False)
+
+
+class OwnManager(lossscale.LossScaleManager):
+    """A user's own manager, whose state is not an attribute of the loss scale."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = {"value": tf.Variable(8.0)}
+
+    def get_loss_scale(self):
+        return tf.convert_to_tensor(self.state["value"])
+
+    def update_loss_scale(self, finite_grads):
+        change = tf.where(finite_grads, 1.0, -2.0)
+        return self.state["value"].assign_add(change, read_value=False)
+
+
+EVERY = {
+    **CASES,
+    "preset": lambda: DynamicLossScale.from_preset("megatron", increment_period=3),
+    "own": Drifting,
+    "uncompilable": Uncompilable,
+    "own-manager": lambda: lossscale.get(OwnManager()),
+}
+
+
+@pytest.fixture(params=EVERY.values(), ids=EVERY)
+def make(request):
+    return request.param
+
+
+def flags(seed, steps=60):
+    return np.random.default_rng(seed).random(steps) < 0.7
+
+
+def by_hand(loss_scale, trace):
+    """Returns what `simulate` should, from stepping the object itself."""
+    scales, finite, applied = [], [], []
+    for entry in trace:
+        scales.append(float(loss_scale))
+        finite.append(entry if isinstance(entry, np.bool_) else scales[-1] <= entry)
+        applied.append(bool(loss_scale.adjust(bool(finite[-1]))[1]))
+    return scales, finite, applied, float(loss_scale)
+
+
+def state(loss_scale):
+    return [variable.numpy().item() for variable in loss_scale.variables]
+
+
+def results(simulation):
+    arrays = (simulation.loss_scale, simulation.is_finite, simulation.applied)
+    return (*(array.tolist() for array in arrays), simulation.final_loss_scale)
+
+
+def test_a_replay_is_the_objects_own_run(make):
+    trace = flags(1)
+    assert results(simulate(make(), is_finite=trace)) == by_hand(make(), trace)
+
+
+def test_a_made_up_limit_is_the_objects_own_run(make):
+    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 60)
+    assert results(simulate(make(), limit=limit)) == by_hand(make(), limit)
+
+
+def test_it_goes_on_from_the_present_state_and_changes_nothing(make):
+    loss_scale, other, trace = make(), make(), flags(3)
+    by_hand(loss_scale, trace)
+    by_hand(other, trace)
+    before = state(loss_scale)
+    first = simulate(loss_scale, is_finite=flags(4))
+    assert state(loss_scale) == before
+    assert results(simulate(loss_scale, is_finite=flags(4))) == results(first)
+    assert results(first) == by_hand(other, flags(4))
+
+
+def test_a_rule_that_fails_changes_nothing():
+    class Failing(Drifting):
+        def _adjust(self, is_finite):
+            super()._adjust(is_finite)
+            raise ZeroDivisionError
+
+    loss_scale = Failing()
+    with pytest.raises(ZeroDivisionError):
+        simulate(loss_scale, is_finite=[True])
+    assert float(loss_scale) == 64.0
+
+
+def test_arrays_have_their_dtypes():
+    found = simulate(DynamicLossScale(), limit=np.full([5], 2.0**14))
+    assert found.loss_scale.dtype == np.float32
+    assert found.is_finite.dtype == found.applied.dtype == np.bool_
+    assert len(found.loss_scale) == len(found.is_finite) == len(found.applied) == 5
+
+
+def test_a_million_steps():
+    trace = np.ones([1_000_000], bool)
+    trace[::4000] = False
+    found = simulate(DynamicLossScale(increment_period=1000), is_finite=trace)
+    assert found.steps_lost == 250
+    # Each four thousand steps: one bad, three growths.
+    assert found.final_loss_scale == 2.0**127
+    assert found.loss_scale[4000] == 2.0**17
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
+def test_a_step_overflows_above_its_limit_and_not_at_it(dtype):
+    limit = np.array([1024, 1023, 512, 511, 512], dtype)
+    found = simulate(DynamicLossScale(1024), limit=limit)
+    assert found.is_finite.tolist() == [True, False, True, False, True]
+
+
+def test_a_limit_is_compared_in_its_own_precision():
+    # In float32 both limits are 2**24, and neither step would overflow or both would.
+    below, above = 2.0**24 - 2.0**-20, 2.0**24 + 2.0**-20
+    scale = FixedLossScale(2.0**24, skip_nonfinite=True)
+    assert simulate(scale, limit=[below, above]).is_finite.tolist() == [False, True]
+
+
+def test_limits_beyond_float32():
+    scale = DynamicLossScale(2.0**127)
+    found = simulate(scale, limit=[np.inf, 1e300, -np.inf, 0.0, 1e-300])
+    assert found.is_finite.tolist() == [True, True, False, False, False]
+
+
+def test_the_summary():
+    trace = [False, False, True, False, True, False, False, False]
+    found = simulate(FixedLossScale(8, skip_nonfinite=True), is_finite=trace)
+    assert found.summary == {
+        "steps": 8,
+        "steps_lost": 6,
+        "overflows_applied": 0,
+        "longest_stall": 3,
+        "log2_below_limit": None,
+    }
+    assert repr(found) == "Simulation(steps=8, steps_lost=6, longest_stall=3)"
+
+
+@pytest.mark.parametrize(
+    ("trace", "stall"), [([True] * 4, 0), ([False] * 4, 4), ([False, True], 1)]
+)
+def test_the_longest_stall(trace, stall):
+    scale = FixedLossScale(8, skip_nonfinite=True)
+    assert simulate(scale, is_finite=trace).longest_stall == stall
+
+
+def test_the_distance_from_the_limit_is_over_the_steps_applied():
+    scale = FixedLossScale(8, skip_nonfinite=True)
+    # 1, 2 and 0 below; lost; no limit.
+    found = simulate(scale, limit=[16.0, 32.0, 8.0, 4.0, np.inf])
+    assert found.log2_below_limit == 1.0
+    assert simulate(scale, limit=[4.0, np.inf]).log2_below_limit is None
+
+
+def test_overflows_that_are_applied_are_told():
+    found = simulate(FixedLossScale(8), is_finite=[True, False, False])
+    assert found.applied.all()
+    assert found.steps_lost == 0
+    assert found.overflows_applied == 2
+    assert "overflows_applied=2" in repr(found)
+
+
+def test_a_recorded_run_is_replayed(tmp_path):
+    trace = flags(5)
+    lossscale.save_run(tmp_path / "run.npz", trace)
+    for path in (tmp_path / "run.npz", str(tmp_path / "run.npz")):
+        found = simulate(DynamicLossScale(64, 2), is_finite=path)
+        assert results(found) == by_hand(DynamicLossScale(64, 2), trace)
+
+
+def test_a_mirrored_loss_scale(mirrored):
+    with mirrored.scope():
+        loss_scale = DynamicLossScale(64, 2)
+    found = simulate(loss_scale, is_finite=flags(6))
+    assert results(found) == by_hand(DynamicLossScale(64, 2), flags(6))
+    assert float(loss_scale) == 64.0
+    with mirrored.scope(), pytest.raises(
+        RuntimeError, match=r"outside strategy\.scope"
+    ):
+        simulate(loss_scale, is_finite=flags(6))
+
+
+def test_a_loss_scale_in_use(family):
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.1), "torch")
+    variable = tf.Variable(1.0)
+    if family.name == "keras3":
+        variable = family.keras.Variable(1.0)
+    optimizer.get_scaled_loss(tf.constant(1.0))
+    optimizer.apply_gradients([(tf.constant(np.inf), variable)])
+    found = simulate(optimizer.loss_scale, is_finite=[False, True])
+    assert found.loss_scale.tolist() == [2.0**15, 2.0**14]
+    assert float(optimizer.loss_scale) == 2.0**15
+
+
+def test_a_restored_loss_scale_leaves_its_checkpoint_alone(tmp_path, monkeypatch):
+    warned = []
+    monkeypatch.setattr(tf.get_logger(), "handle", warned.append)
+    path = tf.train.Checkpoint(scale=Drifting()).write(str(tmp_path / "checkpoint"))
+    loss_scale = DynamicLossScale(64)
+    checkpoint = tf.train.Checkpoint(scale=loss_scale)
+    status = checkpoint.read(path)
+    assert simulate(loss_scale, is_finite=[False]).final_loss_scale == 32.0
+    gc.collect()
+    assert not [warning for warning in warned if "heckpoint" in str(warning.msg)]
+    loss_scale.value = tf.Variable(0.0)  # what the checkpoint still holds for it
+    assert loss_scale.value.numpy() == 64.0
+    status.expect_partial()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({}, TypeError, "`is_finite` or `limit`.*neither"),
+        ({"is_finite": [True], "limit": [1.0]}, TypeError, "got both"),
+        ({"is_finite": []}, ValueError, "`is_finite` must hold at least one step"),
+        ({"is_finite": True}, ValueError, "`is_finite` must have one entry per step"),
+        ({"is_finite": [1, 0]}, TypeError, "`is_finite` must hold booleans.*int"),
+        ({"is_finite": [1.0, np.nan]}, TypeError, "`is_finite` must hold booleans"),
+        ({"limit": []}, ValueError, "`limit` must hold at least one step"),
+        ({"limit": [[1.0]]}, ValueError, "`limit` must have one entry per step"),
+        ({"limit": [1.0, np.nan]}, ValueError, "`limit` must hold no NaN, got 1"),
+        ({"limit": ["high"]}, TypeError, "`limit` must hold numbers"),
+        ({"limit": [True]}, TypeError, "`limit` must hold numbers, got dtype bool"),
+        ({"limit": [1j]}, TypeError, "`limit` must hold numbers"),
+    ],
+)
+def test_bad_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
+        simulate(DynamicLossScale(), **arguments)
+
+
+@pytest.mark.parametrize("value", [8, "dynamic", None], ids=repr)
+def test_bad_loss_scales(value):
+    with pytest.raises(TypeError, match="`loss_scale` must be a LossScale, got"):
+        simulate(value, is_finite=[True])
+
+
+def test_a_graph_is_refused():
+    @tf.function
+    def inside():
+        simulate(DynamicLossScale(), is_finite=[True])
+
+    with pytest.raises(RuntimeError, match="must be called eagerly"):
+        inside()
+
+
+class TestPlot:
+    """The picture: every corner, every step that was lost."""
+
+    @pytest.fixture(autouse=True)
+    def pyplot(self):
+        matplotlib = pytest.importorskip("matplotlib")
+        matplotlib.use("Agg")
+        yield
+        __import__("matplotlib.pyplot").pyplot.close("all")
+
+    def test_it_shows_the_run(self):
+        limit = np.repeat([2.0**14, 2.0**12], 50)
+        found = simulate(DynamicLossScale(2.0**13, 20), limit=limit)
+        ax = found.plot()
+        lines = {line.get_label(): line for line in ax.get_lines()}
+        assert lines["limit"].get_ydata().tolist() == limit.tolist()
+        lost = f"{found.steps_lost} steps lost"
+        marked = lines[lost].get_xdata().tolist()
+        assert marked == np.flatnonzero(~found.applied).tolist()
+        x, y = lines["loss scale"].get_data()
+        # Read back as steps, the line is the array.
+        drawn = y[np.searchsorted(x, np.arange(100), side="right") - 1]
+        assert drawn.tolist() == found.loss_scale.tolist()
+        assert x[-1] == 100
+        ax.figure.canvas.draw()
+
+    def test_a_long_run_is_drawn_by_its_corners(self):
+        found = simulate(FixedLossScale(8), is_finite=np.ones([100_000], bool))
+        line = found.plot().get_lines()[0]
+        assert len(line.get_xdata()) == 2
+
+    def test_it_draws_on_axes_that_are_given(self):
+        pyplot = __import__("matplotlib.pyplot").pyplot
+        _, ax = pyplot.subplots()
+        found = simulate(FixedLossScale(8), is_finite=[True])
+        assert found.plot(ax) is ax
+
+
+def test_without_matplotlib_only_the_plot_fails(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # an import of it fails
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
+    found = simulate(FixedLossScale(8), is_finite=[True])
+    with pytest.raises(ImportError, match=r"needs matplotlib.*pip install matplotlib"):
+        found.plot()
+
+
+def test_matplotlib_is_imported_only_to_plot():
+    for path in Path(lossscale.__file__).parent.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            assert "matplotlib" not in ast.dump(node) or isinstance(
+                node, (ast.FunctionDef, ast.ClassDef, ast.Expr)
+            )
