@@ -1,4 +1,4 @@
-"""Which Keras is installed. The only file with version checks.
+"""Which Keras is installed, and how it differs. The only file with version checks.
 
 There may be several in one process: Keras 3, and Keras 2 as `tf.keras` (TensorFlow up
 to 2.15, or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`.
@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import sys
 from typing import Any, Dict, List, Optional, Tuple, TypeVar
 
 import tensorflow as tf
 
 PACKAGE = "lossscale"
+_HAS_JIT_COMPILE = "jit_compile" in inspect.signature(tf.function).parameters
+#: The argument of tf.function that asks for XLA. TensorFlow 2.4 has an older name.
+COMPILED_BY_XLA = {
+    "jit_compile" if _HAS_JIT_COMPILE else "experimental_compile": True,
+}
+#: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
+#: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
+XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
 Class = TypeVar("Class", bound=type)
 
 
@@ -46,6 +56,53 @@ def keras2() -> Tuple[Any, ...]:
             # One Keras under two names has one LossScaleOptimizer.
             found.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
     return tuple(found.values())
+
+
+def wrapper_module(keras: Any) -> Any:
+    """Returns the module in which one Keras 2 defines its loss scale wrappers."""
+    return sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
+
+
+def generations(keras: Any) -> List[Tuple[bool, type, type]]:
+    """Returns the generations of optimizers that one Keras 2 has.
+
+    Each is a tuple: whether it is the legacy one, Keras's own loss scale wrapper for
+    it, and the base class of its optimizers.
+    """
+    # The public name is the legacy wrapper itself up to TensorFlow 2.8, and later a
+    # front for both, which are not exported (seen on 2.4, 2.8, 2.10-2.15, 2.16-2.21).
+    module = wrapper_module(keras)
+    found = []
+    for is_legacy, wrapper_name, optimizer_name in (
+        (False, "LossScaleOptimizerV3", "Optimizer"),
+        (True, "LossScaleOptimizer", "OptimizerV2"),
+    ):
+        wrapper = getattr(module, wrapper_name, None)
+        if wrapper is not None:
+            named = (c for c in wrapper.__mro__ if c.__name__ == optimizer_name)
+            found.append((is_legacy, wrapper, next(named)))
+    return found
+
+
+def deserialize_optimizer(
+    keras: Any, config: Dict[str, Any], custom_objects: Any, is_legacy: bool
+) -> Any:
+    """Returns an optimizer of one generation of one Keras 2 from its config."""
+    # Not the public module: before TensorFlow 2.11 that knows one generation only.
+    deserialize = wrapper_module(keras).optimizers.deserialize
+    try:
+        return deserialize(config, custom_objects, use_legacy_optimizer=is_legacy)
+    except TypeError:  # before TensorFlow 2.11 there is no such argument
+        return deserialize(config, custom_objects)
+
+
+def strategy_needs_merge_call() -> bool:
+    """Tells whether replicas of the current strategy are threads that must meet."""
+    # Keras asks the same question with the same private name; TensorFlow 2.4 has
+    # neither the name nor a strategy without merge_call (seen on 2.4 and 2.8-2.21).
+    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
+    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
+    return supports_none is None or not supports_none()
 
 
 def installed() -> List[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import tensorflow as tf
 
 from lossscale._autograph import do_not_convert
+from lossscale.compiled import in_xla
+from lossscale.packing import is_small, pack
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -38,15 +40,35 @@ def all_finite(grads: Any) -> Any:
     Returns:
       A `bool` tensor of shape `[]`. True if there is no gradient at all.
     """
-    values = floating_values(grads)
+    values, _ = pack(floating_values(grads))
+    return tf.cond(
+        sum_is_finite(values),
+        lambda: tf.constant(True),
+        lambda: each_is_finite(values),
+    )
+
+
+def sum_is_finite(values: List[Any]) -> Any:
+    """Tells whether the sum of all elements is finite, which proves that each is."""
     if not values:
         return tf.constant(True)
-    total = tf.add_n([tf.cast(tf.reduce_sum(value), tf.float32) for value in values])
-    return tf.cond(
-        tf.math.is_finite(total),
-        lambda: tf.constant(True),
-        lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values]),
-    )
+    if in_xla():  # float16's sum overflows soon, and there the cast costs nothing
+        values = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]
+    sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in values]
+    return tf.math.is_finite(tf.add_n(sums))
+
+
+def split_by_size(values: List[Any]) -> Tuple[List[Any], List[Any]]:
+    """Returns the small tensors, and those that are large or of unknown size."""
+    small = [value for value in values if is_small(value)]
+    large = [value for value in values if not is_small(value)]
+    return small, large
+
+
+def each_is_finite(values: List[Any]) -> Any:
+    """Tells whether each element is finite, by looking at each."""
+    checks = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+    return tf.reduce_all(checks) if checks else tf.constant(True)
 
 
 @do_not_convert

@@ -11,10 +11,18 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from lossscale import _keras
+
 
 def count() -> int:
     """Returns how many replicas train in step, 1 without a strategy."""
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def on_tpu() -> bool:
+    """Tells whether the strategy is one for TPUs."""
+    classes = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
+    return isinstance(tf.distribute.get_strategy(), classes)
 
 
 def for_each(function: Callable[..., Any], *args: Any) -> Any:
@@ -86,10 +94,4 @@ def first(value: Any) -> Any:
 
 
 def _needs_merge_call() -> bool:
-    if not tf.distribute.has_strategy():
-        return False
-    # Keras asks the same question with the same private name; TensorFlow 2.4 has
-    # neither the name nor a strategy without merge_call (seen on 2.4 and 2.8-2.21).
-    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
-    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
-    return supports_none is None or not supports_none()
+    return tf.distribute.has_strategy() and _keras.strategy_needs_merge_call()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
+
+from lossscale import _keras
+from lossscale.compiled import in_xla
 
 
 def multiply(loss: Any, loss_scale: Any) -> Any:
@@ -24,24 +27,39 @@ def divide(grads: Any, divisor: Any) -> Any:
     Each gradient keeps its dtype, its sparsity and, if it is None, that. What is not
     floating is returned as it came. float16 gradients are divided in float32: there,
     unlike in float16, the divisor 2**16 is finite.
+
+    Under XLA they are multiplied with its reciprocal: as exact at powers of two, else
+    the last bit may differ. XLA fuses a multiplication into what uses the
+    result and stores a quotient in memory: on ResNet-50's shapes unscaling then adds 7
+    ms to Adam's step (TensorFlow 2.21, two CPU cores).
     """
-    return tf.nest.map_structure(lambda grad: _divide(grad, divisor), grads)
+    fused = in_xla() and _keras.XLA_KEEPS_FACTORS
+    quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
+    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 
 
-def _divide(grad: Any, divisor: Any) -> Any:
+def _divide(grad: Any, divisor: Any, quotient: Callable[[Any], Any]) -> Any:
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):
-        values = _divide(grad.values, divisor)
+        values = _divide(grad.values, divisor, quotient)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     grad = tf.convert_to_tensor(grad)
     dtype = grad.dtype
     if dtype.is_complex:
         # Complex division squares the divisor, which overflows at 2**64.
-        real = _divide(tf.math.real(grad), divisor)
-        return tf.complex(real, _divide(tf.math.imag(grad), divisor))
+        real = _divide(tf.math.real(grad), divisor, quotient)
+        return tf.complex(real, _divide(tf.math.imag(grad), divisor, quotient))
     if not dtype.is_floating:
         return grad
     if dtype == tf.float64:
         return grad / tf.cast(divisor, tf.float64)
-    return tf.cast(tf.cast(grad, tf.float32) / divisor, dtype)
+    return tf.cast(quotient(tf.cast(grad, tf.float32)), dtype)
+
+
+def _by_reciprocal(divisor: Any) -> Callable[[Any], Any]:
+    # 1 / 2**127 is subnormal and flushes to zero: two factors then. Whoever divides by
+    # a constant must hide that (`LossScale.unscale_by`), or XLA makes them one again.
+    first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
+    second = 1.0 / (divisor * first)
+    return lambda value: value * first * second

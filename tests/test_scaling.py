@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import compiled
 
 from lossscale import DynamicLossScale, FixedLossScale
 
@@ -12,9 +13,7 @@ MODES = ["eager", "graph", "xla"]
 
 
 def run(function, mode, *args):
-    if mode == "eager":
-        return function(*args)
-    return tf.function(function, jit_compile=mode == "xla")(*args)
+    return compiled(function, mode)(*args)
 
 
 def make(kind, value):

@@ -8,13 +8,12 @@ from typing import Any, Callable, Dict, List, Optional, Type
 import numpy as np
 import tensorflow as tf
 
-from lossscale import serialization
+from lossscale import replicas, serialization
 from lossscale._autograph import do_not_convert
 from lossscale.base import LossScale
-from lossscale.finite import all_finite
 from lossscale.optimizer import sharing, wrappers
 from lossscale.optimizer.stage import Stages, Step
-from lossscale.optimizer.step import apply_or_skip
+from lossscale.optimizer.step import apply_or_skip, unscale_and_check
 
 _NEVER_SCALED = """\
 The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
@@ -74,7 +73,8 @@ class LossScaleOptimizer:
     Raises:
       TypeError: An argument has the wrong type, or `inner_optimizer` belongs to Keras 3
         on another backend than TensorFlow.
-      ValueError: `inner_optimizer` is wrapped already, or `loss_scale` is out of range.
+      ValueError: `inner_optimizer` is wrapped already, `loss_scale` is out of range, or
+        the strategy is a TPUStrategy.
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
     2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
@@ -145,6 +145,7 @@ class LossScaleOptimizer:
     def _checked(cls, inner_optimizer: Any, loss_scale: Any) -> LossScale:
         """Returns the `LossScale` that `loss_scale` means. Both arguments are valid."""
         wrappers.check_inner(inner_optimizer, cls)
+        _refuse_tpu()
         found = serialization.get(loss_scale)
         if found is None:
             raise TypeError(
@@ -209,9 +210,9 @@ class LossScaleOptimizer:
                 "`grads` must be gradients of the scaled loss, got one that "
                 "get_unscaled_gradients returned already. Unscale each gradient once."
             )
-        unscaled: List[Any] = self._loss_scale.unscale_by(grads, step.loss_scale)
-        is_checked = self._loss_scale.checks_gradients
-        is_finite = all_finite(unscaled) if is_checked else None
+        unscaled, is_finite = unscale_and_check(
+            self._loss_scale, grads, step.loss_scale
+        )
         step.note_unscaled(unscaled, is_finite)
         return unscaled
 
@@ -225,9 +226,9 @@ class LossScaleOptimizer:
         """Unscales `grads` if that is still to be done, and applies or skips them."""
         self._warn_if_never_scaled()
         step = self._step_of_gradients()
+        divisor = None
         if self._must_unscale(step):
-            scale = self._loss_scale() if step is None else step.loss_scale
-            grads = self._loss_scale.unscale_by(grads, scale)
+            divisor = self._loss_scale() if step is None else step.loss_scale
         is_checked = step is not None and all(
             grad is None or step.has_returned(grad) for grad in grads
         )
@@ -239,6 +240,7 @@ class LossScaleOptimizer:
             grads,
             variables,
             apply,
+            divisor=divisor,
             is_finite=None if step is None else step.is_finite,
             is_checked=is_checked,
             aggregates=aggregates,
@@ -246,6 +248,7 @@ class LossScaleOptimizer:
 
     def _check_context(self) -> None:
         """Raises where gradients cannot be applied."""
+        _refuse_tpu()
         if tf.distribute.in_cross_replica_context():
             raise ValueError(
                 "apply_gradients must be called in replica context, got a call in "
@@ -279,6 +282,15 @@ class LossScaleOptimizer:
         if not self._loss_scale.has_scaled and not self._stages.has_warned:
             self._stages.has_warned = True
             warnings.warn(_NEVER_SCALED, LossScaleWarning, stacklevel=4)
+
+
+def _refuse_tpu() -> None:
+    # Keras 2 refuses too, Keras 3 does not. Nobody has seen it work there.
+    if replicas.on_tpu():
+        raise ValueError(
+            "`LossScaleOptimizer` must not be used with TPUStrategy: TPUs compute in "
+            "bfloat16, which needs no loss scale. Use the inner optimizer as it is."
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,6 @@ when this module is imported, once for each Keras 2 that is installed.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
@@ -40,6 +39,7 @@ class _Keras2(LossScaleOptimizer):
         # Fixed, Keras's constructor checks its arguments and creates no state.
         super().__init__(inner_optimizer, dynamic=False, initial_scale=1.0)  # type: ignore[call-arg]
         self._attach(scale)
+        wrappers.mark(inner_optimizer)
         object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
         # Delegated: in a checkpoint the wrapper looks like the inner optimizer, with
         # the scale where Keras's own wrapper has it.
@@ -87,16 +87,16 @@ class _Keras2(LossScaleOptimizer):
     def get_weights(self) -> List[Any]:
         """Returns the values of the inner optimizer's variables, then the scale's."""
         get_values = self._keras.backend.batch_get_value
-        inner = [get_values([v])[0] for v in _variables(self.inner_optimizer)]
+        inner = [get_values([v])[0] for v in self._inner_variables()]
         return inner + list(get_values(list(self._loss_scale.variables)))
 
     def set_weights(self, weights: Any) -> None:
         """Sets what `get_weights` returned. The scale's may be missing."""
-        weights = list(weights)
-        count = len(_variables(self.inner_optimizer))
-        self.inner_optimizer.set_weights(weights[:count])
-        own = zip(self._loss_scale.variables, weights[count:])
-        self._keras.backend.batch_set_value(list(own))
+        variables = [*self._inner_variables(), *self._loss_scale.variables]
+        self._keras.backend.batch_set_value(list(zip(variables, weights)))
+
+    def _inner_variables(self) -> List[Any]:
+        raise NotImplementedError
 
     def _serialize_inner(self) -> Dict[str, Any]:
         return dict(self._keras.optimizers.serialize(self.inner_optimizer))
@@ -105,13 +105,9 @@ class _Keras2(LossScaleOptimizer):
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
         if not isinstance(config, dict):
             return config
-        optimizers = cls._keras_module.optimizers
-        try:
-            return optimizers.deserialize(
-                config, custom_objects, use_legacy_optimizer=cls._is_legacy
-            )
-        except TypeError:  # before TensorFlow 2.11 there is no such argument
-            return optimizers.deserialize(config, custom_objects)
+        return _keras.deserialize_optimizer(
+            cls._keras, config, custom_objects, cls._is_legacy
+        )
 
 
 class _Legacy(_Keras2):
@@ -165,7 +161,10 @@ class _Legacy(_Keras2):
     @property
     def weights(self) -> List[Any]:
         """The inner optimizer's variables, then the loss scale's."""
-        return [*self.inner_optimizer.weights, *self._loss_scale.variables]
+        return [*self._inner_variables(), *self._loss_scale.variables]
+
+    def _inner_variables(self) -> List[Any]:
+        return list(self.inner_optimizer.weights)
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
@@ -236,8 +235,15 @@ class _New(_Keras2):
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        own = self._loss_scale.variables
-        return _CallableList([*_variables(self.inner_optimizer), *own])
+        return _CallableList([*self._inner_variables(), *self._loss_scale.variables])
+
+    def _inner_variables(self) -> List[Any]:
+        inner = self.inner_optimizer
+        found = inner.variables
+        found = list(found() if callable(found) else found)
+        # TensorFlow 2.10 leaves the counter out.
+        counted = any(variable is inner.iterations for variable in found)
+        return found if counted else [inner.iterations, *found]
 
     @property
     def _variables(self) -> List[Any]:
@@ -255,36 +261,20 @@ class _CallableList(List[Any]):
         return self
 
 
-def _variables(optimizer: Any) -> List[Any]:
-    """Returns an inner optimizer's variables."""
-    found = optimizer.variables
-    return list(found() if callable(found) else found)
-
-
 def _mix_into(keras: Any) -> None:
     """Makes and registers the wrappers for one Keras 2."""
-    public = keras.mixed_precision.LossScaleOptimizer
-    module = sys.modules[public.__module__]
-    # The public name is the legacy wrapper itself up to TensorFlow 2.8, and later a
-    # front for both, which are not exported (seen on 2.4, 2.8, 2.10-2.15, 2.16-2.21).
-    for mixin, base_name, optimizer_name in (
-        (_New, "LossScaleOptimizerV3", "Optimizer"),
-        (_Legacy, "LossScaleOptimizer", "OptimizerV2"),
-    ):
-        base = getattr(module, base_name, None)
-        if base is None:
-            continue
-        optimizer_class = next(c for c in base.__mro__ if c.__name__ == optimizer_name)
+    for is_legacy, base, optimizer_class in _keras.generations(keras):
+        mixin = _Legacy if is_legacy else _New
         name = (
-            "Keras2LossScaleOptimizer"
-            if mixin is _New
-            else "Keras2LegacyLossScaleOptimizer"
+            "Keras2LegacyLossScaleOptimizer"
+            if is_legacy
+            else "Keras2LossScaleOptimizer"
         )
         attributes = {
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,
             "_keras": keras,
-            "_keras_module": module,
+            "_keras_module": _keras.wrapper_module(keras),
         }
         wrapper = type(base)(name, (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)

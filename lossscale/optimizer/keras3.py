@@ -31,9 +31,11 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         super().__init__(inner_optimizer, name=name or "loss_scale_optimizer")
         self._attach(scale)
         self._track_trackable(scale, "loss_scale")
+        # Where checkpoints of Keras's own wrapper keep the scale and the counter.
         if hasattr(scale, "current_loss_scale"):
-            # Where checkpoints of Keras's own wrapper keep the scale.
             self._track_trackable(scale.current_loss_scale, "dynamic_scale")
+        if hasattr(scale, "good_steps"):
+            self._track_trackable(scale.good_steps, "step_counter")
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
         object.__setattr__(self, "_built_for", [])

@@ -11,7 +11,7 @@ Class = TypeVar("Class", bound=type)
 #: Pairs of an optimizer's base class and the wrapper for it.
 _wrappers: List[Tuple[type, Any]] = []
 
-#: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.4 to 2.21).
+#: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.8 to 2.21).
 _MARK = "_is_wrapped_by_loss_scale_optimizer"
 
 

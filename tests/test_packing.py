@@ -1,0 +1,120 @@
+"""Small gradients packed into few tensors, and the branch, come out as they went in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import variable_of
+
+import lossscale
+from lossscale import _keras
+from lossscale.compiled import in_xla, run_if
+from lossscale.packing import SMALL, pack
+
+
+def mixed_gradients():
+    """Returns gradients of which 0, 2 and 5 can be packed, and 3 and 6."""
+    return [
+        tf.constant([1.0, 2.0]),
+        None,
+        tf.constant([3.0, 4.0]),
+        tf.constant([5.0], tf.float16),
+        tf.ones([SMALL + 1]),
+        tf.constant([6.0, 7.0]),
+        tf.constant([8.0], tf.float16),
+        tf.constant([9.0]),
+        tf.IndexedSlices(tf.ones([2, 1]), tf.constant([0, 3]), tf.constant([4, 1])),
+        tf.constant([1, 2]),
+    ]
+
+
+def test_equal_small_gradients_become_one_and_come_back():
+    grads = mixed_gradients()
+    packed, unpack = pack(grads)
+    assert len(packed) == len(grads) - 3
+    back = unpack(packed)
+    tf.nest.assert_same_structure(grads, back)
+    for grad, same in zip(tf.nest.flatten(grads, True), tf.nest.flatten(back, True)):
+        if grad is not None:
+            assert grad.dtype == same.dtype
+            np.testing.assert_array_equal(grad, same)
+
+
+def test_under_xla_nothing_is_packed():
+    @tf.function(**_keras.COMPILED_BY_XLA)
+    def compiled():
+        return len(pack([tf.ones([2]), tf.ones([2])])[0])
+
+    assert int(compiled()) == 2
+
+
+def test_xla_is_seen_from_within_branches_and_nested_functions():
+    inner = tf.function(lambda: tf.constant(in_xla()), autograph=False)
+    once = tf.function(
+        lambda x: tf.cond(x > 0, inner, lambda: tf.constant(False)),
+        **_keras.COMPILED_BY_XLA,
+        autograph=False,
+    )
+    assert bool(once(tf.constant(1.0)))
+    assert not bool(tf.function(lambda: tf.constant(in_xla()), autograph=False)())
+    assert not in_xla()
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_branch_runs_once_or_not_at_all(jit_compile):
+    count = tf.Variable(0.0)
+
+    def add():
+        count.assign_add(1.0)
+        return tf.constant(True)
+
+    @tf.function(autograph=False, **(_keras.COMPILED_BY_XLA if jit_compile else {}))
+    def step(condition):
+        run_if(condition, add)
+
+    step(tf.constant(True))
+    assert float(count) == 1.0
+    step(tf.constant(False))
+    assert float(count) == 1.0
+
+
+@pytest.mark.parametrize("size", [2, SMALL + 1], ids=["small", "large"])
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    ("scale", "value", "applies"),
+    [
+        (1.0, 3e38, True),  # their sum is infinite
+        (0.25, 3e37, True),
+        (0.25, 1e38, False),  # finite, and so is the sum, until they are divided
+        (2.0**127, 2.0**127, True),
+        (2.0, np.inf, False),
+        (2.0, np.nan, False),
+    ],
+)
+def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(
+    family, size, mode, scale, value, applies
+):
+    variable = variable_of(family, tf.zeros([size]))
+    loss_scale = lossscale.DynamicLossScale(scale, min_loss_scale=2.0**-10)
+    inner = family.optimizers.SGD(1.0)
+    optimizer = lossscale.LossScaleOptimizer(inner, loss_scale)
+    optimizer.build([variable])
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def step(grad):
+        optimizer.scale_loss(1.0)
+        grads = [grad]
+        if family.name != "keras3":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients([(grads[0], variable)])
+
+    if mode != "eager":
+        options = _keras.COMPILED_BY_XLA if mode == "xla" else {}
+        step = tf.function(step, autograph=False, **options)
+    grad = np.zeros([size], np.float32)
+    grad[-2:] = value
+    step(tf.constant(grad))
+    expected = -np.float32(value) / np.float32(scale) if applies else 0.0
+    assert float(tf.convert_to_tensor(variable)[-1]) == expected
+    assert int(loss_scale.skipped_steps.numpy()) == (not applies)
