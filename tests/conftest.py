@@ -1,9 +1,8 @@
-"""Two logical CPU devices, one strategy, and every Keras that is installed."""
+"""Logical CPU devices, one strategy over them, and every Keras that is installed."""
 
 from __future__ import annotations
 
 import os
-import sys
 from types import SimpleNamespace
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -12,10 +11,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+#: The strategy of this process's tests, and its replicas. Slow tests start processes
+#: with others: TensorFlow takes one strategy and one number of devices per process.
+STRATEGY, _, _REPLICAS = os.environ.get("LOSSSCALE_TESTS_ON", "mirrored:2").partition(
+    ":"
+)
+DEVICES = [f"CPU:{number}" for number in range(int(_REPLICAS))]
+
 # TensorFlow reads the number of logical devices once, before the first op.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * 2,
+    [tf.config.LogicalDeviceConfiguration()] * len(DEVICES),
 )
 # The machine's two cores run two tests at a time.
 tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -27,10 +33,19 @@ _STRATEGY = []
 
 @pytest.fixture(scope="session")
 def mirrored():
-    """MirroredStrategy on two CPUs: one for all, a second breaks its collectives."""
+    """MirroredStrategy on two CPUs: one for all, a second breaks its collectives.
+
+    Or what LOSSSCALE_TESTS_ON says: "mirrored:4", "central:2".
+    """
     if not _STRATEGY:
-        _STRATEGY.append(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+        _STRATEGY.append(_make_strategy())
     return _STRATEGY[0]
+
+
+def _make_strategy():
+    if STRATEGY == "central":
+        return tf.distribute.experimental.CentralStorageStrategy(DEVICES, "CPU:0")
+    return tf.distribute.MirroredStrategy(DEVICES)
 
 
 def families():
@@ -51,9 +66,8 @@ def families():
 def _new_optimizers(keras):
     if getattr(keras.optimizers, "legacy", None) is None:
         return None
-    module = sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
-    adam = keras.optimizers.Adam
-    is_new = issubclass(adam, module.LossScaleOptimizerV3.__mro__[2])
+    (_, _, base), _ = _keras.generations(keras)
+    is_new = issubclass(keras.optimizers.Adam, base)
     return keras.optimizers if is_new else keras.optimizers.experimental
 
 

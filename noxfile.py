@@ -1,0 +1,94 @@
+"""The whole test suite on every TensorFlow from 2.4 to the newest: `nox`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from types import MappingProxyType
+from typing import List, Mapping, NamedTuple
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.default_venv_backend = "uv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = "CI" in os.environ
+
+if shutil.which("pyenv"):  # it hides every Python that is not chosen
+    _names = subprocess.run(
+        ["pyenv", "versions", "--bare"],  # noqa: S607 - the user's own, on PATH
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    os.environ.setdefault("PYENV_VERSION", ":".join(_names))
+
+
+class Version(NamedTuple):
+    """One column of the matrix.
+
+    Attributes:
+      python: The Python to run on.
+      pins: What is installed before anything else is chosen.
+      env: Environment variables of the tests.
+      with_tf_keras: Whether Keras 2 stands beside the Keras 3 of TensorFlow.
+    """
+
+    python: str
+    pins: List[str]
+    env: Mapping[str, str] = MappingProxyType({})
+    with_tf_keras: bool = False
+
+
+# The names are also the rows of the README's table of tested versions. NumPy 2 came
+# after TensorFlow 2.15, and the protobuf of today after 2.8.
+MATRIX = {
+    "2.4": Version("3.8", ["tensorflow-cpu==2.4.*", "protobuf<3.21"]),
+    "2.8": Version("3.8", ["tensorflow-cpu==2.8.*", "protobuf<3.21", "numpy<2"]),
+    "2.10": Version("3.10", ["tensorflow-cpu==2.10.*", "numpy<2"]),
+    "2.11": Version("3.10", ["tensorflow-cpu==2.11.*", "numpy<2"]),
+    "2.13": Version("3.10", ["tensorflow-cpu==2.13.*", "numpy<2"]),
+    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"]),
+    "2.16": Version(
+        "3.12", ["tensorflow-cpu==2.16.*", "keras==3.3.*"], with_tf_keras=True
+    ),
+    "2.18": Version(
+        "3.12", ["tensorflow-cpu==2.18.*", "keras==3.6.*"], with_tf_keras=True
+    ),
+    "newest": Version("3.13", ["tensorflow-cpu"]),
+    "newest-tf_keras": Version("3.13", ["tensorflow-cpu"], with_tf_keras=True),
+    "newest-legacy": Version(
+        "3.13", ["tensorflow-cpu"], {"TF_USE_LEGACY_KERAS": "1"}, True
+    ),
+}
+
+
+def _test_requirements() -> List[str]:
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    wanted = project["optional-dependencies"]["test"]
+    # One that follows the version of TensorFlow is among the pins.
+    return [line for line in wanted if not line.startswith("tf-keras")]
+
+
+def _tf_keras(version: Version) -> List[str]:
+    if not version.with_tf_keras:
+        return []
+    pinned = version.pins[0].partition("==")[2]
+    return [f"tf_keras=={pinned}" if pinned else "tf_keras"]
+
+
+def _make_session(name: str, version: Version) -> None:
+    @nox.session(name=f"tests-{name}", python=version.python)
+    def tests(session: nox.Session) -> None:
+        """Runs the test suite on one version of TensorFlow."""
+        wanted = [*version.pins, *_tf_keras(version), *_test_requirements()]
+        session.install(*wanted)
+        session.install("--no-deps", ".")  # it asks for tensorflow, not tensorflow-cpu
+        # Replicas wait for one another: four at a time keep two cores busy.
+        arguments = session.posargs or ["-q", "-n", "4"]
+        session.run("pytest", *arguments, env=dict(version.env))
+
+
+for _name, _version in MATRIX.items():
+    _make_session(_name, _version)

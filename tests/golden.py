@@ -1,0 +1,203 @@
+"""Training runs whose every number is exact, and what they were on older versions.
+
+Powers of two and one rounding per operation: no order of summation, no fused
+multiplication can change a bit. So `tests/data/` holds for every version of TensorFlow.
+
+    python tests/golden.py run           # writes tests/data/run.json
+    python tests/golden.py checkpoints   # writes tests/data/tensorflow-X.Y/
+
+The first was made on TensorFlow 2.15; the second on 2.4, 2.15 and 2.16 with Keras 3.3.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from models import compiled, variable_of
+
+import lossscale
+
+DATA = Path(__file__).parent / "data"
+STEPS = 60
+#: The steps at which a gradient is infinite on purpose, and one at which it is NaN.
+BAD = {7: np.inf, 8: -np.inf, 20: np.nan, **dict.fromkeys(range(33, 39), np.inf)}
+RULE = {
+    "increment_period": 4,
+    "multiplier": 4.0,
+    "backoff_factor": 0.5,
+    "hysteresis": 2,
+    "hysteresis_reset": ["growth", "backoff"],
+    "min_loss_scale": 2.0,
+    "max_loss_scale": 2.0**18,
+}
+#: float16 ends at 65504: from some scale on, these gradients overflow by themselves.
+STARTS = {"float32": 2.0**5, "float16": 2.0**12}
+
+
+def sgd(family):
+    """Returns the inner optimizer of all runs."""
+    return family.optimizers.SGD(0.25, momentum=0.5)
+
+
+def targets():
+    """Returns what the weights are drawn to at each step, in sixteenths."""
+    step, column = np.mgrid[:STEPS, :4]
+    return ((step * 37 + column * 11) % 64 - 32).astype(np.float32) / 16
+
+
+def specials():
+    """Returns the factor of each step's loss: 1, but at the bad steps."""
+    return np.array([BAD.get(step, 1.0) for step in range(STEPS)], np.float32)
+
+
+def loop(family, dtype, mode):
+    """Returns the record of a run in a custom loop, of gradients in `dtype`."""
+    start = np.array([1.0, -2.0, 0.5, 0.0], np.float32)
+    weights = variable_of(family, start)
+    scale = lossscale.DynamicLossScale(STARTS[dtype], **RULE)
+    optimizer = lossscale.LossScaleOptimizer(sgd(family), scale)
+
+    def step(target, special):
+        with tf.GradientTape() as tape:
+            distance = tf.cast(weights, dtype) - tf.cast(target, dtype)
+            factor = tf.cast(special / 2.0, dtype)
+            loss = tf.reduce_sum(factor * tf.square(distance))
+            scaled_loss = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled_loss, [_tensor_of(weights)])
+        optimizer.apply_gradients(zip(grads, [weights]))
+
+    step = compiled(step, mode)
+    seen = []
+    for target, special in zip(targets(), specials()):
+        step(tf.constant(target), tf.constant(special))
+        seen.append(counters(scale))
+    return {
+        "steps": seen,
+        "weights": _listed(weights),
+        "momentum": _listed(momentum(optimizer, weights)),
+        "iterations": int(optimizer.iterations.numpy()),
+    }
+
+
+def counters(scale):
+    """Returns the scale and its counters."""
+    return [
+        float(scale),
+        int(scale.good_steps.numpy()),
+        int(scale.bad_steps.numpy()),
+        int(scale.skipped_steps.numpy()),
+    ]
+
+
+def momentum(optimizer, weights):
+    """Returns the slot of `weights`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if hasattr(inner, "get_slot"):
+        return inner.get_slot(weights, "momentum")
+    return inner.momentums[0]
+
+
+def _tensor_of(weights):
+    return weights if isinstance(weights, tf.Variable) else weights.value
+
+
+def _listed(variable):
+    return np.asarray(variable.numpy(), np.float64).ravel().tolist()
+
+
+def compiled_model(family, optimizer):
+    """Returns a model of one weight."""
+    keras = family.keras
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def fit(model, first, last):
+    """Trains on the batches of some steps, of one row each."""
+    x = np.full([STEPS, 1], 0.5, np.float32) * specials()[:, None]
+    y = targets()[:, :1]
+    model.fit(x[first:last], y[first:last], batch_size=1, shuffle=False, verbose=0)
+
+
+def own_wrapper(family, scale=2.0**5, period=4):
+    """Returns Keras's own wrapper around `sgd`."""
+    home = family.keras.optimizers
+    if family.name != "keras3":
+        home = family.keras.mixed_precision
+    return home.LossScaleOptimizer(
+        sgd(family), initial_scale=scale, dynamic_growth_steps=period
+    )
+
+
+def state(model, scale):
+    """Returns all that must be as it was."""
+    weights = model.trainable_variables[0]
+    return {
+        "scale": scale,
+        "weights": _listed(weights),
+        "momentum": _listed(momentum(model.optimizer, weights)),
+    }
+
+
+def scale_of(optimizer):
+    """Returns the scale and the counters of our wrapper, or of Keras's own."""
+    if isinstance(optimizer, lossscale.LossScaleOptimizer):
+        return counters(optimizer.loss_scale)
+    if hasattr(optimizer, "dynamic_scale"):
+        pair = optimizer.dynamic_scale, optimizer.step_counter
+    else:
+        pair = optimizer.loss_scale, optimizer.dynamic_counter
+    return [float(pair[0].numpy()), int(pair[1].numpy())]
+
+
+def write_run(families):
+    """Writes the golden run of one family in eager mode."""
+    runs = {dtype: loop(families[0], dtype, "eager") for dtype in STARTS}
+    (DATA / "run.json").write_text(json.dumps(runs) + "\n")
+
+
+def write_checkpoints(families):
+    """Writes what this version's wrappers save after half of the steps."""
+    version = ".".join(tf.__version__.split(".")[:2])
+    for family in families:
+        if (family.name == "keras3") != (version == "2.16"):
+            continue  # of 2.16, Keras 3 alone
+        folder = DATA / f"tensorflow-{version}" / family.name
+        folder.mkdir(parents=True, exist_ok=True)
+        scale = lossscale.DynamicLossScale(2.0**5, **RULE)
+        ours = lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
+        config = json.dumps(ours.get_config(), indent=1)
+        (folder / "config.json").write_text(config + "\n")
+        theirs = own_wrapper(family)
+        expected = {
+            "lossscale": _save_half_way(family, ours, folder / "lossscale"),
+            "keras": _save_half_way(family, theirs, folder / "keras"),
+        }
+        (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    theirs = tf.compat.v1.mixed_precision.DynamicLossScale(64.0, 5)
+    for grad in (np.inf, 1.0, 1.0):
+        theirs.update([tf.constant([grad])])
+    tf.train.Checkpoint(scale=theirs).write(str(folder.parent / "loss_scale"))
+
+
+def _save_half_way(family, optimizer, path):
+    """Writes a checkpoint, and returns the state then and at the end."""
+    model = compiled_model(family, optimizer)
+    fit(model, 0, STEPS // 2)
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(path))
+    half = state(model, scale_of(optimizer))
+    fit(model, STEPS // 2, STEPS)
+    return [half, state(model, scale_of(optimizer))]
+
+
+if __name__ == "__main__":
+    import conftest
+
+    writers = {"run": write_run, "checkpoints": write_checkpoints}
+    writers[sys.argv[1]](conftest.families())

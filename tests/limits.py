@@ -1,0 +1,77 @@
+"""What a version of TensorFlow or of Keras cannot do: the one place that knows."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
+#: Feature -> (what cannot have it, why). A family is as in conftest.py.
+LIMITS = {
+    "a tf.compat.v1 graph": (
+        lambda family: family.name != "keras2-legacy",
+        "only legacy optimizers work in a tf.compat.v1 graph, and Keras 3 has none",
+    ),
+    "minimize": (
+        lambda family: family.name == "keras3",
+        "Keras 3's optimizers have no minimize",
+    ),
+    "experimental_aggregate_gradients": (
+        lambda family: family.name == "keras3",
+        "Keras 3 always aggregates",
+    ),
+    "skip_gradients_aggregation": (
+        lambda family: family.name != "keras2-new",
+        "Keras 3 always aggregates; legacy optimizers have another name for it",
+    ),
+    "loss_scale_factor": (
+        lambda family: family.name != "keras3",
+        "only Keras 3's optimizers have a loss_scale_factor",
+    ),
+    "use_ema": (
+        lambda family: family.name == "keras2-legacy",
+        "legacy optimizers have no moving average",
+    ),
+    "weight_decay": (
+        lambda family: (
+            family.name == "keras2-legacy"
+            or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
+        ),
+        "legacy optimizers, and the experimental ones of 2.10, have no weight_decay",
+    ),
+    "copying": (
+        lambda family: family.name != "keras3",
+        "Keras 2's optimizers cannot be copied",
+    ),
+    "an optimizer in a .keras file": (
+        lambda family: (
+            family.name == "keras2-legacy"
+            or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
+        ),
+        "a .keras file holds no state of legacy optimizers, nor of the experimental "
+        "ones of 2.10, bare or wrapped",
+    ),
+    "adding up over replicas": (
+        lambda family: getattr(family.keras, "__version__", "2").startswith("3.3."),
+        "Keras 3.3 adds no gradients up over replicas: they drift apart, bare too",
+    ),
+    "fit over replicas": (
+        lambda family: getattr(family.keras, "__version__", "2").startswith("3.6."),
+        "Keras 3.6 divides no loss by the number of replicas: other weights, bare too",
+    ),
+    "the README": (
+        lambda family: family.name != "keras3",
+        "the README's blocks are written for Keras 3",
+    ),
+    "compile(jit_compile=...)": (
+        lambda family: family.name != "keras3" and TENSORFLOW < (2, 9),
+        "Keras 2 compiles no model with XLA before TensorFlow 2.9",
+    ),
+}
+
+
+def skip_without(feature, family):
+    """Skips the running test where a feature does not exist, and says why."""
+    is_missing, why = LIMITS[feature]
+    if is_missing(family):
+        pytest.skip(why)

@@ -1,0 +1,148 @@
+"""Every version trains to the same bits, and goes on from what older versions saved."""
+
+from __future__ import annotations
+
+import json
+
+import golden
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import families
+from limits import TENSORFLOW
+
+import lossscale
+
+RUN = json.loads((golden.DATA / "run.json").read_text())
+#: A folder per version and family.
+FOLDERS = sorted(path.parent for path in golden.DATA.glob("*/*/expected.json"))
+SCALES = sorted(golden.DATA.glob("*/loss_scale.index"))
+
+
+def folder_id(folder):
+    return f"{folder.parent.name}-{folder.name}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    # XLA may keep float16 results in float32, so they have other bits there.
+    [("float32", "graph"), ("float32", "xla"), ("float16", "eager")],
+)
+def test_the_golden_run(family, dtype, mode):
+    record = golden.loop(family, dtype, mode)
+    expected = RUN[dtype]
+    for step, (seen, known) in enumerate(zip(record["steps"], expected["steps"])):
+        assert seen == known, f"step {step}"
+    assert record == expected
+
+
+def test_the_golden_run_shows_what_it_is_there_for():
+    skipped = {dtype: run["steps"][-1][3] for dtype, run in RUN.items()}
+    assert skipped["float32"] == len(golden.BAD)
+    assert skipped["float16"] > len(golden.BAD)  # some overflowed by themselves
+    scales = [step[0] for step in RUN["float32"]["steps"]]
+    assert max(scales) == golden.RULE["max_loss_scale"]
+    assert all(np.isfinite(RUN[dtype]["weights"]).all() for dtype in RUN)
+
+
+def families_and_their_files():
+    """Returns the pairs of a family and a folder: state is of one family only."""
+    return [
+        pytest.param(family, folder, id=folder_id(folder))
+        for family in families()
+        for folder in FOLDERS
+        if folder.name == family.name and version(folder) <= TENSORFLOW
+    ]
+
+
+def version(folder):
+    """Returns the TensorFlow that wrote a folder, as limits.TENSORFLOW."""
+    return tuple(int(part) for part in folder.parent.name.split("-")[1].split("."))
+
+
+with_its_files = pytest.mark.parametrize(
+    ("family", "folder"), families_and_their_files()
+)
+
+
+def restored(family, folder, name, optimizer, before_build):
+    """Returns a model with the state of a file, restored before or after its build."""
+    model = golden.compiled_model(family, optimizer)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    path = str(folder / name)
+    if before_build:
+        checkpoint.read(path).expect_partial()
+    optimizer.build(model.trainable_variables)
+    if not before_build:
+        checkpoint.read(path).expect_partial()
+    return model
+
+
+@with_its_files
+@pytest.mark.parametrize("before_build", [True, False])
+@pytest.mark.parametrize("name", ["lossscale", "keras"])
+def test_a_checkpoint_of_an_older_version_goes_on(family, folder, name, before_build):
+    half, end = json.loads((folder / "expected.json").read_text())[name]
+    if name == "lossscale":
+        scale = lossscale.DynamicLossScale(2.0, **golden.RULE)
+    else:  # Keras's own rule, and its own arguments
+        scale = lossscale.DynamicLossScale(8.0, 4)
+    optimizer = lossscale.LossScaleOptimizer(golden.sgd(family), scale)
+    model = restored(family, folder, name, optimizer, before_build)
+
+    def read():
+        return golden.counters(scale)[: len(half["scale"])]
+
+    assert golden.state(model, read()) == half
+    golden.fit(model, golden.STEPS // 2, golden.STEPS)
+    assert golden.state(model, read()) == end
+
+
+@with_its_files
+def test_a_config_of_an_older_version_is_understood(family, folder):
+    config = json.loads((folder / "config.json").read_text())
+    optimizer = lossscale.LossScaleOptimizer.from_config(config)
+    current = lossscale.LossScaleOptimizer(
+        golden.sgd(family),
+        lossscale.DynamicLossScale(2.0**5, **golden.RULE),
+        name="mine",
+    )
+    assert isinstance(optimizer, type(current))
+    assert optimizer.name == "mine"
+    assert optimizer.loss_scale.get_config() == current.loss_scale.get_config()
+    inner = optimizer.inner_optimizer.get_config()
+    assert (float(inner["learning_rate"]), inner["momentum"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=folder_id)
+@pytest.mark.parametrize("name", ["lossscale", "keras"])
+def test_the_scale_alone_is_restored_by_every_keras(folder, name):
+    known = json.loads((folder / "expected.json").read_text())[name][0]["scale"]
+    scale = lossscale.DynamicLossScale(2.0, **golden.RULE)
+    holder = tf.train.Checkpoint(loss_scale=scale)
+    if name == "keras" and folder.name == "keras3":
+        # Keras 3's names, at the top of its wrapper.
+        holder = tf.train.Checkpoint(
+            dynamic_scale=scale.current_loss_scale, step_counter=scale.good_steps
+        )
+    path = str(folder / name)
+    tf.train.Checkpoint(optimizer=holder).read(path).expect_partial()
+    assert golden.counters(scale)[: len(known)] == known
+
+
+@pytest.mark.parametrize("index", SCALES, ids=lambda path: path.parent.name)
+def test_a_checkpoint_of_tensorflows_loss_scale_is_restored(index):
+    scale = lossscale.DynamicLossScale(8.0, 5)
+    path = str(index.with_suffix(""))
+    tf.train.Checkpoint(scale=scale).read(path).expect_partial()
+    assert golden.counters(scale) == [32.0, 2, 0, 0]
+
+
+def test_files_of_2_4_and_of_2_15_are_here():
+    kept = {folder_id(folder) for folder in FOLDERS}
+    assert kept == {
+        "tensorflow-2.4-keras2-legacy",
+        "tensorflow-2.15-keras2-legacy",
+        "tensorflow-2.15-keras2-new",
+        "tensorflow-2.16-keras3",
+    }
