@@ -1,0 +1,117 @@
+"""A coordinator with two workers and a parameter server, all in this process.
+
+    python parameter_server.py KERAS
+
+Prints what came of each attempt, as JSON. test_processes.py starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+
+import conftest
+import strategies
+import tensorflow as tf
+from models import variable_of
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
+
+
+def free_ports(count):
+    """Returns ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("localhost", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def cluster():
+    """Starts the servers, and returns the strategy over them."""
+    jobs = ["worker", "worker", "ps"]
+    addresses = [f"localhost:{port}" for port in free_ports(len(jobs))]
+    spec = tf.train.ClusterSpec({"worker": addresses[:2], "ps": addresses[2:]})
+    # On two cores the servers have too few threads to wait for each other, and hang.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=len(jobs) + 1)
+    for job, index in (("worker", 0), ("worker", 1), ("ps", 0)):
+        tf.distribute.Server(spec, job, index, protocol="grpc", config=config)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, rpc_layer="grpc"
+    )
+    return tf.distribute.experimental.ParameterServerStrategy(resolver)
+
+
+def fit(strategy, family, make):
+    with strategy.scope():
+        model = strategies.linear(family, make(), "float32")
+    data = tf.data.Dataset.from_tensor_slices(strategies.rows(strategies.RUN[:1]))
+    model.fit(data.batch(strategies.ROWS).repeat(), steps_per_epoch=1, verbose=0)
+    return "trained"
+
+
+def loop(strategy, family, make):
+    """Schedules steps on the workers, of which one in three is not finite."""
+    with strategy.scope():
+        variable = variable_of(family, [1.0, 2.0])
+        optimizer = make()
+        optimizer.build([variable])
+
+    def each(special):
+        grad = tf.stack([special, 1.0])
+        if hasattr(optimizer, "scale_loss"):
+            grad *= optimizer.scale_loss(tf.constant(1.0))
+        optimizer.apply_gradients([(grad, variable)])
+
+    step = tf.function(lambda special: strategy.run(each, (special,)))
+    experimental = tf.distribute.experimental.coordinator
+    coordinator = experimental.ClusterCoordinator(strategy)
+    for special in [1.0, float("inf"), 1.0, 1.0, float("nan"), 1.0]:
+        coordinator.schedule(step, (tf.constant(special),))
+        # Two steps at one moment lose one of two additions to a counter, Keras's too.
+        coordinator.join()
+    scale = optimizer.loss_scale
+    return {
+        "weights": strategies.copies(None, variable)[0].tolist(),
+        "skipped": int(scale.skipped_steps.numpy()),
+        "scale": float(scale.numpy()),
+        "iterations": int(optimizer.iterations.numpy()),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("keras")
+    name = parser.parse_args().keras
+    strategy = cluster()
+    family = {each.name: each for each in conftest.families()}[name]
+
+    def bare():
+        return strategies.momentum(family)
+
+    def ours():
+        inner = family.optimizers.SGD(0.25)
+        return LossScaleOptimizer(inner, DynamicLossScale(64.0))
+
+    def keras_own():
+        return family.keras.mixed_precision.LossScaleOptimizer(bare())
+
+    makers = [ours, bare if name == "keras3" else keras_own]
+    attempts = [(fit, make) for make in makers] + [(loop, ours)]
+    answers = {}
+    for attempt, make in attempts:
+        try:
+            answer = attempt(strategy, family, make)
+        except Exception as error:
+            answer = str(error)
+        answers[f"{attempt.__name__}-{make.__name__}"] = answer
+    print(json.dumps(answers), flush=True)
+    os._exit(0)  # the servers never end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The step can run on a GPU: shown from the kernels that TensorFlow has, and by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import variable_of
+from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21)
+    kernels,
+    op_def_registry,
+)
+
+import lossscale
+from lossscale import _keras
+from lossscale.finite import sum_stays_finite
+
+needs_cuda_build = pytest.mark.skipif(
+    not tf.test.is_built_with_cuda(),
+    reason="this TensorFlow is built without CUDA and knows no GPU kernels",
+)
+needs_gpu = pytest.mark.skipif(
+    not tf.config.list_physical_devices("GPU"), reason="TensorFlow sees no GPU"
+)
+#: What a graph holds that is not a kernel's work.
+STRUCTURE = {"_Arg", "_Retval", "Placeholder", "NoOp", "Const"}
+#: The branch: its predicate is read on the host.
+PREDICATES = {("If", "cond"), ("StatelessIf", "cond"), ("Switch", "pred")}
+
+
+def host_reads(concrete):
+    """Returns `(op, argument)` of what a traced function needs in the host's memory.
+
+    Constants and handles of variables excepted: they always are there.
+
+    Raises:
+      AssertionError: An op has no GPU kernel for its dtypes.
+    """
+    graph_def = concrete.graph.as_graph_def()
+    found = _host_reads(graph_def.node)
+    for function in graph_def.library.function:
+        found |= _host_reads(function.node_def)
+    return found
+
+
+def _host_reads(nodes):
+    constant = _constants(nodes)
+    found = set()
+    for node in nodes:
+        is_call = node.op.endswith("PartitionedCall")
+        if node.op in STRUCTURE or is_call or node.name in constant:
+            continue
+        needs = [_host_arguments(node, k, constant) for k in _gpu_kernels(node)]
+        assert needs, f"no GPU kernel for {node.op} of {_types(node)}"
+        found |= {(node.op, argument) for argument in min(needs, key=len)}
+    return found
+
+
+def _constants(nodes):
+    """Returns the nodes that are computed from constants alone, such as axes."""
+    constant = {node.name for node in nodes if node.op == "Const"}
+    before = 0
+    while len(constant) > before:
+        before = len(constant)
+        for node in nodes:
+            sources = {s.split(":")[0] for s in node.input if not s.startswith("^")}
+            if sources and sources <= constant:
+                constant.add(node.name)
+    return constant
+
+
+def _types(node):
+    return {key: value.type for key, value in node.attr.items() if value.type}
+
+
+def _gpu_kernels(node):
+    """Returns the kernels that a GPU would run for a node's dtypes."""
+    types = _types(node)
+    registered = kernels.get_registered_kernels_for_op(node.op).kernel
+    fitting = [
+        kernel
+        for kernel in registered
+        if all(
+            types.get(c.name) in c.allowed_values.list.type for c in kernel.constraint
+        )
+    ]
+    own = [kernel for kernel in fitting if kernel.device_type == "GPU"]
+    return own or [kernel for kernel in fitting if kernel.device_type == "DEFAULT"]
+
+
+def _host_arguments(node, kernel, constant):
+    """Returns the names of a kernel's arguments that cross to the host or back."""
+    names = set()
+    definition = op_def_registry.get(node.op)
+    position = 0
+    for argument in definition.input_arg:
+        count = node.attr[argument.number_attr].i if argument.number_attr else 1
+        if argument.type_list_attr:
+            count = len(node.attr[argument.type_list_attr].list.type)
+        sources = node.input[position : position + count]
+        position += count
+        is_idle = all(s.split(":")[0] in constant for s in sources)
+        is_handle = argument.type == tf.resource.as_datatype_enum
+        if argument.name in kernel.host_memory_arg and not (is_idle or is_handle):
+            names.add(argument.name)
+    outputs = {argument.name for argument in definition.output_arg}
+    return names | outputs.intersection(kernel.host_memory_arg)
+
+
+ROWS = tf.TensorSpec([2], tf.int32)
+
+
+def gradients(dtype, rows):
+    """Returns what gradients may look like: large, small ones to be packed, sparse."""
+    dense = [tf.ones([100, 100], dtype)] + [tf.ones([16], dtype)] * 3
+    sparse = tf.IndexedSlices(tf.ones([2, 8], dtype), rows, tf.constant([5, 8]))
+    return [*dense, sparse]
+
+
+def stepper(family, optimizer_name="SGD", dtype="float32", clips=False):
+    """Returns an optimizer, its variables, and its step as a function of gradients."""
+    optimizer = lossscale.LossScaleOptimizer(
+        getattr(family.optimizers, optimizer_name)(0.5), lossscale.DynamicLossScale(8.0)
+    )
+    variables = [
+        variable_of(family, tf.ones(shape, dtype), dtype)
+        for shape in ([100, 100], [16], [16], [16], [5, 8])
+    ]
+    optimizer.build(variables)
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def step(grads):
+        optimizer.scale_loss(tf.constant(1.0))
+        if clips or family.name != "keras3":
+            grads = optimizer.get_unscaled_gradients(grads)
+        if clips:
+            grads = [tf.clip_by_norm(grad, 1e3) for grad in grads[:-1]] + grads[-1:]
+        optimizer.apply_gradients(list(zip(grads, variables)))
+
+    return optimizer, variables, step
+
+
+def _host_reads_of_bare(family):
+    optimizer, variables, _ = stepper(family)
+    inner = optimizer.inner_optimizer
+
+    def step(rows):
+        inner.apply_gradients(list(zip(gradients("float32", rows), variables)))
+
+    return host_reads(tf.function(step).get_concrete_function(ROWS))
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("clips", [False, True])
+def test_only_the_branchs_predicate_goes_to_the_host(family, clips):
+    _, _, step = stepper(family, clips=clips)
+
+    def trace(rows):
+        step(gradients("float32", rows))
+
+    reads = host_reads(tf.function(trace).get_concrete_function(ROWS))
+    assert reads & PREDICATES, "no branch was found"
+    # Keras 2 looks at the shape of sparse gradients, wrapped or not.
+    assert reads - _host_reads_of_bare(family) <= PREDICATES
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_loss_scale_alone_runs_on_a_gpu(dtype):
+    loss_scale = lossscale.DynamicLossScale(
+        8.0, hysteresis=2, hysteresis_reset=["good"]
+    )
+
+    @tf.function(autograph=False)
+    def update(rows):
+        grads = gradients(dtype, rows)
+        unscaled = loss_scale.unscale(grads)
+        is_small = sum_stays_finite(unscaled, 2)
+        return is_small, loss_scale.scale(1.0), loss_scale.update(unscaled)[1]
+
+    assert host_reads(update.get_concrete_function(ROWS)) <= PREDICATES
+
+
+@needs_cuda_build
+def test_a_read_on_the_host_would_be_found():
+    sizes = tf.function(lambda x: tf.fill(tf.shape(x), 1.0), autograph=False)
+    concrete = sizes.get_concrete_function(tf.TensorSpec([None], tf.float32))
+    assert host_reads(concrete) - PREDICATES
+    text = tf.function(tf.strings.as_string, autograph=False)
+    with pytest.raises(AssertionError, match="no GPU kernel for AsString"):
+        host_reads(text.get_concrete_function(tf.TensorSpec([], tf.float32)))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_steps_run_on_a_gpu(family, mode):
+    optimizer, variables, step = stepper(family)
+    if mode != "eager":
+        options = _keras.COMPILED_BY_XLA if mode == "xla" else {}
+        step = tf.function(step, autograph=False, **options)
+    with tf.device("GPU:0"):
+        good = gradients("float32", tf.constant([1, 3]))
+        step(good)
+        step(
+            [*good[:-2], tf.constant(np.r_[np.ones(15), np.inf], tf.float32), good[-1]]
+        )
+    assert float(optimizer.loss_scale) == 4.0
+    for variable in variables[:-1]:
+        value = tf.convert_to_tensor(variable)
+        np.testing.assert_allclose(value, np.full(value.shape, 1 - 0.5 / 8))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit_runs_on_a_gpu(jit_compile):
+    import keras
+
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+        optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+        model.compile(optimizer, "mse", jit_compile=jit_compile)
+        history = model.fit(np.ones([64, 4]), np.ones([64, 1]), epochs=20, verbose=0)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert history.history["loss"][-1] < history.history["loss"][0]

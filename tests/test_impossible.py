@@ -1,0 +1,147 @@
+"""What cannot be done fails as impossible.py says, and without us just so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import strategies
+import tensorflow as tf
+from conftest import STRATEGY
+from impossible import why_not
+from models import variable_of
+
+from lossscale import DynamicLossScale, LossScaleOptimizer, _keras
+
+QUIET = {"verbose": 0, "shuffle": False}
+
+
+def assert_fails_as_listed(action, strategy, family, entry):
+    with pytest.raises(Exception, match=why_not(strategy, family.name, entry)):
+        action()
+
+
+def bare(family):
+    return strategies.momentum(family)
+
+
+def ours(family):
+    return LossScaleOptimizer(bare(family), DynamicLossScale(**strategies.SCALE))
+
+
+def keras_own(family):
+    return family.keras.mixed_precision.LossScaleOptimizer(bare(family))
+
+
+def apply_once(strategy, family, make, arguments=None, **options):
+    """Applies a gradient in `strategy.run` in a `tf.function`."""
+    with strategies.scope_of(strategy):
+        variable = variable_of(family, [1.0, 2.0])
+        optimizer = make(family)
+        if hasattr(optimizer, "build"):  # bare legacy optimizers build themselves
+            optimizer.build([variable])
+
+    def each():
+        for scale in ("scale_loss", "get_scaled_loss"):
+            getattr(optimizer, scale, tf.identity)(tf.constant(1.0))
+        grads = [(tf.constant([1.0, 1.0]), variable)]
+        optimizer.apply_gradients(grads, **(arguments or {}))
+
+    tf.function(lambda: strategies.run_on(strategy, each), **options)()
+
+
+def fit_once(strategy, family, make, **compile_arguments):
+    with strategies.scope_of(strategy):
+        model = strategies.linear(family, make(family), "float32", **compile_arguments)
+    x, y = strategies.rows(strategies.RUN[:1])
+    model.fit(x, y, batch_size=strategies.ROWS // 2, **QUIET)
+
+
+@pytest.mark.parametrize("make", [bare, ours])
+def test_keras3_always_aggregates(family, make):
+    if family.name != "keras3":
+        pytest.skip("Keras 2 can leave it to the caller")
+    arguments = {"experimental_aggregate_gradients": False}
+    assert_fails_as_listed(
+        lambda: apply_once(None, family, make, arguments),
+        "none",
+        family,
+        "unaggregated",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.peer_defect(28)
+@pytest.mark.parametrize("make", [bare, ours])
+@pytest.mark.skipif(STRATEGY != "mirrored", reason="is about MirroredStrategy")
+def test_xla_compiles_for_one_device(mirrored, family, make):
+    assert_fails_as_listed(
+        lambda: apply_once(mirrored, family, make, **_keras.COMPILED_BY_XLA),
+        "mirrored",
+        family,
+        "xla",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [bare, ours])
+@pytest.mark.skipif(STRATEGY != "mirrored", reason="is about MirroredStrategy")
+def test_keras3_runs_one_step_per_execution(mirrored, family, make):
+    if family.name != "keras3":
+        pytest.skip("Keras 2 runs several")
+    assert_fails_as_listed(
+        lambda: fit_once(mirrored, family, make, steps_per_execution=2),
+        "mirrored",
+        family,
+        "steps_per_execution",
+    )
+
+
+@pytest.mark.parametrize("make", [keras_own, ours])
+@pytest.mark.parametrize("attempt", [fit_once, apply_once])
+@pytest.mark.skipif(STRATEGY != "central", reason="is about CentralStorageStrategy")
+def test_keras2_refuses_central_storage(mirrored, family, make, attempt):
+    if family.name == "keras3":
+        pytest.skip("Keras 3 can")
+    assert_fails_as_listed(
+        lambda: attempt(mirrored, family, make), "central", family, "fit"
+    )
+
+
+class TPUStrategyWithoutTPU(tf.distribute.TPUStrategy):
+    """What can be had of a TPUStrategy where there is no TPU: its class.
+
+    It runs as OneDeviceStrategy does.
+    """
+
+    def __init__(self):
+        one = tf.distribute.OneDeviceStrategy("CPU:0")
+        extended = type(one.extended)(self, "CPU:0")
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def run(self, fn, args=()):
+        return tf.distribute.Strategy.run(self, fn, args)
+
+
+class TestOnATPU:
+    """One sentence, ours, on every Keras."""
+
+    SENTENCE = "must not be used with TPUStrategy: TPUs compute in bfloat16"
+
+    def test_no_optimizer_is_made(self, family):
+        with TPUStrategyWithoutTPU().scope():
+            inner = bare(family)
+            with pytest.raises(ValueError, match=self.SENTENCE):
+                LossScaleOptimizer(inner)
+
+    def test_no_gradient_is_applied(self, family):
+        optimizer = ours(family)
+        strategy = TPUStrategyWithoutTPU()
+        with strategy.scope():
+            variable = variable_of(family, [1.0])
+
+        def each():
+            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+
+        with pytest.raises(ValueError, match=self.SENTENCE):
+            strategy.run(each)
+        np.testing.assert_array_equal(variable.numpy(), [1.0])

@@ -1,0 +1,161 @@
+"""Two workers, each a process of its own, that train in step on this machine.
+
+The first overflows at step 5, the second at step 9. Both must skip both; a worker that
+decides by its own flag alone leaves the other one waiting for ever. So a watchdog ends
+every test after 90 seconds, and fails it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import strategies
+from impossible import why_not
+from models import assert_same
+from parameter_server import free_ports
+from worker import RUN
+
+HERE = Path(__file__).parent
+SECONDS = 90
+pytestmark = [pytest.mark.slow, pytest.mark.peer_defect(2)]
+
+
+@contextmanager
+def started(commands, folder, **environment):
+    """Starts processes that end with this context, or after `SECONDS`."""
+    processes = []
+    for number, command in enumerate(commands):
+        with (folder / f"{number}.log").open("ab") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, *map(str, command)],
+                    env={**os.environ, **environment},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+            )
+    barked = threading.Event()
+
+    def bark():
+        barked.set()
+        kill(processes)
+
+    watchdog = threading.Timer(SECONDS, bark)
+    watchdog.start()
+    try:
+        yield processes
+    finally:
+        watchdog.cancel()
+        kill(processes)
+        for process in processes:
+            process.communicate()
+    assert not barked.is_set(), f"hung\n{logs(folder)}"
+
+
+def kill(processes):
+    for process in processes:
+        process.kill()
+
+
+def logs(folder):
+    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
+
+
+def commands(folder, keras, entry, *options):
+    ports = ",".join(map(str, free_ports(2)))
+    fixed = [HERE / "worker.py"]
+    return [[*fixed, rank, ports, folder, keras, entry, *options] for rank in (0, 1)]
+
+
+def train(folder, keras, entry, *options):
+    """Trains to the end, and returns what each worker saw."""
+    with started(commands(folder, keras, entry, *options), folder) as processes:
+        codes = [process.wait() for process in processes]
+    assert codes == [0, 0], logs(folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def one_replica(family, entry):
+    """Returns what one replica comes to without a wrapper and without the bad steps."""
+    if entry == "fit":
+        return strategies.fit_on_one(family, RUN)
+    return strategies.loop_on_one(family, RUN, 2)
+
+
+@pytest.mark.parametrize("entry", ["fit", "loop"])
+def test_both_workers_skip_what_either_cannot_apply(family, entry, tmp_path):
+    reason = why_not("multi-worker", family.name, entry)
+    if reason:
+        pytest.skip(f"impossible, see impossible.py: {reason}")
+    for seen in train(tmp_path, family.name, entry):
+        flags = strategies.applied(RUN)
+        assert [tuple(state) for state in seen["states"]] == strategies.rule(flags)
+        assert seen["iterations"] == list(np.cumsum(flags))
+        for ours, theirs in zip(seen["weights"], one_replica(family, entry)):
+            assert_same(ours, theirs)
+
+
+def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
+    entry = "fit" if family.name == "keras2-new" else "loop"
+    interrupted = commands(
+        tmp_path, family.name, entry, *("--save-at", 6, "--wait-at", 8)
+    )
+    # The second worker is killed between two steps, the first within one: it waits.
+    interrupted[0] = interrupted[0][:-2]
+    with started(interrupted, tmp_path) as processes:
+        assert processes[1].stdout.readline() == "waiting\n", logs(tmp_path)
+        kill(reversed(processes))
+    restarted = train(tmp_path, family.name, entry, "--restore")
+    expected = one_replica(family, entry)
+    for seen in restarted:
+        assert len(seen["weights"]) == len(RUN) - 7
+        assert_same(seen["weights"][-1], expected[-1])
+        flags = strategies.applied(RUN)
+        assert tuple(seen["states"][-1]) == strategies.rule(flags)[-1]
+        assert seen["iterations"][-1] == sum(flags)
+
+
+def test_one_collective_more_than_bare(family, tmp_path):
+    for counts in train(tmp_path, family.name, "count"):
+        assert counts["lossscale"] == counts["bare"] + 1
+        assert counts["bare"] >= 1
+
+
+@pytest.mark.parametrize("entry", ["fit", "bare-fit"])
+def test_keras3s_fit_cannot_run_there(family, entry, tmp_path):
+    reason = why_not("multi-worker", family.name, "fit")
+    if reason is None:
+        pytest.skip("Keras 2 can")
+    with started(commands(tmp_path, family.name, entry), tmp_path) as processes:
+        assert all(process.wait() != 0 for process in processes)
+    assert re.search(reason, logs(tmp_path))
+
+
+def test_a_parameter_server(family, tmp_path):
+    """Each worker's step is a step of its own there: nobody waits for the others."""
+    command = [HERE / "parameter_server.py", family.name]
+    with started([command], tmp_path) as (process,):
+        answers = json.loads(process.stdout.read() or "{}")
+    assert answers, logs(tmp_path)
+    for attempt, answer in answers.items():
+        reason = why_not("parameter-server", family.name, attempt.split("-")[0])
+        if reason is not None:
+            assert re.search(reason, str(answer)), attempt
+        else:
+            assert answer == {
+                "weights": [0.0, 1.0],
+                "skipped": 2,
+                "scale": 16.0,
+                "iterations": 4,
+            }

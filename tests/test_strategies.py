@@ -1,0 +1,329 @@
+"""Every strategy, entry point and Keras: all replicas skip a step, or all apply it.
+
+The infinity is on the first replica, the last, all of them or none. Every copy of every
+variable stays equal to the last bit, and to what one replica computes unwrapped.
+
+The strategy with replicas is MirroredStrategy on two of them. `test_other_strategies`
+runs this file once more with others, each in a process of its own.
+
+Put the flag of one replica in the place of the agreed one and these tests fail, which
+`test_the_flag_of_one_replica_fails_these_tests` does in a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import strategies
+import tensorflow as tf
+from conftest import DEVICES, STRATEGY
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from impossible import why_not
+from limits import skip_without
+from models import assert_same, variable_of
+from strategies import RUN, SHORT_RUN, applied, rule
+from test_reference import reference
+
+import lossscale
+from lossscale import DynamicLossScale, LossScaleOptimizer, _keras
+
+ON_REPLICAS = STRATEGY
+HERE = Path(__file__)
+
+
+@pytest.fixture(params=["none", "one-device", ON_REPLICAS])
+def place(request):
+    """The name of a strategy."""
+    return request.param
+
+
+@pytest.fixture
+def strategy(place, request):
+    if place == "none":
+        return None
+    if place == "one-device":
+        return tf.distribute.OneDeviceStrategy("CPU:0")
+    return request.getfixturevalue("mirrored")
+
+
+def skip_impossible(place, family, entry):
+    if place == ON_REPLICAS:
+        skip_without("adding up over replicas", family)
+    reason = why_not(place, family.name, entry)
+    if reason:
+        pytest.skip(f"impossible, see impossible.py: {reason}")
+
+
+def run_for(place, eagerly):
+    # An eager step on replicas starts threads, and often waits a second for them.
+    return SHORT_RUN if eagerly and place == ON_REPLICAS else RUN
+
+
+def assert_right(seen, run, weights):
+    assert seen.states == rule(applied(run))
+    assert seen.iterations == list(np.cumsum(applied(run)))
+    assert len(seen.weights) == len(run)
+    for ours, theirs in zip(seen.weights, weights):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.peer_defect(1)
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_fit(place, strategy, family, eagerly):
+    skip_impossible(place, family, "fit")
+    if place == ON_REPLICAS:
+        skip_without("fit over replicas", family)
+    run = run_for(place, eagerly)
+    seen = strategies.fit(strategy, family, run, run_eagerly=eagerly)
+    assert_right(seen, run, strategies.fit_on_one(family, run))
+
+
+WAYS = {
+    "keras3-in-scope": {"way": "keras3", "inside": True},
+    "keras2-out-of-scope": {"way": "keras2", "inside": False},
+    "eager": {"eagerly": True},
+    "xla": _keras.COMPILED_BY_XLA,
+}
+
+
+@pytest.mark.peer_defect(1)
+@pytest.mark.parametrize("way", WAYS)
+def test_strategy_run(place, strategy, family, way):
+    skip_impossible(place, family, "xla" if way == "xla" else "loop")
+    run = run_for(place, way == "eager")
+    seen = strategies.loop(strategy, family, run, **WAYS[way])
+    replicas = strategies.count(strategy)
+    assert_right(seen, run, strategies.loop_on_one(family, run, replicas))
+
+
+@pytest.mark.peer_defect(23)
+@pytest.mark.parametrize("way", ["keras2", "keras3"])
+def test_strategy_run_without_the_optimizers_aggregation(place, strategy, family, way):
+    skip_impossible(place, family, "unaggregated")
+    seen = strategies.loop(strategy, family, RUN, way, aggregate=False)
+    assert_right(seen, RUN, strategies.loop_on_one(family, RUN, 1))
+
+
+@pytest.mark.peer_defect(22)
+@pytest.mark.parametrize("context", ["replica", "cross-replica"])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_update(place, strategy, context, eagerly):
+    run = run_for(place, eagerly)
+    seen = strategies.update(strategy, run, context, eagerly)
+    assert seen.states == rule(applied(run))
+    assert seen.answers == [{flag} for flag in applied(run)]
+
+
+@pytest.mark.peer_defect(30)
+def test_an_overflow_of_the_sum_moves_nothing(mirrored, family):
+    """Of gradients that are finite in every partial sum but the whole one."""
+    skip_impossible(ON_REPLICAS, family, "loop")
+    replicas = len(DEVICES)
+    with mirrored.scope():
+        variable = variable_of(family, [1.0, 2.0], "float16")
+        loss_scale = DynamicLossScale(1.0)
+        optimizer = LossScaleOptimizer(strategies.momentum(family), loss_scale)
+        optimizer.build([variable])
+
+    def each(grad):
+        optimizer.scale_loss(tf.constant(1.0))
+        optimizer.apply_gradients([(grad, variable)])
+
+    step = tf.function(lambda grad: mirrored.run(each, (grad,)))
+    largest = 65504.0 / replicas
+    for _ in range(2):
+        step(tf.constant([1.1 * largest, 0.0], tf.float16))
+        np.testing.assert_array_equal(strategies.agreed(mirrored, variable), [1, 2])
+        assert int(optimizer.iterations.numpy()) == 0
+    assert loss_scale.skipped_steps.numpy() == 2
+    for slot in strategies.slots(optimizer.inner_optimizer):
+        assert not strategies.agreed(mirrored, slot).any()
+    step(tf.constant([0.9 * largest, 0.0], tf.float16))
+    assert int(optimizer.iterations.numpy()) == 1
+    strategies.assert_bit_equal(mirrored, [variable])
+
+
+# Random runs
+
+RULE = {
+    "initial_loss_scale": 2.0**10,
+    "increment_period": 3,
+    "multiplier": 2.0,
+    "backoff_factor": 0.25,
+    "hysteresis": 2,
+    "hysteresis_reset": ["growth", "backoff"],
+    "min_loss_scale": 2.0**-4,
+    "max_loss_scale": 2.0**20,
+}
+
+
+class Training:
+    """A traced step that many runs can be driven through."""
+
+    def __init__(self, strategy, family):
+        self.strategy, self.family = strategy, family
+        with strategy.scope():
+            self.variable = variable_of(family, [0.0, 0.0])
+            self.loss_scale = DynamicLossScale(**RULE)
+            self.optimizer = LossScaleOptimizer(
+                family.optimizers.SGD(0.25), self.loss_scale
+            )
+            self.optimizer.build([self.variable])
+        self.first = [v.numpy() for v in self.loss_scale.variables]
+        self.step = tf.function(lambda added: strategy.run(self.each, (added,)))
+
+    def each(self, added):
+        number = strategies.replica()
+        grad = strategies.gradient(number, tf.gather(added, number))
+        grad *= self.optimizer.scale_loss(tf.constant(1.0))
+        self.optimizer.apply_gradients([(grad, self.variable)])
+
+    def run(self, specials):
+        """Runs from the beginning, and returns the scale after each step."""
+        for variable, value in zip(self.loss_scale.variables, self.first):
+            variable.assign(value)
+        self.variable.assign([0.0, 0.0])
+        self.optimizer.inner_optimizer.iterations.assign(0)
+        scales = []
+        for added in specials:
+            self.step(tf.constant(added))
+            scales.append(float(self.loss_scale.numpy()))
+        return scales
+
+
+@pytest.fixture(scope="module")
+def trainings():
+    return {}
+
+
+def random_run(number, steps, share):
+    """Returns what is added to each replica's gradient in each step."""
+    rng = np.random.default_rng(number)
+    shape = [steps, len(DEVICES)]
+    special = rng.choice(np.float32([np.inf, -np.inf, np.nan]), shape)
+    return np.where(rng.random(shape) < share, special, np.float32(0))
+
+
+def check_random_run(trainings, mirrored, family, specials):
+    skip_impossible(ON_REPLICAS, family, "loop")
+    training = trainings.get(family.name)
+    if training is None:
+        training = trainings[family.name] = Training(mirrored, family)
+    flags = [bool(np.isfinite(added).all()) for added in specials]
+    assert training.run(specials) == reference(RULE, flags)
+    assert training.loss_scale.skipped_steps.numpy() == flags.count(False)
+    assert int(training.optimizer.iterations.numpy()) == flags.count(True)
+    own = [*training.loss_scale.variables, training.variable]
+    strategies.assert_bit_equal(mirrored, own)
+    total = sum(strategies.gradient(n, 0.0) for n in range(len(DEVICES))).numpy()
+    expected = -0.25 * total * flags.count(True)
+    np.testing.assert_array_equal(strategies.agreed(mirrored, own[-1]), expected)
+
+
+NUMBERS = st.integers(0, 2**32 - 1)
+SHARES = st.sampled_from([0.01, 0.1, 0.6])
+LENIENT = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+}
+
+
+@settings(max_examples=4, **LENIENT)
+@given(number=NUMBERS, share=SHARES)
+def test_a_random_run(trainings, mirrored, family, number, share):
+    specials = random_run(number, 50, share)
+    check_random_run(trainings, mirrored, family, specials)
+
+
+@pytest.mark.slow
+@seed(4)
+@settings(max_examples=12, **LENIENT)
+@given(number=NUMBERS, share=SHARES)
+def test_a_random_run_of_500_steps(trainings, mirrored, family, number, share):
+    specials = random_run(number, 500, share)
+    check_random_run(trainings, mirrored, family, specials)
+
+
+# This file once more, in processes of its own
+
+
+def run_tests(on, *arguments, **environment):
+    """Runs tests of this folder on another strategy, and returns the process."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n0"]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--color=no", *arguments],
+        cwd=environment.pop("cwd", HERE.parent.parent),
+        env={**os.environ, "LOSSSCALE_TESTS_ON": on, **environment},
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", ["mirrored:4", "central:2"])
+def test_other_strategies(on):
+    chosen = f"{on.split(':')[0]} or random or sum or update or two_replicas"
+    answer = run_tests(
+        on,
+        str(HERE),
+        str(HERE.with_name("test_sharing.py")),
+        *("-m", "slow or not slow"),
+        *("-k", f"({chosen}) and not other and not flag_of_one and not one-device"),
+    )
+    assert answer.returncode == 0, answer.stdout[-3000:]
+    assert " passed" in answer.stdout
+
+
+#: Each takes one replica's own word for the word of all, and fails these tests.
+MUTATIONS = {
+    "first-replica": (
+        "extended.reduce_to(",
+        "(lambda _, own, __: own)(",
+        {
+            "test_fit": "mirrored and graph",
+            "test_strategy_run": "mirrored and scope",
+            "test_update": "mirrored and graph-cross",
+            "test_a_random_run": "not 500 and keras3",
+            "test_an_overflow_of_the_sum_moves_nothing": "keras3",
+        },
+    ),
+    "this-replica": (
+        "context.all_reduce(",
+        "(lambda _, own: own)(",
+        {"test_update": "mirrored and graph-replica"},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_flag_of_one_replica_fails_these_tests(tmp_path, mutation):
+    right, wrong, tests = MUTATIONS[mutation]
+    package = tmp_path / "lossscale"
+    shutil.copytree(Path(lossscale.__file__).parent, package)
+    shutil.copytree(HERE.parent, tmp_path / "tests")
+    shutil.copy(HERE.parent.parent / "pyproject.toml", tmp_path)
+    source = (package / "replicas.py").read_text()
+    assert source.count(right) == 1
+    (package / "replicas.py").write_text(source.replace(right, wrong))
+    chosen = " or ".join(f"({name} and {which})" for name, which in tests.items())
+    answer = run_tests(
+        "mirrored:2",
+        *("tests/test_strategies.py", "-k", f"not flag_of_one and ({chosen})"),
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+    )
+    assert answer.returncode == 1, answer.stdout[-3000:]
+    assert "passed" not in answer.stdout.splitlines()[-1]
+    failed = re.findall(r"^FAILED \S+::(\w+)\[", answer.stdout, re.M)
+    assert set(failed) == set(tests)

@@ -1,0 +1,116 @@
+"""One of two workers that train in step: a program that test_processes.py starts.
+
+    python worker.py RANK PORT,PORT FOLDER KERAS ENTRY [--save-at N] [--wait-at N]
+
+With --restore it goes on from what was saved. Writes what it saw to FOLDER/RANK.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import benchmark
+import conftest
+import strategies
+import tensorflow as tf
+
+#: Worker 0 overflows at step 5, worker 1 at step 9.
+RUN = [("none", None)] * 12
+RUN[5] = ("first", float("inf"))
+RUN[9] = ("last", float("nan"))
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rank", type=int)
+    parser.add_argument("ports")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("keras")
+    parser.add_argument("entry", choices=["fit", "loop", "bare-fit", "count"])
+    parser.add_argument("--save-at", type=int)
+    parser.add_argument("--wait-at", type=int)
+    parser.add_argument("--restore", action="store_true")
+    return parser.parse_args()
+
+
+class Interruption:
+    """Saves after one step, and waits to be killed after another."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def path(self, rank):
+        return str(self.given.folder / f"checkpoint-{rank}" / "state")
+
+    def begin(self, **trackables):
+        self.step = tf.Variable(0, dtype=tf.int64)
+        self.checkpoint = tf.train.Checkpoint(step=self.step, **trackables)
+        if self.given.restore:  # every worker from the first one's
+            self.checkpoint.read(self.path(0)).assert_existing_objects_matched()
+        return int(self.step.numpy())
+
+    def after(self, step):
+        if step == self.given.save_at:
+            self.step.assign(step + 1)
+            self.checkpoint.write(self.path(self.given.rank))
+        if step == self.given.wait_at:
+            print("waiting", flush=True)
+            sys.stdin.read()
+
+
+def dataset_of(strategy, rank):
+    """Returns a function that makes this worker's half of each batch."""
+    x, y = strategies.rows(RUN)
+    half = strategies.ROWS // 2
+
+    def part(values, first):
+        batches = values.reshape(len(RUN), 2, half, -1)[first:, rank]
+        return batches.reshape(-1, batches.shape[-1])
+
+    def make(first):
+        def pipeline(_):
+            pair = part(x, first), part(y, first)
+            return tf.data.Dataset.from_tensor_slices(pair).batch(half, True)
+
+        return strategy.distribute_datasets_from_function(pipeline)
+
+    return make
+
+
+def main():
+    given = arguments()
+    workers = [f"localhost:{port}" for port in given.ports.split(",")]
+    task = {"type": "worker", "index": given.rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == len(workers)
+    family = {each.name: each for each in conftest.families()}[given.keras]
+    hook = Interruption(given)
+    data = dataset_of(strategy, given.rank)
+    if given.entry == "bare-fit":
+        with strategy.scope():
+            model = strategies.linear(family, strategies.momentum(family), "float32")
+        model.fit(data(0), steps_per_epoch=len(RUN))
+        return
+    if given.entry == "count":
+        counts = benchmark.count(strategy, family, [(2,), (3, 4)])
+        (given.folder / f"{given.rank}.json").write_text(json.dumps(counts))
+        return
+    if given.entry == "fit":
+        seen = strategies.fit(strategy, family, RUN, hook=hook, data=data)
+    else:
+        seen = strategies.loop(strategy, family, RUN, hook=hook)
+    record = {
+        "weights": [[one.tolist() for one in step] for step in seen.weights],
+        "states": seen.states,
+        "iterations": seen.iterations,
+    }
+    (given.folder / f"{given.rank}.json").write_text(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()
