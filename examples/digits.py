@@ -88,12 +88,17 @@ def make_model(policy, loss_scale):
     adam = keras.optimizers.Adam(2e-3, epsilon=1e-16)
     model.compile(
         lossscale.LossScaleOptimizer(adam, loss_scale),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        loss_weights=[LOSS_WEIGHT],
+        loss=small_loss,
         metrics=["accuracy"],
         jit_compile=True,  # without XLA, float16 is slow on a CPU
     )
     return model
+
+
+def small_loss(labels, logits):
+    """Returns the cross entropy times the small weight."""
+    crossentropy = keras.losses.sparse_categorical_crossentropy
+    return LOSS_WEIGHT * crossentropy(labels, logits, from_logits=True)
 
 
 def make_loss_scale():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from models import compiled
 
 #: Every way in which `update` can run.
 MODES = [
@@ -23,6 +24,15 @@ EAGER_REPLICAS = ["replica", "cross-replica"]
 def finite(run):
     """Returns the flags of a run written as "TTF"."""
     return [letter == "T" for letter in run]
+
+
+def run(loss_scale, flags):
+    """Returns the scale after each step of a run, adjusted eagerly."""
+    seen = []
+    for flag in flags:
+        loss_scale.adjust(flag)
+        seen.append(float(loss_scale))
+    return seen
 
 
 def drive(make, flags, mode, mirrored=None):
@@ -48,7 +58,7 @@ def drive(make, flags, mode, mirrored=None):
         return loss_scale.update([grad, None])[1]
 
     if mode != "eager":
-        update = tf.function(update, **({"jit_compile": True} if mode == "xla" else {}))
+        update = compiled(update, mode)
     scales, applied = [], []
     for flag in flags:
         applied.append(bool(update(tf.constant(_gradient(flag)))))

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from lossscale import _keras
+
 FEATURES = 6
+
+
+def variable_of(family, value, dtype="float32"):
+    """Returns a variable of the kind that the optimizers of a Keras train."""
+    if family.name == "keras3":
+        return family.keras.Variable(value, dtype=dtype, name="v")
+    return tf.Variable(value, dtype=dtype, name="v")
 
 
 def data(rng, rows=64):
@@ -80,4 +89,4 @@ def compiled(function, mode):
     """Returns `function` as it is ("eager"), or as a graph, or compiled by XLA."""
     if mode == "eager":
         return function
-    return tf.function(function, jit_compile=mode == "xla")
+    return tf.function(function, **(_keras.COMPILED_BY_XLA if mode == "xla" else {}))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import families
+from limits import skip_without
 
 import lossscale
 from lossscale import (
@@ -239,8 +240,7 @@ class TestInnerOptimizer:
             LossScaleOptimizer(inner)
 
     def test_its_own_loss_scale(self, family):
-        if family.name != "keras3":
-            pytest.skip("only Keras 3's optimizers have a loss_scale_factor")
+        skip_without("loss_scale_factor", family)
         inner = family.optimizers.SGD(0.1, loss_scale_factor=64.0)
         with pytest.raises(ValueError, match=re.escape("Pass loss_scale=64.0")):
             LossScaleOptimizer(inner)

@@ -1,8 +1,10 @@
-"""The main job: examples/digits.py, its parts quickly and the whole of it slowly."""
+"""The examples: the parts of digits.py quickly, the whole slowly, and the others."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
@@ -10,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import families
+from limits import skip_without
 
 PATH = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
 @pytest.fixture
 def digits(monkeypatch):
+    skip_without("compile(jit_compile=...)", families()[0])
     spec = importlib.util.spec_from_file_location("digits", PATH)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -44,6 +49,7 @@ def test_the_picture_is_drawn(digits, tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_example(tmp_path):
+    skip_without("compile(jit_compile=...)", families()[0])
     answer = subprocess.run(
         [sys.executable, str(PATH), "--output", str(tmp_path / "digits.png")],
         capture_output=True,
@@ -62,3 +68,60 @@ def test_the_whole_example(tmp_path):
     assert accuracy["float16, no loss scaling"] < 90
     assert answer.stdout.count("equal: True") == 2
     assert (tmp_path / "digits.png").is_file()
+
+
+MULTI_WORKER = PATH.with_name("multi_worker.py")
+
+
+def run_multi_worker(**environment):
+    answer = subprocess.run(
+        [sys.executable, str(MULTI_WORKER), "--steps", "40"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    return answer.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("legacy", ["0", "1"], ids=["tf.keras", "tf_keras"])
+def test_two_workers_end_with_equal_weights(legacy):
+    lines = run_multi_worker(TF_USE_LEGACY_KERAS=legacy)
+    assert lines[-1] == "Both workers end with equal weights: True"
+    for worker in (0, 1):
+        mine = [line[10:] for line in lines if line.startswith(f"worker {worker}: ")]
+        assert mine[:2] == [
+            "step 5 is skipped, the loss scale is 512",
+            "step 9 is skipped, the loss scale is 256",
+        ]
+        assert mine[3] == "skipped: 2"
+        assert float(re.search(r"accuracy: ([\d.]+)%", mine[2])[1]) > 80
+
+
+@pytest.mark.slow
+def test_with_a_real_tf_config_it_is_one_worker():
+    cluster = {"chief": ["localhost:0"]}  # alone, it opens no port
+    task = {"type": "chief", "index": 0}
+    lines = run_multi_worker(TF_CONFIG=json.dumps({"cluster": cluster, "task": task}))
+    assert not any(line.startswith("worker") for line in lines)
+    assert lines[-1].startswith("weights: ")
+    assert "skipped: 1" in lines  # the second worker's overflow is not there
+
+
+def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
+    path = PATH.with_name("compare_schedules.py")
+    spec = importlib.util.spec_from_file_location("compare_schedules", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    picture = tmp_path / "picture.png"
+    monkeypatch.setattr(sys, "argv", [str(path), "--output", str(picture)])
+    example.main()
+    assert picture.stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    rows = dict(re.findall(r"^(\S.*?) {2,}(\d+) +\d+ +[\d.]+$", printed, re.M))
+    assert set(rows) == set(example.schedules())
+    readme = (PATH.parent.parent / "README.md").read_text()
+    for name, lost in rows.items():
+        assert f"| {name} | {lost} |" in readme

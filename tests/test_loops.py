@@ -8,7 +8,8 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled, inner_variables
+from limits import skip_without
+from models import compiled, inner_variables, variable_of
 
 import lossscale
 from lossscale import (
@@ -30,12 +31,6 @@ def sgd(family, loss_scale=8.0, rate=1.0):
     optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
     variable = variable_of(family, [1.0, 2.0])
     return optimizer, variable
-
-
-def variable_of(family, value, dtype="float32"):
-    if family.name == "keras3":
-        return family.keras.Variable(value, dtype=dtype, name="v")
-    return tf.Variable(value, dtype=dtype, name="v")
 
 
 def value(variable):
@@ -145,6 +140,22 @@ def test_two_lists_of_one_loss_are_applied_one_after_the_other(family, loop, mod
 
     compiled(step, mode)()
     np.testing.assert_array_equal(value(variable), [0.0, 1.0])
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_skipped_list_does_not_skip_the_next_list_of_its_loss(family, loop, mode):
+    optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000, hysteresis=5))
+
+    def step(special):
+        optimizer.scale_loss(tf.constant(1.0))
+        for grads in ([special], [tf.constant([0.0, 8.0])]):
+            if loop == "keras2":
+                grads = optimizer.get_unscaled_gradients(grads)  # noqa: PLW2901
+            optimizer.apply_gradients(zip(grads, [variable]))
+
+    compiled(step, mode)(tf.constant([np.inf, 0.0]))
+    np.testing.assert_array_equal(value(variable), [1.0, 1.0])
 
 
 def test_unscaling_twice_is_an_error(family):
@@ -377,8 +388,7 @@ def test_a_function_as_loss_is_scaled_when_it_is_called(family):
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_minimize(family, mode):
-    if family.name == "keras3":
-        pytest.skip("Keras 3 has no minimize")
+    skip_without("minimize", family)
     optimizer, variable = sgd(family, rate=0.25)
 
     def loss():
@@ -512,8 +522,8 @@ def test_sparse_gradients(family, loop, mode):
     ["clipnorm", "global_clipnorm", "clipvalue", "weight_decay", "learning_rate"],
 )
 def test_settings_of_the_wrapper_are_the_inner_optimizers(family, name):
-    if name == "weight_decay" and family.name == "keras2-legacy":
-        pytest.skip("legacy optimizers have no weight decay")
+    if name == "weight_decay":
+        skip_without(name, family)
     optimizer, variable = sgd(family)
     setattr(optimizer, name, 0.125)
     assert float(np.array(getattr(optimizer.inner_optimizer, name))) == 0.125
@@ -524,8 +534,7 @@ def test_settings_of_the_wrapper_are_the_inner_optimizers(family, name):
 
 
 def test_a_loss_scale_factor_on_the_wrapper_is_refused(family):
-    if family.name != "keras3":
-        pytest.skip("only Keras 3's optimizers have one")
+    skip_without("loss_scale_factor", family)
     optimizer, _ = sgd(family)
     with pytest.raises(ValueError, match=re.escape("`loss_scale_factor` must be None")):
         optimizer.loss_scale_factor = 2.0
@@ -554,8 +563,7 @@ def test_variables_hold_the_scales_and_the_inner_ones(family):
 
 
 def test_copies_are_independent(family):
-    if family.name != "keras3":
-        pytest.skip("Keras 2's optimizers cannot be copied")
+    skip_without("copying", family)
     optimizer, variable = sgd(family)
     other = copy.deepcopy(optimizer)
     make_step(optimizer, variable, "keras3", "eager")(tf.constant([np.inf, 0.0]))
@@ -567,8 +575,7 @@ class TestSession:
     """tf.compat.v1 graphs: Keras 2's legacy optimizers only, newer ones cannot."""
 
     def test_minimize_in_a_graph(self, family):
-        if family.name != "keras2-legacy":
-            pytest.skip("only legacy optimizers work in a tf.compat.v1 graph")
+        skip_without("a tf.compat.v1 graph", family)
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             variable = tf.Variable([1.0, 2.0])
             optimizer = LossScaleOptimizer(
@@ -588,8 +595,7 @@ class TestSession:
             assert session.run(optimizer.iterations) == 3
 
     def test_fit_of_keras_in_a_graph(self, family):
-        if family.name != "keras2-legacy":
-            pytest.skip("only legacy optimizers work in a tf.compat.v1 graph")
+        skip_without("a tf.compat.v1 graph", family)
         keras = family.keras
         with tf.Graph().as_default(), tf.compat.v1.Session().as_default():
             model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import finite
+from models import compiled
 
 from lossscale import (
     DynamicLossScale,
@@ -37,7 +38,7 @@ def test_exponential_manager_follows_the_rule(arguments, run, expected, mode):
         def step(flag):
             manager.update_loss_scale(flag)
 
-        update = tf.function(step, jit_compile=mode == "xla")
+        update = compiled(step, mode)
     seen = []
     for flag in finite(run):
         assert update(tf.constant(flag)) is None

@@ -10,10 +10,10 @@ import textwrap
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import skip_without
 from models import (
     assert_same,
     data,
-    inner_variables,
     regression,
     training_state,
     with_infinity,
@@ -124,15 +124,11 @@ class TestCheckpoint:
         train(other, x, y, "T")
         tf.train.Checkpoint(model=other, optimizer=ours).read(path).expect_partial()
         assert float(ours.loss_scale) == 32.0
-        # Keras 3's counter is an int32 of another name: ours stays at its one step.
-        assert ours.loss_scale.good_steps.numpy() == (1 if is_newest else 2)
-        ours_state = [v.numpy() for v in inner_variables(ours)]
-        assert len(ours_state) == len(inner_variables(theirs))
-        assert_same(other.get_weights(), model.get_weights())
+        assert ours.loss_scale.good_steps.numpy() == 2
+        assert_same(training_state(other), training_state(model))
 
     def test_holds_the_scale_in_a_session(self, family, tmp_path):
-        if family.name != "keras2-legacy":
-            pytest.skip("only legacy optimizers work in a tf.compat.v1 graph")
+        skip_without("a tf.compat.v1 graph", family)
         prefix = str(tmp_path / "checkpoint")
         for start, expected in ((8.0, 4.0), (64.0, 4.0)):
             with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -164,7 +160,8 @@ class TestConfig:
         assert (
             second.loss_scale.get_config() == DynamicLossScale(**ARGUMENTS).get_config()
         )
-        assert type(second.inner_optimizer) is type(first.inner_optimizer)
+        # TensorFlow 2.10 has two classes of one name, one derived from the other.
+        assert issubclass(type(first.inner_optimizer), type(second.inner_optimizer))
 
     def test_keras_own_serialization(self, family):
         first = make(family)
@@ -232,9 +229,7 @@ class TestKerasFile:
 
     @pytest.mark.peer_defect(12)
     def test_holds_everything(self, family, trained, tmp_path):
-        why = _no_keras_format(family)
-        if why:
-            pytest.skip(why)
+        skip_without("an optimizer in a .keras file", family)
         model, x, y = trained
         path = str(tmp_path / "model.keras")
         model.save(path)
@@ -245,9 +240,7 @@ class TestKerasFile:
 
     @pytest.mark.slow
     def test_loads_where_only_lossscale_was_imported(self, family, trained, tmp_path):
-        why = _no_keras_format(family)
-        if why:
-            pytest.skip(why)
+        skip_without("an optimizer in a .keras file", family)
         model, _, _ = trained
         path = str(tmp_path / "model.keras")
         model.save(path)
@@ -268,13 +261,6 @@ class TestKerasFile:
             f"{type(model.optimizer).__name__} {float(model.optimizer.loss_scale)}"
         )
         assert answer.stdout.split("\n")[-2] == expected
-
-
-def _no_keras_format(family):
-    """Returns why a whole optimizer cannot be in a `.keras` file here, else None."""
-    if family.name == "keras2-legacy":
-        return "the .keras format holds no state of legacy optimizers, bare or wrapped"
-    return None
 
 
 def test_weights_can_be_got_and_set(family, trained):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import compiled
 
 from lossscale import DynamicLossScale
 
 RESETS = ["good", "growth", "backoff"]
+RATES = [0.2, 0.5, 0.8]
+SUBSETS = [list(chosen) for n in range(4) for chosen in combinations(RESETS, n)]
 
 
 def reference(config, flags):
@@ -54,14 +60,22 @@ def configs(draw):
         "multiplier": draw(exponents(1, 6)),
         "backoff_factor": draw(st.one_of(st.none(), exponents(-6, -1))),
         "hysteresis": draw(st.integers(1, 4)),
-        "hysteresis_reset": draw(st.lists(st.sampled_from(RESETS), unique=True)),
+        "hysteresis_reset": draw(st.sampled_from(SUBSETS)),
         "min_loss_scale": 2.0**floor,
         "max_loss_scale": None if ceiling is None else 2.0**ceiling,
     }
 
 
+@st.composite
+def runs(draw):
+    """Returns a run of flags: lists of drawn booleans are too short and too even."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    is_finite = rng.random(draw(st.integers(0, 60))) < draw(st.sampled_from(RATES))
+    return is_finite.tolist()
+
+
 @settings(max_examples=150, deadline=None)
-@given(config=configs(), flags=st.lists(st.booleans(), max_size=40))
+@given(config=configs(), flags=runs())
 def test_every_step_of_every_run_is_the_references(config, flags):
     loss_scale = DynamicLossScale(**config)
     seen = []
@@ -75,15 +89,49 @@ def test_every_step_of_every_run_is_the_references(config, flags):
 
 
 @settings(max_examples=15, deadline=None)
-@given(config=configs(), flags=st.lists(st.booleans(), min_size=1, max_size=40))
+@given(config=configs(), flags=runs())
 def test_compiled_runs_are_the_references_too(config, flags):
-    for options in ({}, {"jit_compile": True}):
+    for mode in ("graph", "xla"):
         loss_scale = DynamicLossScale(**config)
 
-        @tf.function(**options)
         def step(flag, loss_scale=loss_scale):
             loss_scale.adjust(flag)
             return loss_scale()
 
+        step = compiled(step, mode)
         seen = [float(step(tf.constant(flag))) for flag in flags]
         assert seen == reference(config, flags)
+
+
+FAMILIES = [("growth",), ("good",), ("growth", "backoff"), ("good", "backoff")]
+
+
+def draw(rng, reset):
+    """Returns arguments of one family, and a run with bad steps enough to count."""
+    config = {
+        "initial_loss_scale": 2.0 ** rng.integers(10, 20),
+        "increment_period": int(rng.integers(1, 5)),
+        "multiplier": float(2.0 ** rng.integers(1, 3)),
+        "backoff_factor": float(2.0 ** -rng.integers(1, 3)),
+        "hysteresis": int(rng.integers(2, 5)),
+        "hysteresis_reset": reset,
+        "min_loss_scale": float(2.0 ** rng.integers(0, 10)),
+        "max_loss_scale": None,
+    }
+    return config, (rng.random(18) < rng.uniform(0.2, 0.8)).tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reset", FAMILIES, ids="-".join)
+def test_each_family_of_hysteresis(reset):
+    rng, told_apart = np.random.default_rng(3), 0
+    for _ in range(300):
+        config, flags = draw(rng, reset)
+        loss_scale, seen = DynamicLossScale(**config), []
+        for flag in flags:
+            loss_scale.adjust(flag)
+            seen.append(float(loss_scale))
+        assert seen == reference(config, flags), (config, flags)
+        others = [{**config, "hysteresis_reset": other} for other in FAMILIES]
+        told_apart += len({tuple(reference(c, flags)) for c in others}) == len(FAMILIES)
+    assert told_apart > 10  # runs in which all four families differ

@@ -7,7 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled
+from conftest import STRATEGY
+from impossible import why_not
+from limits import skip_without
+from models import compiled, variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
@@ -16,17 +19,11 @@ MODES = ["eager", "graph", "xla"]
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
 
 
-def variable_of(family):
-    if family.name == "keras3":
-        return family.keras.Variable([1.0], name="v")
-    return tf.Variable([1.0], name="v")
-
-
 def make(family, loss_scale):
     optimizers = [
         LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(2)
     ]
-    return optimizers, [variable_of(family) for _ in range(2)]
+    return optimizers, [variable_of(family, [1.0]) for _ in range(2)]
 
 
 def reference(run, period=2, scale=64.0):
@@ -133,10 +130,15 @@ def test_each_may_be_applied_more_often_than_the_other(family):
     assert loss_scale.skipped_steps.numpy() == 0
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_on_two_replicas(family, mirrored, mode):
+@pytest.mark.parametrize(
+    ("mode", "inside"), [("eager", True), ("graph", True), ("graph", False)]
+)
+def test_on_two_replicas(family, mirrored, mode, inside):
+    if why_not(STRATEGY, family.name, "loop"):
+        pytest.skip("impossible, see impossible.py")
+    loss_scale = None if inside else DynamicLossScale(64.0, 2)
     with mirrored.scope():
-        loss_scale = DynamicLossScale(64.0, 2)
+        loss_scale = loss_scale or DynamicLossScale(64.0, 2)
         optimizers, variables = make(family, loss_scale)
 
     def replica(factors):
@@ -160,8 +162,7 @@ def test_on_two_replicas(family, mirrored, mode):
 
 
 def test_in_a_graph_and_session(family):
-    if family.name != "keras2-legacy":
-        pytest.skip("only legacy optimizers work in a tf.compat.v1 graph")
+    skip_without("a tf.compat.v1 graph", family)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         loss_scale = DynamicLossScale(64.0, 2)
         optimizers = [
