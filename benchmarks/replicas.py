@@ -114,7 +114,8 @@ def crossings(function, replicas):
     """Counts in a graph how often a step brings values of all replicas together.
 
     That is a collective on each replica, or a sum of what is on several devices. What
-    is done only in doubt is left out: a branch of `tf.cond` that changes no state.
+    is done only in doubt is left out, a branch of `tf.cond` that changes no state, and
+    what only a skipped step does, the other side of the branch.
 
     Args:
       function: A concrete function.
@@ -133,8 +134,9 @@ def crossings(function, replicas):
             for node in nodes
         )
 
-    def bodies(node):
-        names = [value.func.name for value in node.attr.values() if value.func.name]
+    def bodies(node, but=()):
+        kept = (value for key, value in node.attr.items() if key not in but)
+        names = [value.func.name for value in kept if value.func.name]
         return [library[name].node_def for name in names if name in library]
 
     def count(nodes):
@@ -152,7 +154,7 @@ def crossings(function, replicas):
             inside = bodies(node)
             if node.op in ("If", "StatelessIf") and not any(map(changes_state, inside)):
                 continue
-            total += sum(count(body) for body in inside)
+            total += sum(count(body) for body in bodies(node, but=["else_branch"]))
         return total
 
     return round(count(definition.node))

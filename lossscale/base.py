@@ -38,6 +38,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     Attributes:
       skipped_steps: `int64` variable of shape `[]`, the steps whose gradients were not
         finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
+      consecutive_skipped_steps: `int64` variable of shape `[]`, how many of them were
+        the last ones in a row: 0 after a step whose gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
 
@@ -52,8 +54,11 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def __init__(self) -> None:
         super().__init__()
-        # These two names, and those of subclasses' variables, are checkpoint format.
+        # These names, and those of subclasses' variables, are checkpoint format.
         self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
+        self.consecutive_skipped_steps = self._add_weight(
+            "consecutive_skipped_steps", 0, tf.int64
+        )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
 
     @abc.abstractmethod
@@ -128,10 +133,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def _adjust_state(self, is_finite: Any) -> Any:
         is_finite = replicas.first(is_finite)
         skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
+        in_a_row = (tf.convert_to_tensor(self.consecutive_skipped_steps) + 1) * skipped
         return grouped(
             [
                 self._adjust(is_finite),
                 self.skipped_steps.assign_add(skipped, read_value=False),
+                self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
                 self.last_step_finite.assign(is_finite, read_value=False),
             ]
         )

@@ -25,8 +25,10 @@ def in_xla() -> bool:
     return False
 
 
-def run_if(condition: Any, function: Callable[[], Any]) -> Any:
-    """Runs `function` if `condition` holds: the one branch of a step.
+def run_either(
+    condition: Any, function: Callable[[], Any], otherwise: Callable[[], Any]
+) -> Any:
+    """Runs one of two functions: the one branch of a step.
 
     XLA turns a `cond` around an optimizer's step into a select per variable. The new
     weights then need the moments both as they were and as they would be, so that Adam's
@@ -36,14 +38,20 @@ def run_if(condition: Any, function: Callable[[], Any]) -> Any:
 
     Args:
       condition: A `bool` tensor of shape `[]`.
-      function: Returns a `bool` tensor of shape `[]`.
+      function: Run if it holds. Returns a `bool` tensor of shape `[]`.
+      otherwise: Run if it does not. Returns a `bool` tensor of shape `[]`.
 
     Returns:
       A tensor of shape `[]` that depends on what was run.
     """
     if not in_xla():
-        return tf.cond(condition, function, lambda: tf.constant(True))
+        return tf.cond(condition, function, otherwise)
+    done = _run_once(condition, function)
+    with tf.control_dependencies([done]):
+        return _run_once(tf.logical_not(condition), otherwise)
 
+
+def _run_once(condition: Any, function: Callable[[], Any]) -> Any:
     def body(_: Any) -> Any:
         with tf.control_dependencies([function()]):
             return (tf.constant(False),)

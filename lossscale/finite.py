@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, List
 
 import tensorflow as tf
 
 from lossscale._autograph import do_not_convert
 from lossscale.compiled import in_xla
-from lossscale.packing import is_small, pack
+from lossscale.packing import pack
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -56,13 +56,6 @@ def sum_is_finite(values: List[Any]) -> Any:
         values = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]
     sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in values]
     return tf.math.is_finite(tf.add_n(sums))
-
-
-def split_by_size(values: List[Any]) -> Tuple[List[Any], List[Any]]:
-    """Returns the small tensors, and those that are large or of unknown size."""
-    small = [value for value in values if is_small(value)]
-    large = [value for value in values if not is_small(value)]
-    return small, large
 
 
 def each_is_finite(values: List[Any]) -> Any:

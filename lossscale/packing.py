@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
@@ -14,7 +14,7 @@ from lossscale.compiled import in_xla
 SMALL = 4096
 
 
-def pack(grads: List[Any]) -> Tuple[List[Any], Callable[[List[Any]], List[Any]]]:
+def pack(grads: List[Any]) -> Tuple[List[Any], List[List[int]]]:
     """Stacks small gradients of equal shape and dtype.
 
     Args:
@@ -24,27 +24,29 @@ def pack(grads: List[Any]) -> Tuple[List[Any], Callable[[List[Any]], List[Any]]]
     Returns:
       packed: A list of gradients, at most as long. Under XLA, which compiles all of
         them into one program anyway, `grads` itself.
-      unpack: Turns such a list, when the same was done to each of its elements, into
-        one like `grads`. It holds no tensor.
+      groups: For each of them the positions in `grads` of what it is made of.
     """
     groups = _groups(grads)
     if len(groups) == len(grads):
-        return grads, lambda packed: packed
+        return grads, groups
     packed = [
         tf.stack([grads[i] for i in group]) if len(group) > 1 else grads[group[0]]
         for group in groups
     ]
+    return packed, groups
 
-    def unpack(packed: List[Any]) -> List[Any]:
-        found: Dict[int, Any] = {}
-        for group, value in zip(groups, packed):
-            # Keras 3 wants all gradients from one graph: no captured ones among others.
-            many = len(group) > 1
-            parts = tf.unstack(value, len(group)) if many else [_here(value)]
-            found.update(zip(group, parts))
-        return [found[i] for i in range(len(found))]
 
-    return packed, unpack
+def unpack(packed: List[Any], groups: List[List[int]]) -> List[Any]:
+    """Returns the list that was packed, after the same was done to all of it."""
+    if len(packed) == sum(map(len, groups)):
+        return packed
+    found: Dict[int, Any] = {}
+    for group, value in zip(groups, packed):
+        # Keras 3 wants all gradients from one graph: no captured ones among others.
+        many = len(group) > 1
+        parts = tf.unstack(value, len(group)) if many else [_here(value)]
+        found.update(zip(group, parts))
+    return [found[i] for i in range(len(found))]
 
 
 def is_small(tensor: Any) -> bool:

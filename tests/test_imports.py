@@ -18,6 +18,7 @@ LEVELS = [
         "_autograph",
         "_keras",
         "arguments",
+        "check",
         "compiled",
         "finite",
         "packing",
@@ -37,6 +38,7 @@ LEVELS = [
 #: What a level's modules may import from their own level.
 WITHIN = {
     "packing": {"compiled"},
+    "check": {"finite"},
     "finite": {"_autograph", "compiled", "packing"},
     "scaling": {"_keras", "compiled"},
     "replicas": {"_keras"},
@@ -48,12 +50,16 @@ WITHIN = {
 }
 #: The same within `optimizer/`.
 OPTIMIZER = {
+    "faults": set(),
     "stage": set(),
     "sharing": set(),
     "wrappers": set(),
+    "config": {"wrappers"},
     "forwarding": set(),
-    "step": {"sharing"},
-    "base": {"sharing", "stage", "step", "wrappers"},
+    "unscaling": set(),
+    "verdict": {"unscaling"},
+    "step": {"faults", "sharing", "unscaling", "verdict"},
+    "base": {"config", "faults", "sharing", "stage", "step", "unscaling", "wrappers"},
     "keras2": {"base", "forwarding", "wrappers"},
     "keras3": {"base", "forwarding", "wrappers"},
     "__init__": {"base", "keras2", "keras3"},

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Type
+from typing import Any, Callable, List, Optional
 
-import numpy as np
 import tensorflow as tf
 
 from lossscale import replicas, serialization
 from lossscale._autograph import do_not_convert
 from lossscale.base import LossScale
 from lossscale.optimizer import sharing, wrappers
+from lossscale.optimizer.config import Configurable
+from lossscale.optimizer.faults import Faults, NonfiniteGradient
 from lossscale.optimizer.stage import Stages, Step
-from lossscale.optimizer.step import apply_or_skip, unscale_and_check
+from lossscale.optimizer.step import apply_or_skip
+from lossscale.optimizer.unscaling import unscale_and_check
 
 _NEVER_SCALED = """\
 The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
@@ -32,7 +34,7 @@ class LossScaleWarning(UserWarning):
     """A loss scale is there, but does not do what it is there for."""
 
 
-class LossScaleOptimizer:
+class LossScaleOptimizer(Configurable):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     Wraps an optimizer of Keras 2 or Keras 3. Pass it to `model.compile`; under
@@ -86,60 +88,23 @@ class LossScaleOptimizer:
     _unscales_in_apply: bool
     #: The optimizer that is wrapped. Not a property here: Keras 3 tracks it.
     inner_optimizer: Any
-    name: str
     iterations: Any
 
     _loss_scale: LossScale
     _stages: Stages
+    _faults: Faults
 
     def __new__(cls, inner_optimizer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the wrapper for the Keras that `inner_optimizer` belongs to."""
         # Copying calls it without arguments, on a wrapper of one Keras.
-        is_front = cls is LossScaleOptimizer
+        is_front = cls._is_front()
         return super().__new__(
             wrappers.for_optimizer(inner_optimizer) if is_front else cls
         )
 
     @classmethod
-    def from_config(
-        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
-    ) -> LossScaleOptimizer:
-        """Returns a new optimizer from `get_config`'s result.
-
-        Args:
-          config: The config. Its inner optimizer says which Keras it belongs to.
-          custom_objects: Classes of your own by name, registered ones excepted.
-        """
-        is_front = cls is LossScaleOptimizer
-        wrapper: Type[LossScaleOptimizer] = (
-            wrappers.for_config(config) if is_front else cls
-        )
-        config = dict(config)
-        inner = wrapper._deserialize_inner(
-            config.pop("inner_optimizer"), custom_objects
-        )
-        loss_scale = config.pop("loss_scale")
-        if isinstance(loss_scale, dict):
-            loss_scale = serialization.deserialize(loss_scale, custom_objects)
-        restored: LossScaleOptimizer = wrapper(inner, loss_scale, **config)
-        return restored
-
-    @classmethod
-    def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:
-        raise NotImplementedError
-
-    def get_config(self) -> Dict[str, Any]:
-        """Returns the constructor's arguments, in a form that JSON can hold."""
-        config = {
-            "name": self.name,
-            "inner_optimizer": self._serialize_inner(),
-            "loss_scale": serialization.serialize(self._loss_scale),
-        }
-        # Keras 2's configs hold NumPy scalars, which JSON does not.
-        return dict(tf.nest.map_structure(_plain, config))
-
-    def _serialize_inner(self) -> Dict[str, Any]:
-        raise NotImplementedError
+    def _is_front(cls) -> bool:
+        return cls is LossScaleOptimizer
 
     @classmethod
     def _checked(cls, inner_optimizer: Any, loss_scale: Any) -> LossScale:
@@ -158,6 +123,7 @@ class LossScaleOptimizer:
         # Past Keras's __setattr__, which would track these under names of its own.
         object.__setattr__(self, "_loss_scale", loss_scale)
         object.__setattr__(self, "_stages", Stages())
+        object.__setattr__(self, "_faults", Faults())
         sharing.share(loss_scale, self)
 
     @property
@@ -178,7 +144,7 @@ class LossScaleOptimizer:
         if callable(loss):
             return lambda: self.scale_loss(loss())
         loss_scale = self._loss_scale()
-        self._stages.scaled(loss_scale)
+        self._stages.scaled(loss, loss_scale)
         return self._loss_scale.scale_by(loss, loss_scale)
 
     def get_scaled_loss(self, loss: Any) -> Any:
@@ -210,11 +176,33 @@ class LossScaleOptimizer:
                 "`grads` must be gradients of the scaled loss, got one that "
                 "get_unscaled_gradients returned already. Unscale each gradient once."
             )
-        unscaled, is_finite = unscale_and_check(
-            self._loss_scale, grads, step.loss_scale
-        )
-        step.note_unscaled(unscaled, is_finite)
+        unscaled, known = unscale_and_check(self._loss_scale, grads, step.loss_scale)
+        step.note_unscaled(unscaled, known)
         return unscaled
+
+    def nonfinite_gradients(self) -> List[NonfiniteGradient]:
+        """Returns the gradients that were not finite at the last skipped step.
+
+        On any replica, in this process, as they were before anybody clipped them. Reads
+        the device: call it on the host, between steps.
+
+        Returns:
+          A list of `NonfiniteGradient`. Empty if no step was skipped, or if it is not
+          known: a loss scale that decides by itself, a `tf.compat.v1` graph, an
+          overflow that was clipped away.
+        """
+        return self._faults.gradients()
+
+    def nonfinite_loss(self) -> Optional[str]:
+        """Returns how the unscaled loss of the last skipped step was not finite.
+
+        If it was not, no loss scale helps. Read it as `nonfinite_gradients`.
+
+        Returns:
+          `"inf"` or `"nan"`. None if it was finite, or is not known: the loss was
+          scaled in another `tf.function` than the gradients were applied in.
+        """
+        return self._faults.loss()
 
     def _apply_or_skip(
         self,
@@ -241,10 +229,16 @@ class LossScaleOptimizer:
             variables,
             apply,
             divisor=divisor,
-            is_finite=None if step is None else step.is_finite,
+            known=None if step is None else step.known(grads),
             is_checked=is_checked,
             aggregates=aggregates,
+            record=self._faults.of(self._trained(variables)),
+            losses=[] if step is None else step.losses,
         )
+
+    def _trained(self, variables: Any) -> List[Any]:
+        """Returns the variables that the gradients handed in belong to."""
+        return list(variables)
 
     def _check_context(self) -> None:
         """Raises where gradients cannot be applied."""
@@ -291,7 +285,3 @@ def _refuse_tpu() -> None:
             "`LossScaleOptimizer` must not be used with TPUStrategy: TPUs compute in "
             "bfloat16, which needs no loss scale. Use the inner optimizer as it is."
         )
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

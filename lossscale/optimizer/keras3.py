@@ -114,6 +114,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
         self._apply_or_skip(rest, (untouched, trainable_variables), apply)
 
+    def _trained(self, variables: Any) -> List[Any]:
+        _, trainable_variables = variables
+        return list(trainable_variables or self._built_for)
+
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
+
+from lossscale.check import Check, clean
 
 _numbers = itertools.count(1)
 
@@ -26,8 +28,7 @@ class Step:
         divided by it even if a shared loss scale has moved since.
       number: When the loss was scaled: later steps have larger numbers. 0 if it was not
         scaled by an optimizer.
-      is_finite: A `bool` tensor of shape `[]`, whether all gradients unscaled so far
-        were finite on this replica, before anybody could clip them. None: not checked.
+      losses: The losses, before they were multiplied.
       unscaled: Whether gradients of this step have been unscaled.
       applied: Whether gradients of this step have been applied.
     """
@@ -35,31 +36,65 @@ class Step:
     def __init__(self) -> None:
         self.loss_scale: Any = None
         self.number = 0
-        self.is_finite: Any = None
+        self.losses: List[Any] = []
         self.unscaled = False
         self.applied = False
         self._graph = _current_graph()
         self._returned: Dict[int, Any] = {}
+        self._checks: List[Tuple[List[Any], Check]] = []
+        self._is_finite: Any = None
 
     def is_here(self) -> bool:
         """Tells whether this step belongs to the graph that is being built now."""
         return any(self._graph is graph for graph in _visible_graphs())
 
-    def note_unscaled(self, grads: List[Any], is_finite: Any) -> None:
-        """Remembers gradients that are handed to the user, and their flag."""
-        # What has been applied is settled: its flag says nothing of other gradients.
-        known = None if self.applied else self.is_finite
-        both = (known, is_finite)
-        self.is_finite = is_finite if known is None else tf.logical_and(*both)
+    def note_unscaled(self, grads: List[Any], known: Optional[Check]) -> None:
+        """Remembers gradients that are handed to the user, and what is known of them.
+
+        Args:
+          grads: The gradients.
+          known: Their check, before anybody could clip them. None: not checked.
+        """
+        if self.applied:
+            # What has been applied is settled: it says nothing of other gradients.
+            self._checks, self._is_finite = [], None
+        references = [None if grad is None else weakref.ref(grad) for grad in grads]
+        self._returned.update(
+            (id(g), r) for g, r in zip(grads, references) if r is not None
+        )
         self.unscaled = True
-        for grad in grads:
-            if grad is not None:
-                self._returned[id(grad)] = weakref.ref(grad)
+        if known is None:
+            return
+        self._checks.append((references, known))
+        so_far = self._is_finite
+        now = known.is_finite
+        self._is_finite = now if so_far is None else tf.logical_and(so_far, now)
+
+    def known(self, grads: List[Any]) -> Optional[Check]:
+        """Returns what is known of gradients, perhaps clipped, that are handed in.
+
+        Its flag tells of all gradients that were unscaled in this step on this replica;
+        its faults of `grads`, if they can be told to be one of the lists. None: nothing
+        was checked.
+        """
+        if self._is_finite is None:
+            return None
+        fitting = [each for each in self._checks if len(each[0]) == len(grads)]
+        same = [each for each in fitting if _share(each[0], grads)]
+        found = same or fitting
+        faults = found[0][1].faults if len(found) == 1 else clean(len(grads)).faults
+        return Check(self._is_finite, faults)
 
     def has_returned(self, grad: Any) -> bool:
         """Tells whether `grad` is one of the very objects handed to the user."""
         reference = self._returned.get(id(grad))
         return reference is not None and reference() is grad
+
+
+def _share(references: List[Any], grads: List[Any]) -> bool:
+    """Tells whether one of `grads` is the very object that was handed out."""
+    pairs = zip(references, grads)
+    return any(r is not None and g is not None and r() is g for r, g in pairs)
 
 
 class Stages:
@@ -84,14 +119,16 @@ class Stages:
             return None
         return step
 
-    def scaled(self, loss_scale: Any) -> None:
+    def scaled(self, loss: Any, loss_scale: Any) -> None:
         """Notes that a loss has been multiplied with the tensor `loss_scale`."""
         step = self._open(loss_scale)
+        step.losses.append(loss)
         step.number = next(_numbers)
 
     def follow(self, other: Optional[Step], loss_scale: Any) -> Step:
         """Begins a step whose loss another optimizer, or the user, has scaled."""
         step = self._open(loss_scale if other is None else other.loss_scale)
+        step.losses = [] if other is None else list(other.losses)
         step.number = 0 if other is None else other.number
         return step
 

@@ -1,0 +1,64 @@
+"""The wrapper as a config, and back."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale import serialization
+from lossscale.optimizer import wrappers
+
+
+class Configurable:
+    """What can be written as a config: the constructor's arguments."""
+
+    name: str
+    loss_scale: Any
+
+    @classmethod
+    def from_config(
+        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        """Returns a new optimizer from `get_config`'s result.
+
+        Args:
+          config: The config. Its inner optimizer says which Keras it belongs to.
+          custom_objects: Classes of your own by name, registered ones excepted.
+        """
+        wrapper: Any = wrappers.for_config(config) if cls._is_front() else cls
+        config = dict(config)
+        inner = wrapper._deserialize_inner(
+            config.pop("inner_optimizer"), custom_objects
+        )
+        loss_scale = config.pop("loss_scale")
+        if isinstance(loss_scale, dict):
+            loss_scale = serialization.deserialize(loss_scale, custom_objects)
+        return wrapper(inner, loss_scale, **config)
+
+    @classmethod
+    def _is_front(cls) -> bool:
+        """Tells whether this is the public class, which picks one for each Keras."""
+        raise NotImplementedError
+
+    @classmethod
+    def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:
+        raise NotImplementedError
+
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the constructor's arguments, in a form that JSON can hold."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": self._serialize_inner(),
+            "loss_scale": serialization.serialize(self.loss_scale),
+        }
+        # Keras 2's configs hold NumPy scalars, which JSON does not.
+        return dict(tf.nest.map_structure(_plain, config))
+
+    def _serialize_inner(self) -> Dict[str, Any]:
+        raise NotImplementedError
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,134 @@
+"""Which gradients were not finite at the last skipped step."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale import check, replicas
+from lossscale.check import FINITE, INF, NAN
+
+_KINDS = {INF: "inf", NAN: "nan"}
+
+
+class NonfiniteGradient(NamedTuple):
+    """A gradient that was not finite.
+
+    Attributes:
+      name: The name of its variable: the path in Keras 3.
+      kind: `"nan"` if it held a NaN, else `"inf"`.
+      variable: The variable.
+    """
+
+    name: str
+    kind: str
+    variable: Any
+
+
+class Faults:
+    """The faults of an optimizer's last skipped step, kept on the device.
+
+    They are written on a skipped step only. An optimizer may apply the gradients of
+    several lists of variables in turn: each list has a record. They tell what happened
+    in this process, and are in no checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._records: Dict[Tuple[int, ...], Record] = {}
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Faults:
+        return Faults()
+
+    def of(self, variables: List[Any]) -> Any:
+        """Returns the record of a list of variables, None where there can be none."""
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return None  # a session would have to initialize it
+        key = tuple(map(id, variables))
+        if key not in self._records:
+            record = Record(variables)
+            self._records[key] = record
+        return self._records[key]
+
+    def _last(self) -> List[Tuple[Record, List[float], float]]:
+        """Returns the records of the last skipped step, with what they hold."""
+        read = [(r, *r.read()) for r in self._records.values()]
+        latest = max((stamp for *_, stamp in read), default=0.0)
+        return [each[:3] for each in read if each[3] == latest > 0.0]
+
+    def gradients(self) -> List[NonfiniteGradient]:
+        """Returns the gradients that were not finite at the last skipped step."""
+        return [
+            NonfiniteGradient(_name(variable), _KINDS[code], variable)
+            for record, codes, _ in self._last()
+            for variable, code in zip(record.variables, codes)
+            if code != FINITE
+        ]
+
+    def loss(self) -> Optional[str]:
+        """Returns "inf" or "nan" if the unscaled loss was that, too, else None."""
+        worst = max((code for *_, code in self._last()), default=FINITE)
+        return _KINDS.get(worst)
+
+
+class Record:
+    """The faults of the gradients of one list of variables.
+
+    One variable holds the code of each gradient, that of the loss, and when they were
+    written: the loss scale's count of skipped steps.
+    """
+
+    def __init__(self, variables: List[Any]) -> None:
+        self.variables = variables
+        with tf.init_scope():
+            self._value = tf.Variable(
+                tf.zeros([len(variables) + 2]),
+                trainable=False,
+                name="nonfinite_gradients",
+                # Every replica writes the same value, and one must be taken.
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+
+    def write(self, faults: Any, faults_of_sum: Any, losses: Any, skipped: Any) -> Any:
+        """Keeps what was at fault on any replica.
+
+        Called on a skipped step only, within the branch.
+
+        Args:
+          faults: The codes of each replica's gradients.
+          faults_of_sum: Those of their sum, equal on all replicas.
+          losses: The unscaled losses of each replica, as far as they are known.
+          skipped: How many steps have been skipped, this one too.
+        """
+        local = replicas.for_each(_all_codes, faults, losses)
+        found = _decoded(replicas.total(replicas.for_each(_encoded, local)))
+        of_sum = tf.pad(faults_of_sum, [[0, 1]])
+        stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
+        value = tf.concat([tf.maximum(found, of_sum), stamp], 0)
+        return self._value.assign(value, read_value=False)
+
+    def read(self) -> Tuple[List[float], float, float]:
+        """Returns the codes of the gradients, that of the loss, and the time."""
+        *codes, loss, stamp = self._value.numpy().tolist()
+        return codes, loss, stamp
+
+
+def _all_codes(faults: Any, losses: List[Any]) -> Any:
+    """Returns the codes of one replica's gradients, and of its loss."""
+    alone = [[position] for position in range(len(losses))]
+    worst = tf.reduce_max(check.check_each([*losses, None], [*alone, [len(losses)]])[1])
+    return tf.concat([faults, tf.reshape(worst, [1])], 0)
+
+
+def _encoded(codes: Any) -> Any:
+    """Returns codes whose sum over replicas tells the largest of them."""
+    return tf.where(tf.equal(codes, NAN), replicas.count() + 1.0, codes)
+
+
+def _decoded(total: Any) -> Any:
+    at_fault = tf.where(total > 0.0, INF, FINITE)
+    return tf.where(total >= replicas.count() + 1.0, NAN, at_fault)
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))

@@ -1,0 +1,249 @@
+"""A skipped step's faults: which gradients, infinity or NaN, on whichever replica."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled, variable_of
+
+import lossscale
+from lossscale import _keras, check
+from lossscale.packing import SMALL, pack
+
+INF, NAN = float("inf"), float("nan")
+
+
+def gradients(**special):
+    """Returns gradients of a large, two small equal and an empty variable, and None."""
+    grads = [
+        np.ones([SMALL + 1], np.float32),
+        np.ones([3], np.float32),
+        None,
+        np.ones([3], np.float32),
+        np.ones([0], np.float32),
+        np.ones([2, 2], np.float32),
+    ]
+    for position, value in special.items():
+        grads[int(position[1:])].flat[-1] = value
+    return grads
+
+
+def make(family):
+    """Returns an optimizer and the variables of `gradients`."""
+    shapes = [[SMALL + 1], [3], [1], [3], [0], [2, 2]]
+    variables = [variable_of(family, tf.ones(shape)) for shape in shapes]
+    dynamic = lossscale.DynamicLossScale(8.0, min_loss_scale=2.0**-10)
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5), dynamic)
+    optimizer.build(variables)
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+    return optimizer, variables
+
+
+def stepper(family, optimizer, variables, mode="eager", clip=None):
+    """Returns a function that takes a step with a loss and gradients from outside."""
+
+    def step(loss, grads):
+        optimizer.scale_loss(loss)
+        grads = list(grads)
+        grads.insert(2, None)
+        if clip or family.name != "keras3":
+            grads = optimizer.get_unscaled_gradients(grads)
+        if clip:
+            grads = clip(grads)
+        optimizer.apply_gradients(zip(grads, variables))
+
+    run = compiled(step, mode)
+
+    def given(grads, loss=1.0):
+        run(tf.constant(loss), [tf.constant(g) for g in grads if g is not None])
+
+    return given
+
+
+def seen(optimizer, variables):
+    """Returns the positions of the gradients at fault, with their kinds."""
+    positions = {id(variable): i for i, variable in enumerate(variables)}
+    return {
+        positions[id(each.variable)]: each.kind
+        for each in optimizer.nonfinite_gradients()
+    }
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_each_gradient_at_fault_is_told_and_how(family, mode):
+    optimizer, variables = make(family)
+    step = stepper(family, optimizer, variables, mode)
+    assert seen(optimizer, variables) == {}
+    step(gradients())
+    assert seen(optimizer, variables) == {}
+    assert optimizer.nonfinite_loss() is None
+    step(gradients(g0=INF, g3=NAN), loss=INF)
+    assert seen(optimizer, variables) == {0: "inf", 3: "nan"}
+    assert optimizer.nonfinite_loss() == "inf"
+    step(gradients())  # a good step leaves what is known of the last skipped one
+    assert seen(optimizer, variables) == {0: "inf", 3: "nan"}
+    step(gradients(g1=-INF, g5=NAN))
+    assert seen(optimizer, variables) == {1: "inf", 5: "nan"}
+    assert optimizer.nonfinite_loss() is None
+    step(gradients(g3=NAN), loss=NAN)
+    assert seen(optimizer, variables) == {3: "nan"}
+    assert optimizer.nonfinite_loss() == "nan"
+
+
+def by_norm(grads):
+    """An infinite norm makes a NaN of every gradient that is not finite."""
+    norm = tf.linalg.global_norm([g for g in grads if g is not None])
+    return [None if g is None else g / norm for g in grads]
+
+
+def by_value(grads):
+    """A clipped infinity is a number."""
+    return [None if g is None else tf.clip_by_value(g, -1.0, 1.0) for g in grads]
+
+
+@pytest.mark.parametrize(
+    ("clip", "mode"),
+    [(by_norm, "eager"), (by_norm, "xla"), (by_value, "graph"), (by_value, "xla")],
+)
+def test_what_is_clipped_is_told_as_it_was(family, clip, mode):
+    optimizer, variables = make(family)
+    step = stepper(family, optimizer, variables, mode, clip)
+    step(gradients(g3=INF))
+    assert seen(optimizer, variables) == {3: "inf"}
+
+
+def test_overflow_made_by_unscaling_is_told(family):
+    optimizer, variables = make(family)
+    step = stepper(family, optimizer, variables, "xla")
+    optimizer.loss_scale.current_loss_scale.assign(0.25)
+    step(gradients(g5=3e38))
+    assert seen(optimizer, variables) == {5: "inf"}
+
+
+def test_lists_of_variables_that_are_applied_in_turn(family):
+    optimizer, variables = make(family)
+    bad, good = tf.constant([1.0, 1.0, INF]), tf.ones([3])
+
+    @tf.function
+    def step(first, second):
+        for grad, variable in ((first, variables[1]), (second, variables[3])):
+            optimizer.scale_loss(tf.constant(1.0))
+            grads = [grad]
+            if family.name != "keras3":
+                grads = optimizer.get_unscaled_gradients(grads)
+            optimizer.apply_gradients([(grads[0], variable)])
+
+    step(good, bad)
+    assert seen(optimizer, variables) == {3: "inf"}
+    step(bad, good)
+    assert seen(optimizer, variables) == {1: "inf"}
+
+
+def test_names_are_those_of_keras(family):
+    keras = family.keras
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1, name="head")])
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5))
+    model.compile(optimizer, "mse")
+    x, y = np.ones([4, 2], np.float32), np.ones([4, 1], np.float32)
+    y[3] = NAN
+    model.fit(x, y, verbose=0)
+    names = [each.name for each in optimizer.nonfinite_gradients()]
+    assert [name.split("/")[-2:] for name in names] == [
+        v.path.split("/")[-2:] if family.name == "keras3" else v.name.split("/")[-2:]
+        for v in model.trainable_variables
+    ]
+    assert "head/" in names[0]
+    assert {each.kind for each in optimizer.nonfinite_gradients()} == {"nan"}
+    assert optimizer.nonfinite_loss() == "nan"
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_on_the_last_replica(family, mirrored, eagerly):
+    with mirrored.scope():
+        optimizer, variables = make(family)
+
+    def each(last_only):
+        context = tf.distribute.get_replica_context()
+        is_last = context.replica_id_in_sync_group == mirrored.num_replicas_in_sync - 1
+        grads = [tf.ones(variable.shape) for variable in variables]
+        grads[1] *= tf.where(is_last, last_only, 1.0)
+        optimizer.scale_loss(tf.where(is_last, last_only, 1.0))
+        if family.name != "keras3":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(grads, variables))
+
+    def step(last_only):
+        mirrored.run(each, args=(last_only,))
+
+    if not eagerly:
+        step = tf.function(step)
+    step(tf.constant(1.0))
+    assert seen(optimizer, variables) == {}
+    for value, kind in ((NAN, "nan"), (INF, "inf")):
+        step(tf.constant(value))
+        assert seen(optimizer, variables) == {1: kind}
+        assert optimizer.nonfinite_loss() == kind
+
+
+def test_a_sum_that_overflows_is_told(family, mirrored):
+    with mirrored.scope():
+        optimizer, variables = make(family)
+
+    @tf.function
+    def step():
+        def each():
+            optimizer.scale_loss(tf.constant(1.0))
+            grads = [tf.ones(variable.shape) for variable in variables]
+            grads[3] = tf.fill([3], 3e38)
+            return optimizer.apply_gradients(zip(grads, variables))
+
+        mirrored.run(each)
+
+    # Divided by 8 they would fit.
+    optimizer.loss_scale.current_loss_scale.assign(1.0)
+    step()
+    assert seen(optimizer, variables) == {3: "inf"}
+    assert optimizer.nonfinite_loss() is None
+
+
+def test_a_copy_begins_anew(family):
+    if family.name != "keras3":
+        pytest.skip("Keras 2's optimizers cannot be copied")
+    optimizer, variables = make(family)
+    stepper(family, optimizer, variables)(gradients(g1=INF))
+    assert copy.deepcopy(optimizer).nonfinite_gradients() == []
+    assert seen(optimizer, variables) == {1: "inf"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64"])
+def test_every_dtype(dtype):
+    def one(value):
+        if dtype == "complex64":
+            return tf.complex(tf.zeros([2]), tf.constant([1.0, value]))
+        return tf.cast([1.0, value], dtype)
+
+    grads = [one(1.0), one(INF), None, tf.constant([1]), one(NAN), one(1.0)]
+    sparse = tf.IndexedSlices(one(INF), tf.constant([0, 1]), tf.constant([9]))
+    packed, groups = pack([*grads, sparse])
+    for mode in ("eager", "graph", "xla"):
+        checked = compiled(lambda: tuple(check.check(packed, groups)), mode)()
+        assert not bool(checked[0])
+        assert checked[1].numpy().tolist() == [0.0, 1.0, 0.0, 0.0, 2.0, 0.0, 1.0]
+
+
+def test_counts_in_a_row_are_kept():
+    loss_scale = lossscale.DynamicLossScale(64.0)
+    counted = []
+    for flag in [True, False, False, True, False, False, False]:
+        loss_scale.adjust(flag)
+        counted.append(int(loss_scale.consecutive_skipped_steps.numpy()))
+    assert counted == [0, 1, 2, 0, 1, 2, 3]
+
+    @tf.function(**_keras.COMPILED_BY_XLA)
+    def read():
+        return loss_scale.consecutive_skipped_steps + 0
+
+    assert int(read()) == 3
