@@ -26,16 +26,33 @@ class NonfiniteGradient(NamedTuple):
     variable: Any
 
 
-class Faults:
+class Faults(tf.Module):
     """The faults of an optimizer's last skipped step, kept on the device.
 
     They are written on a skipped step only. An optimizer may apply the gradients of
     several lists of variables in turn: each list has a record. They tell what happened
-    in this process, and are in no checkpoint.
+    in this process, and are in no checkpoint: a model that has changed restores.
     """
 
     def __init__(self) -> None:
-        self._records: Dict[Tuple[int, ...], Record] = {}
+        super().__init__(name="faults")
+        # Past tf.Module's __setattr__, which would track them.
+        object.__setattr__(self, "_records", {})
+
+    # Not public: what a SavedModel of a training step must hold, since the step writes
+    # it, and a checkpoint must not. The first is TensorFlow's since 2.9, the second was
+    # its name before (seen on 2.4, 2.8 and 2.10 to 2.21).
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
+        children = dict(super()._trackable_children(save_type, **kwargs))
+        return {**children, **self._kept()} if save_type == "savedmodel" else children
+
+    def _list_extra_dependencies_for_serialization(self, cache: Any) -> Any:
+        listed = super()._list_extra_dependencies_for_serialization(cache)
+        return {**listed, **self._kept()}
+
+    def _kept(self) -> Dict[str, Any]:
+        records = enumerate(self._records.values())
+        return {f"record{number}": record.value for number, record in records}
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Faults:
         return Faults()
@@ -81,7 +98,7 @@ class Record:
     def __init__(self, variables: List[Any]) -> None:
         self.variables = variables
         with tf.init_scope():
-            self._value = tf.Variable(
+            self.value = tf.Variable(
                 tf.zeros([len(variables) + 2]),
                 trainable=False,
                 name="nonfinite_gradients",
@@ -105,11 +122,11 @@ class Record:
         of_sum = tf.pad(faults_of_sum, [[0, 1]])
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         value = tf.concat([tf.maximum(found, of_sum), stamp], 0)
-        return self._value.assign(value, read_value=False)
+        return self.value.assign(value, read_value=False)
 
     def read(self) -> Tuple[List[float], float, float]:
         """Returns the codes of the gradients, that of the loss, and the time."""
-        *codes, loss, stamp = self._value.numpy().tolist()
+        *codes, loss, stamp = self.value.numpy().tolist()
         return codes, loss, stamp
 
 

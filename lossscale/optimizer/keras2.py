@@ -44,6 +44,7 @@ class _Keras2(LossScaleOptimizer):
         # Delegated: in a checkpoint the wrapper looks like the inner optimizer, with
         # the scale where Keras's own wrapper has it.
         self._track_trackable(scale, "loss_scale")
+        self._track_trackable(self._faults, "faults")
         if not tf.executing_eagerly():
             for variable in scale.variables:  # v1's `fit` initializes those it knows
                 self._keras_module.backend.track_variable(variable)

@@ -31,6 +31,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         super().__init__(inner_optimizer, name=name or "loss_scale_optimizer")
         self._attach(scale)
         self._track_trackable(scale, "loss_scale")
+        self._track_trackable(self._faults, "faults")
         # Where checkpoints of Keras's own wrapper keep the scale and the counter.
         if hasattr(scale, "current_loss_scale"):
             self._track_trackable(scale.current_loss_scale, "dynamic_scale")
