@@ -132,16 +132,19 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def _adjust_state(self, is_finite: Any) -> Any:
         is_finite = replicas.first(is_finite)
+        results = [
+            self._adjust(is_finite),
+            self.last_step_finite.assign(is_finite, read_value=False),
+        ]
+        in_a_row = self.consecutive_skipped_steps
+        # Eagerly the answer is known, and adding 0 would cost as much as the rule.
+        if tf.executing_eagerly() and is_finite:
+            return grouped([*results, in_a_row.assign(0, read_value=False)])
         skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
-        in_a_row = (tf.convert_to_tensor(self.consecutive_skipped_steps) + 1) * skipped
-        return grouped(
-            [
-                self._adjust(is_finite),
-                self.skipped_steps.assign_add(skipped, read_value=False),
-                self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
-                self.last_step_finite.assign(is_finite, read_value=False),
-            ]
-        )
+        now_in_a_row = (tf.convert_to_tensor(in_a_row) + 1) * skipped
+        results.append(self.skipped_steps.assign_add(skipped, read_value=False))
+        results.append(in_a_row.assign(now_in_a_row, read_value=False))
+        return grouped(results)
 
     @do_not_convert
     def scale(self, loss: Any) -> Any:

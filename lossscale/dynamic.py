@@ -154,26 +154,33 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _adjust(self, is_finite: Any) -> Any:
-        scale = tf.convert_to_tensor(self.current_loss_scale)
+        good = tf.convert_to_tensor(self.good_steps)
         bad = tf.convert_to_tensor(self.bad_steps)
-        zero = tf.zeros_like(bad)
-        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
+        zero = tf.constant(0, tf.int64)
+        if tf.executing_eagerly():
+            is_finite, good, bad, zero = bool(is_finite), int(good), int(bad), 0
+        good = _either(is_finite, good + 1, zero)
         kept = zero if "good" in self.hysteresis_reset else bad
-        bad = tf.where(is_finite, kept, bad + 1)
+        new_bad = _either(is_finite, kept, bad + 1)
 
         grows = good >= self.increment_period  # never on a bad step: good is 0
-        backs_off = tf.logical_and(~is_finite, bad >= self.hysteresis)
-        new_scale = tf.where(grows, self._grown(scale), scale)
-        new_scale = tf.where(backs_off, self._backed_off(scale), new_scale)
+        backs_off = _either(is_finite, False, new_bad >= self.hysteresis)
         if "growth" in self.hysteresis_reset:
-            bad = tf.where(grows, zero, bad)
+            new_bad = _either(grows, zero, new_bad)
         if "backoff" in self.hysteresis_reset:
-            bad = tf.where(backs_off, zero, bad)
-        return [
-            self.current_loss_scale.assign(new_scale, read_value=False),
-            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
-            self.bad_steps.assign(bad, read_value=False),
-        ]
+            new_bad = _either(backs_off, zero, new_bad)
+        results = [self.good_steps.assign(_either(grows, zero, good), read_value=False)]
+        if new_bad is not bad:
+            results.append(self.bad_steps.assign(new_bad, read_value=False))
+        if grows is not False or backs_off is not False:
+            results.append(self._move(grows, backs_off))
+        return results
+
+    def _move(self, grows: Any, backs_off: Any) -> Any:
+        scale = self()
+        moved = _either(grows, self._grown(scale), scale)
+        moved = _either(backs_off, self._backed_off(scale), moved)
+        return self.current_loss_scale.assign(moved, read_value=False)
 
     def _grown(self, scale: Any) -> Any:
         grown = scale * self.multiplier
@@ -199,3 +206,14 @@ class DynamicLossScale(LossScale):
             "min_loss_scale": self.min_loss_scale,
             "max_loss_scale": self.max_loss_scale,
         }
+
+
+def _either(condition: Any, one: Any, other: Any) -> Any:
+    """Returns `tf.where`, or, in eager mode, Python's own choice.
+
+    There the few numbers of the rule are known, and an operation takes longer than the
+    rule in Python: only what changes a variable is left for TensorFlow to do.
+    """
+    if isinstance(condition, bool):
+        return one if condition else other
+    return tf.where(condition, one, other)
