@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import tensorflow as tf  # noqa: E402 - after the path is set
-from step_overhead import interleaved, resnet50, timed  # noqa: E402
+from workloads import interleaved, resnet50, timed  # noqa: E402
 
 import lossscale  # noqa: E402
 
