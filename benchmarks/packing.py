@@ -36,12 +36,12 @@ def make_step(size, count, limit):
 
     def step():
         packing.SMALL = limit
-        packed, unpack = packing.pack([tf.fill([size], value) for _ in weights])
+        packed, groups = packing.pack([tf.fill([size], value) for _ in weights])
         packed = [grad / divisor for grad in packed]
         total = tf.add_n([tf.reduce_sum(grad) for grad in packed])
 
         def apply():
-            for weight, grad in zip(weights, unpack(packed)):
+            for weight, grad in zip(weights, packing.unpack(packed, groups)):
                 weight.assign_sub(grad, read_value=False)
             return tf.constant(True)
 

@@ -10,8 +10,8 @@ of its bare optimizer in the same round.
     python benchmarks/step_overhead.py --device gpu --json gpu.json
     python benchmarks/step_overhead.py --workloads small-10000 --modes graph --as-traced
 
-TensorFlow's own graph optimizer takes time that grows with the square of the number of
-variables, for a bare optimizer too: `--as-traced` switches it off for all contenders.
+TensorFlow's own graph optimizer takes minutes with thousands of variables, for a bare
+optimizer too: `--as-traced` switches it off for all contenders.
 
 Gradients are fresh temporaries in graph mode, as after a backward pass, so that a
 division may run in place. Under XLA they are the values of variables: arithmetic before

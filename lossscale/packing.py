@@ -9,11 +9,9 @@ import tensorflow as tf
 from lossscale.compiled import in_xla
 
 #: Gradients with more elements stay alone: copying them takes longer than the kernels
-#: that are saved. Divided, summed and applied, stacked ones take, of the time that they
-#: take one by one, 0.8 at 256 elements, 1.0 to 1.1 between 1,024 and 4,096, and 1.1 to
-#: 1.5 at 16,384 (`benchmarks/packing.py`: 10 or 100 of them). It saves the more, the
-#: more there are: on 1,000 of 32 x 32, packed, what loss scaling adds to SGD's step
-#: falls from 5.2 to 2.2 ms (TensorFlow 2.21, two CPU cores).
+#: that are saved. On 1,000 gradients of 32 x 32, packed, what loss scaling adds to
+#: SGD's step falls from 5.2 to 2.2 ms (TensorFlow 2.21, two CPU cores). Of 10 or 100
+#: gradients the limit hardly matters (`benchmarks/packing.py`).
 SMALL = 4096
 
 
