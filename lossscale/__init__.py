@@ -2,6 +2,7 @@
 
 from lossscale import presets
 from lossscale.base import LossScale
+from lossscale.callbacks import LossScaleMonitor
 from lossscale.dynamic import DynamicLossScale
 from lossscale.finite import all_finite
 from lossscale.fixed import FixedLossScale
@@ -26,6 +27,7 @@ __all__ = [
     "FixedLossScaleManager",
     "LossScale",
     "LossScaleManager",
+    "LossScaleMonitor",
     "LossScaleOptimizer",
     "LossScaleWarning",
     "Run",

@@ -115,6 +115,42 @@ def installed() -> List[Any]:
     return [newest, *kerases] if default_is_newest else [*kerases, newest]
 
 
+def callback_class() -> Any:
+    """Returns a class whose objects are callbacks of every Keras that is installed."""
+    # Keras 2 first: it asks whether a method is its own default, Keras 3.3 does not.
+    kerases = [*keras2(), *filter(None, [keras3()])]
+    bases = tuple(keras.callbacks.Callback for keras in kerases)
+
+    def construct(self: Any) -> None:
+        for base in bases:
+            base.__init__(self)
+        # Else Keras 2 hands a copy of its logs to callbacks, up to TensorFlow 2.4 not
+        # the same copy to each, and reads a GPU's metrics after every batch.
+        self._supports_tf_logs = True
+
+    def set_model(self: Any, model: Any) -> None:
+        self._model = model
+
+    # Keras 2 assigns `model`, for Keras 3 it is a property that cannot be assigned.
+    model = property(lambda self: self._model, set_model, doc="The model.")
+    members = {"__init__": construct, "set_model": set_model, "model": model}
+    return type("Callback", bases, members)
+
+
+def is_own_wrapper(optimizer: Any) -> bool:
+    """Tells whether `optimizer` is a loss scale wrapper of some Keras's own."""
+    own = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
+    if keras3() is not None:
+        own.append(keras3().optimizers.LossScaleOptimizer)
+    return isinstance(optimizer, tuple(own))
+
+
+def variable_name(variable: Any) -> str:
+    """Returns a variable's name for people, such as "dense/kernel"."""
+    # Keras 3's `name` is "kernel" alone, Keras 2's ends in ":0".
+    return str(getattr(variable, "path", variable.name)).split(":")[0]
+
+
 def foreign_backend(optimizer: Any) -> Optional[str]:
     """Returns the backend of a Keras 3 optimizer if it is not TensorFlow."""
     keras = _import("keras")

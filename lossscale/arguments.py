@@ -7,6 +7,7 @@ wrote, and runs before any variable exists.
 from __future__ import annotations
 
 import numbers
+import os
 from typing import Any, Callable, Optional, Sequence, Tuple
 
 import numpy as np
@@ -95,6 +96,27 @@ def names(name: str, value: Any, known: Sequence[str]) -> Tuple[str, ...]:
                 f"`{name}` must hold only {listed}, got {word!r} in {value!r}."
             )
     return tuple(word for word in known if word in value)
+
+
+def choice(name: str, value: Any, known: Sequence[str]) -> str:
+    """Returns `value`, which is one of the `known` strings."""
+    if not isinstance(value, str) or value not in known:
+        listed = ", ".join(repr(word) for word in known)
+        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")
+    return value
+
+
+def path(name: str, value: Any) -> str:
+    """Returns `value`, the path of a file that can be written, as a string."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"`{name}` must be a path, got {value!r}.")
+    found = os.fspath(value)
+    folder = os.path.dirname(found) or os.curdir
+    if not os.path.isdir(folder):
+        raise ValueError(
+            f"`{name}` must be in a folder that exists, got {found!r}. Create {folder}."
+        )
+    return str(found)
 
 
 def optional(check: Callable[..., Any], name: str, value: Any, **kwargs: Any) -> Any:

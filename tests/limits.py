@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import tensorflow as tf
 
@@ -58,6 +60,14 @@ LIMITS = {
     "fit over replicas": (
         lambda family: getattr(family.keras, "__version__", "2").startswith("3.6."),
         "Keras 3.6 divides no loss by the number of replicas: other weights, bare too",
+    ),
+    "a progress bar behind other callbacks": (
+        lambda _: TENSORFLOW < (2, 5),
+        "Keras puts its progress bar in front of all callbacks before TensorFlow 2.5",
+    ),
+    "tensorboard": (
+        lambda _: importlib.util.find_spec("tensorboard") is None,
+        "TensorBoard is not installed",
     ),
     "the README": (
         lambda family: family.name != "keras3",

@@ -32,7 +32,8 @@ LEVELS = [
     {"fixed", "dynamic"},
     {"interchange", "managers", "serialization"},
     {"optimizer"},
-    {"simulate", "simulation"},
+    {"simulate", "simulation", "diagnosis", "stalls"},
+    {"callbacks"},
     {"__init__"},
 ]
 #: What a level's modules may import from their own level.
@@ -136,6 +137,7 @@ def test_the_public_api():
         "FixedLossScaleManager",
         "LossScale",
         "LossScaleManager",
+        "LossScaleMonitor",
         "LossScaleOptimizer",
         "LossScaleWarning",
         "Run",

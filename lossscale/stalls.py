@@ -1,0 +1,93 @@
+"""When skipped steps are worth a word: what is read of an optimizer, and the rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional
+
+from lossscale.base import LossScale
+
+_NEVER = -1
+
+
+class Reading(NamedTuple):
+    """What the host reads of a `LossScaleOptimizer` at one time, in plain Python.
+
+    Attributes:
+      loss_scale: The loss scale.
+      skipped: How many steps were skipped.
+      in_a_row: How many of them since the last good step.
+      applied: How many steps were applied.
+    """
+
+    loss_scale: float
+    skipped: int
+    in_a_row: int
+    applied: int
+
+
+def read(optimizer: Any) -> Reading:
+    """Reads an optimizer's counters and its loss scale from the device."""
+    loss_scale = optimizer.loss_scale
+    return Reading(  # numpy(): a mirrored variable has no int()
+        float(loss_scale),
+        int(loss_scale.skipped_steps.numpy()),
+        int(loss_scale.consecutive_skipped_steps.numpy()),
+        int(optimizer.iterations.numpy()),
+    )
+
+
+class Stalls:
+    """Tells of each stall once: `patience` skipped steps in a row.
+
+    Until the first step has been applied, only steps count that did not lower the loss
+    scale: one that starts too high must fall until it fits.
+
+    ```
+    see(reading):
+      if applied == 0:
+        lowered = how many of the steps since the last reading lowered the scale
+        stuck = (stuck if lowered == 0 else 0) + steps - lowered
+      is_stall = in_a_row >= patience and (applied > 0 or stuck >= patience)
+      return is_stall and this run of skipped steps has not been told of
+    ```
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self._last: Optional[Reading] = None
+        self._stuck = 0.0
+        self._told = _NEVER
+
+    def start(self, reading: Reading) -> None:
+        """Begins to look, or begins again: a stall that goes on is told of again."""
+        self._last = reading
+        self._told = _NEVER
+
+    def see(self, reading: Reading, loss_scale: LossScale) -> bool:
+        """Returns whether to tell of a stall now. `reading` is one of `loss_scale`."""
+        before, self._last = self._last or reading, reading
+        if reading.applied == 0:
+            steps = max(reading.skipped - before.skipped, 0)
+            scales = (before.loss_scale, reading.loss_scale)
+            lowered = _steps_that_lowered(loss_scale, *scales)
+            kept = self._stuck if lowered == 0 else 0.0
+            self._stuck = kept + max(steps - lowered, 0.0)
+        searches = reading.applied == 0 and self._stuck < self.patience
+        if reading.in_a_row < self.patience or searches:
+            return False
+        # A number of its own for each run of skipped steps: those skipped before it.
+        told, self._told = self._told, reading.skipped - reading.in_a_row
+        return told != self._told
+
+
+def _steps_that_lowered(loss_scale: Any, high: float, low: float) -> float:
+    """Returns how many bad steps it took to bring the scale from `high` to `low`."""
+    if low >= high:
+        return 0
+    multiplier = getattr(loss_scale, "multiplier", None)
+    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
+    if backoff >= 1:  # another rule than DynamicLossScale's: perhaps all of them did
+        return math.inf
+    falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
+    return falls * int(getattr(loss_scale, "hysteresis", 1))

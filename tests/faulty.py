@@ -1,0 +1,96 @@
+"""A model whose data decide what goes wrong in it, the same on every Keras."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from strategies import scope_of
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
+
+ROWS = 8
+#: Where a batch is bad: in its last row, so on the last replica alone.
+FAULTS = ("gradient", "loss", "data")
+
+
+def batches(run):
+    """Returns inputs and targets of a run: a batch for each fault, or for None.
+
+    "data" is a NaN in an input, "loss" an infinite target, "gradient" an infinity in
+    the gradients of the layer "first" alone.
+    """
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0.5, 1.0, [len(run) * ROWS, 3]).astype(np.float32)
+    x[:, -1] = 0.0
+    y = x.sum(axis=1, keepdims=True)
+    for step, fault in enumerate(run):
+        last = (step + 1) * ROWS - 1
+        assert fault in (None, *FAULTS)
+        if fault == "data":
+            x[last, 0] = np.nan
+        elif fault == "loss":
+            y[last] = np.inf
+        elif fault == "gradient":
+            x[last, -1] = 1.0
+    return x, y
+
+
+@tf.custom_gradient
+def _infinite_backwards(x, where):
+    def backward(upstream):
+        bad = tf.broadcast_to(tf.cast(where, tf.bool), tf.shape(upstream))
+        infinity = tf.fill(tf.shape(upstream), tf.constant(np.inf, upstream.dtype))
+        return tf.where(bad, infinity, upstream), tf.zeros_like(where)
+
+    return tf.identity(x), backward
+
+
+class Faulty:
+    """A compiled model, its optimizer and its loss scale, and how to fit them anew."""
+
+    def __init__(self, family, strategy=None, **compile_arguments):
+        self.family, self.strategy = family, strategy
+        keras = family.keras
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        with scope_of(strategy):
+            self.scale = DynamicLossScale(2.0**10)
+            inner = family.optimizers.SGD(2.0**-6)
+            self.optimizer = LossScaleOptimizer(inner, self.scale)
+            self.model = _network(keras)
+            self.model.compile(self.optimizer, loss="mse", **compile_arguments)
+        keras.mixed_precision.set_global_policy("float32")
+        self._weights = self.model.get_weights()
+
+    def reset(self, scale=2.0**10, applied=1):
+        """Puts all back to the beginning, or to after `applied` good steps."""
+        self.model.set_weights(self._weights)
+        self.optimizer.iterations.assign(applied)
+        for variable in self.scale.variables:
+            variable.assign(tf.zeros([], variable.dtype))
+        self.scale.last_step_finite.assign(True)
+        self.scale.current_loss_scale.assign(scale)
+        return self
+
+    def fit(self, run, *callbacks, epochs=1, verbose=0):
+        """Fits the model to a run, a step for each entry and epoch."""
+        return self.model.fit(
+            *batches(run),
+            batch_size=ROWS,
+            epochs=epochs,
+            shuffle=False,
+            verbose=verbose,
+            callbacks=list(callbacks),
+        )
+
+
+def _network(keras):
+    class Fault(keras.layers.Layer):
+        def call(self, inputs):
+            x, raw = inputs
+            return _infinite_backwards(x, raw[:, -1:])
+
+    raw = keras.Input((3,))
+    x = keras.layers.Dense(4, name="first")(raw)
+    x = Fault()([x, raw])
+    x = keras.layers.BatchNormalization(name="norm")(x)
+    return keras.Model(raw, keras.layers.Dense(1, dtype="float32", name="last")(x))

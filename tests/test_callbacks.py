@@ -1,0 +1,333 @@
+"""LossScaleMonitor in `fit`: what it shows, and what it says, on every Keras."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import families
+from faulty import FAULTS, Faulty
+from limits import skip_without
+from models import data, regression
+
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+    LossScaleWarning,
+    _keras,
+    load_run,
+    simulate,
+)
+
+FIRST = ["first/bias (inf)", "first/kernel (inf)"]
+STATISTICS = ["norm/moving_mean", "norm/moving_variance"]
+
+
+@functools.lru_cache(maxsize=None)
+def made(name, strategy):
+    """Returns one model for all tests: to trace its step is what takes long."""
+    family = next(family for family in families() if family.name == name)
+    return Faulty(family, strategy)
+
+
+@pytest.fixture
+def faulty(family):
+    """A model in which the data decide what goes wrong."""
+    return made(family.name, None).reset()
+
+
+@pytest.fixture(params=["alone", "mirrored"])
+def anywhere(request, family):
+    """The same on one device, and on two with the fault on the last."""
+    alone = request.param == "alone"
+    strategy = None if alone else request.getfixturevalue("mirrored")
+    return made(family.name, strategy).reset()
+
+
+def fit(faulty, run, monitor, **kwargs):
+    """Returns the messages of a fit, and its history."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = faulty.fit(run, monitor, **kwargs).history
+    ours = [w for w in caught if issubclass(w.category, LossScaleWarning)]
+    return [str(warning.message) for warning in ours], history
+
+
+def quiet_monitor(**kwargs):
+    return LossScaleMonitor(**{"patience": 3, "verbose": 0, **kwargs})
+
+
+# What it shows
+
+
+def test_a_healthy_run_shows_its_loss_scale_and_says_nothing(
+    family, rng, tmp_path, capsys
+):
+    x, y = data(rng)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1e-3), DynamicLossScale(2**30))
+    model = regression(family, optimizer, "mixed_float16")
+    start, record = optimizer.loss_scale.numpy(), tmp_path / "run.npz"
+    before = simulate_copy(optimizer.loss_scale)
+    monitor = LossScaleMonitor(record=record)
+    log = family.keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        fitted = model.fit(x, y, batch_size=4, epochs=3, callbacks=[monitor, log])
+    printed = capsys.readouterr().out
+
+    history = fitted.history
+    scales, skipped = history["loss_scale"], history["skipped_steps"]
+    assert [type(value) for value in (scales[0], skipped[0])] == [float, int]
+    assert scales[-1] == float(optimizer.loss_scale) < start
+    assert skipped[-1] == optimizer.loss_scale.skipped_steps.numpy() > 10
+    with open(tmp_path / "log.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss_scale"]) for row in rows] == scales
+    assert [int(row["skipped_steps"]) for row in rows] == skipped
+
+    applied = int(optimizer.iterations.numpy())
+    exponent = int(np.log2(scales[-1]))
+    assert printed.splitlines()[-1] == (
+        f"Loss scale: {applied} steps applied, {skipped[-1]} skipped; it is "
+        f"2**{exponent}, and was read between 2**{exponent} and 2**30."
+    )
+
+    run = load_run(record)
+    assert len(run.is_finite) == 48 == applied + skipped[-1]
+    assert np.sum(~run.is_finite) == skipped[-1]
+    replayed = simulate(before, is_finite=str(record))
+    np.testing.assert_array_equal(replayed.loss_scale, run.loss_scale)
+    assert replayed.final_loss_scale == scales[-1]
+
+    model.fit(x, y, batch_size=4, callbacks=[monitor], verbose=0)  # goes on
+    assert len(load_run(record).is_finite) == 64
+    assert "16 steps applied, 0 skipped" in capsys.readouterr().out
+
+
+def test_the_progress_bar_shows_both(faulty, capsys):
+    skip_without("a progress bar behind other callbacks", faulty.family)
+    faulty.fit([None, "gradient"], quiet_monitor(), epochs=2, verbose=1)
+    shown = re.findall(
+        r"loss_scale: ([\d.e+]+) - skipped_steps: ([\d.e+]+)", capsys.readouterr().out
+    )
+    assert [float(part) for part in shown[-1]] == [256.0, 2.0]
+
+
+def test_tensorboard_reads_both_curves(faulty, tmp_path):
+    skip_without("tensorboard", faulty.family)
+    board = faulty.family.keras.callbacks.TensorBoard(str(tmp_path))
+    run = [None, "gradient", None]
+    faulty.fit(run, quiet_monitor(), board, epochs=3)
+    assert curve(tmp_path, "epoch_loss_scale") == [512.0, 256.0, 128.0]
+    assert curve(tmp_path, "epoch_skipped_steps") == [1.0, 2.0, 3.0]
+
+
+def simulate_copy(loss_scale):
+    """Returns a new loss scale of the same arguments."""
+    return type(loss_scale).from_config(loss_scale.get_config())
+
+
+def curve(folder, tag):
+    """Returns a curve, as TensorBoard itself reads it."""
+    from tensorboard.backend.event_processing import event_multiplexer
+
+    found = event_multiplexer.EventMultiplexer()
+    found.AddRunsFromDirectory(str(folder)).Reload()
+    for run, tags in found.Runs().items():
+        if tag in tags["tensors"]:
+            events = sorted(found.Tensors(run, tag), key=lambda event: event.step)
+            return [tf.make_ndarray(event.tensor_proto).item() for event in events]
+        if tag in tags["scalars"]:  # as TensorBoard 2.4 reads the same file
+            events = sorted(found.Scalars(run, tag), key=lambda event: event.step)
+            return [event.value for event in events]
+    return None
+
+
+def test_every_adds_to_the_logs_of_batches(faulty):
+    seen = []
+
+    class Recorder(faulty.family.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append((batch, logs["loss_scale"], logs["skipped_steps"]))
+
+    run = [None, "gradient", "gradient", None]
+    faulty.fit(run, quiet_monitor(every=2), Recorder())
+    # What was read last: before the fit, after two steps, and after four.
+    assert seen == [(0, 2.0**10, 0), (1, 2.0**9, 1), (2, 2.0**9, 1), (3, 2.0**8, 2)]
+
+
+def test_it_is_a_callback_of_every_keras_and_looks_at_no_batch_unasked():
+    monitor = LossScaleMonitor()
+    for keras in _keras.installed():
+        assert isinstance(monitor, keras.callbacks.Callback)
+        callbacks = keras.callbacks.CallbackList([monitor])
+        assert not getattr(callbacks, "_should_call_train_batch_hooks", False)
+    assert monitor.on_train_batch_end._is_default
+
+
+# What it says
+
+
+def test_each_fault_is_named_once(anywhere):
+    faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
+    monitor = quiet_monitor(patience=2, every=1)
+    in_a_gradient, in_the_loss, in_the_data = fit(anywhere, faults, monitor)[0]
+
+    first, *findings = in_a_gradient.split("\n  * ")
+    assert first == "2 steps in a row were skipped. The loss scale is 256."
+    assert "the model's last ones first: " + ", ".join(FIRST) + "." in findings[0]
+    assert findings[1].startswith("The loss is finite")
+    assert len(findings) == 2
+
+    first, *findings = in_the_loss.split("\n  * ")
+    assert first == "2 steps in a row were skipped. The loss scale is 32."
+    assert findings[0].startswith("The loss itself is inf, before it is scaled")
+    assert "first: last/bias (inf), last/kernel (" in findings[1]
+    assert len(findings) == 2
+
+    first, *findings = in_the_data.split("\n  * ")
+    assert first == "2 steps in a row were skipped. The loss scale is 4."
+    assert findings[0].startswith("The loss itself is NaN, before it is scaled")
+    assert "first: last/bias (NaN), last/kernel (NaN)" in findings[1]
+    assert findings[1].endswith(" and 1 more.")  # of six weights
+    assert "as BatchNormalization's statistics, hold inf or NaN" in findings[2]
+    assert all(f"{name} (NaN)" in findings[2] for name in STATISTICS)
+    assert len(findings) == 3
+
+
+def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys):
+    monitor = quiet_monitor(verbose=1)
+    run = [None, "data", None]
+    messages, _ = fit(faulty, run, monitor, epochs=2)
+    (message,) = messages  # once, although they stay so
+    assert "as BatchNormalization's statistics, hold inf or NaN" in message
+    for name in STATISTICS:
+        assert f"{name} (NaN)" in message
+    assert "in a row" not in message
+    assert capsys.readouterr().out.startswith("Loss scale: 4 steps applied, 2 skipped;")
+
+
+def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
+    anywhere.reset(scale=8.0, applied=0)
+    messages, _ = fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))
+    (message,) = messages
+    assert message.startswith("6 steps in a row were skipped. The loss scale is 1.")
+    assert "The loss scale is at its floor, 1, and cannot fall further." in message
+    assert ", ".join(FIRST) in message
+
+
+# What it does
+
+
+def test_it_speaks_once_and_again_after_a_good_step(faulty):
+    run = [*["gradient"] * 5, None, *["gradient"] * 4, None]
+    messages, _ = fit(faulty, run, quiet_monitor(every=1))
+    assert [message[:8] for message in messages] == ["3 steps "] * 2
+    assert [m.split("\n")[0][-4:] for m in messages] == ["128.", "s 4."]
+
+
+def test_on_stall_raise_keeps_the_record(faulty, tmp_path):
+    path = tmp_path / "run.npz"
+    monitor = quiet_monitor(on_stall="raise", record=path)
+    with pytest.raises(FloatingPointError, match=r"(?s)4 steps in a row.*first/kernel"):
+        faulty.fit(["gradient"] * 4, monitor)
+    run = load_run(path)
+    assert not run.is_finite.any()
+    np.testing.assert_array_equal(run.loss_scale, 2.0 ** np.arange(10, 6, -1))
+    with pytest.raises(FloatingPointError, match="8 steps in a row"):
+        faulty.fit(["gradient"] * 4, monitor)  # it is still so
+    assert len(load_run(path).is_finite) == 8
+
+
+def test_on_stall_stop_stops_at_once(faulty):
+    monitor = quiet_monitor(on_stall="stop", every=1)
+    messages, history = fit(faulty, ["gradient"] * 9, monitor, epochs=2)
+    assert len(messages) == 1
+    assert history["skipped_steps"] == [3]
+
+
+def test_it_works_eagerly_too(family):
+    faulty = Faulty(family, run_eagerly=True).reset()
+    messages, history = fit(faulty, [None] + ["gradient"] * 3, quiet_monitor())
+    assert ", ".join(FIRST) in messages[0]
+    assert history["skipped_steps"] == [3]
+
+
+# What it refuses
+
+
+def test_another_optimizer_is_refused_with_the_line_to_write(family):
+    x, y = np.ones([4, 6], np.float32), np.ones([4, 1], np.float32)
+    model = regression(family, family.optimizers.SGD(0.1))
+    line = r"\n\n    model.compile\(lossscale.LossScaleOptimizer\(optimizer\), ...\)\n"
+    with pytest.raises(TypeError, match="(?s)model.optimizer.*SGD[^,]*" + line):
+        model.fit(x, y, verbose=0, callbacks=[LossScaleMonitor()])
+    family.keras.mixed_precision.set_global_policy("mixed_float16")
+    model = regression(family, family.optimizers.SGD(0.1), "mixed_float16")
+    if model.optimizer is None or not _keras.is_own_wrapper(model.optimizer):
+        pytest.skip("this Keras has not wrapped it")
+    with pytest.raises(TypeError, match=", Keras's own: under mixed_float16"):
+        model.fit(x, y, verbose=0, callbacks=[LossScaleMonitor()])
+
+
+def test_a_record_of_several_steps_per_execution_is_refused(family, rng, tmp_path):
+    x, y = data(rng)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1))
+    model = regression(family, optimizer, steps_per_execution=2)
+    monitor = LossScaleMonitor(record=tmp_path / "run.npz")
+    with pytest.raises(ValueError, match="2 steps in one"):
+        model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor])
+    monitor = LossScaleMonitor(every=1)
+    history = model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor]).history
+    assert history["skipped_steps"] == [0]
+
+
+def test_a_record_of_what_is_not_looked_at_is_refused(family, tmp_path):
+    x, y = np.ones([4, 6], np.float32), np.ones([4, 1], np.float32)
+    monitor = LossScaleMonitor(record=tmp_path / "run.npz")
+    model = regression(family, LossScaleOptimizer(family.optimizers.SGD(0.1), 8))
+    with pytest.raises(ValueError, match="does not look at the gradients"):
+        model.fit(x, y, verbose=0, callbacks=[monitor])
+    scale = FixedLossScale(8, skip_nonfinite=True)
+    for _ in range(2):
+        model = regression(
+            family, LossScaleOptimizer(family.optimizers.SGD(0.1), scale)
+        )
+        if _ == 0:
+            model.fit(x, y, verbose=0, callbacks=[monitor])
+    with pytest.raises(ValueError, match="one run, got a second optimizer"):
+        model.fit(x, y, verbose=0, callbacks=[monitor])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"patience": 0},
+            ValueError,
+            "`patience` must be a whole number of at least 1",
+        ),
+        ({"patience": "3"}, TypeError, "`patience` must be a number"),
+        ({"every": 0}, ValueError, "`every` must be a whole number of at least 1"),
+        ({"every": True}, TypeError, "`every` must be a number"),
+        ({"on_stall": "die"}, ValueError, "one of 'warn', 'raise', 'stop', got 'die'"),
+        ({"record": 3}, TypeError, "`record` must be a path, got 3"),
+        (
+            {"record": "no/such/run.npz"},
+            ValueError,
+            "`record` must be in a folder that",
+        ),
+        ({"verbose": -1}, ValueError, "`verbose` must be a whole number of at least 0"),
+    ],
+    ids=str,
+)
+def test_arguments_are_checked_first(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LossScaleMonitor(**arguments)
