@@ -109,24 +109,6 @@ def make_loss_scale():
     return lossscale.DynamicLossScale(initial_loss_scale=2.0**15, increment_period=10)
 
 
-class Recorder(keras.callbacks.Callback):
-    """Records after every step the scale that it used, and whether it was applied."""
-
-    def __init__(self, loss_scale):
-        super().__init__()
-        self.loss_scale = loss_scale
-        self.scales = []
-        self.applied = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        """Reads the scale that the step is going to use."""
-        self.scales.append(float(self.loss_scale))
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Reads whether the step was applied."""
-        self.applied.append(bool(self.loss_scale.last_step_finite.numpy()))
-
-
 def fit(model, data, first, last, callbacks=()):
     """Trains from epoch `first` to `last`, in the same order of batches every time."""
     images, labels = data
@@ -170,18 +152,20 @@ def train_and_resume(train):
     """Trains with a dynamic loss scale, and half of it again from a checkpoint.
 
     Returns:
-      `(model, recorder)`: the trained model, and what was recorded of its steps.
+      `(model, run)`: the trained model, and the record of its steps.
     """
     half = EPOCHS // 2
     model = make_model("mixed_float16", make_loss_scale())
-    recorder = Recorder(model.optimizer.loss_scale)
-    fit(model, train, 0, half, [recorder])
-    middle = state(model)
     with tempfile.TemporaryDirectory() as folder:
+        record = os.path.join(folder, "run.npz")
+        monitor = lossscale.LossScaleMonitor(record=record)
+        fit(model, train, 0, half, [monitor])
+        middle = state(model)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
         path = checkpoint.write(os.path.join(folder, "half-way"))
         print(f"\nSaved half-way:     {describe(model)}\n")
-        fit(model, train, half, EPOCHS, [recorder])
+        fit(model, train, half, EPOCHS, [monitor])
+        run = lossscale.load_run(record)
 
         again = make_model("mixed_float16", make_loss_scale())
         again.optimizer.build(again.trainable_variables)
@@ -192,7 +176,7 @@ def train_and_resume(train):
     print(f"\nTrained in one go:  {describe(model)}")
     print(f"Trained in two:     {describe(again)}")
     print(f"Both ends are equal: {are_equal(state(model), state(again))}\n")
-    return model, recorder
+    return model, run
 
 
 def gradient_exponents(train):
@@ -212,10 +196,10 @@ def _tensor_of(variable):
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def draw(recorder, exponents, path):
+def draw(run, exponents, path):
     """Draws the loss scale over the steps, and the gradients' exponents."""
-    scales = np.log2(recorder.scales)
-    skipped = np.flatnonzero(~np.array(recorder.applied))
+    scales = np.log2(run.loss_scale)
+    skipped = np.flatnonzero(~run.is_finite)
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
     left.step(np.arange(len(scales)), scales, where="post", color="tab:blue")
     left.plot(skipped, scales[skipped], "x", color="tab:red", label="skipped step")
@@ -257,7 +241,7 @@ def main():
     train, test = (train_images, train_labels), (test_images, test_labels)
 
     print("== float16 with a dynamic loss scale ==")
-    model, recorder = train_and_resume(train)
+    model, run = train_and_resume(train)
     rows = [("float16, dynamic loss scale", model)]
     for title, policy in (
         ("float32", "float32"),
@@ -280,7 +264,7 @@ def main():
         accuracy = trained.evaluate(*test, verbose=0)[1]
         skipped = int(trained.optimizer.loss_scale.skipped_steps.numpy())
         print(f"{title:30}{accuracy:>15.1%}{skipped:>15}")
-    draw(recorder, exponents, output)
+    draw(run, exponents, output)
     print(
         f"\nThe picture is {output}. It all took {time.time() - started:.0f} seconds."
     )

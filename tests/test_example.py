@@ -15,6 +15,8 @@ import pytest
 from conftest import families
 from limits import skip_without
 
+from lossscale import Run
+
 PATH = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
@@ -30,20 +32,18 @@ def digits(monkeypatch):
 
 def test_resumed_training_ends_where_uninterrupted_training_ends(digits, capsys):
     images, _, labels, _ = digits.load()
-    model, recorder = digits.train_and_resume((images, labels))
+    model, run = digits.train_and_resume((images, labels))
     printed = capsys.readouterr().out
     assert "All that was saved is equal: True" in printed
     assert "Both ends are equal: True" in printed
     steps = 2 * -(-len(images) // digits.BATCH_SIZE)
-    assert len(recorder.scales) == len(recorder.applied) == steps
-    assert recorder.applied.count(True) == int(model.optimizer.iterations.numpy())
+    assert len(run.loss_scale) == len(run.is_finite) == steps
+    assert np.sum(run.is_finite) == int(model.optimizer.iterations.numpy())
 
 
 def test_the_picture_is_drawn(digits, tmp_path):
-    recorder = digits.Recorder(None)
-    recorder.scales = [2.0**15, 2.0**16, 2.0**15]
-    recorder.applied = [True, False, True]
-    digits.draw(recorder, np.linspace(-40, -20, 100), tmp_path / "picture.png")
+    run = Run(np.array([True, False, True]), 2.0 ** np.array([15, 16, 15]))
+    digits.draw(run, np.linspace(-40, -20, 100), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 
