@@ -6,6 +6,7 @@ import warnings
 from typing import Any, List, Optional
 
 import numpy as np
+import tensorflow as tf
 
 from lossscale import _keras, arguments, diagnosis
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
@@ -73,6 +74,7 @@ class LossScaleMonitor(_Callback):
         a `LossScaleOptimizer` of this package.
       ValueError: An argument is out of range; in `fit`, `record` is given where single
         steps cannot be told apart.
+      RuntimeError: In `fit`, in a `tf.compat.v1` graph.
       FloatingPointError: In `fit`, as `on_stall="raise"` asks.
     """
 
@@ -221,6 +223,11 @@ def _check(optimizer: Any, record: Any) -> None:
     if not isinstance(optimizer, LossScaleOptimizer):
         why = _WRAPPED_BY_KERAS if _keras.is_own_wrapper(optimizer) else ""
         raise TypeError(_WRONG_OPTIMIZER.format(optimizer=optimizer, why=why))
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+            "tf.compat.v1 graph, where it cannot. Leave it out."
+        )
     if record and not optimizer.loss_scale.checks_gradients:
         raise ValueError(_NOT_CHECKED.format(optimizer.loss_scale))
 

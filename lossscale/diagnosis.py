@@ -22,9 +22,9 @@ beyond float16's 65504: give such a layer, and the last one, dtype="float32"."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
-The loss is finite, so this begins on the way back from it, at or behind the variable \
-named first. Look there for an infinite derivative, as a square root has at zero, or \
-give that layer dtype="float32"."""
+No inf or NaN was seen in the loss itself, so this begins on the way back from it, \
+between the loss and the variable named first. Look there for an infinite derivative, \
+as a square root has at zero, or give that layer dtype="float32"."""
 _FLOOR = """\
 The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
@@ -58,8 +58,8 @@ def of_stall(optimizer: Any, model: Any, steps: int) -> str:
     findings = [
         _LOSS.format(kind=_KINDS[loss]) if loss else None,
         _named(_GRADIENTS, faults),
-        None if loss else _of_scale(optimizer.loss_scale),
         _BACKWARD if faults and not loss else None,
+        None if loss else _of_scale(optimizer.loss_scale),
         _named(_WEIGHTS, nonfinite(model, model.trainable_weights)),
         of_statistics(model),
     ]

@@ -183,7 +183,7 @@ def test_each_fault_is_named_once(anywhere):
     first, *findings = in_a_gradient.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 256."
     assert "the model's last ones first: " + ", ".join(FIRST) + "." in findings[0]
-    assert findings[1].startswith("The loss is finite")
+    assert findings[1].startswith("No inf or NaN was seen in the loss itself")
     assert len(findings) == 2
 
     first, *findings = in_the_loss.split("\n  * ")
@@ -304,6 +304,13 @@ def test_a_record_of_what_is_not_looked_at_is_refused(family, tmp_path):
             model.fit(x, y, verbose=0, callbacks=[monitor])
     with pytest.raises(ValueError, match="one run, got a second optimizer"):
         model.fit(x, y, verbose=0, callbacks=[monitor])
+
+
+def test_a_graph_of_tensorflow_1_is_refused(faulty):
+    monitor = LossScaleMonitor()
+    monitor.set_model(faulty.model)
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="v1 graph"):
+        monitor.on_train_begin()
 
 
 @pytest.mark.parametrize(
