@@ -295,15 +295,16 @@ def test_a_record_of_what_is_not_looked_at_is_refused(family, tmp_path):
     model = regression(family, LossScaleOptimizer(family.optimizers.SGD(0.1), 8))
     with pytest.raises(ValueError, match="does not look at the gradients"):
         model.fit(x, y, verbose=0, callbacks=[monitor])
+
+
+def test_a_record_of_two_runs_is_refused(faulty, tmp_path):
+    monitor = quiet_monitor(record=tmp_path / "run.npz")
+    faulty.fit([None], monitor)
     scale = FixedLossScale(8, skip_nonfinite=True)
-    for _ in range(2):
-        model = regression(
-            family, LossScaleOptimizer(family.optimizers.SGD(0.1), scale)
-        )
-        if _ == 0:
-            model.fit(x, y, verbose=0, callbacks=[monitor])
+    inner = faulty.family.optimizers.SGD(0.1)
+    model = regression(faulty.family, LossScaleOptimizer(inner, scale))
     with pytest.raises(ValueError, match="one run, got a second optimizer"):
-        model.fit(x, y, verbose=0, callbacks=[monitor])
+        model.fit(*data(np.random.default_rng(1)), verbose=0, callbacks=[monitor])
 
 
 def test_a_graph_of_tensorflow_1_is_refused(faulty):
