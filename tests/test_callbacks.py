@@ -43,12 +43,18 @@ def faulty(family):
     return made(family.name, None).reset()
 
 
-@pytest.fixture(params=["alone", "mirrored"])
-def anywhere(request, family):
+#: Every kind of optimizer alone, and one of each Keras on two devices.
+PLACES = [(family.name, "alone") for family in families()] + [
+    (name, "mirrored") for name in {f.keras: f.name for f in families()}.values()
+]
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
+def anywhere(request):
     """The same on one device, and on two with the fault on the last."""
-    alone = request.param == "alone"
-    strategy = None if alone else request.getfixturevalue("mirrored")
-    return made(family.name, strategy).reset()
+    name, place = request.param
+    strategy = request.getfixturevalue("mirrored") if place == "mirrored" else None
+    return made(name, strategy).reset()
 
 
 def fit(faulty, run, monitor, **kwargs):
