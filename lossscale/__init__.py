@@ -13,6 +13,8 @@ from lossscale.managers import (
     LossScaleManager,
 )
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.range_report import GradientRanges
+from lossscale.ranges import gradient_ranges
 from lossscale.record import Run, load_run, save_run
 from lossscale.serialization import deserialize, get, serialize
 from lossscale.simulate import simulate
@@ -25,6 +27,7 @@ __all__ = [
     "ExponentialUpdateLossScaleManager",
     "FixedLossScale",
     "FixedLossScaleManager",
+    "GradientRanges",
     "LossScale",
     "LossScaleManager",
     "LossScaleMonitor",
@@ -36,6 +39,7 @@ __all__ = [
     "deserialize",
     "export_state",
     "get",
+    "gradient_ranges",
     "import_state",
     "load_run",
     "presets",

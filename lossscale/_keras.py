@@ -20,6 +20,11 @@ _HAS_JIT_COMPILE = "jit_compile" in inspect.signature(tf.function).parameters
 COMPILED_BY_XLA = {
     "jit_compile" if _HAS_JIT_COMPILE else "experimental_compile": True,
 }
+_HAS_REDUCE = "reduce_retracing" in inspect.signature(tf.function).parameters
+#: The argument of tf.function that traces batches of other shapes once, not each.
+ANY_SHAPES = {
+    "reduce_retracing" if _HAS_REDUCE else "experimental_relax_shapes": True,
+}
 #: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
 #: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
 XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
@@ -149,6 +154,45 @@ def variable_name(variable: Any) -> str:
     """Returns a variable's name for people, such as "dense/kernel"."""
     # Keras 3's `name` is "kernel" alone, Keras 2's ends in ":0".
     return str(getattr(variable, "path", variable.name)).split(":")[0]
+
+
+def is_3(keras: Any) -> bool:
+    """Tells whether a Keras is Keras 3."""
+    return _major(keras) >= 3
+
+
+def of_model(model: Any) -> Any:
+    """Returns the Keras that a model belongs to, None if it is no model of Keras."""
+    owners = (keras for keras in installed() if isinstance(model, keras.Model))
+    return next(owners, None)
+
+
+def tensor_of(variable: Any) -> Any:
+    """Returns what a `tf.GradientTape` takes for a variable of any Keras."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def path(model: Any, variable: Any) -> str:
+    """Returns the name of a model's variable with that of its layer: dense/kernel."""
+    found = variable_name(variable)
+    prefix = f"{model.name}/"  # which Keras 3 has and Keras 2 has not
+    return found[len(prefix) :] if found.startswith(prefix) else found
+
+
+def with_loss(keras: Any, loss: Any) -> Any:
+    """Returns an empty model that has compiled `loss`, to compute it with."""
+    model = keras.Sequential()
+    model.compile(loss=loss)
+    return model
+
+
+def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Returns the compiled loss of a batch, with the model's own losses, as in fit."""
+    if not hasattr(model, "compute_loss"):  # TensorFlow 2.4
+        return model.compiled_loss(y, y_pred, sample_weight, model.losses)
+    accepted = inspect.signature(model.compute_loss).parameters
+    training = {"training": True} if "training" in accepted else {}
+    return model.compute_loss(x, y, y_pred, sample_weight, **training)
 
 
 def foreign_backend(optimizer: Any) -> Optional[str]:

@@ -1,0 +1,43 @@
+"""Which loss scale do the gradients of examples/digits.py need? In a few seconds.
+
+    python examples/gradient_ranges.py
+
+The network and the loss of digits.py, whose gradients are mostly too small for float16,
+before its first step. Prints the table, and draws the picture.
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import matplotlib
+
+matplotlib.use("Agg")
+import digits  # the example beside this one
+
+import lossscale
+
+
+def main():
+    """Runs it all."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--output", default="gradient_ranges.png", help="where the picture goes"
+    )
+    output = parser.parse_args().output
+    started = time.time()
+    images, _, labels, _ = digits.load()
+    model = digits.make_model("mixed_float16", digits.make_loss_scale())
+    ranges = lossscale.gradient_ranges(
+        model, images, labels, batch_size=digits.BATCH_SIZE
+    )
+    print(f"\n{ranges}\n")
+    print(f"Without loss scaling:\n\n{ranges.at(1)}")
+    ranges.plot().figure.savefig(output, dpi=90)
+    print(f"\nThe picture is {output}. It took {time.time() - started:.0f} seconds.")
+
+
+if __name__ == "__main__":
+    main()

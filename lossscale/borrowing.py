@@ -1,0 +1,128 @@
+"""A Keras model borrowed for a while: computing in float32, and left as it was found.
+
+No copy of the model is made: not every model can be copied, and a copy would need the
+memory of two. Its layers are told to compute in float32 until the context ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Callable, Iterator, List, Tuple
+
+import tensorflow as tf
+
+HALF = ("float16", "bfloat16")
+_MISSING = object()
+#: An object, the name of its attribute, and the value that it has for a while.
+Change = Tuple[Any, str, Any]
+
+
+def layers_of(model: Any) -> List[Any]:
+    """Returns the model and all layers in it, however deep, each once."""
+    found = {id(layer): layer for layer in model._flatten_layers()}
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def in_float32(keras: Any, model: Any) -> Iterator[None]:
+    """Lets every layer that computes in 16 bits compute in float32."""
+    policy = keras.mixed_precision.Policy("float32")
+    changes: List[Change] = []
+    for layer in layers_of(model):
+        if _quantized(layer) or layer.compute_dtype not in HALF:
+            continue
+        changes.append((layer, "_dtype_policy", policy))
+        if "_compute_dtype_object" in vars(layer):  # Keras 2 keeps it a second time
+            changes.append((layer, "_compute_dtype_object", tf.float32))
+    for layer in layers_of(model):
+        changes += _inputs(layer)
+    with _changed(changes):
+        yield
+
+
+def _quantized(layer: Any) -> bool:
+    # A policy of Keras 3 that stands for more than dtypes.
+    policy = getattr(layer, "_dtype_policy", None)
+    return getattr(policy, "quantization_mode", None) is not None
+
+
+def _inputs(layer: Any) -> Iterator[Change]:
+    # Keras 3's functional models cast what they are given to the dtype of their inputs.
+    # That is float16 in a Sequential model without Input, and up to Keras 3.3 in all.
+    functional = getattr(layer, "_functional", None) or layer
+    inputs = tf.nest.flatten(getattr(functional, "inputs", None) or [])
+    for one in (layer, *inputs):  # an InputLayer says it too
+        for name in ("_dtype", "dtype"):
+            if vars(one).get(name) in HALF:
+                yield one, name, "float32"
+
+
+@contextlib.contextmanager
+def recorded_outputs(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
+    """Yields a list that every layer's call adds to: the layer, and each float output.
+
+    Of several layers that return the same tensor only the innermost is recorded.
+    """
+    recorded: List[Tuple[Any, Any]] = []
+    layers = [layer for layer in layers_of(model) if layer is not model]
+    with _changed([(layer, "call", _recording(layer, recorded)) for layer in layers]):
+        yield recorded
+
+
+def _recording(layer: Any, recorded: List[Tuple[Any, Any]]) -> Callable[..., Any]:
+    call = layer.call
+
+    @functools.wraps(call)
+    def recording(*args: Any, **kwargs: Any) -> Any:
+        outputs = call(*args, **kwargs)
+        known = {id(tensor) for _, tensor in recorded}
+        for tensor in tf.nest.flatten(outputs):
+            is_float = tf.is_tensor(tensor) and tensor.dtype.is_floating
+            if is_float and id(tensor) not in known:
+                recorded.append((layer, tensor))
+        return outputs
+
+    return recording
+
+
+@contextlib.contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Puts back what training's forward pass changes: statistics, seeds, metrics."""
+    saved = [(variable, variable.numpy()) for variable in _variables(model)]
+    known = {id(metric) for metric in model.metrics}
+    try:
+        yield
+    finally:
+        for variable, value in saved:
+            variable.assign(value)
+        for metric in model.metrics:
+            if id(metric) not in known:  # made by the first computation of the loss
+                getattr(metric, "reset_state", None) or metric.reset_states()
+
+
+def _variables(model: Any) -> List[Any]:
+    found = list(model.variables)
+    for metric in model.metrics:
+        found += metric.variables
+    for layer in layers_of(model):
+        # Keras 2 does not count a layer's random generator among its variables.
+        generator = getattr(getattr(layer, "_random_generator", None), "_generator", 0)
+        found += [generator.state] if hasattr(generator, "state") else []
+    return list({id(variable): variable for variable in found}.values())
+
+
+@contextlib.contextmanager
+def _changed(changes: List[Change]) -> Iterator[None]:
+    """Sets attributes past Keras's own tracking, and sets them back."""
+    before = [(one, name, vars(one).get(name, _MISSING)) for one, name, _ in changes]
+    try:
+        for one, name, value in changes:
+            object.__setattr__(one, name, value)
+        yield
+    finally:
+        for one, name, value in reversed(before):
+            if value is _MISSING:
+                object.__delattr__(one, name)
+            else:
+                object.__setattr__(one, name, value)

@@ -1,0 +1,211 @@
+"""GradientRanges: what float16 would do to gradients, in arrays, a table, a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+
+from lossscale import arguments, exponents, range_views
+
+#: What `summary` and the table show of each row, in this order.
+COLUMNS = (
+    "values",
+    "zeros",
+    "nonfinite",
+    "flushed",
+    "subnormal",
+    "overflowing",
+    "largest_exponent",
+    "headroom",
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GradientRanges:
+    """What float16 would do to a model's gradients at a loss scale.
+
+    Shares are of the values that are finite and not zero in float32; NaN where there
+    are none. All arrays have shape `[rows]`, in the order of `names`.
+
+    Attributes:
+      names: The rows: variables, and layers' outputs if they were asked for. Only what
+        has a gradient.
+      counts: By significand of the loss scale, `int64` arrays of shape
+        `[rows, lossscale.exponents.BINS]`.
+      largest: A `float32` array, the largest finite magnitude of each row.
+      loss_scale: A float, the scale that is reported on.
+      batches: How many batches were looked at.
+    """
+
+    names: Tuple[str, ...]
+    counts: Dict[float, Any]
+    largest: Any
+    loss_scale: float
+    batches: int
+
+    def at(self, loss_scale: float) -> GradientRanges:
+        """Returns the same gradients, reported on at another loss scale.
+
+        Args:
+          loss_scale: A power of two, or one times the scale that was asked for: these
+            are known exactly.
+        """
+        scale = arguments.loss_scale("loss_scale", loss_scale)
+        if math.frexp(scale)[0] * 2 not in self.counts:
+            raise ValueError(
+                f"`loss_scale` must be a power of two, got {loss_scale!r}. "
+                "For another, give it to `gradient_ranges`."
+            )
+        return dataclasses.replace(self, loss_scale=scale)
+
+    @property
+    def values(self) -> Any:
+        """How many values there are."""
+        return exponents.total(self._counts[0])
+
+    @property
+    def nonfinite(self) -> Any:
+        """How many are infinite or NaN in float32: no loss scale helps these."""
+        return self.infinities + self.nans
+
+    @property
+    def infinities(self) -> Any:
+        """How many are infinite in float32."""
+        return exponents.infinities(self._counts[0])
+
+    @property
+    def nans(self) -> Any:
+        """How many are NaN in float32."""
+        return exponents.nans(self._counts[0])
+
+    @property
+    def zeros(self) -> Any:
+        """The share of all values that is zero in float32 already."""
+        return _share(exponents.zeros(self._counts[0]), self.values)
+
+    @property
+    def flushed(self) -> Any:
+        """The share that float16 rounds to zero: at most 2**-25, times the scale."""
+        return self._share_of(exponents.flushed)
+
+    @property
+    def subnormal(self) -> Any:
+        """The share that keeps some digits only: below 2**-14, times the scale."""
+        return self._share_of(exponents.subnormal)
+
+    @property
+    def overflowing(self) -> Any:
+        """The share that is infinite in float16: from 65520 on, times the scale."""
+        return self._share_of(exponents.overflowing)
+
+    @property
+    def largest_exponent(self) -> Any:
+        """The exponent of the largest magnitude, unscaled. NaN where all is zero."""
+        return np.floor(_log2(self.largest))
+
+    @property
+    def headroom(self) -> Any:
+        """By how many factors of two the largest, times the scale, is below 65504."""
+        top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
+        return top - _log2(self.largest)
+
+    @property
+    def largest_safe_scale(self) -> Optional[float]:
+        """The greatest power of two at which none of these overflows.
+
+        None if all are zero, or some not finite in float32: then none is safe. It stays
+        within float32's range.
+        """
+        largest = float(np.max(self.largest))
+        if self.nonfinite.any() or not largest:
+            return None
+        return 2.0 ** min(max(exponents.largest_safe_power(largest), -126), 127)
+
+    @property
+    def recommended_scale(self) -> Optional[float]:
+        """Half the largest safe scale.
+
+        Gradients that were computed in float16 are rounded on the way, and can be
+        larger than these. Those of other batches, and later in training, can be larger
+        still: `DynamicLossScale` follows them.
+        """
+        largest = self.largest_safe_scale
+        return None if largest is None else max(largest / 2, 2.0**-126)
+
+    @property
+    def histogram(self) -> Tuple[Any, Any]:
+        """The histogram of the unscaled magnitudes: exponents, and counts by row.
+
+        An `int64` array of the exponents from -127, where float32's subnormals are, to
+        127, and one of shape `[rows, 255]`.
+        """
+        return exponents.by_exponent(self.counts[1.0])
+
+    @property
+    def summary(self) -> Dict[str, Dict[str, float]]:
+        """The figures above by name of row, and of all rows together as `"all"`."""
+        rows = (*self.names, "all")
+        columns = {
+            name: np.append(getattr(self, name), getattr(self._all, name))
+            for name in COLUMNS
+        }
+        return {
+            row: {name: columns[name][number].item() for name in COLUMNS}
+            for number, row in enumerate(rows)
+        }
+
+    def __str__(self) -> str:
+        return range_views.table(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"GradientRanges(rows={len(self.names)}, batches={self.batches}, "
+            f"loss_scale={self.loss_scale:g}, "
+            f"recommended_scale={self.recommended_scale})"
+        )
+
+    def plot(self, ax: Any = None, *, rows: int = 24) -> Any:
+        """Draws the gradients' exponents, over what float16 holds at the loss scale.
+
+        One histogram for all, and one for each row: of those with the greatest shares
+        flushed to zero or overflowing if there are many.
+
+        Args:
+          ax: matplotlib `Axes` to draw on. None makes a figure.
+          rows: At most so many rows.
+
+        Returns:
+          The `Axes`.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        return range_views.draw(self, ax, arguments.count("rows", rows))
+
+    @property
+    def _all(self) -> GradientRanges:
+        counts = {key: table.sum(0)[None] for key, table in self.counts.items()}
+        largest = np.max(self.largest)[None]
+        return dataclasses.replace(self, names=("all",), counts=counts, largest=largest)
+
+    @property
+    def _counts(self) -> Tuple[Any, int]:
+        significand, exponent = math.frexp(self.loss_scale)
+        return self.counts[significand * 2], exponent - 1
+
+    def _share_of(self, count: Any) -> Any:
+        counts, power = self._counts
+        return _share(count(counts, power), exponents.numbers(counts))
+
+
+def _share(part: Any, whole: Any) -> Any:
+    with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
+        return np.true_divide(part, whole)
+
+
+def _log2(largest: Any) -> Any:
+    positive = np.where(largest > 0, largest, np.nan).astype(np.float64)
+    return np.log2(positive)

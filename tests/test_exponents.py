@@ -1,0 +1,106 @@
+"""Counts by exponent say what NumPy's float16 does, at every power of two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lossscale import exponents
+
+SMALLEST, NORMAL, INFINITE = 2.0**-25, 2.0**-14, 65520.0
+
+
+def edges(power):
+    """Returns float32s around every limit of float16, divided by 2**power."""
+    limits = np.float32([SMALLEST, 2.0**-24, NORMAL, 1.0, 32768.0, INFINITE, 65536.0])
+    limits /= np.float32(2.0**power)
+    around = [np.nextafter(limits, np.float32(end)) for end in (0, np.inf)]
+    found = np.concatenate([limits, *around])
+    return np.concatenate([found, -found])
+
+
+def values(power):
+    rng = np.random.default_rng(abs(power))
+    spread = 2.0 ** rng.uniform(-45, 25, 400) * rng.choice([-1, 1], 400)
+    return np.concatenate([edges(power), (spread / 2.0**power).astype(np.float32)])
+
+
+def counted(found, significand=1.0):
+    counts, largest = exponents.count(tf.constant(found), significand)
+    return counts.numpy().astype(np.int64), float(largest)
+
+
+@pytest.mark.parametrize("power", [0, 15, -7, 40])
+def test_they_say_what_float16_does(power):
+    found = values(power)
+    with np.errstate(over="ignore"):
+        half = (found * np.float32(2.0**power)).astype(np.float16)
+    counts, largest = counted(found)
+    assert exponents.total(counts) == exponents.numbers(counts) == len(found)
+    assert exponents.flushed(counts, power) == np.sum(half == 0)
+    assert exponents.overflowing(counts, power) == np.sum(np.isinf(half))
+    scaled = np.abs(found * np.float32(2.0**power))
+    lossy = np.sum((scaled > SMALLEST) & (scaled < NORMAL))
+    assert exponents.subnormal(counts, power) == lossy
+    assert largest == np.max(np.abs(found))
+
+
+def test_a_scale_that_is_no_power_of_two():
+    scale = np.float32(1.5 * 2.0**15)
+    found = np.float32(values(15))
+    counts, largest = counted(found, 1.5)
+    with np.errstate(over="ignore"):
+        half = (found * scale).astype(np.float16)
+    assert exponents.flushed(counts, 15) == np.sum(half == 0)
+    assert exponents.overflowing(counts, 15) == np.sum(np.isinf(half))
+    assert largest == np.max(np.abs(found))  # unscaled
+
+
+@pytest.mark.parametrize("significand", [1.0, 1.9])
+def test_zeros_infinities_and_nans_are_apart(significand):
+    tiny, most = np.float32(1e-44), np.finfo(np.float32).max
+    inf, nan = np.inf, np.nan
+    found = np.float32([0, -0.0, tiny, -tiny, 1, most, inf, -inf, inf, nan, -nan])
+    counts, largest = counted(found, significand)
+    assert exponents.zeros(counts) == 2
+    assert exponents.infinities(counts) == 3
+    assert exponents.nans(counts) == 2
+    assert exponents.numbers(counts) == 4
+    assert exponents.flushed(counts, 0) == 2  # float32's own subnormals
+    assert exponents.overflowing(counts, 0) == 1
+    assert largest == most
+
+
+def test_a_histogram():
+    counts, _ = counted(np.float32([0, 1, 1.5, -1.99999, 2, 1e-44, np.inf, np.nan]))
+    powers, heights = exponents.by_exponent(counts)
+    seen = {p: h for p, h in zip(powers.tolist(), heights.tolist()) if h}
+    assert seen == {-127: 1, 0: 3, 1: 1}
+
+
+def test_nothing_at_all():
+    counts, largest = counted(np.zeros([0], np.float32))
+    assert not counts.any()
+    assert largest == 0
+
+
+@pytest.mark.parametrize(
+    "largest", [1.0, 1.99999, 65504.0, 65519.99, 65520.0, 2.0**-30, 1e-44, 3e38]
+)
+def test_the_largest_safe_power(largest):
+    largest = np.float32(largest)
+    power = exponents.largest_safe_power(largest)
+    with np.errstate(over="ignore"):
+        safe, above = np.float16(
+            np.float64(largest) * 2.0 ** np.array([power, power + 1])
+        )
+    assert np.isfinite(safe)
+    assert np.isinf(above)
+
+
+def test_other_float_dtypes_are_counted():
+    for dtype in (tf.float16, tf.bfloat16, tf.float64):
+        counts, largest = exponents.count(tf.constant([1.0, 0.0, 4.0], dtype))
+        assert exponents.zeros(counts.numpy()) == 1
+        assert float(largest) == 4.0

@@ -1,0 +1,487 @@
+"""gradient_ranges: float32's gradients, counted exactly, and a model left as it was."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import families
+from models import FEATURES, assert_same, regression, training_state
+
+from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
+from lossscale.borrowing import layers_of
+
+ROWS = 96
+#: One family of each Keras: the optimizers have no part in this.
+EACH = {family.keras: family for family in families()}.values()
+
+
+@pytest.fixture(params=EACH, ids=lambda family: family.name)
+def family(request):
+    yield request.param
+    request.param.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture
+def data():
+    """Returns numbers whose gradients are exact in float32, and not in float16."""
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 4, [ROWS, FEATURES]) / 2
+    y = rng.integers(-8, 8, [ROWS, 1]) + 2.0**-7
+    return x.astype(np.float32), y.astype(np.float32)
+
+
+def network(family, loss_scale=1.0, policy="mixed_float16", **arguments):
+    """Returns the network with weights that are few bits each."""
+    inner = family.optimizers.SGD(2.0**-12)
+    model = regression(
+        family, LossScaleOptimizer(inner, loss_scale), policy, **arguments
+    )
+    rng = np.random.default_rng(6)
+    model.set_weights([rng.integers(-3, 4, w.shape) / 4 for w in model.get_weights()])
+    return model
+
+
+def by_hand(model, x, y):
+    """Returns the gradients of variables and outputs, computed by NumPy in float64."""
+    kernel1, bias1, kernel2, bias2 = np.array(model.get_weights(), object)
+    hidden = x.astype(np.float64) @ kernel1 + bias1
+    active = np.maximum(hidden, 0)
+    outer = 2 * (active @ kernel2 + bias2 - y) / len(x)
+    inner = outer @ kernel2.T
+    before = inner * (hidden > 0)
+    return [x.T @ before, before.sum(0), active.T @ outer, outer.sum(0), inner, outer]
+
+
+def expected(model, x, y, size=32):
+    """Returns all batches' values by row."""
+    parts = [
+        by_hand(model, x[at : at + size], y[at : at + size])
+        for at in range(0, len(x), size)
+    ]
+    return [np.concatenate([p.ravel() for p in row]) for row in zip(*parts)]
+
+
+def share(part, of):
+    return np.sum(part) / np.sum(of)
+
+
+def test_against_numpy(family, data):
+    model = network(family)
+    rows = expected(model, *data)
+    scale = 2.0**-22  # a scale at which each thing happens to some
+    found = gradient_ranges(
+        model, *data, activations=True, loss_scale=scale, batches=None, verbose=0
+    )
+    names = [
+        f"{name}/{kind}" for name in layer_names(model) for kind in ("kernel", "bias")
+    ]
+    assert [*found.names] == [*names, *(f"output of {n}" for n in layer_names(model))]
+    assert found.batches == 3
+    for number, row in enumerate(rows):
+        assert np.float32(row).astype(np.float64).tolist() == row.tolist()  # exact
+        with np.errstate(over="ignore", under="ignore"):
+            half = (row * scale).astype(np.float16)
+        real = row != 0
+        assert found.values[number] == row.size
+        assert found.zeros[number] == np.mean(~real)
+        assert found.flushed[number] == share((half == 0) & real, real)
+        few = (np.abs(row * scale) > 2.0**-25) & (np.abs(row * scale) < 2.0**-14)
+        assert found.subnormal[number] == share(few, real)
+        assert found.largest[number] == np.max(np.abs(row))
+        exponent = np.floor(np.log2(np.max(np.abs(row))))
+        assert found.largest_exponent[number] == exponent
+        np.testing.assert_allclose(
+            found.headroom[number], np.log2(65504 / scale / np.max(np.abs(row)))
+        )
+    assert 0 < found.flushed.max() < 1
+    assert found.subnormal.max() > 0
+    check_the_safe_scale(found, max(np.max(np.abs(row)) for row in rows))
+
+
+def layer_names(model):
+    return [layer.name for layer in model.layers if layer.weights]
+
+
+def check_the_safe_scale(found, largest):
+    safe = found.largest_safe_scale
+    assert safe == 2.0 ** np.round(np.log2(safe))
+    with np.errstate(over="ignore"):
+        assert np.isfinite(np.float16(largest * safe))
+        assert np.isinf(np.float16(largest * safe * 2))
+    assert found.recommended_scale == safe / 2
+    assert not found.at(safe).overflowing.any()
+    assert found.at(2 * safe).overflowing.any()
+
+
+def small_gradients(family, loss_scale):
+    """Returns a network in mixed_float16 whose gradients are small, and its data."""
+    model = network(family, loss_scale)
+    rng = np.random.default_rng(8)
+    model.set_weights([rng.normal(0, 0.3, w.shape) for w in model.get_weights()])
+    x = rng.normal(0, 2.0**-9, [ROWS, FEATURES]).astype(np.float32)
+    y = model.predict(x, verbose=0) + rng.normal(0, 2.0**-9, [ROWS, 1])
+    return model, x, y.astype(np.float32)
+
+
+def float16_zeros(family, model, x, y, scale):
+    """Returns how many gradients are 0 in each variable, computed in mixed_float16."""
+    zeros = 0
+    for at in range(0, len(x), 32):
+        part = slice(at, at + 32)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x[part], training=True) - y[part]) ** 2)
+            loss *= scale
+        grads = tape.gradient(loss, model_sources(family, model))
+        assert all(np.isfinite(g.numpy()).all() for g in grads)
+        zeros = zeros + np.array([np.sum(g.numpy() == 0) for g in grads])
+    return zeros
+
+
+def model_sources(family, model):
+    """Returns what a tape takes for the model's variables."""
+    variables = model.trainable_variables
+    return [v.value for v in variables] if family.name == "keras3" else variables
+
+
+def test_training_with_the_recommended_scale(family):
+    model, x, y = small_gradients(family, 1.0)
+    found = gradient_ranges(model, x, y, verbose=0)
+    assert found.flushed.max() > 0.1  # there is something to save
+    best = found.at(found.recommended_scale)
+    assert best.flushed.max() < 0.02
+    assert not best.overflowing.any()
+    reported = np.ceil((best.zeros + best.flushed) * best.values)
+    zeros = float16_zeros(family, model, x, y, found.recommended_scale)
+    assert (zeros <= reported).all(), (zeros, reported)
+
+    scale = FixedLossScale(found.recommended_scale, skip_nonfinite=True)
+    model, x, y = small_gradients(family, scale)
+    model.fit(x, y, batch_size=32, shuffle=False, verbose=0)
+    assert int(scale.skipped_steps.numpy()) == 0
+    assert int(model.optimizer.iterations.numpy()) == 3
+
+
+def with_state(family):
+    """Returns a trained model with all kinds of state, and data for it."""
+    keras = family.keras
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Dense(4, kernel_regularizer="l2"),  # and no Input
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(1, dtype="float32"),
+        ]
+    )
+    keras.mixed_precision.set_global_policy("float32")
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.01), 256)
+    model.compile(optimizer, loss="mse", metrics=["mae"])
+    rng = np.random.default_rng(9)
+    x, y = rng.normal(size=[64, FEATURES]), rng.normal(size=[64, 1])
+    model.fit(x, y, verbose=0)
+    return model, x, y
+
+
+def everything(model):
+    """Returns the state of a model: weights, statistics, seeds, slots, metrics."""
+    found = training_state(model)
+    found += [np.array(variable.numpy()) for variable in model.variables]
+    for metric in model.metrics:
+        found += [np.array(variable.numpy()) for variable in metric.variables]
+    return found
+
+
+def policies(model):
+    return [
+        (layer.compute_dtype, layer.variable_dtype, "call" in vars(layer))
+        for layer in layers_of(model)
+    ]
+
+
+def test_all_is_in_float32_and_the_model_is_not_changed(family, recwarn):
+    model, x, y = with_state(family)
+    assert model.layers[0].compute_dtype == "float16"
+    before, policies_before = everything(model), policies(model)
+    metrics, optimizer = list(model.metrics), model.optimizer
+    # In float16 this would be infinite: in the input, and on the way back.
+    x, y = x * 1e6, y * 1e6
+    found = gradient_ranges(model, x, y, activations=True, verbose=0)
+    assert not found.nonfinite.any()
+    assert found.largest.max() > 65520
+    assert not [w for w in recwarn if "16 bits" in str(w.message)]
+    assert_same(everything(model), before)
+    assert policies(model) == policies_before
+    assert model.metrics == metrics
+    assert model.optimizer is optimizer
+    assert found.loss_scale == 256
+    assert "batch_normalization" in " ".join(found.names)
+
+    def failing(y, y_pred):
+        del y, y_pred
+        raise KeyError("no such")  # which AutoGraph may turn into another
+
+    with pytest.raises(Exception, match="no such"):
+        gradient_ranges(model, x, y, loss=failing, activations=True, verbose=0)
+    assert_same(everything(model), before)
+    assert policies(model) == policies_before
+
+
+@pytest.fixture(scope="module")
+def newest():
+    """The family of the default Keras: for what is the same on each."""
+    return families()[0]
+
+
+def test_memory_does_not_grow_with_the_batches(newest):
+    model = network(newest)
+    made = []
+
+    def rows():
+        for number in range(1000):
+            made.append(number)
+            yield np.full([4, FEATURES], number % 7, np.float32), np.ones([4, 1], "f4")
+
+    shapes = (tf.TensorShape([4, FEATURES]), tf.TensorShape([4, 1]))
+    dataset = tf.data.Dataset.from_generator(rows, (tf.float32, tf.float32), shapes)
+    found = [
+        gradient_ranges(model, dataset, batches=number, verbose=0) for number in (2, 40)
+    ]
+    assert [one.batches for one in found] == [2, 40]
+    assert found[1].values.sum() == 20 * found[0].values.sum()
+    assert len(pickle.dumps(found[0])) == len(pickle.dumps(found[1]))
+    assert len(made) <= 2 + 40 + 4  # they were not all asked for
+
+
+def same(first, second):
+    return first.names == second.names and all(
+        np.array_equal(first.counts[key], second.counts[key]) for key in first.counts
+    )
+
+
+def test_whatever_holds_the_data(newest, data):
+    keras, (x, y) = newest.keras, data
+    model = network(newest)
+    kind = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
+
+    class Sequence(kind):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            part = slice(32 * index, 32 * index + 32)
+            return x[part], y[part]
+
+    by_arrays = gradient_ranges(model, x, y, verbose=0)
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(32)
+    for given in (dataset, Sequence(), dataset.repeat()):
+        assert same(gradient_ranges(model, given, batches=3, verbose=0), by_arrays)
+    listed = gradient_ranges(
+        model, tf.constant(x), y.astype(np.float64), batch_size=32, verbose=0
+    )
+    assert same(listed, by_arrays)
+    weighted = gradient_ranges(model, x, y, np.full([ROWS], 2.0), verbose=0)
+    assert (weighted.largest == 2 * by_arrays.largest).all()
+    by_name = gradient_ranges(model, x, y, loss="mse", verbose=0)
+    assert same(by_name, by_arrays)
+
+
+def test_the_scale_that_it_asks_the_optimizer_for(newest, data):
+    model = network(newest, 512.0, policy="float32")
+    x, y = data[0][:8], data[1][:8]
+    assert gradient_ranges(model, x, y, verbose=0).loss_scale == 512
+    keras_own = newest.keras.mixed_precision.LossScaleOptimizer
+    for optimizer, scale in (
+        (newest.optimizers.SGD(), 1),
+        (keras_own(newest.optimizers.SGD(), initial_scale=64), 64),
+    ):
+        model.compile(optimizer, loss="mse")
+        assert gradient_ranges(model, x, y, verbose=0).loss_scale == scale
+
+
+def test_a_scale_that_is_no_power_of_two(newest, data):
+    model = network(newest)
+    plain = gradient_ranges(model, *data, verbose=0)
+    found = gradient_ranges(model, *data, loss_scale=1.5 * 2.0**-19, verbose=0)
+    assert same(plain, found.at(1)) or found.counts.keys() == {1.0, 1.5}
+    assert (plain.at(2.0**-19).flushed >= found.flushed).all()
+    assert (found.flushed >= plain.at(2.0**-18).flushed).all()
+    assert (found.at(3.0).headroom == found.at(1.5).headroom - 1).all()
+    with pytest.raises(ValueError, match=r"`loss_scale` must be a power of two, got 3"):
+        plain.at(3.0)
+
+
+def test_what_is_not_finite_in_float32_is_named(newest, data):
+    model = network(newest)
+    x, y = data[0].copy(), data[1]
+    x[-1, 2] = np.inf  # in the last batch
+    found = gradient_ranges(model, x, y, verbose=0)
+    assert found.nonfinite.sum() > 0
+    assert found.largest_safe_scale is found.recommended_scale is None
+    table = str(found)
+    assert "Not finite in float32, so no loss scale helps" in table
+    for name, number in zip(found.names, found.nonfinite):
+        assert (f"{name} (" in table.splitlines()[-1]) == (number > 0)
+
+
+def test_gradients_that_are_all_zero(newest):
+    model = network(newest)
+    zeros = np.zeros([8, FEATURES], np.float32)
+    model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
+    found = gradient_ranges(model, zeros, np.zeros([8, 1]), verbose=0)
+    assert found.zeros.tolist() == [1.0] * 4
+    assert np.isnan(found.flushed).all()
+    assert found.largest_safe_scale is None
+    assert "All gradients are zero." in str(found)
+    assert found.plot() is not None
+
+
+class Shared:
+    """Makes a model with Python's control flow, one layer used twice, an embedding."""
+
+    def __new__(cls, family):
+        layers = family.keras.layers
+
+        class Model(family.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.embedding = layers.Embedding(10, 4, name="embedding")
+                self.dense = layers.Dense(4, name="twice")
+                self.last = layers.Dense(1, name="last")
+                self.unused = layers.Dense(2, name="unused")
+
+            def build(self, _=None):
+                self.unused.build([None, 2])
+                self.built = True
+
+            def call(self, x):
+                inner = tf.reduce_sum(self.embedding(x), 1)
+                return self.last(self.dense(self.dense(inner)))
+
+        return Model()
+
+
+def test_layers_shared_sparse_and_unused(family):
+    model = Shared(family)
+    x = np.array([[1, 1, 2], [3, 1, 1]])
+    y = np.ones([2, 1], np.float32)
+    found = gradient_ranges(model, x, y, loss="mse", activations=True, verbose=0)
+    values = dict(zip(found.names, found.values.tolist()))
+    named = {name.split("/", 1)[-1]: n for name, n in values.items()}
+    assert named["embeddings"] == 6 * 4 or named["embedding/embeddings"] == 6 * 4
+    assert values["output of twice"] == 2 * (2 * 4)
+    assert not any("unused" in name for name in found.names)
+
+
+def test_a_recurrent_layer(newest):
+    layers = newest.keras.layers
+    model = newest.keras.Sequential(
+        [layers.SimpleRNN(3, name="loop"), layers.Dense(1, name="end")]
+    )
+    x, y = np.ones([4, 5, 2], np.float32), np.ones([4, 1], np.float32)
+    found = gradient_ranges(model, x, y, loss="mse", activations=True, verbose=0)
+    assert {"output of loop", "output of end"} <= set(found.names)
+    assert not found.nonfinite.any()
+
+
+def test_a_model_that_casts_by_itself_is_reported(newest):
+    keras = newest.keras
+
+    class Casting(keras.layers.Layer):
+        def call(self, x):
+            return tf.cast(tf.cast(x, tf.float16), tf.float32)
+
+    model = keras.Sequential([keras.layers.Dense(2), Casting(), keras.layers.Dense(1)])
+    x, y = np.ones([4, 3], np.float32), np.ones([4, 1], np.float32)
+    with pytest.warns(UserWarning, match="compute gradients in 16 bits"):
+        gradient_ranges(model, x, y, loss="mse", verbose=0)
+
+
+def test_a_model_of_several_replicas_is_refused(family, mirrored, data):
+    alone = network(family)
+    with mirrored.scope():
+        model = network(family)
+    with pytest.raises(ValueError, match=r"made outside strategy\.scope.* 2 replicas"):
+        gradient_ranges(model, *data)
+    with mirrored.scope(), pytest.raises(RuntimeError, match="outside strategy"):
+        gradient_ranges(alone, *data)
+
+
+def test_the_table_and_the_bar(newest, data, capsys):
+    model = network(newest, 2.0**15)
+    found = gradient_ranges(model, *data)
+    assert "3/3" in capsys.readouterr().out
+    lines = str(found).splitlines()
+    assert "Gradients of 3 batches in float32" in lines[0]
+    assert lines[0].endswith("at loss scale 2**15:")
+    assert [line.split()[0] for line in lines[3:8]] == [*found.names, "all"]
+    assert lines[3].split()[1] == f"{found.values[0]:,}"
+    safe = int(np.log2(found.largest_safe_scale))
+    assert f"Largest safe scale: 2**{safe}. Recommended: 2**{safe - 1}," in lines[-1]
+    summary = found.summary
+    assert summary["all"]["values"] == found.values.sum()
+    assert summary[found.names[0]]["headroom"] == found.headroom[0]
+    assert "rows=4, batches=3" in repr(found)
+
+
+def test_the_picture(newest, data, tmp_path):
+    found = gradient_ranges(network(newest, 2.0**15), *data, verbose=0)
+    ax = found.plot(rows=2)
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert len(labels) == 3
+    assert labels[-1].startswith("all\n")
+    assert "worst of 4" in ax.get_ylabel()
+    ax.figure.savefig(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5_000
+    other = found.at(1).plot(ax)
+    assert other is ax
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": "model"}, TypeError, "`model` must be a Keras model, got 'model'"),
+        ({"batches": 0}, ValueError, "`batches` must be a whole number of at least 1"),
+        ({"batch_size": 1.5}, ValueError, "`batch_size` must be a whole number"),
+        ({"loss_scale": -1}, ValueError, "`loss_scale` must be positive"),
+        ({"activations": "yes"}, TypeError, "`activations` must be True or False"),
+        ({"y": np.ones([3, 1])}, ValueError, "must have the same number of rows"),
+        (
+            {"x": np.ones([0, FEATURES]), "y": np.ones([0, 1])},
+            ValueError,
+            "at least one",
+        ),
+        ({"x": "dataset"}, ValueError, "`y` must be None where `x` is a"),
+        ({"x": "endless", "y": None, "batches": None}, ValueError, "`batches` must be"),
+    ],
+)
+def test_bad_arguments(newest, data, arguments, error, message):
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
+    known = {"dataset": dataset, "endless": dataset.repeat()}
+    given = {"model": network(newest), "x": data[0], "y": data[1], **arguments}
+    if isinstance(given["x"], str):
+        given["x"] = known[given["x"]]
+    with pytest.raises(error, match=message):
+        gradient_ranges(**given, verbose=0)
+
+
+def test_models_that_cannot_be_asked(newest, data):
+    keras = newest.keras
+    model = keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="`model` must be compiled, or `loss` given"):
+        gradient_ranges(model, *data)
+    empty = keras.Sequential([keras.Input([FEATURES]), keras.layers.Flatten()])
+    with pytest.raises(ValueError, match="must have trainable weights, got none"):
+        gradient_ranges(empty, *data, loss="mse")
+    half = keras.layers.Dense(1, dtype="float16")
+    model = keras.Sequential([keras.Input([FEATURES]), half])
+    with pytest.raises(
+        ValueError, match=r"must have float32 weights, got .*in float16"
+    ):
+        gradient_ranges(model, *data, loss="mse")
+    model = network(newest)
+    with pytest.raises(RuntimeError, match="must be called eagerly"):
+        tf.function(lambda: gradient_ranges(model, *data), autograph=False)()
