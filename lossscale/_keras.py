@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import platform
 import sys
 from typing import Any, Dict, List, Optional, Tuple, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 PACKAGE = "lossscale"
@@ -28,14 +30,29 @@ ANY_SHAPES = {
 #: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
 #: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
 XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
+#: Why a Keras could not be imported, by name.
+failures: Dict[str, Exception] = {}
 Class = TypeVar("Class", bound=type)
 
 
 def _import(name: str) -> Any:
+    """Returns a package, None if it is missing, or broken by another's version."""
     try:
         return importlib.import_module(name)
-    except ImportError:  # not installed, or for another TensorFlow
+    except Exception as error:  # a broken one raises anything
+        failures[name] = error
         return None
+
+
+def _of_tensorflow() -> Any:
+    """Returns tf.keras, None if it is missing or broken."""
+    try:
+        tf.keras.Model  # noqa: B018 - from TensorFlow 2.16 on it is imported only now
+    except Exception as error:
+        # The first answer counts: asked again, TensorFlow's loader only calls itself.
+        failures.setdefault("tf.keras", error)
+        return None
+    return tf.keras
 
 
 def _major(keras: Any) -> int:
@@ -56,7 +73,7 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is installed: none, one or two."""
     found: Dict[Any, Any] = {}
-    for keras in (getattr(tf, "keras", None), _import("tf_keras")):
+    for keras in (_of_tensorflow(), _import("tf_keras")):
         if keras is not None and _major(keras) < 3:
             # One Keras under two names has one LossScaleOptimizer.
             found.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
@@ -116,7 +133,8 @@ def installed() -> List[Any]:
     newest = keras3()
     if newest is None:
         return kerases
-    default_is_newest = _major(tf.keras) >= 3
+    default = _of_tensorflow()
+    default_is_newest = default is None or _major(default) >= 3
     return [newest, *kerases] if default_is_newest else [*kerases, newest]
 
 
@@ -242,3 +260,42 @@ def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any
         if found is not None:
             return found
     return None
+
+
+def versions() -> Dict[str, str]:
+    """Returns the version of all that a bug report needs, by name."""
+    return {
+        "lossscale": str(importlib.import_module(PACKAGE).__version__),
+        "Python": f"{platform.python_version()} on {platform.platform()}",
+        "TensorFlow": f"{tf.__version__}{_built_for()}",
+        "NumPy": np.__version__,
+        "tf.keras": _described("tf.keras", _of_tensorflow()),
+        "keras": _described("keras", _import("keras")),
+        "tf_keras": _described("tf_keras", _import("tf_keras")),
+    }
+
+
+def _built_for() -> str:
+    build = tf.sysconfig.get_build_info()
+    found = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
+    listed = [f"{name} {version}" for name, version in found.items() if version]
+    return f", built for {listed[0]}" if listed else ""
+
+
+def _described(name: str, keras: Any) -> str:
+    """Returns a Keras's version, its backend and its policy; or why it is not there."""
+    if keras is None:
+        error = failures[name]
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return "not installed"
+        return f"cannot be imported: {type(error).__name__}: {error}"
+    try:
+        # tf.keras of TensorFlow 2.13 to 2.15 has no version: the package keras has.
+        owner = keras if hasattr(keras, "__version__") else _import("keras")
+        backend = f", backend {keras.config.backend()}" if is_3(keras) else ""
+        # The package keras of old versions has it under tf.keras only.
+        current = getattr(keras.mixed_precision, "global_policy", None)
+        policy = f", policy {current().name}" if current else ""
+        return f"Keras {owner.__version__}{backend}{policy}"
+    except Exception as error:
+        return f"is broken: {type(error).__name__}: {error}"

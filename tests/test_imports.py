@@ -45,6 +45,7 @@ LEVELS = [
         "stalls",
     },
     {"callbacks"},
+    {"__main__"},
     {"__init__"},
 ]
 #: What a level's modules may import from their own level.

@@ -1,0 +1,103 @@
+"""`python -m lossscale`: what it says, also where a Keras is missing or broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import lossscale
+from lossscale import _keras
+from lossscale.__main__ import advice, report
+
+ROOT = Path(lossscale.__file__).parent.parent
+
+
+def lines_of(text):
+    return dict(line.split(":", 1) for line in text.strip().splitlines() if ":" in line)
+
+
+def test_it_names_what_is_here():
+    lines = lines_of(report())
+    assert lines["lossscale"].strip() == lossscale.__version__
+    assert lines["TensorFlow"].strip().startswith(tf.__version__)
+    assert lines["NumPy"].strip() == np.__version__
+    assert sys.version.split()[0] in lines["Python"]
+    assert "float16 is slow here" in lines["CPU"]  # CPU:0
+    assert report().endswith("bfloat16 and float32 need no loss scaling on any device.")
+
+
+def test_it_names_every_keras_and_its_policy():
+    first = _keras.installed()[0]
+    lines = lines_of(report())
+    version = (
+        getattr(first, "__version__", None) or _keras.versions()["keras"].split()[1]
+    )
+    assert f"Keras {version.rstrip(',')}" in lines["tf.keras"]
+    assert "policy float32" in lines["tf.keras"]
+    assert ("backend tensorflow" in lines["tf.keras"]) == _keras.is_3(first)
+    first.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        assert "policy mixed_float16" in lines_of(report())["tf.keras"]
+    finally:
+        first.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "says"),
+    [
+        ("CPU", None, "works, but float16 is slow here"),
+        ("TPU", None, "no, take mixed_bfloat16"),
+        ("GPU", (9, 0), "yes, for float16, which its tensor cores"),
+        ("GPU", (7, 0), "yes, for float16, which its tensor cores"),
+        ("GPU", (6, 1), "without tensor cores"),
+        ("GPU", None, "is not known here"),
+        ("NPU", None, "not tried"),
+    ],
+)
+def test_what_it_says_of_a_device(device, capability, says):
+    assert says in advice(device, capability)
+
+
+def run(*folders):
+    answer = subprocess.run(
+        [sys.executable, "-m", "lossscale"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*map(str, folders), str(ROOT)]),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return lines_of(answer.stdout)
+
+
+def test_as_a_program_beside_a_broken_keras(tmp_path):
+    package = tmp_path / "tf_keras"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise AttributeError('too old')")
+    lines = run(tmp_path)
+    assert lines["lossscale"].strip() == lossscale.__version__
+    assert lines["tf_keras"].strip() == "cannot be imported: AttributeError: too old"
+    assert "Keras" in lines["tf.keras"]
+
+
+@pytest.mark.slow
+def test_without_any_keras(tmp_path):
+    for name in ("keras", "tf_keras"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not here')")
+    lines = run(tmp_path)
+    for name in ("keras", "tf_keras"):
+        assert lines[name].strip() == "cannot be imported: ImportError: not here"
+    assert "cannot be imported: ImportError" in lines["tf.keras"]
+    assert lines["CPU"]
