@@ -125,3 +125,18 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     readme = (PATH.parent.parent / "README.md").read_text()
     for name, lost in rows.items():
         assert f"| {name} | {lost} |" in readme
+
+
+@pytest.mark.usefixtures("digits")  # which skips where it cannot run
+def test_the_gradient_ranges_of_the_digits(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(PATH.parent))  # it imports digits
+    path = PATH.with_name("gradient_ranges.py")
+    spec = importlib.util.spec_from_file_location("example_ranges", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    picture = tmp_path / "picture.png"
+    monkeypatch.setattr(sys, "argv", [str(path), "--output", str(picture)])
+    example.main()
+    assert picture.stat().st_size > 10_000
+    rows = re.findall(r"^all +([\d,]+) .*$", capsys.readouterr().out, re.M)
+    assert rows == ["306,340", "306,340"]
