@@ -34,6 +34,18 @@ LIMITS = {
         lambda family: family.name == "keras2-legacy",
         "legacy optimizers have no moving average",
     ),
+    "gradient_accumulation_steps": (
+        lambda family: family.name != "keras3",
+        "only Keras 3's optimizers accumulate gradients",
+    ),
+    "SwapEMAWeights": (
+        lambda family: not hasattr(family.keras.callbacks, "SwapEMAWeights"),
+        "a callback of Keras 3",
+    ),
+    "MultiOptimizer": (
+        lambda family: not hasattr(family.optimizers, "MultiOptimizer"),
+        "an optimizer of later Keras 3",
+    ),
     "weight_decay": (
         lambda family: (
             family.name == "keras2-legacy"
@@ -72,6 +84,10 @@ LIMITS = {
     "the README": (
         lambda family: family.name != "keras3",
         "the README's blocks are written for Keras 3",
+    ),
+    "jit_compile='auto'": (
+        lambda family: family.name != "keras3",
+        "only Keras 3 decides by itself whether to compile with XLA",
     ),
     "compile(jit_compile=...)": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 9),

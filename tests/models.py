@@ -10,11 +10,11 @@ from lossscale import _keras
 FEATURES = 6
 
 
-def variable_of(family, value, dtype="float32"):
+def variable_of(family, value, dtype="float32", name="v"):
     """Returns a variable of the kind that the optimizers of a Keras train."""
     if family.name == "keras3":
-        return family.keras.Variable(value, dtype=dtype, name="v")
-    return tf.Variable(value, dtype=dtype, name="v")
+        return family.keras.Variable(value, dtype=dtype, name=name)
+    return tf.Variable(value, dtype=dtype, name=name)
 
 
 def data(rng, rows=64):
@@ -24,11 +24,21 @@ def data(rng, rows=64):
     return x, y.astype(np.float32)
 
 
-def regression(family, optimizer, policy="float32", **compile_arguments):
-    """Returns a compiled two-layer network with fixed initial weights."""
+def regression(
+    family, optimizer, policy="float32", *, model_class=None, **compile_arguments
+):
+    """Returns a compiled two-layer network with fixed initial weights.
+
+    Args:
+      family: The Keras.
+      optimizer: An optimizer of it.
+      policy: The layers' dtype policy.
+      model_class: A subclass of this Keras's `Sequential`, None for itself.
+      **compile_arguments: For `compile`.
+    """
     keras = family.keras
     keras.mixed_precision.set_global_policy(policy)
-    model = keras.Sequential(
+    model = (model_class or keras.Sequential)(
         [
             keras.Input((FEATURES,)),
             keras.layers.Dense(8, activation="relu"),
@@ -54,18 +64,22 @@ def inner_variables(optimizer):
 
 def training_state(model):
     """Returns copies of all that a skipped step must not change."""
-    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    found = [np.array(weight) for weight in model.get_weights()]
+    weights = [np.array(weight) for weight in model.get_weights()]
+    return weights + optimizer_state(model.optimizer, model.trainable_variables)
+
+
+def optimizer_state(optimizer, variables):
+    """Returns copies of an optimizer's counter, slots and the like, less the scale."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not hasattr(inner, "get_slot_names"):
-        return found + [np.array(v.numpy()) for v in inner_variables(inner)]
+        return [np.array(v.numpy()) for v in inner_variables(inner)]
     # Keras 2's legacy optimizers list their slots in the order of their creation.
-    found.append(np.array(inner.iterations.numpy()))
     slots = [
         inner.get_slot(variable, name).numpy()
         for name in sorted(inner.get_slot_names())
-        for variable in model.trainable_variables
+        for variable in variables
     ]
-    return found + slots
+    return [np.array(inner.iterations.numpy()), *slots]
 
 
 def assert_same(first, second):

@@ -13,6 +13,7 @@ from lossscale.base import LossScale
 from lossscale.optimizer import sharing, wrappers
 from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.faults import Faults, NonfiniteGradient
+from lossscale.optimizer.forwarding import RefusesInnerSettings
 from lossscale.optimizer.stage import Stages, Step
 from lossscale.optimizer.step import apply_or_skip
 from lossscale.optimizer.unscaling import unscale_and_check
@@ -34,7 +35,7 @@ class LossScaleWarning(UserWarning):
     """A loss scale is there, but does not do what it is there for."""
 
 
-class LossScaleOptimizer(Configurable):
+class LossScaleOptimizer(Configurable, RefusesInnerSettings):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     Wraps an optimizer of Keras 2 or Keras 3. Pass it to `model.compile`; under

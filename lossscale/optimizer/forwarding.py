@@ -17,3 +17,17 @@ def forwarded(name: str) -> Any:
             setattr(self.inner_optimizer, name, value)
 
     return property(get_value, set_value, doc=f"The inner optimizer's `{name}`.")
+
+
+class RefusesInnerSettings:
+    """Setting what only the inner optimizer has is an error, not a lost setting."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = getattr(self, "inner_optimizer", None)
+        is_ours = name.startswith("_") or hasattr(self, name)
+        if not is_ours and hasattr(inner, name):
+            raise AttributeError(
+                f"`{name}` must be set on the inner optimizer, got {value!r} for the "
+                f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
+            )
+        super().__setattr__(name, value)

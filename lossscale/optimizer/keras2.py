@@ -188,6 +188,12 @@ class _New(_Keras2):
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
 
+    def exclude_from_weight_decay(
+        self, var_list: Any = None, var_names: Any = None
+    ) -> None:
+        """Excludes variables from the inner optimizer's weight decay."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
     @do_not_convert
     def apply_gradients(
         self,

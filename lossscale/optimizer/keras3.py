@@ -52,6 +52,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     ema_momentum = forwarded("ema_momentum")
     ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
     gradient_accumulation_steps = forwarded("gradient_accumulation_steps")
+    # A MultiOptimizer's, where Keras's callbacks look for learning rates to set. The
+    # wrapper of another optimizer has none.
+    optimizers = forwarded("optimizers")
 
     @property
     def loss_scale_factor(self) -> None:

@@ -1,0 +1,355 @@
+"""LossScaleOptimizer with whatever else of Keras is used with an optimizer.
+
+Loss scales are powers of two, so that scaling and unscaling are exact: training must be
+bit-equal to the bare optimizer's. A step that overflowed must change nothing at all,
+and the steps after it must be what they would have been without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import families
+from limits import skip_without
+from models import (
+    assert_same,
+    compiled,
+    data,
+    differ,
+    optimizer_state,
+    regression,
+    training_state,
+    variable_of,
+    with_infinity,
+)
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
+
+#: What makes an optimizer that cannot be made without arguments.
+MADE_WITH = {
+    "MultiOptimizer": lambda optimizers: {
+        "optimizer_map": optimizers.OptimizerMap(
+            optimizers.SGD(0.1, momentum=0.5), {"b.*": optimizers.Adam(0.1)}
+        )
+    }
+}
+#: Classes in a module of optimizers that are none: bases, wrappers, a table.
+NO_OPTIMIZERS = {"Optimizer", "LossScaleOptimizer", "OptimizerMap"}
+NAMES = ["kernel", "bias", "table"]
+
+
+def every_optimizer():
+    """Returns a parameter for each optimizer of each Keras that is installed."""
+    return [
+        pytest.param(family, name, id=f"{family.name}-{name}")
+        for family in families()
+        for name in sorted(set(dir(family.optimizers)) - NO_OPTIMIZERS)
+        if inspect.isclass(getattr(family.optimizers, name))
+    ]
+
+
+class Training:
+    """Three variables, trained by given gradients: no model, and no loss."""
+
+    def __init__(self, family, optimizer, mode):
+        self.optimizer = optimizer
+        rng = np.random.default_rng(5)
+        self.variables = [
+            variable_of(family, rng.normal(size=shape).astype(np.float32), name=name)
+            for name, shape in zip(NAMES, [(4, 3), (3,), (5, 2)])
+        ]
+        if hasattr(optimizer, "build"):  # as `fit` does
+            optimizer.build(self.variables)
+        self._is_wrapped = isinstance(optimizer, LossScaleOptimizer)
+        self._step = compiled(self._apply, mode)
+
+    def _apply(self, kernel, bias, rows):
+        loss_scale = tf.constant(1.0)
+        if self._is_wrapped:
+            loss_scale = self.optimizer.scale_loss(loss_scale)
+        # An embedding's gradient, in which a row comes twice.
+        rows = tf.IndexedSlices(
+            rows * loss_scale, tf.constant([1, 3, 1]), tf.constant([5, 2])
+        )
+        grads = [kernel * loss_scale, bias * loss_scale, rows]
+        self.optimizer.apply_gradients(list(zip(grads, self.variables)))
+
+    def step(self, number, bad=False):
+        rng = np.random.default_rng(number)
+        grads = [
+            rng.normal(size=shape).astype(np.float32)
+            for shape in [(4, 3), (3,), (3, 2)]
+        ]
+        if bad:
+            grads[-1][-1, -1] = np.inf
+        self._step(*map(tf.constant, grads))
+        return self
+
+    def state(self):
+        weights = [np.array(variable.numpy()) for variable in self.variables]
+        return weights + optimizer_state(self.optimizer, self.variables)
+
+
+def assert_wrapped_is_bare(family, make, mode):
+    """Three steps, one that overflows, and one more. Returns the bare training."""
+    bare = Training(family, make(), mode)
+    loss_scale = DynamicLossScale(2.0**12, 2)  # it grows on the way
+    wrapped = Training(family, LossScaleOptimizer(make(), loss_scale), mode)
+    for number in range(3):
+        bare.step(number)
+        wrapped.step(number)
+        assert_same(wrapped.state(), bare.state())
+    assert float(loss_scale) == 2.0**13
+    before = wrapped.state()
+    wrapped.step(3, bad=True)
+    assert loss_scale.skipped_steps.numpy() == 1
+    assert_same(wrapped.state(), before)
+    bare.step(4)
+    wrapped.step(4)
+    assert differ(wrapped.state(), before)
+    assert_same(wrapped.state(), bare.state())
+    return bare
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize(("family", "name"), every_optimizer())
+def test_every_optimizer_of_every_keras(family, name, mode):
+    def make():
+        arguments = MADE_WITH.get(name, lambda _: {})(family.optimizers)
+        return getattr(family.optimizers, name)(**arguments)
+
+    assert_wrapped_is_bare(family, make, mode)
+
+
+def decaying(keras):
+    """Returns a learning rate that halves at every step."""
+    return keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+
+
+#: Arguments that optimizers of a Keras share, and the feature that each may lack.
+SETTINGS = {
+    "schedule": (lambda keras: {"learning_rate": decaying(keras)}, None),
+    "clipnorm": (lambda _: {"clipnorm": 0.5}, None),
+    "global_clipnorm": (lambda _: {"global_clipnorm": 0.5}, None),
+    "clipvalue": (lambda _: {"clipvalue": 0.25}, None),
+    "weight_decay": (lambda _: {"weight_decay": 0.5}, "weight_decay"),
+    "ema": (lambda _: {"use_ema": True, "ema_momentum": 0.5}, "use_ema"),
+    "ema-overwrites": (
+        lambda _: {"use_ema": True, "ema_overwrite_frequency": 2},
+        "use_ema",
+    ),
+    "accumulation": (
+        lambda _: {"gradient_accumulation_steps": 2},
+        "gradient_accumulation_steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_inner_optimizer(family, name, mode):
+    arguments, feature = SETTINGS[name]
+    if feature:
+        skip_without(feature, family)
+    given = {"learning_rate": 0.1, **arguments(family.keras)}
+    # SGD, as Adam is the same for any multiple of a gradient.
+    make = functools.partial(family.optimizers.SGD, momentum=0.5, **given)
+    bare = assert_wrapped_is_bare(family, make, mode)
+    plain = Training(family, family.optimizers.SGD(0.1, momentum=0.5), mode)
+    for number in (0, 1, 2, 4):
+        plain.step(number)
+    ours, theirs = bare.state(), plain.state()
+    assert len(ours) != len(theirs) or differ(ours, theirs)  # the setting did something
+
+
+def test_variables_excluded_from_weight_decay(family):
+    skip_without("weight_decay", family)
+
+    def state(exclude, wrap):
+        optimizer = family.optimizers.SGD(0.1, weight_decay=0.5)
+        optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
+        if exclude:
+            optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return Training(family, optimizer, "eager").step(0).state()
+
+    assert_same(state(exclude=True, wrap=True), state(exclude=True, wrap=False))
+    assert differ(state(exclude=True, wrap=False), state(exclude=False, wrap=False))
+
+
+@pytest.mark.parametrize("name", ["epsilon", "amsgrad", "beta_1"])
+def test_no_setting_of_the_inner_optimizer_is_lost_on_the_wrapper(family, name):
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.1))
+    if hasattr(optimizer, name):  # Keras 2's legacy wrapper hands hyperparameters on
+        setattr(optimizer, name, 0.5)
+        assert float(np.array(getattr(optimizer.inner_optimizer, name))) == 0.5
+        return
+    message = f"`{name}` must be set on the inner optimizer, got 0.5"
+    with pytest.raises(AttributeError, match=re.escape(message)):
+        setattr(optimizer, name, 0.5)
+    assert not hasattr(optimizer, name)
+    setattr(optimizer.inner_optimizer, name, 0.5)  # what the message says
+    optimizer.my_own_note = "mine"
+    assert optimizer.my_own_note == "mine"
+
+
+def test_serialized_by_kerass_own_functions(family):
+    optimizer = LossScaleOptimizer(
+        family.optimizers.Adam(decaying(family.keras), clipnorm=1.0),
+        DynamicLossScale(2.0**10, hysteresis=3),
+        name="mine",
+    )
+    serialize = family.keras.optimizers.serialize
+    config = json.loads(json.dumps(serialize(optimizer), default=float))
+    again = family.keras.optimizers.deserialize(config)
+    assert type(again) is type(optimizer)
+    assert again.get_config() == optimizer.get_config()
+    assert family.keras.optimizers.get(optimizer) is optimizer
+
+
+def with_own_step(family):
+    """Returns a `Sequential` that trains in a step of its own, scaling or not."""
+
+    class Own(family.keras.Sequential):
+        def train_step(self, batch):
+            x, y = batch[:2]  # Keras 3 may add the weights, None
+            scale_loss = getattr(self.optimizer, "scale_loss", tf.identity)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                scaled_loss = scale_loss(loss)
+            weights = self.trainable_variables
+            grads = tape.gradient(scaled_loss, weights)
+            self.optimizer.apply_gradients(list(zip(grads, weights)))
+            return {"loss": loss}
+
+    return Own
+
+
+def lowering(callbacks):
+    """Returns Keras's two callbacks that set a learning rate, which both do here."""
+    return [
+        callbacks.LearningRateScheduler(lambda _, rate: float(rate) * 0.5),
+        # Never content: no improvement is as large as this.
+        callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1e9),
+    ]
+
+
+class Way(NamedTuple):
+    """A way of training with `fit`.
+
+    Attributes:
+      inner: Arguments of the inner optimizer.
+      compiled: Arguments of `compile`.
+      is_frozen: Whether the first layer is.
+      has_own_step: Whether the model has a `train_step` of its own.
+      callbacks: Returns `fit`'s callbacks, of a module of them.
+      feature: What some Kerases lack.
+    """
+
+    inner: Dict[str, Any] = {}  # noqa: RUF012 - a tuple's default, never changed
+    compiled: Dict[str, Any] = {}  # noqa: RUF012
+    is_frozen: bool = False
+    has_own_step: bool = False
+    callbacks: Callable[[Any], List[Any]] = lambda _: []
+    feature: Optional[str] = None
+
+
+WAYS = {
+    "learning-rates": Way(callbacks=lowering),
+    "frozen-own-step": Way(is_frozen=True, has_own_step=True),
+    "ema": Way({"use_ema": True, "ema_momentum": 0.5}, feature="use_ema"),
+    "swap-ema": Way(
+        {"use_ema": True, "ema_momentum": 0.5},
+        callbacks=lambda callbacks: [callbacks.SwapEMAWeights(swap_on_epoch=True)],
+        feature="SwapEMAWeights",
+    ),
+    "steps-per-execution": Way(compiled={"steps_per_execution": 3}),
+    "jit": Way(compiled={"jit_compile": True}, feature="compile(jit_compile=...)"),
+    "no-jit": Way(compiled={"jit_compile": False}, feature="compile(jit_compile=...)"),
+    "auto-jit": Way(compiled={"jit_compile": "auto"}, feature="jit_compile='auto'"),
+}
+#: One of each kind; the rest takes another minute.
+QUICK = {"learning-rates", "frozen-own-step", "swap-ema"}
+
+
+def fitted(family, way, x, y, wrap):
+    """Returns a model after `fit`, its state, and the history."""
+    optimizer = family.optimizers.Adam(**{"learning_rate": 0.05, **way.inner})
+    if wrap:
+        optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(2.0**12, 5))
+    model_class = with_own_step(family) if way.has_own_step else None
+    model = regression(family, optimizer, model_class=model_class, **way.compiled)
+    model.layers[0].trainable = not way.is_frozen
+    history = model.fit(
+        x,
+        y,
+        batch_size=16,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        callbacks=way.callbacks(family.keras.callbacks),
+        validation_data=(x[:16], y[:16]),
+    )
+    return model, training_state(model), history.history
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in WAYS
+    ],
+)
+def test_fit_trains_as_with_the_bare_optimizer(family, rng, name):
+    way = WAYS[name]
+    if way.feature:
+        skip_without(way.feature, family)
+    x, y = data(rng)
+    _, bare, bare_history = fitted(family, way, x, y, wrap=False)
+    model, ours, history = fitted(family, way, x, y, wrap=True)
+    assert_same(ours, bare)
+    assert history == bare_history  # losses, of the averaged weights too, and rates
+    assert int(model.optimizer.iterations.numpy()) == 12
+    if name == "learning-rates":
+        rate = float(np.array(model.optimizer.inner_optimizer.learning_rate))
+        assert rate == np.float32(0.05) / 2**3 / 2**2
+    if way.has_own_step:
+        model.train_on_batch(x, with_infinity(y))  # XLA's relu hides one in x
+        assert_same(training_state(model), ours)
+        assert model.optimizer.loss_scale.skipped_steps.numpy() == 1
+
+
+def test_callbacks_find_the_optimizers_of_a_multi_optimizer(family, rng, tmp_path):
+    skip_without("MultiOptimizer", family)
+    x, y = data(rng)
+    ends = []
+    for wrap in (False, True):
+        optimizers = [family.optimizers.SGD(0.5), family.optimizers.Adam(0.5)]
+        optimizer = family.optimizers.MultiOptimizer(
+            family.optimizers.OptimizerMap(optimizers[0], {".*bias": optimizers[1]})
+        )
+        if wrap:
+            optimizer = LossScaleOptimizer(optimizer, 2.0**10)
+        model = regression(family, optimizer)
+        model.fit(
+            x,
+            y,
+            epochs=2,
+            verbose=0,
+            shuffle=False,
+            callbacks=lowering(family.keras.callbacks),
+        )
+        assert [float(o.learning_rate) for o in optimizers] == [0.0625, 0.0625]
+        ends.append(training_state(model))
+    assert_same(*ends)
+    model.save(tmp_path / "model.keras")
+    again = family.keras.models.load_model(tmp_path / "model.keras")
+    assert_same(training_state(again), ends[1])
+    assert type(again.optimizer.inner_optimizer).__name__ == "MultiOptimizer"
+    assert not hasattr(LossScaleOptimizer(optimizers[0]), "optimizers")
