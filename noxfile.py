@@ -1,10 +1,15 @@
-"""The whole test suite on every TensorFlow from 2.4 to the newest: `nox`."""
+"""The whole test suite on every TensorFlow from 2.4 to the newest: `nox`.
+
+They run from a copy outside of the checkout, on an installed lossscale: on the wheel
+that LOSSSCALE_WHEEL names, or else on one that is built from the checkout.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from pathlib import Path
 from types import MappingProxyType
 from typing import List, Mapping, NamedTuple
 
@@ -78,13 +83,34 @@ def _tf_keras(version: Version) -> List[str]:
     return [f"tf_keras=={pinned}" if pinned else "tf_keras"]
 
 
+#: What the tests read, the package excepted.
+BESIDE = ["tests", "examples", "benchmarks", "README.md", "pyproject.toml"]
+
+
+def _leave_checkout(session: nox.Session) -> None:
+    """Goes to a copy of the tests, so that only what was installed is imported."""
+    folder = Path(session.create_tmp()) / "copy"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name in BESIDE:
+        copy = shutil.copytree if Path(name).is_dir() else shutil.copy
+        copy(name, folder / name)
+    session.chdir(folder)
+    find = "from importlib.util import find_spec; print(find_spec('lossscale').origin)"
+    found = str(session.run("python", "-c", find, silent=True)).strip()
+    if "site-packages" not in found:
+        session.error(f"lossscale must be the installed one, got {found}")
+
+
 def _make_session(name: str, version: Version) -> None:
     @nox.session(name=f"tests-{name}", python=version.python)
     def tests(session: nox.Session) -> None:
         """Runs the test suite on one version of TensorFlow."""
         wanted = [*version.pins, *_tf_keras(version), *_test_requirements()]
         session.install(*wanted)
-        session.install("--no-deps", ".")  # it asks for tensorflow, not tensorflow-cpu
+        # Without what it asks for: that is tensorflow, not tensorflow-cpu.
+        session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
+        _leave_checkout(session)
         # Replicas wait for one another: four at a time keep two cores busy.
         arguments = session.posargs or ["-q", "-n", "4"]
         session.run("pytest", *arguments, env=dict(version.env))

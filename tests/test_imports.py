@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+from conftest import families
 
 import lossscale
 
@@ -150,6 +153,127 @@ def test_one_file_asks_for_versions():
 def test_files_are_short():
     for path in ROOT.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 300, path
+
+
+#: Every public callable and how it is called, methods of our own included. A line that
+#: changes or goes breaks somebody's code: the changelog says so.
+PUBLIC = """
+DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
+    backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
+    min_loss_scale=1.0, max_loss_scale=None)
+DynamicLossScale.__call__()
+DynamicLossScale.adjust(is_finite)
+DynamicLossScale.from_config(config)
+DynamicLossScale.from_preset(name, **overrides)
+DynamicLossScale.get_config()
+DynamicLossScale.numpy()
+DynamicLossScale.scale(loss)
+DynamicLossScale.scale_by(loss, loss_scale)
+DynamicLossScale.unscale(grads)
+DynamicLossScale.unscale_by(grads, loss_scale)
+DynamicLossScale.update(grads)
+ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps,
+    decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8)
+ExponentialUpdateLossScaleManager.as_loss_scale()
+ExponentialUpdateLossScaleManager.get_loss_scale()
+ExponentialUpdateLossScaleManager.update_loss_scale(finite_grads)
+FixedLossScale(loss_scale_value, skip_nonfinite=False)
+FixedLossScale.__call__()
+FixedLossScale.adjust(is_finite)
+FixedLossScale.from_config(config)
+FixedLossScale.get_config()
+FixedLossScale.numpy()
+FixedLossScale.scale(loss)
+FixedLossScale.scale_by(loss, loss_scale)
+FixedLossScale.unscale(grads)
+FixedLossScale.unscale_by(grads, loss_scale)
+FixedLossScale.update(grads)
+FixedLossScaleManager(loss_scale)
+FixedLossScaleManager.as_loss_scale()
+FixedLossScaleManager.get_loss_scale()
+FixedLossScaleManager.update_loss_scale(finite_grads)
+LossScale()
+LossScale.__call__()
+LossScale.adjust(is_finite)
+LossScale.from_config(config)
+LossScale.get_config()
+LossScale.numpy()
+LossScale.scale(loss)
+LossScale.scale_by(loss, loss_scale)
+LossScale.unscale(grads)
+LossScale.unscale_by(grads, loss_scale)
+LossScale.update(grads)
+LossScaleManager(name=None)
+LossScaleManager.as_loss_scale()
+LossScaleManager.get_loss_scale()
+LossScaleManager.update_loss_scale(finite_grads)
+LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None)
+LossScaleOptimizer.current_step()
+LossScaleOptimizer.from_config(config, custom_objects=None)
+LossScaleOptimizer.get_config()
+LossScaleOptimizer.get_scaled_loss(loss)
+LossScaleOptimizer.get_unscaled_gradients(grads)
+LossScaleOptimizer.scale_loss(loss)
+Run(is_finite, loss_scale=None)
+Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
+Simulation.plot(ax=None)
+all_finite(grads)
+deserialize(config, custom_objects=None)
+export_state(system, loss_scale)
+get(identifier)
+import_state(system, state, **overrides)
+load_run(path)
+save_run(path, is_finite, loss_scale=None)
+serialize(loss_scale)
+simulate(loss_scale, *, is_finite=None, limit=None)
+"""
+
+
+def written(function):
+    """Returns a signature without types: what a caller has to know."""
+    signature = inspect.signature(function)
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
+    empty = inspect.Signature.empty
+    return str(signature.replace(parameters=bare, return_annotation=empty))
+
+
+def public_callables():
+    """Yields every line of `PUBLIC`, as it is now."""
+    for name in sorted(set(lossscale.__all__) - {"presets", "LossScaleWarning"}):
+        thing = getattr(lossscale, name)
+        if name == "LossScaleOptimizer":  # it has the wrapper's arguments
+            thing = type(thing(families()[0].optimizers.SGD()))
+            yield f"{name}{written(thing.__init__)}"
+            thing = lossscale.LossScaleOptimizer
+        else:
+            yield f"{name}{written(thing)}"
+        for method, function in inspect.getmembers(thing, callable):
+            module = getattr(function, "__module__", None) or ""
+            is_ours = module.startswith("lossscale")
+            if is_ours and (method == "__call__" or not method.startswith("_")):
+                yield f"{name}.{method}{written(function)}"
+
+
+def test_how_public_callables_are_called():
+    # A line each, and longer ones folded.
+    expected = re.sub(r"\n {4}", " ", PUBLIC).strip().splitlines()
+    assert list(public_callables()) == expected
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_every_kerass_wrapper_is_called_alike(family):
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD())
+    expected = next(
+        line for line in public_callables() if line.startswith("LossScaleOptimizer(")
+    )
+    assert f"LossScaleOptimizer{written(optimizer.__init__)}" == expected
+    for name in ("apply_gradients", "scale_loss", "get_unscaled_gradients"):
+        first = next(iter(inspect.signature(getattr(optimizer, name)).parameters))
+        assert first in ("grads_and_vars", "loss", "grads")
 
 
 def test_the_public_api():
