@@ -38,6 +38,10 @@ LIMITS = {
         lambda family: family.name != "keras3",
         "only Keras 3's optimizers accumulate gradients",
     ),
+    "stateless_apply": (
+        lambda family: family.name != "keras3",
+        "Keras 3's optimizers and wrapper only",
+    ),
     "SwapEMAWeights": (
         lambda family: not hasattr(family.keras.callbacks, "SwapEMAWeights"),
         "a callback of Keras 3",

@@ -353,3 +353,42 @@ def test_callbacks_find_the_optimizers_of_a_multi_optimizer(family, rng, tmp_pat
     assert_same(training_state(again), ends[1])
     assert type(again.optimizer.inner_optimizer).__name__ == "MultiOptimizer"
     assert not hasattr(LossScaleOptimizer(optimizers[0]), "optimizers")
+
+
+def test_a_config_may_hold_the_inner_optimizer_itself(family):
+    inner = family.optimizers.SGD(0.5)
+    config = {"inner_optimizer": inner, "loss_scale": 8, "name": "mine"}
+    optimizer = LossScaleOptimizer.from_config(config)
+    assert optimizer.inner_optimizer is inner
+    assert float(optimizer.loss_scale) == 8.0
+
+
+def test_a_stateless_step_is_refused_as_by_the_bare_optimizer(family):
+    skip_without("stateless_apply", family)
+    errors = []
+    for wrap in (False, True):
+        optimizer = family.optimizers.SGD(0.5)
+        optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
+        with pytest.raises(ValueError, match="stateless_apply") as caught:
+            optimizer.stateless_apply([], [], [])
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+def test_a_weights_file_of_keras_3s_own_wrapper(family, rng, tmp_path):
+    skip_without("stateless_apply", family)
+    x, y = data(rng, 16)
+    own = family.optimizers.LossScaleOptimizer(
+        family.optimizers.Adam(0.05), initial_scale=2.0**9, dynamic_growth_steps=2
+    )
+    model = regression(family, own)
+    model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+
+    ours = LossScaleOptimizer(family.optimizers.Adam(0.05))
+    again = regression(family, ours)
+    ours.build(again.trainable_variables)
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert_same(training_state(again), training_state(model))
+    assert float(ours.loss_scale) == 2.0**10
+    assert ours.loss_scale.good_steps.numpy() == 1
