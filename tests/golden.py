@@ -125,13 +125,13 @@ def fit(model, first, last):
     model.fit(x[first:last], y[first:last], batch_size=1, shuffle=False, verbose=0)
 
 
-def own_wrapper(family, scale=2.0**5, period=4):
-    """Returns Keras's own wrapper around `sgd`."""
+def own_wrapper(family, scale=2.0**5, period=4, inner=None):
+    """Returns Keras's own wrapper around `inner`, or `sgd`."""
     home = family.keras.optimizers
     if family.name != "keras3":
         home = family.keras.mixed_precision
     return home.LossScaleOptimizer(
-        sgd(family), initial_scale=scale, dynamic_growth_steps=period
+        inner or sgd(family), initial_scale=scale, dynamic_growth_steps=period
     )
 
 

@@ -69,6 +69,30 @@ LIMITS = {
         "a .keras file holds no state of legacy optimizers, nor of the experimental "
         "ones of 2.10, bare or wrapped",
     ),
+    "an optimizer in a .weights.h5 file": (
+        lambda family: (
+            family.name == "keras2-legacy"
+            or (family.name == "keras2-new" and TENSORFLOW < (2, 12))
+        ),
+        "a .weights.h5 file holds no state of legacy optimizers, nor of any optimizer "
+        "before Keras 2.12, bare or wrapped",
+    ),
+    "an optimizer in an .h5 file": (
+        lambda family: (
+            family.name == "keras3"
+            or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
+        ),
+        "Keras 3 builds the optimizer of an .h5 file for no variables, and the "
+        "experimental ones of 2.10 lose their state: bare or wrapped",
+    ),
+    "weights in TensorFlow's format": (
+        lambda family: family.name == "keras3",
+        "Keras 3 writes no weights in TensorFlow's format",
+    ),
+    "optimizers that hide the inner one": (
+        lambda family: family.name != "keras3",
+        "in Keras 2's checkpoints a wrapper looks like the optimizer that it wraps",
+    ),
     "adding up over replicas": (
         lambda family: getattr(family.keras, "__version__", "2").startswith("3.3."),
         "Keras 3.3 adds no gradients up over replicas: they drift apart, bare too",

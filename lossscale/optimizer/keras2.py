@@ -19,6 +19,9 @@ from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import forwarded
 
+#: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
+_SINCE_0_1_0 = {"consecutive_skipped_steps"}
+
 
 class _Keras2(LossScaleOptimizer):
     """What the wrappers of both generations have in common."""
@@ -89,15 +92,19 @@ class _Keras2(LossScaleOptimizer):
         """Returns the values of the inner optimizer's variables, then the scale's."""
         get_values = self._keras.backend.batch_get_value
         inner = [get_values([v])[0] for v in self._inner_variables()]
-        return inner + list(get_values(list(self._loss_scale.variables)))
+        return inner + list(get_values(self._scale_variables()))
 
     def set_weights(self, weights: Any) -> None:
         """Sets what `get_weights` returned. The scale's may be missing."""
-        variables = [*self._inner_variables(), *self._loss_scale.variables]
+        variables = [*self._inner_variables(), *self._scale_variables()]
         self._keras.backend.batch_set_value(list(zip(variables, weights)))
 
     def _inner_variables(self) -> List[Any]:
         raise NotImplementedError
+
+    def _scale_variables(self) -> List[Any]:
+        variables = self._loss_scale.variables
+        return sorted(variables, key=lambda v: v.name.split(":")[0] in _SINCE_0_1_0)
 
     def _serialize_inner(self) -> Dict[str, Any]:
         return dict(self._keras.optimizers.serialize(self.inner_optimizer))
@@ -162,7 +169,7 @@ class _Legacy(_Keras2):
     @property
     def weights(self) -> List[Any]:
         """The inner optimizer's variables, then the loss scale's."""
-        return [*self._inner_variables(), *self._loss_scale.variables]
+        return [*self._inner_variables(), *self._scale_variables()]
 
     def _inner_variables(self) -> List[Any]:
         return list(self.inner_optimizer.weights)
@@ -242,7 +249,7 @@ class _New(_Keras2):
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        return _CallableList([*self._inner_variables(), *self._loss_scale.variables])
+        return _CallableList([*self._inner_variables(), *self._scale_variables()])
 
     def _inner_variables(self) -> List[Any]:
         inner = self.inner_optimizer
@@ -255,6 +262,14 @@ class _New(_Keras2):
     @property
     def _variables(self) -> List[Any]:
         return list(self.variables)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads `variables` from a file. Those of the loss scale may be missing."""
+        count, inner = len(store.keys()), len(self._inner_variables())
+        if count in (inner, len(self.variables) - len(_SINCE_0_1_0)):
+            self.set_weights([store[str(place)][()] for place in range(count)])
+        else:  # Keras's own answer
+            super().load_own_variables(store)  # type: ignore[misc]
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+import warnings
+from typing import Any, Dict, List, Optional, Set
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from lossscale import _keras
 from lossscale._autograph import do_not_convert
 from lossscale.optimizer import wrappers
-from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.base import LossScaleOptimizer, LossScaleWarning
 from lossscale.optimizer.forwarding import forwarded
+
+#: What a checkpoint of a wrapped optimizer holds, ours or Keras's, and no bare one.
+_ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
+_BARE_CHECKPOINT = """\
+The checkpoint that was restored into this optimizer holds one without loss scaling, \
+and none of its state was restored. Restore it into `optimizer.inner_optimizer`:
+
+    tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
+"""
 
 
 @wrappers.wraps(keras.optimizers.Optimizer)
@@ -23,6 +34,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # `compile` must find Keras's own class among the bases, or it wraps once more under
     # mixed_float16. Nothing of that class's own loss scaling is used.
     _unscales_in_apply = True
+    _looked_up: Set[str]
 
     def __init__(
         self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
@@ -40,6 +52,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
         object.__setattr__(self, "_built_for", [])
+        object.__setattr__(self, "_looked_up", set())
         wrappers.mark(inner_optimizer)
 
     learning_rate = forwarded("learning_rate")
@@ -91,6 +104,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
           trainable_variables: The variables; None for those it was built with.
         """
         self._check_context()
+        self._warn_if_restored_from_bare()
         grads = list(grads)
         inner = self.inner_optimizer
         if trainable_variables is not None:
@@ -158,17 +172,33 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the loss scale's state; of Keras's own wrapper's file, the scale."""
+        """Reads the loss scale's state, or what Keras's wrapper or a bare one saved."""
         keys = set(store.keys())  # Keras 3.3's store has no `in`
         variables = self._scale_variables()
-        for name, variable in variables.items():
-            if name in keys:
-                variable.assign(store[name])
-        # Keras's wrapper lists iteration, learning rate, counter and scale.
-        if "current_loss_scale" not in keys and "3" in keys:
-            for name, key in (("current_loss_scale", "3"), ("good_steps", "2")):
-                if name in variables:
-                    variables[name].assign(store[key])
+        found = {name: name for name in variables if name in keys}
+        # Keras's wrapper lists iteration, learning rate, counter and scale. The third
+        # that a bare optimizer lists is a slot, and no integer.
+        if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
+            theirs = {"current_loss_scale": "3", "good_steps": "2"}
+            found = {name: key for name, key in theirs.items() if name in variables}
+        elif not found and keys:
+            self.inner_optimizer.load_own_variables(store)
+        # All are read before the first is set: a damaged file changes nothing here.
+        values = {name: np.array(store[key]) for name, key in found.items()}
+        for name, value in values.items():
+            variables[name].assign(value)
+
+    def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
+        # Private to TensorFlow, which calls it with all that a checkpoint holds in this
+        # optimizer's place (seen on 2.16 to 2.21). Without it only a warning is lost.
+        if cached_dependencies is not None:
+            self._looked_up.add(name)
+        return super()._lookup_dependency(name, cached_dependencies)
+
+    def _warn_if_restored_from_bare(self) -> None:
+        if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
+            self._looked_up.clear()
+            warnings.warn(_BARE_CHECKPOINT, LossScaleWarning, stacklevel=4)
 
     def _scale_variables(self) -> Dict[str, Any]:
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}

@@ -1,0 +1,152 @@
+"""What another kind of optimizer saved, ours goes on from; and the other way round.
+
+All runs are finite and all scales are powers of two, so that an optimizer without loss
+scaling comes to the same bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import golden
+import pytest
+import tensorflow as tf
+from limits import skip_without
+from models import assert_same, training_state
+from test_routes import adam, fit, model_of
+
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    LossScaleOptimizer,
+    LossScaleWarning,
+)
+
+
+def own(family):
+    return golden.own_wrapper(family, inner=adam(family))
+
+
+def dynamic(family):
+    return LossScaleOptimizer(adam(family), DynamicLossScale(2.0**5, 4))
+
+
+def fixed(family):
+    return LossScaleOptimizer(adam(family), FixedLossScale(2.0**6, skip_nonfinite=True))
+
+
+def holder(family, optimizer):
+    """Returns what to restore a wrapped optimizer's checkpoint into, for a bare one."""
+    if family.name == "keras3":
+        return tf.train.Checkpoint(inner_optimizer=optimizer)
+    return optimizer
+
+
+def as_they_are(family, saved, read):
+    del family
+    return saved, read
+
+
+def from_bare(family, saved, read):
+    return saved, read.inner_optimizer if family.name == "keras3" else read
+
+
+def into_bare(family, saved, read):
+    return saved, holder(family, read)
+
+
+#: Name -> (who saves, who goes on, what of each goes into a checkpoint).
+CROSSINGS = {
+    "bare to wrapped": (adam, dynamic, from_bare),
+    "wrapped to bare": (dynamic, adam, into_bare),
+    "Keras's own to ours": (own, dynamic, as_they_are),
+    "ours to Keras's own": (dynamic, own, as_they_are),
+    "fixed to dynamic": (fixed, dynamic, as_they_are),
+    "dynamic to fixed": (dynamic, fixed, as_they_are),
+}
+
+
+def trained(family, make):
+    model = model_of(family, make(family))
+    fit(model, 0, 1, bad=False)
+    return model
+
+
+@pytest.fixture
+def end(family):
+    """Returns the state at the end of a run without loss scaling."""
+    model = model_of(family, adam(family))
+    fit(model, 0, 2, bad=False)
+    return training_state(model)
+
+
+@pytest.mark.peer_defect(11)
+def test_a_checkpoint(family, end, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    models = {make: trained(family, make) for make in (adam, dynamic, own, fixed)}
+    for name, (first, second, parts) in CROSSINGS.items():
+        model = models[first]
+        # Keras 3's own loses its scale for a step if it is not built, its own's too.
+        builds = (True,) if second is own and family.name == "keras3" else (False, True)
+        for built in builds:
+            other = model_of(family, second(family))
+            if built:
+                fit(other, 0, 1, bad=False)
+            saved, read = parts(family, model.optimizer, other.optimizer)
+            tf.train.Checkpoint(model=model, optimizer=saved).write(path)
+            checkpoint = tf.train.Checkpoint(model=other, optimizer=read)
+            checkpoint.read(path).expect_partial()
+            fit(other, 1, 2, bad=False)
+            assert_same(training_state(other), end)
+            if own in (first, second):  # 10 steps, and the scale grew at each fourth
+                assert golden.scale_of(other.optimizer)[:2] == [2.0**7, 2], name
+
+
+@pytest.mark.peer_defect(11)
+def test_a_bare_checkpoint_in_the_wrong_place_is_told(family, tmp_path):
+    skip_without("optimizers that hide the inner one", family)
+    model, other = trained(family, adam), model_of(family, dynamic(family))
+    path = str(tmp_path / "checkpoint")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
+    checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+    checkpoint.read(path).expect_partial()
+    with pytest.warns(LossScaleWarning, match=r"into `optimizer\.inner_optimizer`"):
+        fit(other, 1, 2, bad=False)
+    with warnings.catch_warnings():  # once is enough
+        warnings.simplefilter("error", LossScaleWarning)
+        fit(other, 1, 2, bad=False)
+
+
+@pytest.mark.peer_defect(11)
+def test_nothing_else_is_told(family, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    for make in (dynamic, own):
+        model, other = trained(family, make), model_of(family, dynamic(family))
+        # The inner one is restored already when the wrapper's turn comes.
+        checkpoints = [
+            tf.train.Checkpoint(a=each.optimizer.inner_optimizer, b=each.optimizer)
+            for each in (model, other)
+        ]
+        checkpoints[0].write(path)
+        checkpoints[1].read(path).expect_partial()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LossScaleWarning)
+            fit(other, 1, 2, bad=False)
+
+
+@pytest.mark.peer_defect(11)
+@pytest.mark.parametrize("first", [adam, own], ids=["bare", "Keras's own"])
+def test_a_file_of_weights(family, end, tmp_path, first):
+    skip_without("an optimizer in a .weights.h5 file", family)
+    path = str(tmp_path / "model.weights.h5")
+    trained(family, first).save_weights(path)
+    other = model_of(family, dynamic(family))
+    other.optimizer.build(other.trainable_variables)
+    with warnings.catch_warnings():
+        # Keras 3 looks for a group of the inner optimizer, which a bare one's has not.
+        warnings.simplefilter("ignore")
+        other.load_weights(path)
+    fit(other, 1, 2, bad=False)
+    assert_same(training_state(other), end)
+    if first is own and family.name == "keras3":  # Keras 2's own does not write it
+        assert golden.scale_of(other.optimizer)[:2] == [2.0**7, 2]
