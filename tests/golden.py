@@ -67,7 +67,7 @@ def loop(family, dtype, mode):
             factor = tf.cast(special / 2.0, dtype)
             loss = tf.reduce_sum(factor * tf.square(distance))
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [_tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
 
     step = compiled(step, mode)
@@ -101,7 +101,7 @@ def momentum(optimizer, weights):
     return inner.momentums[0]
 
 
-def _tensor_of(weights):
+def tensor_of(weights):
     return weights if isinstance(weights, tf.Variable) else weights.value
 
 

@@ -1,7 +1,12 @@
-"""What goes wrong outside: killed processes, damaged files, and very long runs."""
+"""What goes wrong outside: killed processes, damaged files, and very long runs.
+
+TensorFlow's checkpoints have checksums: a damaged one is refused, and nothing is set.
+HDF5 has none: a bit that flips within the numbers of an .h5 file is read as it is.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,11 +14,18 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from zipfile import BadZipFile
 
+import golden
 import numpy as np
 import pytest
+import tensorflow as tf
 import trainee
-from models import assert_same
+from limits import skip_without
+from models import assert_same, compiled, inner_variables, variable_of
+from test_routes import checkpoint, fresh
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
 
 HERE = Path(__file__).parent
 KILLS = 10
@@ -86,3 +98,128 @@ def test_a_killed_run_ends_as_one_that_was_never_killed(family, tmp_path):
     trainee.train(model, 0)
     with np.load(str(tmp_path / "end.npz")) as end:
         assert_same([end[name] for name in end.files], trainee.state(model))
+
+
+#: A step's gradients are its loss's slope times one of these, if it is to be bad.
+POISON = [np.inf, -np.inf, np.nan]
+#: XLA's loops on the CPU take ten times as long.
+SOAKED = {"graph": 100_000, "xla": 10_000}
+AT_ONCE = 1000
+
+
+def resident():
+    """Returns how many bytes of memory this process holds."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def soak(family, mode):
+    """Returns a function of many steps, and what it leaves behind.
+
+    A fifth of the steps is bad, in runs and alone, and a gradient beyond float16's end
+    makes some more so. After each step everything that is kept must be finite.
+    """
+    bounds = (2.0, 2.0**20)
+    scale = DynamicLossScale(
+        2.0**10, 4, hysteresis=2, min_loss_scale=bounds[0], max_loss_scale=bounds[1]
+    )
+    weights = variable_of(family, np.ones([8], np.float32))
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(1e-3), scale)
+    optimizer.build([weights])
+    kept = [
+        variable
+        for variable in inner_variables(optimizer)
+        if variable.dtype in ("float32", tf.float32)
+    ] + [weights]
+
+    def step(number):
+        noise = tf.random.stateless_uniform([3], [number, 17])
+        poison = tf.gather(POISON, tf.cast(noise[1] * 3.0, tf.int32))
+        factor = tf.where(noise[0] < 0.2, poison, 1.0)
+        with tf.GradientTape() as tape:
+            half = tf.cast(weights, tf.float16)
+            loss = tf.reduce_sum(tf.cast(tf.square(half) * 0.5, tf.float32)) * factor
+            scaled_loss = optimizer.scale_loss(loss)
+        grads = tape.gradient(scaled_loss, [golden.tensor_of(weights)])
+        optimizer.apply_gradients(zip(grads, [weights]))
+        values = [tf.reduce_all(tf.math.is_finite(v)) for v in kept]
+        current = scale()
+        inside = tf.logical_and(current >= bounds[0], current <= bounds[1])
+        return tf.reduce_all(tf.stack([*values, inside]))
+
+    def steps(first):
+        all_is_well = tf.constant(True)
+        for number in tf.range(first, first + AT_ONCE):
+            all_is_well = tf.logical_and(all_is_well, step(number))
+        return all_is_well
+
+    return compiled(steps, mode), optimizer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_very_long_run(family, mode):
+    steps, optimizer = soak(family, mode)
+    memory = []
+    for first in range(0, SOAKED[mode], AT_ONCE):
+        assert bool(steps(tf.constant(first)))
+        if first + AT_ONCE in (SOAKED[mode] // 5, SOAKED[mode]):
+            gc.collect()
+            memory.append(resident())
+    skipped = int(optimizer.loss_scale.skipped_steps.numpy())
+    assert skipped + int(optimizer.iterations.numpy()) == SOAKED[mode]
+    assert 0.15 < skipped / SOAKED[mode] < 0.6
+    assert steps.experimental_get_tracing_count() == 1
+    assert memory[1] - memory[0] < 16 * 2**20
+
+
+def damaged(whole, rng):
+    """Yields where a file is damaged, and its bytes then: a bit flipped, or cut off."""
+    for place in rng.integers(0, len(whole), 24):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << int(rng.integers(8))
+        yield place, bytes(flipped)
+        yield 0, whole[:place]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["data-00000-of-00001", "index"])
+def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
+    path = str(tmp_path / "checkpoint")
+    model, other = fresh(family, built=True), fresh(family)
+    other.optimizer.build(other.trainable_variables)
+    before = trainee.state(other)
+    untouched = checkpoint(other).write(str(tmp_path / "untouched"))
+    checkpoint(model).write(path)
+    file = Path(f"{path}.{suffix}")
+    whole = file.read_bytes()
+    for place, content in damaged(whole, rng):
+        file.write_bytes(content)
+        try:
+            checkpoint(other).read(path)
+        except (tf.errors.OpError, IndexError):
+            assert_same(trainee.state(other), before)
+        else:  # the index ends with bits that mean nothing: then all is restored
+            assert suffix == "index"
+            assert place > len(whole) - 100
+            assert_same(trainee.state(other), trainee.state(model))
+            checkpoint(other).read(untouched)
+
+
+@pytest.mark.slow
+def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
+    skip_without("an optimizer in a .weights.h5 file", family)
+    model, other = fresh(family, built=True), fresh(family)
+    other.optimizer.build(other.trainable_variables)
+    before = trainee.state(other)
+    weights, archive = tmp_path / "m.weights.h5", tmp_path / "m.keras"
+    model.save_weights(str(weights))
+    model.save(str(archive))
+    loads = {weights: other.load_weights, archive: family.keras.models.load_model}
+    for file, load in loads.items():
+        whole = file.read_bytes()
+        for place in rng.integers(0, len(whole), 12):
+            file.write_bytes(whole[:place])
+            with pytest.raises((OSError, ValueError, BadZipFile)):
+                load(str(file))
+            assert_same(trainee.state(other), before)

@@ -244,10 +244,20 @@ class TestKerasFile:
         model, _, _ = trained
         path = str(tmp_path / "model.keras")
         model.save(path)
+        model.save_weights(path.replace(".keras", ".weights.h5"))
+        config = json.dumps(model.optimizer.get_config())
         script = f"""
+            import json
             import lossscale
             import {family.keras.__name__.split(".")[0]} as keras
+            config = json.loads({config!r})
+            optimizer = lossscale.LossScaleOptimizer.from_config(config)
+            # safe_mode is on: nothing in the file needs code that it brings along.
             model = keras.models.load_model({path!r})
+            assert optimizer.get_config() == model.optimizer.get_config() == config
+            model.optimizer.loss_scale.adjust(False)
+            model.optimizer.loss_scale.adjust(False)
+            model.load_weights({path.replace(".keras", ".weights.h5")!r})
             print(type(model.optimizer).__name__, float(model.optimizer.loss_scale))
         """
         answer = subprocess.run(
