@@ -18,13 +18,21 @@ FLOAT32_MIN = float(np.finfo(np.float32).tiny)
 INT64_MAX = int(np.iinfo(np.int64).max)
 
 
+def shown(value: Any) -> str:
+    """Returns `value` as messages show it."""
+    try:
+        return repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"a {type(value).__name__} that is too long to be shown"
+
+
 def number(name: str, value: Any) -> Any:
     """Returns `value` as a Python number. Refuses bools and what is no number."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"`{name}` must be a number, got {value!r} of type "
+            f"`{name}` must be a number, got {shown(value)} of type "
             f"{type(value).__name__}. Pass a Python or NumPy number."
         )
     return value.item() if isinstance(value, np.generic) else value
@@ -37,7 +45,7 @@ def loss_scale(name: str, value: Any) -> float:
     if not FLOAT32_MIN <= given <= FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive, finite and within float32's normal range, "
-            f"{FLOAT32_MIN} to {FLOAT32_MAX}, got {value!r}. "
+            f"{FLOAT32_MIN} to {FLOAT32_MAX}, got {shown(value)}. "
             "Powers of two such as 2.0**15 are exact."
         )
     return float(given)
@@ -46,7 +54,7 @@ def loss_scale(name: str, value: Any) -> float:
 def at_least_one(name: str, value: float) -> None:
     """Raises unless `value` is at least 1."""
     if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, got {value!r}.")
+        raise ValueError(f"`{name}` must be at least 1, got {shown(value)}.")
 
 
 def factor(name: str, value: Any, above: float, below: Optional[float] = None) -> float:
@@ -60,7 +68,7 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
         bounds = f"greater than {above:g}" + (
             " and finite" if below is None else f" and less than {below:g}"
         )
-        raise ValueError(f"`{name}` must be {bounds} in float32, got {value!r}.")
+        raise ValueError(f"`{name}` must be {bounds} in float32, got {shown(value)}.")
     return float(given)
 
 
@@ -70,7 +78,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
     whole = isinstance(given, int) or float(given).is_integer()
     if not whole or not least <= given <= INT64_MAX:
         raise ValueError(
-            f"`{name}` must be a whole number of at least {least}, got {value!r}."
+            f"`{name}` must be a whole number of at least {least}, got {shown(value)}."
         )
     return int(given)
 
@@ -78,7 +86,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
 def boolean(name: str, value: Any) -> bool:
     """Returns `value` as a bool."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"`{name}` must be True or False, got {value!r}.")
+        raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
     return bool(value)
 
 
@@ -87,13 +95,14 @@ def names(name: str, value: Any, known: Sequence[str]) -> Tuple[str, ...]:
     listed = ", ".join(repr(word) for word in known)
     if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
         raise TypeError(
-            f"`{name}` must be a sequence of any of {listed}, got {value!r}. "
+            f"`{name}` must be a sequence of any of {listed}, got {shown(value)}. "
             f"Write a tuple such as ({known[0]!r},)."
         )
     for word in value:
         if word not in known:
             raise ValueError(
-                f"`{name}` must hold only {listed}, got {word!r} in {value!r}."
+                f"`{name}` must hold only {listed}, got {shown(word)} in "
+                f"{shown(value)}."
             )
     return tuple(word for word in known if word in value)
 

@@ -97,8 +97,8 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
     known = _system(system)
     if not isinstance(loss_scale, DynamicLossScale):
         raise TypeError(
-            f"`loss_scale` must be a DynamicLossScale, got {loss_scale!r}. Of a "
-            "manager take manager.as_loss_scale()."
+            f"`loss_scale` must be a DynamicLossScale, got "
+            f"{arguments.shown(loss_scale)}. Of a manager take manager.as_loss_scale()."
         )
     _check_it_can(system, known, loss_scale)
     bad_steps = int(loss_scale.bad_steps.numpy())
@@ -136,8 +136,9 @@ def _read(system: System, state: Any) -> Dict[str, Any]:
     for key, value in system.constants.items():
         if state[key] is not value:
             raise ValueError(
-                f"`{path}[{key!r}]` must be {value}, got {state[key]!r}. For a scale "
-                "that stays take FixedLossScale."
+                f"`{path}[{key!r}]` must be {value}, got "
+                f"{arguments.shown(state[key])}. For a scale that stays take "
+                "FixedLossScale."
             )
     return {
         ours: CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
@@ -147,14 +148,18 @@ def _read(system: System, state: Any) -> Dict[str, Any]:
 
 def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
     if not isinstance(state, Mapping):
-        raise TypeError(f"`{path}` must be a dict with the keys {keys}, got {state!r}.")
+        raise TypeError(
+            f"`{path}` must be a dict with the keys {keys}, got "
+            f"{arguments.shown(state)}."
+        )
     missing = [key for key in keys if key not in state]
     unknown = [key for key in state if key not in keys]
     if missing or unknown:
         raise ValueError(
-            f"`{path}` must have the keys {keys}, got {list(state)}: missing are "
-            f"{missing}, unknown {unknown}. Pick them out: the scaler's own state, "
-            "and of several scalers one, under the first one's key."
+            f"`{path}` must have the keys {keys}, got "
+            f"{arguments.shown(list(state))}: missing are {missing}, unknown "
+            f"{arguments.shown(unknown)}. Pick them out: the scaler's own state, and "
+            "of several scalers one, under the first one's key."
         )
 
 
@@ -165,7 +170,9 @@ def _plain(name: str, value: Any) -> Any:
             value = value.numpy()  # TensorFlow's and Keras's
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"`{name}` must be one number, got {value!r}.") from error
+        raise TypeError(
+            f"`{name}` must be one number, got {arguments.shown(value)}."
+        ) from error
 
 
 def _check_bounds(system: System, scale: float, settings: Dict[str, Any]) -> None:

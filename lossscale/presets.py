@@ -204,7 +204,9 @@ def preset_arguments(name: str, overrides: Mapping[str, Any]) -> Dict[str, Any]:
       ValueError: There is no such preset.
     """
     if not isinstance(name, str):
-        raise TypeError(f"`name` must be the name of a preset, got {name!r}.")
+        raise TypeError(
+            f"`name` must be the name of a preset, got {arguments.shown(name)}."
+        )
     if name not in PRESETS:
         raise ValueError(
             f"`name` must be one of {', '.join(map(repr, sorted(PRESETS)))}, "

@@ -6,6 +6,7 @@ import numbers
 from typing import Any, Dict, Optional
 
 from lossscale import _keras, presets
+from lossscale.arguments import shown
 from lossscale.base import LossScale
 from lossscale.dynamic import DynamicLossScale
 from lossscale.fixed import FixedLossScale
@@ -54,7 +55,8 @@ def get(identifier: Any) -> Optional[LossScale]:
         return FixedLossScale(identifier)  # type: ignore[arg-type]
     raise TypeError(
         "`loss_scale` must be a number, a preset's name, a config, a LossScale or a "
-        f"LossScaleManager, got {identifier!r} of type {type(identifier).__name__}."
+        f"LossScaleManager, got {shown(identifier)} of type "
+        f"{type(identifier).__name__}."
     )
 
 
@@ -72,7 +74,7 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
       TypeError: `loss_scale` is not a `LossScale`.
     """
     if not isinstance(loss_scale, LossScale):
-        raise TypeError(f"`loss_scale` must be a LossScale, got {loss_scale!r}.")
+        raise TypeError(f"`loss_scale` must be a LossScale, got {shown(loss_scale)}.")
     cls = type(loss_scale)
     own = _OWN_CLASSES.get(cls.__name__) is cls
     name = cls.__name__ if own else _keras.registered_name(cls)
@@ -99,7 +101,7 @@ def deserialize(
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
         raise TypeError(
             '`config` must be a dict with the keys "class_name" and "config", got '
-            f"{config!r}. lossscale.serialize makes one."
+            f"{shown(config)}. lossscale.serialize makes one."
         )
     name = config.get("registered_name") or config["class_name"]
     own = _OWN_CLASSES.get(name.replace(f"{_keras.PACKAGE}>", ""))

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import _keras, record
+from lossscale.arguments import shown
 from lossscale.base import LossScale
 from lossscale.simulation import Simulation
 
@@ -59,7 +60,7 @@ def simulate(
     """
     if not isinstance(loss_scale, LossScale):
         raise TypeError(
-            f"`loss_scale` must be a LossScale, got {loss_scale!r}. "
+            f"`loss_scale` must be a LossScale, got {shown(loss_scale)}. "
             "lossscale.get makes one of a number or a name."
         )
     if (is_finite is None) == (limit is None):

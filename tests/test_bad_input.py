@@ -185,6 +185,26 @@ def test_unknown_names_and_bad_numbers():
     refuses(ValueError, "loss_scale_value", -8, lambda: lossscale.get(-8))
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("increment_period", lambda value: DynamicLossScale(increment_period=value)),
+        ("loss_scale", lambda value: lossscale.get([value])),
+        ("loss_scale", lossscale.serialize),
+        ("config", lambda value: lossscale.get({"class_name": value})),
+        ("name", DynamicLossScale.from_preset),
+        ("state", lambda value: lossscale.import_state("torch", {value: value})),
+        ("loss_scale", lambda value: lossscale.export_state("torch", value)),
+        ("loss_scale", lambda value: lossscale.simulate(value, limit=[1.0])),
+        ("inner_optimizer", LossScaleOptimizer),
+    ],
+)
+def test_numbers_too_long_for_python_to_show(name, call):
+    # From some security release on, repr(10**5000) raises a ValueError of its own.
+    with pytest.raises((TypeError, ValueError), match=f"`{name}"):
+        call(10**5000)
+
+
 @pytest.mark.parametrize("config", [{}, {"class_name": 3}, {"config": {}}], ids=repr)
 def test_configs_that_are_none(config):
     refuses(TypeError, "config", config, lambda: lossscale.get(config))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lossscale import _keras
+from lossscale import _keras, arguments
 from lossscale._autograph import do_not_convert
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, LossScaleWarning
@@ -78,8 +78,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def loss_scale_factor(self, value: Any) -> None:
         if value is not None:
             raise ValueError(
-                f"`loss_scale_factor` must be None, got {value!r}. The loss scale is "
-                "an argument of LossScaleOptimizer."
+                f"`loss_scale_factor` must be None, got {arguments.shown(value)}. The "
+                "loss scale is an argument of LossScaleOptimizer."
             )
 
     @property

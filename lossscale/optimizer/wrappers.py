@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Tuple, TypeVar
 
-from lossscale import _keras
+from lossscale import _keras, arguments
 
 Class = TypeVar("Class", bound=type)
 
@@ -43,8 +43,8 @@ def for_optimizer(inner_optimizer: Any) -> Any:
         )
     raise TypeError(
         "`inner_optimizer` must be a Keras optimizer, got "
-        f"{inner_optimizer!r} of type {type(inner_optimizer).__name__}. Pass an object "
-        "such as keras.optimizers.Adam(1e-3)."
+        f"{arguments.shown(inner_optimizer)} of type {type(inner_optimizer).__name__}. "
+        "Pass an object such as keras.optimizers.Adam(1e-3)."
     )
 
 
