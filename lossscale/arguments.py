@@ -30,7 +30,9 @@ def number(name: str, value: Any) -> Any:
     """Returns `value` as a Python number. Refuses bools and what is no number."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+    # NumPy takes a time for an integer.
+    refused = isinstance(value, (bool, np.bool_, np.timedelta64))
+    if refused or not isinstance(value, numbers.Real):
         raise TypeError(
             f"`{name}` must be a number, got {shown(value)} of type "
             f"{type(value).__name__}. Pass a Python or NumPy number."
@@ -75,8 +77,8 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
 def count(name: str, value: Any, least: int = 1) -> int:
     """Returns `value` as an int of at least `least`. A float such as 2e3 is taken."""
     given = number(name, value)
-    whole = isinstance(given, int) or float(given).is_integer()
-    if not whole or not least <= given <= INT64_MAX:
+    # Compared first: NaN, infinity and what is too large have no int().
+    if not (least <= given <= INT64_MAX and int(given) == given):
         raise ValueError(
             f"`{name}` must be a whole number of at least {least}, got {shown(value)}."
         )
@@ -99,7 +101,7 @@ def names(name: str, value: Any, known: Sequence[str]) -> Tuple[str, ...]:
             f"Write a tuple such as ({known[0]!r},)."
         )
     for word in value:
-        if word not in known:
+        if not isinstance(word, str) or word not in known:
             raise ValueError(
                 f"`{name}` must hold only {listed}, got {shown(word)} in "
                 f"{shown(value)}."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -20,8 +22,9 @@ from lossscale import (
 )
 
 NOT_NUMBERS = ["8", None, True, np.True_, [8], (), {}, 1j, Ellipsis, np.ones([2])]
+NOT_NUMBERS += [np.timedelta64(8, "s"), np.timedelta64(8, "ns"), Decimal(8)]
 NOT_SCALES = [0, -1, 0.0, -0.0, np.nan, np.inf, -np.inf, 1e39, 1e-40, 10**400]
-NOT_COUNTS = [0, -5, 1.5, np.nan, np.inf, 2**63, 0.5]
+NOT_COUNTS = [0, -5, 1.5, np.nan, np.inf, 2**63, 0.5, Fraction(10**400), -np.inf]
 
 
 @pytest.fixture(autouse=True)
@@ -161,12 +164,13 @@ def test_hysteresis_resets_that_are_no_sequence(value):
     )
 
 
-def test_unknown_hysteresis_resets():
+@pytest.mark.parametrize("value", ["bad", None, np.array(["good", "bad"])], ids=repr)
+def test_unknown_hysteresis_resets(value):
     refuses(
         ValueError,
         "hysteresis_reset",
-        "bad",
-        lambda: DynamicLossScale(hysteresis_reset=("good", "bad")),
+        value,
+        lambda: DynamicLossScale(hysteresis_reset=("good", value)),
     )
 
 
