@@ -16,6 +16,8 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 #: Smaller than this, a float32 is subnormal and processors may flush it to zero.
 FLOAT32_MIN = float(np.finfo(np.float32).tiny)
 INT64_MAX = int(np.iinfo(np.int64).max)
+#: More steps than any run has. A counter that starts here never passes INT64_MAX.
+MOST_STEPS = 2**62
 
 
 def shown(value: Any) -> str:
@@ -74,13 +76,14 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
     return float(given)
 
 
-def count(name: str, value: Any, least: int = 1) -> int:
-    """Returns `value` as an int of at least `least`. A float such as 2e3 is taken."""
+def count(name: str, value: Any, least: int = 1, most: int = INT64_MAX) -> int:
+    """Returns `value` as an int in these bounds. A float such as 2e3 is taken."""
     given = number(name, value)
     # Compared first: NaN, infinity and what is too large have no int().
-    if not (least <= given <= INT64_MAX and int(given) == given):
+    if not (least <= given <= most and int(given) == given):
+        bound = f"at most {most}" if given > most else f"at least {least}"
         raise ValueError(
-            f"`{name}` must be a whole number of at least {least}, got {shown(value)}."
+            f"`{name}` must be a whole number of {bound}, got {shown(value)}."
         )
     return int(given)
 

@@ -61,9 +61,10 @@ def import_state(
     settings.update({k: v for k, v in found.items() if k not in STATE})
     settings.update(overrides)
     _check_bounds(known, found["current_loss_scale"], settings)
-    loss_scale = DynamicLossScale(**settings)
     if "bad_steps_left" in found:
-        found["bad_steps"] = _bad_steps(loss_scale, found["bad_steps_left"])
+        hysteresis = arguments.count("hysteresis", settings.get("hysteresis", 1))
+        found["bad_steps"] = _bad_steps(hysteresis, found["bad_steps_left"])
+    loss_scale = DynamicLossScale(**settings)
     loss_scale.current_loss_scale.assign(found["current_loss_scale"])
     loss_scale.good_steps.assign(found["good_steps"])
     loss_scale.bad_steps.assign(found.get("bad_steps", 0))
@@ -120,9 +121,11 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
 
 
 def _system(name: Any) -> System:
-    if name not in SYSTEMS:
+    if not isinstance(name, str) or name not in SYSTEMS:
         listed = ", ".join(map(repr, SYSTEMS))
-        raise ValueError(f"`system` must be one of {listed}, got {name!r}.")
+        raise ValueError(
+            f"`system` must be one of {listed}, got {arguments.shown(name)}."
+        )
     return SYSTEMS[name]
 
 
@@ -187,13 +190,13 @@ def _check_bounds(system: System, scale: float, settings: Dict[str, Any]) -> Non
         arguments.ordered(name, scale, "max_loss_scale", ceiling)
 
 
-def _bad_steps(loss_scale: DynamicLossScale, left: int) -> int:
-    if left > loss_scale.hysteresis:
+def _bad_steps(hysteresis: int, left: int) -> int:
+    if left > hysteresis:
         raise ValueError(
             "`state['hysteresis_tracker']` must be at most the hysteresis, "
-            f"{loss_scale.hysteresis}, got {left}. Pass hysteresis=... as it was there."
+            f"{hysteresis}, got {left}. Pass hysteresis=... as it was there."
         )
-    return loss_scale.hysteresis - left
+    return min(hysteresis - left, arguments.MOST_STEPS)
 
 
 def _backoff_factor(loss_scale: DynamicLossScale) -> float:

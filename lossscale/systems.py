@@ -111,9 +111,9 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "backoff_factor": partial(arguments.factor, above=0.0, below=1.0),
     "increment_period": arguments.count,
     "hysteresis": arguments.count,
-    "good_steps": partial(arguments.count, least=0),
-    "bad_steps": partial(arguments.count, least=0),
-    "bad_steps_left": partial(arguments.count, least=-arguments.INT64_MAX),
+    "good_steps": partial(arguments.count, least=0, most=arguments.MOST_STEPS),
+    "bad_steps": partial(arguments.count, least=0, most=arguments.MOST_STEPS),
+    "bad_steps_left": partial(arguments.count, least=-arguments.MOST_STEPS),
 }
 #: What of these is state. The rest are arguments.
 STATE = ("current_loss_scale", "good_steps", "bad_steps", "bad_steps_left")

@@ -285,6 +285,22 @@ def test_bad_states_are_refused_by_the_keys_name(system, change, error, words):
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("name", [["torch"], {}, 3, np.zeros([2])], ids=repr)
+def test_systems_that_are_no_name(name):
+    with pytest.raises(ValueError, match="`system` must be one of 'tensorflow'"):
+        import_state(name, TORCH)
+
+
+@pytest.mark.parametrize("hysteresis", [2**63 - 1, 1])
+def test_counters_at_the_end_of_what_int64_holds(hysteresis):
+    state = {"scale": 8.0, "growth_tracker": 2**62, "hysteresis_tracker": -(2**62)}
+    found = import_state("megatron", state, hysteresis=hysteresis, increment_period=9)
+    assert run(found, [True]) == [16.0]  # no counter has wrapped around
+    for key in ("growth_tracker", "hysteresis_tracker"):
+        with pytest.raises(ValueError, match=f"`state..{key}..` must be"):
+            import_state("megatron", {**state, key: state[key] * 4})
+
+
 @pytest.mark.parametrize("system", RUNS)
 def test_every_key_is_needed(system):
     state = export_state(system, lossscale.get(SYSTEMS[system].preset))
