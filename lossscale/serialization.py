@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from typing import Any, Dict, Optional
 
@@ -12,6 +13,7 @@ from lossscale.dynamic import DynamicLossScale
 from lossscale.fixed import FixedLossScale
 from lossscale.managers import LossScaleManager
 
+_FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
 _OWN_CLASSES = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
 
 
@@ -103,7 +105,8 @@ def deserialize(
             '`config` must be a dict with the keys "class_name" and "config", got '
             f"{shown(config)}. lossscale.serialize makes one."
         )
-    name = config.get("registered_name") or config["class_name"]
+    name = config.get("registered_name")
+    name = name if name and isinstance(name, str) else config["class_name"]
     own = _OWN_CLASSES.get(name.replace(f"{_keras.PACKAGE}>", ""))
     cls = (custom_objects or {}).get(name) or own
     cls = cls or _keras.registered_class(name, custom_objects)
@@ -113,4 +116,24 @@ def deserialize(
             "Pass custom_objects={...}, or register the class with "
             "keras.saving.register_keras_serializable()."
         )
-    return cls.from_config(dict(config.get("config") or {}))
+    given = {} if config.get("config") is None else config["config"]
+    if not isinstance(given, dict):
+        raise TypeError(
+            f'`config["config"]` must be a dict of the arguments of {name}, got '
+            f"{shown(given)}."
+        )
+    _check_signature(cls, given)
+    return cls.from_config(dict(given))
+
+
+def _check_signature(cls: Any, given: Dict[Any, Any]) -> None:
+    """Raises unless the arguments are those of the constructor."""
+    if getattr(cls.from_config, "__func__", None) is not _FROM_CONFIG:
+        return  # a class of the user's that reads its config by itself
+    try:
+        inspect.signature(cls).bind(**given)
+    except TypeError as error:
+        raise TypeError(
+            f'`config["config"]` must hold the arguments of {cls.__name__}, got '
+            f"{shown(given)}: {error}."
+        ) from error

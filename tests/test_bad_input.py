@@ -214,6 +214,23 @@ def test_configs_that_are_none(config):
     refuses(TypeError, "config", config, lambda: lossscale.get(config))
 
 
+@pytest.mark.parametrize(
+    "given", [8, [], "8", {}, {"value": 8}, {3: 8}, {"loss_scale_value": 8, "x": 1}]
+)
+def test_configs_of_other_arguments(given):
+    config = {"class_name": "FixedLossScale", "config": given}
+    with pytest.raises(TypeError, match=re.escape('`config["config"]` must')) as caught:
+        lossscale.get(config)
+    assert f"got {given!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [3, ["a"], {}, None, ""], ids=repr)
+def test_registered_names_that_are_none_do_not_matter(name, no_variable):
+    config = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 8}}
+    assert float(lossscale.get({**config, "registered_name": name})) == 8.0
+    no_variable.clear()
+
+
 def test_configs_of_unknown_classes():
     for name in ("NoSuchScale", "Dense", "keras>Adam"):
         config = {"class_name": name, "config": {}}
