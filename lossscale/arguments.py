@@ -95,6 +95,15 @@ def boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def text(name: str, value: Any, without: str = "") -> str:
+    """Returns `value`, a string that has none of the characters of `without`."""
+    if not isinstance(value, str):
+        raise TypeError(f"`{name}` must be a string, got {shown(value)}.")
+    if set(without) & set(value):
+        raise ValueError(f"`{name}` must hold no {without!r}, got {value!r}.")
+    return value
+
+
 def names(name: str, value: Any, known: Sequence[str]) -> Tuple[str, ...]:
     """Returns `value`, a sequence of some of the `known` strings, as a tuple."""
     listed = ", ".join(repr(word) for word in known)

@@ -269,6 +269,24 @@ class TestInnerOptimizer:
         assert LossScaleOptimizer(inner, 8).inner_optimizer is inner
         no_variable.clear()
 
+    @pytest.mark.parametrize("name", [3, b"a", ["a"], {}, True], ids=repr)
+    def test_names_that_are_no_string(self, family, name, no_variable):
+        inner = family.optimizers.SGD(0.1)
+        refuses(TypeError, "name", name, lambda: LossScaleOptimizer(inner, 8, name))
+        assert no_variable == []
+        assert LossScaleOptimizer(inner, 8, "mine").name == "mine"
+        no_variable.clear()
+
+    def test_a_slash_in_the_name(self, family, no_variable):
+        inner = family.optimizers.SGD(0.1)
+        if family.name == "keras3":  # it takes no such name for anything
+            refuses(
+                ValueError, "name", "a/b", lambda: LossScaleOptimizer(inner, 8, "a/b")
+            )
+        else:
+            assert LossScaleOptimizer(inner, 8, "a/b").name == "a/b"
+            no_variable.clear()
+
     @pytest.mark.peer_defect(9)
     def test_wrapped_already(self, family, no_variable):
         inner = family.optimizers.SGD(0.1)

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
-from lossscale import replicas, serialization
+from lossscale import arguments, replicas, serialization
 from lossscale._autograph import do_not_convert
 from lossscale.base import LossScale
 from lossscale.optimizer import sharing, wrappers
@@ -71,7 +71,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
       inner_optimizer: A Keras optimizer, not wrapped by another loss scale optimizer.
       loss_scale: Anything that `lossscale.get` takes but None: `"dynamic"`, a number,
         a `LossScale`, a `LossScaleManager` or a config. Optimizers may share one.
-      name: The optimizer's name.
+      name: The optimizer's name, a string.
 
     Raises:
       TypeError: An argument has the wrong type, or `inner_optimizer` belongs to Keras 3
@@ -87,6 +87,8 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
 
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
     _unscales_in_apply: bool
+    #: What this Keras wants in no name.
+    _not_in_names: str = ""
     #: The optimizer that is wrapped. Not a property here: Keras 3 tracks it.
     inner_optimizer: Any
     iterations: Any
@@ -108,9 +110,10 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         return cls is LossScaleOptimizer
 
     @classmethod
-    def _checked(cls, inner_optimizer: Any, loss_scale: Any) -> LossScale:
-        """Returns the `LossScale` that `loss_scale` means. Both arguments are valid."""
+    def _checked(cls, inner_optimizer: Any, loss_scale: Any, name: Any) -> LossScale:
+        """Returns the `LossScale` that `loss_scale` means. All arguments are valid."""
         wrappers.check_inner(inner_optimizer, cls)
+        arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
         _refuse_tpu()
         found = serialization.get(loss_scale)
         if found is None:

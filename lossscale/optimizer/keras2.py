@@ -38,7 +38,7 @@ class _Keras2(LossScaleOptimizer):
     def __init__(
         self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
     ) -> None:
-        scale = self._checked(inner_optimizer, loss_scale)
+        scale = self._checked(inner_optimizer, loss_scale, name)
         # Fixed, Keras's constructor checks its arguments and creates no state.
         super().__init__(inner_optimizer, dynamic=False, initial_scale=1.0)  # type: ignore[call-arg]
         self._attach(scale)

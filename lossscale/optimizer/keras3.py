@@ -35,11 +35,12 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # mixed_float16. Nothing of that class's own loss scaling is used.
     _unscales_in_apply = True
     _looked_up: Set[str]
+    _not_in_names = "/"
 
     def __init__(
         self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
     ) -> None:
-        scale = self._checked(inner_optimizer, loss_scale)
+        scale = self._checked(inner_optimizer, loss_scale, name)
         super().__init__(inner_optimizer, name=name or "loss_scale_optimizer")
         self._attach(scale)
         self._track_trackable(scale, "loss_scale")
