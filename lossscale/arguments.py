@@ -95,6 +95,29 @@ def boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def array(name: str, value: Any) -> Any:
+    """Returns `value` as a NumPy array."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(
+            f"`{name}` must be an array of one number per step, got {shown(value)}."
+        ) from error
+
+
+def path(name: str, value: Any) -> str:
+    """Returns `value`, the name of a file, as a string."""
+    try:
+        decoded = os.fsdecode(value)
+    except TypeError as error:
+        raise TypeError(
+            f"`{name}` must be the path of a file, got {shown(value)}."
+        ) from error
+    if not decoded or "\0" in decoded:
+        raise ValueError(f"`{name}` must be the path of a file, got {value!r}.")
+    return decoded
+
+
 def text(name: str, value: Any, without: str = "") -> str:
     """Returns `value`, a string that has none of the characters of `without`."""
     if not isinstance(value, str):

@@ -21,6 +21,8 @@ from typing import Any, Dict, NamedTuple, Optional
 
 import numpy as np
 
+from lossscale import arguments
+
 
 class Run(NamedTuple):
     """A recorded run.
@@ -49,13 +51,14 @@ def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> Non
       TypeError: An array has the wrong type.
       ValueError: An array has the wrong shape.
     """
+    place = arguments.path("path", path)
     arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
     if loss_scale is not None:
         arrays["loss_scale"] = _scales(loss_scale, len(arrays["is_finite"]))
-    beside = f"{os.fspath(path)}.part"
+    beside = f"{place}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
-    os.replace(beside, path)
+    os.replace(beside, place)
 
 
 def load_run(path: Any) -> Run:
@@ -72,17 +75,18 @@ def load_run(path: Any) -> Run:
       TypeError: An array in it has the wrong type.
       ValueError: It is no `.npz` file, has no `is_finite`, or a shape is wrong.
     """
-    with open(path, "rb") as file:
+    place = arguments.path("path", path)
+    with open(place, "rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError(
-                f"`path` must be a NumPy .npz file, got {os.fspath(path)!r}, which is "
+                f"`path` must be a NumPy .npz file, got {place!r}, which is "
                 "none. lossscale.save_run writes one."
             )
         file.seek(0)
         with np.load(file, allow_pickle=False) as found:
             if "is_finite" not in found:
                 raise ValueError(
-                    f'`path` must hold an array "is_finite", got {os.fspath(path)!r} '
+                    f'`path` must hold an array "is_finite", got {place!r} '
                     f"with {sorted(found)}."
                 )
             is_finite = flags("is_finite", found["is_finite"])
@@ -93,7 +97,7 @@ def load_run(path: Any) -> Run:
 
 def flags(name: str, value: Any) -> Any:
     """Returns `value` as a `bool` array of shape `[steps]`."""
-    array = np.asarray(value)
+    array = arguments.array(name, value)
     if array.size and array.dtype != np.bool_:
         raise TypeError(
             f"`{name}` must hold booleans, got dtype {array.dtype}. "
@@ -113,7 +117,7 @@ def one_dimensional(name: str, array: Any) -> Any:
 
 
 def _scales(value: Any, steps: int) -> Any:
-    array = np.asarray(value)
+    array = arguments.array("loss_scale", value)
     if not (np.issubdtype(array.dtype, np.floating) or array.size == 0):
         raise TypeError(f"`loss_scale` must hold floats, got dtype {array.dtype}.")
     if one_dimensional("loss_scale", array).shape != (steps,):

@@ -9,8 +9,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale import _keras, record
-from lossscale.arguments import shown
+from lossscale import _keras, arguments, record
 from lossscale.base import LossScale
 from lossscale.simulation import Simulation
 
@@ -60,7 +59,7 @@ def simulate(
     """
     if not isinstance(loss_scale, LossScale):
         raise TypeError(
-            f"`loss_scale` must be a LossScale, got {shown(loss_scale)}. "
+            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
             "lossscale.get makes one of a number or a name."
         )
     if (is_finite is None) == (limit is None):
@@ -82,14 +81,15 @@ def simulate(
 
 def _flags(is_finite: Any) -> Any:
     if isinstance(is_finite, (str, bytes, os.PathLike)):
-        is_finite = record.load_run(is_finite).is_finite
+        place = arguments.path("is_finite", is_finite)
+        is_finite = record.load_run(place).is_finite
     return _not_empty("is_finite", record.flags("is_finite", is_finite))
 
 
 def _limits(limit: Any) -> Any:
     """Returns the greatest `float32` that is not above each limit: compares alike."""
-    array = np.asarray(limit)
-    if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+    array = arguments.array("limit", limit)
+    if array.dtype.kind not in "iuf":  # NumPy calls a timedelta64 a number, too
         raise TypeError(f"`limit` must hold numbers, got dtype {array.dtype}.")
     array = _not_empty("limit", record.one_dimensional("limit", array))
     if np.isnan(array).any():

@@ -60,6 +60,7 @@ WITHIN = {
     "replicas": {"_keras"},
     "base": {"_autograph", "finite", "replicas", "scaling"},
     "presets": {"arguments"},
+    "record": {"arguments"},
     "systems": {"arguments"},
     "range_report": {"range_views"},
     "ranges": {"range_report"},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -56,6 +59,38 @@ def test_nothing_is_unpickled(tmp_path):
     np.savez(path, is_finite=np.array([True, None], object))
     with pytest.raises(ValueError, match="allow_pickle"):
         load_run(path)
+
+
+@pytest.mark.parametrize("make", [str, os.fsencode, Path], ids=["str", "bytes", "Path"])
+def test_paths_of_every_kind(tmp_path, make):
+    path = make(str(tmp_path / "run.npz"))
+    save_run(path, FLAGS)
+    assert load_run(path).is_finite.tolist() == FLAGS.tolist()
+    assert [found.name for found in tmp_path.iterdir()] == ["run.npz"]
+
+
+@pytest.mark.parametrize("path", [None, 1, [], {}, np.zeros([2])], ids=repr)
+def test_what_is_no_path_is_refused(path):
+    for call in (load_run, lambda path: save_run(path, FLAGS)):
+        with pytest.raises(TypeError, match="`path` must be the path of a file, got"):
+            call(path)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", b""], ids=repr)
+def test_paths_that_no_file_can_have_are_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (load_run, lambda path: save_run(path, FLAGS)):
+        with pytest.raises(ValueError, match="`path` must be the path of a file, got"):
+            call(path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [[[True], True], [[1.0], 2.0]], ids=str)
+def test_lists_that_are_no_array_are_refused(tmp_path, value):
+    with pytest.raises(TypeError, match="`is_finite` must"):
+        save_run(tmp_path / "run.npz", value)
+    with pytest.raises(TypeError, match="`loss_scale` must"):
+        save_run(tmp_path / "run.npz", FLAGS[:2], value)
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,9 @@ def test_a_restored_loss_scale_leaves_its_checkpoint_alone(tmp_path, monkeypatch
         ({"limit": ["high"]}, TypeError, "`limit` must hold numbers"),
         ({"limit": [True]}, TypeError, "`limit` must hold numbers, got dtype bool"),
         ({"limit": [1j]}, TypeError, "`limit` must hold numbers"),
+        ({"limit": np.ones([2], "m8[s]")}, TypeError, "`limit` must hold numbers"),
+        ({"limit": [[1.0], 2.0]}, TypeError, "`limit` must"),
+        ({"is_finite": ""}, ValueError, "`is_finite` must be the path of a file"),
     ],
 )
 def test_bad_arguments(arguments, error, words):
