@@ -8,6 +8,14 @@ import pytest
 import tensorflow as tf
 
 TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
+
+
+def _keras_is_older(family, version):
+    if family.name != "keras3":
+        return False  # its version is TensorFlow's
+    return tuple(map(int, family.keras.__version__.split(".")[:2])) < version
+
+
 #: Feature -> (what cannot have it, why). A family is as in conftest.py.
 LIMITS = {
     "a tf.compat.v1 graph": (
@@ -56,6 +64,10 @@ LIMITS = {
             or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
         ),
         "legacy optimizers, and the experimental ones of 2.10, have no weight_decay",
+    ),
+    "gradient accumulation and EMA on replicas": (
+        lambda family: family.name != "keras3" or _keras_is_older(family, (3, 15)),
+        "Keras 2 accumulates nothing; older Kerases 3 fail otherwise",
     ),
     "copying": (
         lambda family: family.name != "keras3",
@@ -108,6 +120,10 @@ LIMITS = {
     "tensorboard": (
         lambda _: importlib.util.find_spec("tensorboard") is None,
         "TensorBoard is not installed",
+    ),
+    "what the table of peers says": (
+        lambda family: TENSORFLOW < (2, 21) or _keras_is_older(family, (3, 15)),
+        "peers are looked at on the newest versions only",
     ),
     "the README": (
         lambda family: family.name != "keras3",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite
+from models import compiled
 
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, LossScale
@@ -81,6 +82,25 @@ def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
         first.adjust(flag)
         second.adjust(flag)
         assert state(second) == state(first)
+
+
+@pytest.mark.peer_defect(29)
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_the_whole_state_goes_on_where_it_is_compiled(make, mode, tmp_path):
+    def compiled_run(loss_scale, run):
+        step = compiled(lambda flag: loss_scale.adjust(flag)[1], mode)
+        for flag in finite(run):
+            step(tf.constant(flag))
+        return state(loss_scale)
+
+    first, rest = "FFFTFTTFF", "FTTFFFFFFFFF"  # down to the floor, if there is one
+    saved = make()
+    before = compiled_run(saved, first)
+    path = tf.train.Checkpoint(scale=saved).write(str(tmp_path / "checkpoint"))
+    restored = make()
+    tf.train.Checkpoint(scale=restored).read(path).assert_consumed()
+    assert state(restored) == before == state(follow(make(), first))
+    assert compiled_run(restored, rest) == state(follow(make(), first + rest))
 
 
 def test_a_checkpoint_restores_before_the_object_exists(make, tmp_path):

@@ -104,6 +104,7 @@ def test_equals_tensorflows_own_bit_for_bit(compiled):
             assert ours.good_steps.numpy() == theirs._num_good_steps.numpy()
 
 
+@pytest.mark.peer_defect(7)
 def test_growth_catches_up_with_a_restored_counter():
     loss_scale = DynamicLossScale(8, increment_period=3)
     loss_scale.good_steps.assign(100)
@@ -111,6 +112,7 @@ def test_growth_catches_up_with_a_restored_counter():
     assert float(loss_scale) == 16
 
 
+@pytest.mark.peer_defect(21)
 def test_an_overflow_never_raises_the_scale():
     loss_scale = DynamicLossScale(8)
     loss_scale.current_loss_scale.assign(0.25)  # as restored from a checkpoint

@@ -49,6 +49,7 @@ def test_a_power_of_two_changes_no_bit(family, rng, name):
     assert_same(*states)
 
 
+@pytest.mark.peer_defect(27)
 @pytest.mark.parametrize(
     "how", [{}, {"run_eagerly": True}, {"jit_compile": True}], ids=str
 )
@@ -156,6 +157,21 @@ def test_a_fixed_scale_and_a_nan(family, rng, skip):
         assert_same(training_state(model), before)
     else:
         assert not all(np.isfinite(value).all() for value in training_state(model))
+
+
+@pytest.mark.peer_defect(26)
+def test_a_skipped_step_still_updates_moving_statistics(family):
+    """The forward pass has done it: the README says so, and what to do."""
+    keras = family.keras
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse")
+    model.train_on_batch(np.array([[1.0, 0.0], [np.inf, 0.0]]), np.ones([2, 2]))
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    layer = model.layers[-1]
+    assert np.isfinite(np.stack([np.array(w) for w in layer.trainable_weights])).all()
+    moving = np.stack([np.array(w) for w in layer.non_trainable_weights])
+    assert not np.isfinite(moving).all()
 
 
 def test_learning_rate_callbacks_reach_the_inner_optimizer(family, rng):

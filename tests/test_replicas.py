@@ -204,6 +204,61 @@ def test_sparse_gradients_on_replicas(family, mirrored, mode):
     assert_bit_equal(mirrored, [table])
 
 
+@pytest.mark.peer_defect(13)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"gradient_accumulation_steps": 2},
+        {"use_ema": True, "ema_overwrite_frequency": 2},
+    ],
+    ids=str,
+)
+def test_settings_for_which_keras3_meets_in_a_branch(family, mirrored, setting):
+    """Bare, Keras 3 can do it eagerly, and in a graph it fails: so do we."""
+    skip_without("gradient accumulation and EMA on replicas", family)
+    seen = []
+    for wrap in (False, True):
+        variable, each = _on_both(mirrored, family, wrap, setting)
+        for _ in range(2):
+            mirrored.run(each)
+        assert_bit_equal(mirrored, [variable])
+        seen.append(copies(mirrored, variable)[0].tolist())
+        with pytest.raises(RuntimeError, match="merge_call"):
+            tf.function(mirrored.run)(each)
+    assert seen[0] == seen[1] != [1.0, 2.0]
+
+
+@pytest.mark.peer_defect(14)
+def test_clipnorm_clips_where_a_bare_optimizer_does(family, mirrored):
+    seen = []
+    for wrap in (False, True):
+        variable, each = _on_both(mirrored, family, wrap, {"clipnorm": 1.0})
+        tf.function(mirrored.run)(each)
+        assert_bit_equal(mirrored, [variable])
+        seen.append(copies(mirrored, variable)[0].tolist())
+    assert seen[0] == seen[1] != [1.0, 2.0]
+
+
+def _on_both(mirrored, family, wrap, setting):
+    """Returns a variable and a replica's step, bare or wrapped."""
+    with mirrored.scope():
+        variable = variable_of(family, [1.0, 2.0])
+        optimizer = family.optimizers.SGD(0.5, **setting)
+        if wrap:
+            optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(8.0))
+        if hasattr(optimizer, "build"):
+            optimizer.build([variable])
+
+    def each():
+        grads = [last_replica_gets([8.0, 0.0], [0.0, 8.0])]
+        if wrap:
+            grads[0] *= optimizer.scale_loss(tf.constant(1.0))
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(list(zip(grads, [variable])))
+
+    return variable, each
+
+
 def test_a_fixed_scale_on_replicas(mirrored, setup):
     optimizer, variable = setup(FixedLossScale(8.0))
     make_step(mirrored, optimizer, variable, "keras3", "graph")([2.0, 0.0], [2.0, 0.0])

@@ -1,0 +1,163 @@
+"""What a caller could pass to anything by mistake, and what is right, to be mixed."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import fractions
+
+import numpy as np
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from lossscale import presets
+from lossscale.systems import SYSTEMS
+
+FLOAT32 = np.finfo(np.float32)
+#: Numbers at which something changes; they are drawn with their neighbours.
+EDGES = [0.0, 0.5, 1.0, 2.0, 2.0**15, 2.0**63, 2.0**127, 2.0**-149]
+EDGES += [float(FLOAT32.tiny), float(FLOAT32.max), float(np.finfo(np.float64).max)]
+EDGES += [1.0 + 2.0**-23, 1.0 + 2.0**-24, 1.0 - 2.0**-24, 1.0 - 2.0**-25]
+SPECIAL = [np.nan, np.inf, -np.inf, 2**63 - 1, 2**63, 2**64, 10**38, 10**39, 10**400]
+SPECIAL += [sign * edge * by for edge in EDGES for sign in (1, -1) for by in (1, 1.001)]
+SPECIAL += [edge * (1 + by) for edge in EDGES[:-5] for by in (-(2.0**-52), 2.0**-52)]
+NUMPY = [np.dtype(code).type for code in "?bhilqBHILQefdgFDGSUmM"]
+WORDS = [*presets.PRESETS, *SYSTEMS, "good", "growth", "backoff", "static", "", "a\0b"]
+ODD = [
+    Ellipsis,
+    object(),
+    int,
+    len,
+    range(3),
+    datetime.timedelta(3),
+    np.timedelta64(3, "s"),
+    np.timedelta64(3, "ns"),
+    np.timedelta64("NaT", "s"),
+    np.datetime64("2020-01-01"),
+    decimal.Decimal("8"),
+    decimal.Decimal("sNaN"),
+    fractions.Fraction(17, 2),
+    fractions.Fraction(10**400),
+    fractions.Fraction(1, 10**400),
+    np.array(8.0),
+    np.array([8.0]),
+    np.array(["8", "good"]),
+    np.array(None),
+    np.ma.masked,
+    np.zeros([0]),
+    memoryview(b"8"),
+    bytearray(b"8"),
+    *map(tf.constant, [8, 8.0, True, [8.0, 9.0], "8"]),
+]
+
+
+def _numpy_scalar(kind, value):
+    with np.errstate(all="ignore"):
+        try:
+            return kind(value)
+        except (TypeError, ValueError, OverflowError):
+            return np.float64(np.nan)
+
+
+numbers = st.one_of(
+    st.sampled_from(SPECIAL),
+    st.integers(-3, 3000),
+    st.sampled_from([1, -1]).map(lambda sign: sign * 10**5000),  # it has no repr
+    st.floats(),
+)
+leaves = st.one_of(
+    numbers,
+    st.builds(_numpy_scalar, st.sampled_from(NUMPY), numbers),
+    st.sampled_from([None, True, False, np.True_]),
+    st.complex_numbers(),
+    st.sampled_from(WORDS) | st.text(max_size=3),
+    st.binary(max_size=3),
+    st.sampled_from(ODD),
+)
+#: Anything at all.
+anything = st.one_of(
+    leaves,
+    leaves,
+    st.lists(leaves, max_size=3),
+    leaves.map(lambda leaf: (leaf, [leaf])),
+    st.dictionaries(st.sampled_from([*WORDS, 3, None]), leaves, max_size=2),
+    st.frozensets(st.integers(0, 3), max_size=2),
+)
+#: The same without what a file could be named. The tests would write there.
+no_paths = anything.filter(lambda value: not isinstance(value, (str, bytes)))
+
+scales = st.one_of(st.floats(1, 2.0**127), st.integers(1, 2**70))
+counts = st.integers(1, 7)
+growths = st.floats(1.0 + 2.0**-20, 1e9)
+backoffs = st.floats(2.0**-60, 1.0 - 2.0**-20)
+#: What the arguments of `DynamicLossScale` should be.
+DYNAMIC = {
+    "initial_loss_scale": scales,
+    "increment_period": counts,
+    "multiplier": growths,
+    "backoff_factor": st.none() | backoffs,
+    "hysteresis": counts,
+    "hysteresis_reset": st.lists(st.sampled_from(["good", "growth", "backoff"])),
+    "min_loss_scale": st.floats(float(FLOAT32.tiny), 1.0),
+    "max_loss_scale": st.none() | st.floats(2.0**127, float(FLOAT32.max)),
+}
+FIXED = {"loss_scale_value": scales, "skip_nonfinite": st.booleans()}
+MANAGER = {
+    "init_loss_scale": scales,
+    "incr_every_n_steps": counts,
+    "decr_every_n_nan_or_inf": counts,
+    "incr_ratio": growths,
+    "decr_ratio": backoffs,
+}
+#: What a state should hold, by our attributes.
+STATE = {
+    **DYNAMIC,
+    "backoff_factor": backoffs,
+    "current_loss_scale": scales,
+    "good_steps": st.integers(0, 9) | st.sampled_from([2**62, 2**63 - 1]),
+    "bad_steps": st.integers(0, 9) | st.sampled_from([2**62, 2**63 - 1]),
+    "bad_steps_left": st.integers(-9, 2) | st.sampled_from([-(2**62), -(2**63)]),
+}
+
+
+def mixed(right):
+    """Draws what is right, most of the time, or anything."""
+    return st.integers(0, 7).flatmap(lambda number: right if number else anything)
+
+
+def some_of(right, needed=()):
+    """Draws arguments, each of them right, most of the time, or anything."""
+    return st.fixed_dictionaries(
+        {name: mixed(right[name]) for name in needed},
+        optional={n: mixed(drawn) for n, drawn in right.items() if n not in needed},
+    )
+
+
+def configs():
+    """Draws configs of our classes."""
+    fixed = {"class_name": mixed(st.just("FixedLossScale"))}
+    dynamic = {"class_name": mixed(st.just("lossscale>DynamicLossScale"))}
+    fixed["config"] = mixed(some_of(FIXED, ["loss_scale_value"]))
+    dynamic["config"] = mixed(some_of(DYNAMIC))
+    optional = {"registered_name": mixed(st.none()), "module": anything}
+    return st.one_of(
+        *(
+            st.fixed_dictionaries(each, optional=optional)
+            for each in (fixed, dynamic, {**dynamic, "config": mixed(some_of(FIXED))})
+        )
+    )
+
+
+@st.composite
+def states(draw):
+    """Draws arguments of `import_state`."""
+    system = draw(st.sampled_from(list(SYSTEMS)))
+    known = SYSTEMS[system]
+    values = {key: mixed(STATE[ours]) for key, ours in known.keys.items()}
+    for key, constant in known.constants.items():
+        values[key] = mixed(st.just(constant))
+    state = mixed(st.fixed_dictionaries(values))
+    if known.inside:
+        state = mixed(st.fixed_dictionaries({known.inside: state}))
+    overrides = draw(some_of(DYNAMIC)) if draw(st.integers(0, 3)) == 0 else {}
+    return {"system": draw(mixed(st.just(system))), "state": draw(state), **overrides}
