@@ -88,6 +88,32 @@ class TestCheckpoint:
         status.assert_consumed()
         assert_goes_on_equally(model, other, x, y)
 
+    @pytest.mark.peer_defect(11)
+    @pytest.mark.parametrize("wraps", [(False, True), (True, False)], ids=str)
+    def test_between_bare_and_wrapped(self, family, rng, tmp_path, wraps):
+        """Through `inner_optimizer` where it is Keras 3's."""
+        x, y = data(rng, 16)
+        models = []
+        for wrap in wraps:
+            optimizer = family.optimizers.Adam(0.05)
+            optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
+            models.append(regression(family, optimizer))
+            train(models[-1], x, y, "TT" if wrap == wraps[0] else "T")
+        # A wrapper of Keras 2 is saved as if it were the inner optimizer.
+        name = "inner_optimizer" if family.name == "keras3" else ""
+        first, second = (
+            tf.train.Checkpoint(
+                model=model, optimizer=getattr(model.optimizer, name, model.optimizer)
+            )
+            for model in models
+        )
+        path = first.write(str(tmp_path / "checkpoint"))
+        second.read(path).expect_partial()
+        for _ in range(2):
+            assert_same(training_state(models[0]), training_state(models[1]))
+            for model in models:
+                train(model, x, y, "TT")
+
     @pytest.mark.filterwarnings("ignore")
     def test_of_tensorflows_own_loss_scale(self, tmp_path):
         theirs = tf.compat.v1.mixed_precision.DynamicLossScale(64.0, 5)
