@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -108,6 +109,8 @@ WORKER = """
     print("one step done", flush=True)
     step(tf.constant(float("inf") if rank == 1 else 1.0))
     print("two steps done", flush=True)
+    if rank == 1:
+        sys.stdin.read()  # ending, it would break the other one's waiting
 """
 #: A step takes some milliseconds.
 HANGS = 15
@@ -122,6 +125,7 @@ def test_keras3_hangs_two_workers(keras3, tmp_path):
     processes = [
         subprocess.Popen(
             [*script, str(rank), ports],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -129,15 +133,23 @@ def test_keras3_hangs_two_workers(keras3, tmp_path):
         )
         for rank in (0, 1)
     ]
+    watchdog = threading.Timer(90, _kill, [processes])
+    watchdog.start()
     try:
+        said = [process.stdout.readline() for process in processes]
         with pytest.raises(subprocess.TimeoutExpired):
-            processes[0].communicate(timeout=4 * HANGS)
+            processes[0].wait(timeout=HANGS)
     finally:
+        watchdog.cancel()
+        _kill(processes)
         for process in processes:
-            process.kill()
-        said = [process.communicate()[0] for process in processes]
-    assert said[0] == "one step done\n"
-    assert said[1].startswith("one step done\n")
+            process.communicate()
+    assert said == ["one step done\n"] * 2
+
+
+def _kill(processes):
+    for process in processes:
+        process.kill()
 
 
 @pytest.mark.peer_fails(3)
