@@ -197,13 +197,6 @@ def path(model: Any, variable: Any) -> str:
     return found[len(prefix) :] if found.startswith(prefix) else found
 
 
-def with_loss(keras: Any, loss: Any) -> Any:
-    """Returns an empty model that has compiled `loss`, to compute it with."""
-    model = keras.Sequential()
-    model.compile(loss=loss)
-    return model
-
-
 def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     """Returns the compiled loss of a batch, with the model's own losses, as in fit."""
     if not hasattr(model, "compute_loss"):  # TensorFlow 2.4

@@ -152,17 +152,15 @@ def choice(name: str, value: Any, known: Sequence[str]) -> str:
     return value
 
 
-def path(name: str, value: Any) -> str:
-    """Returns `value`, the path of a file that can be written, as a string."""
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError(f"`{name}` must be a path, got {value!r}.")
-    found = os.fspath(value)
+def writable_path(name: str, value: Any) -> str:
+    """Returns `value`, the name of a file in a folder that exists, as a string."""
+    found = path(name, value)
     folder = os.path.dirname(found) or os.curdir
     if not os.path.isdir(folder):
         raise ValueError(
             f"`{name}` must be in a folder that exists, got {found!r}. Create {folder}."
         )
-    return str(found)
+    return found
 
 
 def optional(check: Callable[..., Any], name: str, value: Any, **kwargs: Any) -> Any:

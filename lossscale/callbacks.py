@@ -90,7 +90,7 @@ class LossScaleMonitor(_Callback):
         self.patience = arguments.count("patience", patience)
         self.on_stall = arguments.choice("on_stall", on_stall, ON_STALL)
         self.every = arguments.optional(arguments.count, "every", every)
-        self.record = arguments.optional(arguments.path, "record", record)
+        self.record = arguments.optional(arguments.writable_path, "record", record)
         self.verbose = arguments.count("verbose", verbose, least=0)
         super().__init__()
         # Keras asks whether these are overridden, and is faster if none is.

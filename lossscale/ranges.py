@@ -152,7 +152,7 @@ class _Step:
     ) -> None:
         self.model, self.keras = model, keras
         #: Whose compiled loss it is.
-        self.owner = model if loss is None else _keras.with_loss(keras, loss)
+        self.owner = model if loss is None else _with_loss(keras, loss)
         self.significands, self.activations = significands, activations
         self.names: List[str] = []
         self.half: List[str] = []
@@ -264,3 +264,10 @@ def _in_16_bits(graph: Any, first: int) -> List[str]:
         if any(output.dtype.base_dtype.name in HALF for output in op.outputs)
     ]
     return found[:3]
+
+
+def _with_loss(keras: Any, loss: Any) -> Any:
+    """Returns an empty model that has compiled `loss`, to compute it with."""
+    model = keras.Sequential()
+    model.compile(loss=loss)
+    return model

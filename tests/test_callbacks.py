@@ -332,7 +332,7 @@ def test_a_graph_of_tensorflow_1_is_refused(faulty):
         ({"every": 0}, ValueError, "`every` must be a whole number of at least 1"),
         ({"every": True}, TypeError, "`every` must be a number"),
         ({"on_stall": "die"}, ValueError, "one of 'warn', 'raise', 'stop', got 'die'"),
-        ({"record": 3}, TypeError, "`record` must be a path, got 3"),
+        ({"record": 3}, TypeError, "`record` must be the path of a file, got 3"),
         (
             {"record": "no/such/run.npz"},
             ValueError,

@@ -118,7 +118,9 @@ def assert_wrapped_is_bare(family, make, mode):
     return bare
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("eager", marks=pytest.mark.slow), "graph"]
+)
 @pytest.mark.parametrize(("family", "name"), every_optimizer())
 def test_every_optimizer_of_every_keras(family, name, mode):
     def make():

@@ -23,6 +23,10 @@ from lossscale import (
 )
 
 
+#: Old versions restore old files in test_golden.py.
+pytestmark = pytest.mark.slow
+
+
 def own(family):
     return golden.own_wrapper(family, inner=adam(family))
 

@@ -30,6 +30,7 @@ def digits(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 def test_resumed_training_ends_where_uninterrupted_training_ends(digits, capsys):
     images, _, labels, _ = digits.load()
     model, run = digits.train_and_resume((images, labels))

@@ -26,7 +26,7 @@ from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, _keras, p
 STEPS = 100
 QUICK = 16
 #: Inputs of each target in the slow test.
-MANY = 400
+MANY = 150
 
 
 class Target(NamedTuple):

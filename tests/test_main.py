@@ -81,6 +81,7 @@ def run(*folders):
     return lines_of(answer.stdout)
 
 
+@pytest.mark.slow
 def test_as_a_program_beside_a_broken_keras(tmp_path):
     package = tmp_path / "tf_keras"
     package.mkdir()

@@ -19,6 +19,7 @@ from limits import skip_without
 from parameter_server import free_ports
 
 pytestmark = [
+    pytest.mark.slow,  # once, on the newest versions
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(STRATEGY != "mirrored", reason="is about others, once"),
 ]

@@ -16,6 +16,7 @@ from models import (
     data,
     regression,
     training_state,
+    variable_of,
     with_infinity,
 )
 
@@ -320,3 +321,35 @@ def test_a_loss_scale_made_in_a_scope_is_checkpointed(mirrored, tmp_path):
     tf.train.Checkpoint(scale=second).read(path).assert_consumed()
     for copy in mirrored.experimental_local_results(second.current_loss_scale):
         assert copy.numpy() == 32.0
+
+
+def test_values_by_position_of_0_1_0_still_fit(family):
+    """Keras 2's files know no names; what is newer than them comes last."""
+    if family.name == "keras3":
+        pytest.skip("Keras 3's files have names")
+
+    def wrapper(initial):
+        inner = family.optimizers.SGD(0.5)
+        optimizer = LossScaleOptimizer(inner, DynamicLossScale(initial, 2))
+        optimizer.build([variable_of(family, [1.0])])
+        optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+        return optimizer
+
+    saved = wrapper(2.0**20)
+    for flag in [False, True, True, False]:
+        saved.loss_scale.adjust(flag)
+    values = saved.get_weights()
+    assert values[-1] == saved.loss_scale.consecutive_skipped_steps.numpy() == 1
+    routes = [lambda old, read: read.set_weights(old)]
+    if family.name == "keras2-new":
+
+        def as_a_file(old, read):
+            read.load_own_variables({str(i): np.array(v) for i, v in enumerate(old)})
+
+        routes.append(as_a_file)
+    for route in routes:
+        read = wrapper(2.0)
+        route(values[:-1], read)
+        assert_same(read.get_weights()[:-1], values[:-1])
+        assert float(read.loss_scale) == 2.0**19
+        assert read.loss_scale.skipped_steps.numpy() == 2

@@ -20,6 +20,9 @@ from models import assert_same, data, regression, training_state
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
+#: Checkpoints and .keras files are in test_persistence.py, too, on every version.
+pytestmark = pytest.mark.slow
+
 BATCH = 8
 EPOCHS, HALF = 4, 2
 RULE = {

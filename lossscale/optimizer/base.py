@@ -236,7 +236,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
             known=None if step is None else step.known(grads),
             is_checked=is_checked,
             aggregates=aggregates,
-            record=self._faults.of(self._trained(variables)),
+            place=self._faults.of(self._trained(variables)),
             losses=[] if step is None else step.losses,
         )
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale import check, replicas
+from lossscale import _keras, check, replicas
 from lossscale.check import FINITE, INF, NAN
 
 _KINDS = {INF: "inf", NAN: "nan"}
@@ -29,15 +29,16 @@ class NonfiniteGradient(NamedTuple):
 class Faults(tf.Module):
     """The faults of an optimizer's last skipped step, kept on the device.
 
-    They are written on a skipped step only. An optimizer may apply the gradients of
-    several lists of variables in turn: each list has a record. They tell what happened
-    in this process, and are in no checkpoint: a model that has changed restores.
+    They are written on a skipped step only. An optimizer that was never built may apply
+    the gradients of several lists of variables in turn: each has a record then. They
+    tell what happened in this process, and are in no checkpoint: a model that has
+    changed restores.
     """
 
     def __init__(self) -> None:
         super().__init__(name="faults")
         # Past tf.Module's __setattr__, which would track them.
-        object.__setattr__(self, "_records", {})
+        object.__setattr__(self, "_records", [])
 
     # Not public: what a SavedModel of a training step must hold, since the step writes
     # it, and a checkpoint must not. The first is TensorFlow's since 2.9, the second was
@@ -51,32 +52,41 @@ class Faults(tf.Module):
         return {**listed, **self._kept()}
 
     def _kept(self) -> Dict[str, Any]:
-        records = enumerate(self._records.values())
+        records = enumerate(self._records)
         return {f"record{number}": record.value for number, record in records}
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Faults:
         return Faults()
 
     def of(self, variables: List[Any]) -> Any:
-        """Returns the record of a list of variables, None where there can be none."""
+        """Returns where the faults of a list of variables go.
+
+        Called when the optimizer is built, and again at each step: a `tf.function` that
+        creates a variable is traced twice.
+
+        Returns:
+          A `Place`. None where there can be none.
+        """
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return None  # a session would have to initialize it
-        key = tuple(map(id, variables))
-        if key not in self._records:
+        for record in self._records:
+            if all(id(variable) in record.positions for variable in variables):
+                break
+        else:
             record = Record(variables)
-            self._records[key] = record
-        return self._records[key]
+            self._records.append(record)
+        return Place(record, [record.positions[id(each)] for each in variables])
 
     def _last(self) -> List[Tuple[Record, List[float], float]]:
         """Returns the records of the last skipped step, with what they hold."""
-        read = [(r, *r.read()) for r in self._records.values()]
+        read = [(r, *r.read()) for r in self._records]
         latest = max((stamp for *_, stamp in read), default=0.0)
         return [each[:3] for each in read if each[3] == latest > 0.0]
 
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
         return [
-            NonfiniteGradient(_name(variable), _KINDS[code], variable)
+            NonfiniteGradient(_keras.variable_name(variable), _KINDS[code], variable)
             for record, codes, _ in self._last()
             for variable, code in zip(record.variables, codes)
             if code != FINITE
@@ -89,7 +99,7 @@ class Faults(tf.Module):
 
 
 class Record:
-    """The faults of the gradients of one list of variables.
+    """The faults of the gradients of a list of variables.
 
     One variable holds the code of each gradient, that of the loss, and when they were
     written: the loss scale's count of skipped steps.
@@ -97,6 +107,7 @@ class Record:
 
     def __init__(self, variables: List[Any]) -> None:
         self.variables = variables
+        self.positions = {id(variable): i for i, variable in enumerate(variables)}
         with tf.init_scope():
             self.value = tf.Variable(
                 tf.zeros([len(variables) + 2]),
@@ -105,6 +116,41 @@ class Record:
                 # Every replica writes the same value, and one must be taken.
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
+
+    def write(self, positions: List[int], codes: Any, skipped: Any) -> Any:
+        """Adds codes to those of the same step, or begins anew.
+
+        Args:
+          positions: Whose codes they are.
+          codes: A `float32` tensor of shape `[positions + 1]`, the last of the loss.
+          skipped: How many steps have been skipped, this one too.
+        """
+        size = len(self.variables) + 1
+        old = tf.convert_to_tensor(self.value)
+        stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
+        kept = tf.where(tf.equal(old[-1], stamp[0]), old[:-1], FINITE)
+        if len(positions) + 1 < size:
+            places = [[position] for position in [*positions, size - 1]]
+            codes = tf.scatter_nd(places, codes, [size])
+        value = tf.concat([tf.maximum(kept, codes), stamp], 0)
+        return self.value.assign(value, read_value=False)
+
+    def read(self) -> Tuple[List[float], float, float]:
+        """Returns the codes of the gradients, that of the loss, and the time."""
+        *codes, loss, stamp = self.value.numpy().tolist()
+        return codes, loss, stamp
+
+
+class Place(NamedTuple):
+    """Where the faults of one list of variables go.
+
+    Attributes:
+      record: The record.
+      positions: Those of the variables in it.
+    """
+
+    record: Record
+    positions: List[int]
 
     def write(self, faults: Any, faults_of_sum: Any, losses: Any, skipped: Any) -> Any:
         """Keeps what was at fault on any replica.
@@ -119,15 +165,8 @@ class Record:
         """
         local = replicas.for_each(_all_codes, faults, losses)
         found = _decoded(replicas.total(replicas.for_each(_encoded, local)))
-        of_sum = tf.pad(faults_of_sum, [[0, 1]])
-        stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
-        value = tf.concat([tf.maximum(found, of_sum), stamp], 0)
-        return self.value.assign(value, read_value=False)
-
-    def read(self) -> Tuple[List[float], float, float]:
-        """Returns the codes of the gradients, that of the loss, and the time."""
-        *codes, loss, stamp = self.value.numpy().tolist()
-        return codes, loss, stamp
+        codes = tf.maximum(found, tf.pad(faults_of_sum, [[0, 1]]))
+        return self.record.write(self.positions, codes, skipped)
 
 
 def _all_codes(faults: Any, losses: List[Any]) -> Any:
@@ -145,7 +184,3 @@ def _encoded(codes: Any) -> Any:
 def _decoded(total: Any) -> Any:
     at_fault = tf.where(total > 0.0, INF, FINITE)
     return tf.where(total >= replicas.count() + 1.0, NAN, at_fault)
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))

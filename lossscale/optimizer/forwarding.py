@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
 
 def forwarded(name: str) -> Any:
@@ -31,3 +31,10 @@ class RefusesInnerSettings:
                 f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
             )
         super().__setattr__(name, value)
+
+
+class CallableList(List[Any]):
+    """A list that may be called: `variables` was a method once."""
+
+    def __call__(self) -> List[Any]:
+        return self

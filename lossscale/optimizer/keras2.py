@@ -17,7 +17,7 @@ from lossscale._autograph import do_not_convert
 from lossscale.fixed import FixedLossScale
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.forwarding import forwarded
+from lossscale.optimizer.forwarding import CallableList, forwarded
 
 #: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
 _SINCE_0_1_0 = {"consecutive_skipped_steps"}
@@ -126,6 +126,7 @@ class _Legacy(_Keras2):
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self._create_all_weights(var_list)
+        self._faults.of(list(var_list))
 
     @do_not_convert
     def apply_gradients(
@@ -194,6 +195,7 @@ class _New(_Keras2):
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
+        self._faults.of(list(var_list))
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None
@@ -249,7 +251,7 @@ class _New(_Keras2):
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        return _CallableList([*self._inner_variables(), *self._scale_variables()])
+        return CallableList([*self._inner_variables(), *self._scale_variables()])
 
     def _inner_variables(self) -> List[Any]:
         inner = self.inner_optimizer
@@ -276,22 +278,11 @@ class _New(_Keras2):
         return inner_config.get("is_legacy_optimizer") is False
 
 
-class _CallableList(List[Any]):
-    """A list that may be called: `variables` was a method once."""
-
-    def __call__(self) -> List[Any]:
-        return self
-
-
 def _mix_into(keras: Any) -> None:
     """Makes and registers the wrappers for one Keras 2."""
     for is_legacy, base, optimizer_class in _keras.generations(keras):
         mixin = _Legacy if is_legacy else _New
-        name = (
-            "Keras2LegacyLossScaleOptimizer"
-            if is_legacy
-            else "Keras2LossScaleOptimizer"
-        )
+        name = f"Keras2{'Legacy' if is_legacy else ''}LossScaleOptimizer"
         attributes = {
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,

@@ -14,7 +14,7 @@ from lossscale import compiled, replicas
 from lossscale.base import LossScale, grouped
 from lossscale.check import Check
 from lossscale.optimizer import sharing
-from lossscale.optimizer.faults import Record
+from lossscale.optimizer.faults import Place
 from lossscale.optimizer.unscaling import is_plain, prepare, unscaled
 from lossscale.optimizer.verdict import Verdict
 
@@ -30,7 +30,7 @@ def apply_or_skip(
     known: Optional[Check],
     is_checked: bool,
     aggregates: bool,
-    record: Optional[Record],
+    place: Optional[Place],
     losses: List[Any],
 ) -> Any:
     """Unscales gradients and applies them, or skips them on every replica.
@@ -53,7 +53,7 @@ def apply_or_skip(
         is not known.
       is_checked: Whether they have not been changed since, so that `known` holds.
       aggregates: Whether `apply` adds the gradients up across replicas.
-      record: Where a skipped step's faults are kept. None: nowhere.
+      place: Where a skipped step's faults are kept. None: nowhere.
       losses: The unscaled losses that the gradients are of, as far as they are known.
 
     Returns:
@@ -64,7 +64,7 @@ def apply_or_skip(
     prepared = prepare(loss_scale, grads, divisor, known, is_checked)
     change = prepared.change
     verdict = Verdict(prepared, aggregates)
-    note = functools.partial(_note, record, loss_scale)
+    note = functools.partial(_note, place, loss_scale)
 
     def settle(code: Any, grads: Any) -> Tuple[Any, Any, Any]:
         is_finite, faults_of_sum = verdict.read(code, grads)
@@ -116,17 +116,17 @@ def _apply_held(
 
 
 def _note(
-    record: Optional[Record],
+    place: Optional[Place],
     loss_scale: LossScale,
     faults: Any,
     faults_of_sum: Any,
     losses: Any,
 ) -> Any:
     """Keeps what was at fault. Called once for all replicas, on a skipped step."""
-    if record is None:
+    if place is None:
         return None
     skipped = replicas.first(loss_scale.skipped_steps)
-    return record.write(faults, replicas.first(faults_of_sum), losses, skipped)
+    return place.write(faults, replicas.first(faults_of_sum), losses, skipped)
 
 
 def _update(
