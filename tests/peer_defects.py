@@ -153,14 +153,14 @@ DEFECTS = {
     26: Row(
         "K3, K2, TF",
         "a skipped step leaves BatchNormalization's statistics infinite or NaN",
-        "documented",
+        "documented; the monitor names the variable",
         documented="One thing it cannot take back: the forward pass that overflowed "
         "has already updated BatchNormalization's moving statistics.",
     ),
     27: Row(
         "K3, K2, TF",
         "nobody can ask whether a step was skipped",
-        "counters: skipped_steps, last_step_finite",
+        "counters, and a callback whose one message names the variables",
     ),
     28: Row(
         "K3, MirroredStrategy",

@@ -181,6 +181,7 @@ def test_it_is_a_callback_of_every_keras_and_looks_at_no_batch_unasked():
 # What it says
 
 
+@pytest.mark.peer_defect(27)
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
     monitor = quiet_monitor(patience=2, every=1)
@@ -208,6 +209,7 @@ def test_each_fault_is_named_once(anywhere):
     assert len(findings) == 3
 
 
+@pytest.mark.peer_defect(26)
 def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys):
     monitor = quiet_monitor(verbose=1)
     run = [None, "data", None]

@@ -22,7 +22,6 @@ from lossscale import (
     LossScaleWarning,
 )
 
-
 #: Old versions restore old files in test_golden.py.
 pytestmark = pytest.mark.slow
 
