@@ -28,7 +28,8 @@ class Configurable:
           custom_objects: Classes of your own by name, registered ones excepted.
         """
         wrapper: Any = wrappers.for_config(config) if cls._is_front() else cls
-        config = dict(config)
+        # Keras 2 writes into what it deserializes: the caller's own would change.
+        config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
         inner = wrapper._deserialize_inner(
             config.pop("inner_optimizer"), custom_objects
         )
