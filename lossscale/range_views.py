@@ -97,8 +97,9 @@ def draw(ranges: Any, ax: Any, rows: int) -> Any:
     _draw_histograms(ax, exponents, shown)
     _label(ax, ranges, list(shown))
     _label_x(ax, ranges, shift)
-    if own:
-        ax.figure.legend(loc="outside lower center", ncol=3, fontsize="small")
+    if own:  # below, where the layout leaves room for it
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
+        ax.legend(ncol=3, fontsize="small", **below)
     else:
         ax.legend(fontsize="small")
     return ax
