@@ -25,6 +25,8 @@ _REGIONS = (
     ("normal", NORMAL, "tab:green", 0.12),
     ("infinite in float16", TOP + 1, "black", 0.22),
 )
+#: The height of a histogram in inches.
+_ROW = 0.45
 
 
 def table(ranges: Any) -> str:
@@ -90,18 +92,16 @@ def draw(ranges: Any, ax: Any, rows: int) -> Any:
     exponents, counts = ranges.histogram
     chosen = _worst(ranges, rows)
     shown = {"all": counts.sum(0), **{ranges.names[i]: counts[i] for i in chosen}}
-    own = ax is None
-    ax = _new_axes(len(shown)) if own else ax
+    beside, place = ax, {}
+    if ax is None:
+        ax, beside = _new_axes(len(shown))
+        place = {"loc": "center", "ncol": 3}
     shift = float(np.log2(ranges.loss_scale))
     _draw_regions(ax, shift, _limits(exponents[shown["all"] > 0], shift))
     _draw_histograms(ax, exponents, shown)
     _label(ax, ranges, list(shown))
     _label_x(ax, ranges, shift)
-    if own:  # below, where the layout leaves room for it
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
-        ax.legend(ncol=3, fontsize="small", **below)
-    else:
-        ax.legend(fontsize="small")
+    beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **place)
     return ax
 
 
@@ -168,5 +168,12 @@ def _new_axes(rows: int) -> Any:
             "`GradientRanges.plot` needs matplotlib, which is not installed. "
             "Run `pip install matplotlib`."
         ) from error
-    size = (9, 1.7 + 0.45 * rows)
-    return plt.subplots(figsize=size, layout="constrained")[1]
+    heights = [1.1 + _ROW * rows, 0.6]
+    _, axes = plt.subplots(
+        2,
+        figsize=(9, sum(heights)),
+        layout="constrained",
+        gridspec_kw={"height_ratios": heights},
+    )
+    axes[1].axis("off")  # the legend's: the layout leaves no room outside of axes
+    return axes
