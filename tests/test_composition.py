@@ -154,7 +154,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("eager", marks=pytest.mark.slow), "graph"]
+)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_inner_optimizer(family, name, mode):
     arguments, feature = SETTINGS[name]
@@ -276,8 +278,8 @@ WAYS = {
     "no-jit": Way(compiled={"jit_compile": False}, feature="compile(jit_compile=...)"),
     "auto-jit": Way(compiled={"jit_compile": "auto"}, feature="jit_compile='auto'"),
 }
-#: One of each kind; the rest takes another minute.
-QUICK = {"learning-rates", "frozen-own-step", "swap-ema"}
+#: One with much in it; the rest takes another minute.
+QUICK = {"frozen-own-step"}
 
 
 def fitted(family, way, x, y, wrap):
