@@ -20,7 +20,7 @@ from lossscale.serialization import deserialize, get, serialize
 from lossscale.simulate import simulate
 from lossscale.simulation import Simulation
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "DynamicLossScale",
