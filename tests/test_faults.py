@@ -170,8 +170,8 @@ def test_a_very_long_run(family, mode):
     assert skipped + int(optimizer.iterations.numpy()) == SOAKED[mode]
     assert 0.15 < skipped / SOAKED[mode] < 0.6
     assert steps.experimental_get_tracing_count() == 1
-    # Not under XLA: there TensorFlow's loops keep memory, 5 MiB in 3,000 steps of a bare
-    # optimizer and 8 of a wrapped one (2.21, CPU), which has two loops more.
+    # Not under XLA: there TensorFlow's loops keep memory, 5 MiB in 3,000 steps of a
+    # bare optimizer and 8 of a wrapped one (2.21, CPU), which has two loops more.
     if mode == "graph":  # 420 bytes a step
         assert memory[1] - memory[0] < 32 * 2**20
 
