@@ -47,7 +47,7 @@ def assert_run(found, folder):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
