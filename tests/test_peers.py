@@ -134,7 +134,7 @@ def test_keras3_hangs_two_workers(keras3, tmp_path):
         )
         for rank in (0, 1)
     ]
-    watchdog = threading.Timer(90, _kill, [processes])
+    watchdog = threading.Timer(300, _kill, [processes])
     watchdog.start()
     try:
         said = [process.stdout.readline() for process in processes]
