@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -291,3 +293,15 @@ def test_counts_in_a_row_are_kept():
         return loss_scale.consecutive_skipped_steps + 0
 
     assert int(read()) == 3
+
+
+def test_losses_that_are_scaled_and_never_applied_are_not_all_kept(family):
+    optimizer, _ = make(family)
+    first = tf.constant(1.0)
+    reference = weakref.ref(first)
+    optimizer.scale_loss(first)
+    del first
+    for _ in range(20):
+        optimizer.scale_loss(tf.constant(1.0))
+    gc.collect()
+    assert reference() is None

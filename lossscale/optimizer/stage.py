@@ -18,6 +18,9 @@ import tensorflow as tf
 from lossscale.check import Check, clean
 
 _numbers = itertools.count(1)
+#: So many losses of a step are kept, to tell whether they were finite: the last ones. A
+#: loop that scales losses and never applies must not keep them all.
+_LOSSES = 8
 
 
 class Step:
@@ -28,7 +31,7 @@ class Step:
         divided by it even if a shared loss scale has moved since.
       number: When the loss was scaled: later steps have larger numbers. 0 if it was not
         scaled by an optimizer.
-      losses: The losses, before they were multiplied.
+      losses: The last losses, before they were multiplied.
       unscaled: Whether gradients of this step have been unscaled.
       applied: Whether gradients of this step have been applied.
     """
@@ -122,7 +125,7 @@ class Stages:
     def scaled(self, loss: Any, loss_scale: Any) -> None:
         """Notes that a loss has been multiplied with the tensor `loss_scale`."""
         step = self._open(loss_scale)
-        step.losses.append(loss)
+        step.losses = [*step.losses, loss][-_LOSSES:]
         step.number = next(_numbers)
 
     def follow(self, other: Optional[Step], loss_scale: Any) -> Step:
