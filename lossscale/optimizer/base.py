@@ -12,7 +12,7 @@ from lossscale._autograph import do_not_convert
 from lossscale.base import LossScale
 from lossscale.optimizer import sharing, wrappers
 from lossscale.optimizer.config import Configurable
-from lossscale.optimizer.faults import Faults, NonfiniteGradient
+from lossscale.optimizer.faults import Faults, NonfiniteGradient, Place
 from lossscale.optimizer.forwarding import RefusesInnerSettings
 from lossscale.optimizer.stage import Stages, Step
 from lossscale.optimizer.step import apply_or_skip
@@ -236,9 +236,14 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
             known=None if step is None else step.known(grads),
             is_checked=is_checked,
             aggregates=aggregates,
-            place=self._faults.of(self._trained(variables)),
+            place=self._place(self._trained(variables)),
             losses=[] if step is None else step.losses,
         )
+
+    def _place(self, variables: List[Any]) -> Optional[Place]:
+        """Returns where the faults of variables go. Called when it is built, too."""
+        checks = self._loss_scale.checks_gradients
+        return self._faults.of(variables) if checks else None
 
     def _trained(self, variables: Any) -> List[Any]:
         """Returns the variables that the gradients handed in belong to."""

@@ -58,7 +58,7 @@ class Faults(tf.Module):
     def __deepcopy__(self, memo: Dict[int, Any]) -> Faults:
         return Faults()
 
-    def of(self, variables: List[Any]) -> Any:
+    def of(self, variables: List[Any]) -> Optional[Place]:
         """Returns where the faults of a list of variables go.
 
         Called when the optimizer is built, and again at each step: a `tf.function` that

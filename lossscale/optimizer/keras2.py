@@ -126,7 +126,7 @@ class _Legacy(_Keras2):
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self._create_all_weights(var_list)
-        self._faults.of(list(var_list))
+        self._place(list(var_list))
 
     @do_not_convert
     def apply_gradients(
@@ -195,7 +195,7 @@ class _New(_Keras2):
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
-        self._faults.of(list(var_list))
+        self._place(list(var_list))
 
     def exclude_from_weight_decay(
         self, var_list: Any = None, var_names: Any = None

@@ -94,7 +94,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         object.__setattr__(self, "_built_for", list(variables))
-        self._faults.of(self._built_for)
+        self._place(self._built_for)
         self.built = True
 
     @do_not_convert
