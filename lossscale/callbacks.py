@@ -201,7 +201,7 @@ class LossScaleMonitor(_Callback):
         if self._steps_kept - before > 1:
             raise ValueError(_SEVERAL_STEPS.format(self._steps_kept - before))
         self._scales.append(self._taken_with)
-        self._flags.append(bool(self._optimizer.loss_scale.last_step_finite.numpy()))
+        self._flags.append(now.in_a_row == 0)
 
     def _save(self) -> None:
         if self.record:

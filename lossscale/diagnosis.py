@@ -88,8 +88,8 @@ def _kind(model: Any, variable: Any) -> Optional[str]:
     if not tf.as_dtype(variable.dtype).is_floating:
         return None
     # Each replica has statistics of its own, and perhaps one alone is poisoned.
-    variable = variable if isinstance(variable, tf.Variable) else variable.value
-    copies = model.distribute_strategy.experimental_local_results(variable)
+    tensor = _keras.tensor_of(variable)
+    copies = model.distribute_strategy.experimental_local_results(tensor)
     # On their devices: of a large variable only one bool comes to the host.
     if all(bool(tf.reduce_all(tf.math.is_finite(copy))) for copy in copies):
         return None

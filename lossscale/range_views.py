@@ -7,6 +7,7 @@ from typing import Any, Dict, List
 import numpy as np
 
 from lossscale.exponents import NORMAL, TOP, ZERO
+from lossscale.pictures import pyplot
 
 _TITLES = {
     "values": "values",
@@ -161,15 +162,8 @@ def _label_x(ax: Any, ranges: Any, shift: float) -> None:
 
 
 def _new_axes(rows: int) -> Any:
-    try:
-        import matplotlib.pyplot as plt  # noqa: PLC0415 - only who plots needs it
-    except ImportError as error:
-        raise ImportError(
-            "`GradientRanges.plot` needs matplotlib, which is not installed. "
-            "Run `pip install matplotlib`."
-        ) from error
     heights = [1.1 + _ROW * rows, 0.6]
-    _, axes = plt.subplots(
+    _, axes = pyplot("GradientRanges.plot").subplots(
         2,
         figsize=(9, sum(heights)),
         layout="constrained",

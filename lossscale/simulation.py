@@ -7,6 +7,8 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
+from lossscale.pictures import pyplot
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
@@ -92,7 +94,8 @@ class Simulation:
           ImportError: matplotlib is not installed.
         """
         if ax is None:
-            ax = _new_axes()
+            plt = pyplot("Simulation.plot")
+            ax = plt.subplots(figsize=(8, 3), layout="constrained")[1]
         steps = len(self.loss_scale)
         if self.limit is not None:
             ax.plot(np.arange(steps), self.limit, color="0.7", label="limit")
@@ -109,14 +112,3 @@ class Simulation:
         ax.set_ylabel("loss scale")
         ax.legend()
         return ax
-
-
-def _new_axes() -> Any:
-    try:
-        import matplotlib.pyplot as plt  # noqa: PLC0415 - only who plots needs it
-    except ImportError as error:
-        raise ImportError(
-            "`Simulation.plot` needs matplotlib, which is not installed. "
-            "Run `pip install matplotlib`."
-        ) from error
-    return plt.subplots(figsize=(8, 3), layout="constrained")[1]

@@ -20,6 +20,7 @@ import tensorflow as tf
 from models import compiled, variable_of
 
 import lossscale
+from lossscale import _keras
 
 DATA = Path(__file__).parent / "data"
 STEPS = 60
@@ -67,7 +68,7 @@ def loop(family, dtype, mode):
             factor = tf.cast(special / 2.0, dtype)
             loss = tf.reduce_sum(factor * tf.square(distance))
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [_keras.tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
 
     step = compiled(step, mode)
@@ -99,10 +100,6 @@ def momentum(optimizer, weights):
     if hasattr(inner, "get_slot"):
         return inner.get_slot(weights, "momentum")
     return inner.momentums[0]
-
-
-def tensor_of(weights):
-    return weights if isinstance(weights, tf.Variable) else weights.value
 
 
 def _listed(variable):

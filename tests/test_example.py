@@ -111,16 +111,23 @@ def test_with_a_real_tf_config_it_is_one_worker():
     assert "skipped: 1" in lines  # the second worker's overflow is not there
 
 
-def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
-    path = PATH.with_name("compare_schedules.py")
-    spec = importlib.util.spec_from_file_location("compare_schedules", path)
+def printed_by(name, folder, monkeypatch, capsys):
+    """Runs an example that draws a picture, and returns it and what it printed."""
+    monkeypatch.syspath_prepend(str(PATH.parent))  # one imports digits
+    path = PATH.with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    picture = tmp_path / "picture.png"
+    picture = folder / "picture.png"
     monkeypatch.setattr(sys, "argv", [str(path), "--output", str(picture)])
     example.main()
     assert picture.stat().st_size > 10_000
-    printed = capsys.readouterr().out
+    return example, capsys.readouterr().out
+
+
+def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
+    given = (tmp_path, monkeypatch, capsys)
+    example, printed = printed_by("compare_schedules", *given)
     rows = dict(re.findall(r"^(\S.*?) {2,}(\d+) +\d+ +[\d.]+$", printed, re.M))
     assert set(rows) == set(example.schedules())
     readme = (PATH.parent.parent / "README.md").read_text()
@@ -130,14 +137,6 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.usefixtures("digits")  # which skips where it cannot run
 def test_the_gradient_ranges_of_the_digits(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(PATH.parent))  # it imports digits
-    path = PATH.with_name("gradient_ranges.py")
-    spec = importlib.util.spec_from_file_location("example_ranges", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    picture = tmp_path / "picture.png"
-    monkeypatch.setattr(sys, "argv", [str(path), "--output", str(picture)])
-    example.main()
-    assert picture.stat().st_size > 10_000
-    rows = re.findall(r"^all +([\d,]+) .*$", capsys.readouterr().out, re.M)
+    _, printed = printed_by("gradient_ranges", tmp_path, monkeypatch, capsys)
+    rows = re.findall(r"^all +([\d,]+) .*$", printed, re.M)
     assert rows == ["306,340", "306,340"]

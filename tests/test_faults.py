@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from zipfile import BadZipFile
 
-import golden
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,7 +24,7 @@ from limits import skip_without
 from models import assert_same, compiled, inner_variables, variable_of
 from test_routes import checkpoint, fresh
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, LossScaleOptimizer, _keras
 
 HERE = Path(__file__).parent
 KILLS = 10
@@ -140,7 +139,7 @@ def soak(family, mode):
             half = tf.cast(weights, tf.float16)
             loss = tf.reduce_sum(tf.cast(tf.square(half) * 0.5, tf.float32)) * factor
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [golden.tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [_keras.tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
         values = [tf.reduce_all(tf.math.is_finite(v)) for v in kept]
         current = scale()

@@ -28,6 +28,7 @@ LEVELS = [
         "exponents",
         "finite",
         "packing",
+        "pictures",
         "presets",  # a table: it makes no loss scale, and knows no class
         "record",
         "replicas",
