@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import replicas, scaling
 from lossscale._autograph import do_not_convert
-from lossscale.finite import all_finite
+from lossscale.finite import (
+    all_finite,
+    each_is_finite,
+    exactly,
+    floating_values,
+    sum_is_finite,
+)
+from lossscale.graphs import after, branches_freely, grouped
 
 
 class LossScale(tf.Module, metaclass=abc.ABCMeta):
@@ -111,6 +118,11 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """
         if not self.checks_gradients:
             return grouped([]), True
+        if not tf.distribute.has_strategy():
+            values = floating_values(grads)
+            return self._adjust_to(
+                sum_is_finite(values), lambda: each_is_finite(values)
+            )
         is_finite = replicas.for_each(all_finite, grads)
         return self.adjust(replicas.agree(is_finite))
 
@@ -129,6 +141,53 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             return grouped([]), True
         is_finite = tf.convert_to_tensor(is_finite, tf.bool)
         return replicas.once(self._adjust_state, is_finite), is_finite
+
+    def _adjust_to(
+        self, surely_finite: Any, find_out: Optional[Callable[[], Any]]
+    ) -> Tuple[Any, Any]:
+        """Does what `adjust` does, and finds out no more than it needs.
+
+        Where one replica trains, one branch of the graph then holds the exact check and
+        the rule. A good step that is only counted passes both by.
+
+        Args:
+          surely_finite: A `bool` tensor of shape `[]`, equal on all replicas. If True,
+            every gradient of the step is finite.
+          find_out: Called, perhaps within a branch, where that is False. Returns the
+            exact flag. None: `surely_finite` is exact.
+
+        Returns:
+          `update_op` and `should_apply_gradients`, as `update` does.
+        """
+        stays = self._stays() if find_out and branches_freely() else None
+        if find_out is None or stays is None:
+            return self.adjust(exactly(surely_finite, find_out))
+
+        def adjust_exactly() -> Any:
+            is_finite = find_out()
+            return after(self._adjust_state(is_finite), is_finite)
+
+        only_counts = tf.logical_and(surely_finite, stays)
+        is_finite = tf.cond(only_counts, self._counted, adjust_exactly)
+        return grouped([is_finite]), is_finite
+
+    def _stays(self) -> Any:
+        """Returns whether a good step would only be counted, by `_count_good`.
+
+        Returns:
+          A `bool` tensor of shape `[]`. None if that is not known beforehand.
+        """
+        return None
+
+    def _count_good(self) -> Any:
+        """Does what `_adjust` does of a good step where `_stays` holds."""
+        raise NotImplementedError
+
+    def _counted(self) -> Any:
+        """Counts a good step, and returns the flag of one."""
+        in_a_row = self.consecutive_skipped_steps.assign(0, read_value=False)
+        is_finite = self.last_step_finite.assign(True, read_value=False)
+        return after([self._count_good(), in_a_row, is_finite], True)
 
     def _adjust_state(self, is_finite: Any) -> Any:
         is_finite = replicas.first(is_finite)
@@ -185,11 +244,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
         Use it where `update` may have moved the loss scale in between.
         """
-        # A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is
-        # subnormal and flushes to zero. skipped_steps is never negative, but no
-        # compiler knows that, so it cannot fold this divisor (TensorFlow 2.4-2.21).
-        divisor = loss_scale * tf.cast(self.skipped_steps >= 0, tf.float32)
-        return scaling.divide(grads, divisor)
+        return scaling.divide(grads, scaling.hidden(loss_scale, self.skipped_steps))
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new scalar variable, checkpointed as `name`.
@@ -227,20 +282,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             shown = {**state, **shown}
         listed = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({listed})"
-
-
-def grouped(results: Any) -> Any:
-    """Returns one op that runs all `results`, or None in eager mode: they have run."""
-    if tf.executing_eagerly():
-        return None
-    graph = tf.compat.v1.get_default_graph()
-    ops = []
-    for result in tf.nest.flatten(results):
-        op = result if isinstance(result, tf.Operation) else getattr(result, "op", None)
-        # Results of another graph, or of mirrored variables, ran or will run there.
-        if getattr(op, "graph", None) is graph:
-            ops.append(op)
-    return tf.group(*ops)
 
 
 def _to_tensor(

@@ -176,6 +176,18 @@ class DynamicLossScale(LossScale):
             results.append(self._move(grows, backs_off))
         return results
 
+    def _stays(self) -> Any:
+        if (type(self).adjust, type(self)._adjust) != _RULE:
+            return None  # a subclass has a rule of its own
+        # Not good + 1: that is _adjust's business, and the constant costs nothing.
+        return tf.convert_to_tensor(self.good_steps) < self.increment_period - 1
+
+    def _count_good(self) -> Any:
+        results = [self.good_steps.assign_add(1, read_value=False)]
+        if "good" in self.hysteresis_reset:
+            results.append(self.bad_steps.assign(0, read_value=False))
+        return results
+
     def _move(self, grows: Any, backs_off: Any) -> Any:
         scale = self()
         moved = _either(grows, self._grown(scale), scale)
@@ -206,6 +218,10 @@ class DynamicLossScale(LossScale):
             "min_loss_scale": self.min_loss_scale,
             "max_loss_scale": self.max_loss_scale,
         }
+
+
+#: What `_count_good` does a part of.
+_RULE = (DynamicLossScale.adjust, DynamicLossScale._adjust)
 
 
 def _either(condition: Any, one: Any, other: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
 from lossscale._autograph import do_not_convert
 from lossscale.compiled import in_xla
-from lossscale.packing import pack
+from lossscale.packing import add_up, pack
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -40,12 +40,8 @@ def all_finite(grads: Any) -> Any:
     Returns:
       A `bool` tensor of shape `[]`. True if there is no gradient at all.
     """
-    values, _ = pack(floating_values(grads))
-    return tf.cond(
-        sum_is_finite(values),
-        lambda: tf.constant(True),
-        lambda: each_is_finite(values),
-    )
+    values = floating_values(grads)
+    return exactly(sum_is_finite(values), lambda: each_is_finite(values))
 
 
 def sum_is_finite(values: List[Any]) -> Any:
@@ -54,14 +50,28 @@ def sum_is_finite(values: List[Any]) -> Any:
         return tf.constant(True)
     if in_xla():  # float16's sum overflows soon, and there the cast costs nothing
         values = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]
-    sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in values]
+    sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in add_up(values)]
     return tf.math.is_finite(tf.add_n(sums))
 
 
 def each_is_finite(values: List[Any]) -> Any:
     """Tells whether each element is finite, by looking at each."""
-    checks = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+    packed, _ = pack(values)
+    checks = [tf.reduce_all(tf.math.is_finite(value)) for value in packed]
     return tf.reduce_all(checks) if checks else tf.constant(True)
+
+
+def exactly(surely_finite: Any, find_out: Optional[Callable[[], Any]]) -> Any:
+    """Returns whether gradients are finite, and finds out where it is not sure.
+
+    Args:
+      surely_finite: A `bool` tensor of shape `[]`. If True, they are.
+      find_out: Called where that is False. Returns the exact flag, a `bool` tensor of
+        shape `[]`. None: `surely_finite` is exact.
+    """
+    if find_out is None:
+        return surely_finite
+    return tf.cond(surely_finite, lambda: tf.constant(True), find_out)
 
 
 @do_not_convert

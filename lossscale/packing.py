@@ -37,6 +37,17 @@ def pack(grads: List[Any]) -> Tuple[List[Any], List[List[int]]]:
     return packed, groups
 
 
+def add_up(grads: List[Any]) -> List[Any]:
+    """Adds up small gradients where `pack` stacks them. No infinity or NaN gets lost.
+
+    That is one read of them, where stacking writes them again.
+    """
+    groups = _groups(grads)
+    if len(groups) == len(grads):
+        return grads
+    return [tf.add_n([grads[i] for i in group]) for group in groups]
+
+
 def unpack(packed: List[Any], groups: List[List[int]]) -> List[Any]:
     """Returns the list that was packed, after the same was done to all of it."""
     if len(packed) == sum(map(len, groups)):

@@ -38,6 +38,24 @@ def divide(grads: Any, divisor: Any) -> Any:
     return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 
 
+def hidden(loss_scale: Any, count: Any) -> Any:
+    """Returns a loss scale as a divisor that no compiler knows.
+
+    A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
+    and flushes to zero (TensorFlow 2.4 to 2.21). What a variable holds it cannot know.
+
+    Args:
+      loss_scale: A `float32` tensor of shape `[]`.
+      count: A variable that is never negative, which no compiler knows either.
+    """
+    if tf.executing_eagerly():  # each operation runs as it stands
+        return loss_scale
+    operation = getattr(loss_scale, "op", None)
+    if operation is not None and operation.type == "ReadVariableOp":
+        return loss_scale
+    return loss_scale * tf.cast(count >= 0, tf.float32)
+
+
 def _divide(grad: Any, divisor: Any, quotient: Callable[[Any], Any]) -> Any:
     if grad is None:
         return None
@@ -59,7 +77,7 @@ def _divide(grad: Any, divisor: Any, quotient: Callable[[Any], Any]) -> Any:
 
 def _by_reciprocal(divisor: Any) -> Callable[[Any], Any]:
     # 1 / 2**127 is subnormal and flushes to zero: two factors then. Whoever divides by
-    # a constant must hide that (`LossScale.unscale_by`), or XLA makes them one again.
+    # a constant must hide that (`hidden`), or XLA makes them one again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
     second = 1.0 / (divisor * first)
     return lambda value: value * first * second

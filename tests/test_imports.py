@@ -27,6 +27,7 @@ LEVELS = [
         "compiled",
         "exponents",
         "finite",
+        "graphs",
         "packing",
         "pictures",
         "presets",  # a table: it makes no loss scale, and knows no class
@@ -59,7 +60,8 @@ WITHIN = {
     "finite": {"_autograph", "compiled", "packing"},
     "scaling": {"_keras", "compiled"},
     "replicas": {"_keras"},
-    "base": {"_autograph", "finite", "replicas", "scaling"},
+    "graphs": {"compiled"},
+    "base": {"_autograph", "finite", "graphs", "replicas", "scaling"},
     "presets": {"arguments"},
     "record": {"arguments"},
     "systems": {"arguments"},

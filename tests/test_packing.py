@@ -10,7 +10,7 @@ from models import variable_of
 import lossscale
 from lossscale import _keras
 from lossscale.compiled import in_xla, run_either
-from lossscale.packing import SMALL, pack, unpack
+from lossscale.packing import SMALL, add_up, pack, unpack
 
 
 def mixed_gradients():
@@ -39,6 +39,15 @@ def test_equal_small_gradients_become_one_and_come_back():
         if grad is not None:
             assert grad.dtype == same.dtype
             np.testing.assert_array_equal(grad, same)
+
+
+def test_equal_small_gradients_are_added_up():
+    grads = [grad for grad in mixed_gradients() if isinstance(grad, tf.Tensor)]
+    summed = add_up([*grads, tf.constant([np.inf, np.nan])])
+    assert len(summed) == len(grads) - 3
+    np.testing.assert_array_equal(summed[0], [np.inf, np.nan])
+    np.testing.assert_array_equal(summed[1], np.array([13.0], np.float16))
+    assert [tensor.shape for tensor in summed[2:]] == [SMALL + 1, 1, 2]
 
 
 def test_under_xla_nothing_is_packed():

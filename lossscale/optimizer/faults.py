@@ -159,13 +159,14 @@ class Place(NamedTuple):
 
         Args:
           faults: The codes of each replica's gradients.
-          faults_of_sum: Those of their sum, equal on all replicas.
+          faults_of_sum: Those of their sum, equal on all replicas. None: it has none.
           losses: The unscaled losses of each replica, as far as they are known.
           skipped: How many steps have been skipped, this one too.
         """
         local = replicas.for_each(_all_codes, faults, losses)
-        found = _decoded(replicas.total(replicas.for_each(_encoded, local)))
-        codes = tf.maximum(found, tf.pad(faults_of_sum, [[0, 1]]))
+        codes = _decoded(replicas.total(replicas.for_each(_encoded, local)))
+        if faults_of_sum is not None:
+            codes = tf.maximum(codes, tf.pad(faults_of_sum, [[0, 1]]))
         return self.record.write(self.positions, codes, skipped)
 
 

@@ -9,11 +9,13 @@ state, and adjusts again with the AND of all flags. No variable and no branch is
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.base import LossScale, grouped
+from lossscale.base import LossScale
+from lossscale.finite import exactly
+from lossscale.graphs import grouped
 
 _users: Any = weakref.WeakKeyDictionary()  # LossScale -> WeakSet of optimizers
 _open_steps: Any = weakref.WeakKeyDictionary()  # LossScale -> _OpenStep
@@ -42,19 +44,28 @@ def latest_step(loss_scale: LossScale) -> Any:
     return max(known, key=lambda step: step.number, default=None)
 
 
-def adjust(loss_scale: LossScale, optimizer: Any, is_finite: Any) -> Any:
+def adjust(
+    loss_scale: LossScale,
+    optimizer: Any,
+    surely_finite: Any,
+    find_out: Optional[Callable[[], Any]],
+) -> Tuple[Any, Any]:
     """Adjusts `loss_scale` to a step that `optimizer` applies or skips.
 
     Args:
       loss_scale: A `LossScale`.
       optimizer: The optimizer that asks.
-      is_finite: A `bool` tensor of shape `[]`, the flag agreed for this optimizer.
+      surely_finite: A `bool` tensor of shape `[]`, what is agreed for this optimizer.
+        If True, every gradient of the step is finite.
+      find_out: Called, perhaps within a branch, where that is False. Returns the exact
+        flag. None: `surely_finite` is exact.
 
     Returns:
-      The update op, None in eager mode.
+      The update op, None in eager mode, and the exact flag.
     """
     if len(_users.get(loss_scale, ())) < 2:
-        return loss_scale.adjust(is_finite)[0]
+        return loss_scale._adjust_to(surely_finite, find_out)
+    is_finite = exactly(surely_finite, find_out)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     step = _open_steps.get(loss_scale)
     if step is None or step.graph is not graph or optimizer in step.applied:
@@ -67,4 +78,4 @@ def adjust(loss_scale: LossScale, optimizer: Any, is_finite: Any) -> Any:
     step.is_finite = tf.logical_and(step.is_finite, is_finite)
     with tf.control_dependencies([] if taken_back is None else [taken_back]):
         step.update_op = loss_scale.adjust(step.is_finite)[0]
-    return step.update_op
+    return step.update_op, is_finite

@@ -5,18 +5,19 @@ Nothing here knows a rule of a loss scale, or a Keras.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import compiled, replicas
-from lossscale.base import LossScale, grouped
+from lossscale.base import LossScale
 from lossscale.check import Check
+from lossscale.finite import exactly
+from lossscale.graphs import after, grouped
 from lossscale.optimizer import sharing
 from lossscale.optimizer.faults import Place
 from lossscale.optimizer.unscaling import is_plain, prepare, unscaled
-from lossscale.optimizer.verdict import Verdict
+from lossscale.optimizer.verdict import Finding, Verdict
 
 
 def apply_or_skip(
@@ -64,20 +65,25 @@ def apply_or_skip(
     prepared = prepare(loss_scale, grads, divisor, known, is_checked)
     change = prepared.change
     verdict = Verdict(prepared, aggregates)
-    note = functools.partial(_note, place, loss_scale)
 
-    def settle(code: Any, grads: Any) -> Tuple[Any, Any, Any]:
-        is_finite, faults_of_sum = verdict.read(code, grads)
-        return (*_update(optimizer, loss_scale, is_finite, grads), faults_of_sum)
+    def note(grads: Any, known: Any, faults_of_sum: Any, losses: Any) -> Any:
+        faults = replicas.for_each(verdict.faults, grads, known)
+        return _note(place, loss_scale, faults, faults_of_sum, losses)
 
-    def branch(code: Any, grads: Any, held: Any, faults: Any, losses: Any) -> Any:
-        update_op, should_apply, faults_of_sum = settle(code, grads)
+    def settle(code: Any, grads: Any, known: Any) -> Tuple[Any, Any, Any]:
+        finding = verdict.read(code, grads, known)
+        settled = _update(optimizer, loss_scale, finding, grads)
+        return (*settled, finding.faults_of_sum)
+
+    def branch(code: Any, grads: Any, held: Any, known: Any, losses: Any) -> Any:
+        update_op, should_apply, faults_of_sum = settle(code, grads, known)
 
         def apply_everywhere() -> Any:
-            return _done(replicas.for_each(_apply_held, apply, change, grads, held))
+            done = replicas.for_each(_apply_held, apply, change, grads, held)
+            return after([done], True)
 
         def write() -> Any:
-            return _done(note(faults, faults_of_sum, losses))
+            return after([note(grads, known, faults_of_sum, losses)], True)
 
         if should_apply is True:  # a rule that applies every step needs no branch
             done = apply_everywhere()
@@ -88,14 +94,16 @@ def apply_or_skip(
     if not tf.executing_eagerly():
         held = _Held(variables)
         return replicas.once(
-            branch, verdict.code, prepared.grads, held, verdict.faults, losses
+            branch, verdict.code, prepared.grads, held, prepared.known, losses
         )
     # Python's own branch may stand in replica context: no thread needs to start anew.
-    _, should_apply, of_sum = replicas.once(settle, verdict.code, prepared.grads)
+    _, should_apply, of_sum = replicas.once(
+        settle, verdict.code, prepared.grads, prepared.known
+    )
     if bool(should_apply):
         apply(change(prepared.grads), variables)
     else:
-        replicas.once(note, verdict.faults, of_sum, losses)
+        replicas.once(note, prepared.grads, prepared.known, of_sum, losses)
     return None
 
 
@@ -130,18 +138,13 @@ def _note(
 
 
 def _update(
-    optimizer: Any, loss_scale: LossScale, is_finite: Any, grads: List[Any]
+    optimizer: Any, loss_scale: LossScale, finding: Finding, grads: List[Any]
 ) -> Tuple[Any, Any]:
+    known = (finding.surely_finite, finding.find_out)
     if is_plain(loss_scale):
-        return sharing.adjust(loss_scale, optimizer, is_finite), is_finite
+        return sharing.adjust(loss_scale, optimizer, *known)
+    is_finite = exactly(*known)
     # A subclass that overrides update whole sees the gradients, and with them a scalar
     # that is finite only if the step was: the gradients may have been clipped since.
     flag = tf.where(is_finite, 0.0, float("nan"))
     return loss_scale.update([*grads, flag])
-
-
-def _done(result: Any) -> Any:
-    """Returns a tensor of shape `[]` that depends on `result`, for tf.cond."""
-    op = grouped([result])
-    with tf.control_dependencies([] if op is None else [op]):
-        return tf.constant(True)

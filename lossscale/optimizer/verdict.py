@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional
 
 import tensorflow as tf
 
 from lossscale import check, replicas
 from lossscale.check import Check
-from lossscale.finite import floating_values, sum_stays_finite
+from lossscale.finite import (
+    each_is_finite,
+    exactly,
+    floating_values,
+    sum_is_finite,
+    sum_stays_finite,
+)
 from lossscale.optimizer.unscaling import Prepared
+
+
+class Finding(NamedTuple):
+    """What the replicas know together of a step.
+
+    Attributes:
+      surely_finite: A `bool` tensor of shape `[]`. If True, the step may be applied.
+      find_out: To be called where that is False, perhaps within a branch. Returns the
+        exact flag. None: `surely_finite` is exact.
+      faults_of_sum: The faults that only the sum of all replicas' gradients has. None:
+        it cannot have any.
+    """
+
+    surely_finite: Any
+    find_out: Optional[Callable[[], Any]]
+    faults_of_sum: Any
 
 
 class Verdict:
@@ -21,62 +43,94 @@ class Verdict:
     it may not. Only between them, which almost never happens, must the gradients be
     added up to see.
 
+    One replica has nobody to tell: its check goes no further than a sum that proves
+    them finite, and the rest can wait for the branch that needs it.
+
     Attributes:
-      code: This replica's term of the sum, a `float32` tensor of shape `[]`.
-      faults: The codes of this replica's gradients, a `float32` tensor of shape
-        `[gradients]`.
+      code: This replica's term of the sum, a `float32` tensor of shape `[]`. Of one
+        replica alone a `bool` tensor: what it knows so far.
     """
 
     def __init__(self, prepared: Prepared, sums: bool) -> None:
         grads, self._groups = prepared.grads, prepared.groups
+        self._is_checked = prepared.is_checked
         self._terms = replicas.count()
         self._sums = sums and self._terms > 1
         # Sparse gradients are concatenated, not added.
         self._added = [i for i, grad in enumerate(grads) if _is_added(grad)]
+        if self._terms == 1:
+            self.code = self._surely_finite(grads, prepared.known)
+            return
         is_small: Any = True
         if self._sums:
             is_small = sum_stays_finite(grads, self._terms)
-        seen = check.both(prepared.known, self._check(prepared, is_small))
+        is_finite = self._is_finite(grads, prepared.known, is_small)
         doubt = tf.where(is_small, 0.0, 1.0)
-        self.code = tf.where(seen.is_finite, doubt, self._terms + 1.0)
-        self.faults = seen.faults
+        self.code = tf.where(is_finite, doubt, self._terms + 1.0)
 
-    def _check(self, prepared: Prepared, is_small: Any) -> Any:
-        if prepared.is_checked:
-            return None
+    def _surely_finite(self, grads: List[Any], known: Optional[Check]) -> Any:
+        if known is not None and self._is_checked:
+            return known.is_finite
+        return _and_known(known, sum_is_finite(floating_values(grads)))
+
+    def _exactly(self, grads: List[Any], known: Optional[Check]) -> Any:
+        return _and_known(known, each_is_finite(floating_values(grads)))
+
+    def _is_finite(
+        self, grads: List[Any], known: Optional[Check], is_small: Any
+    ) -> Any:
+        if known is not None and self._is_checked:
+            return known.is_finite
         if is_small is True:
-            return check.check(prepared.grads, prepared.groups)
-        found = tf.cond(
+            surely_finite = self._surely_finite(grads, known)
+            return exactly(surely_finite, lambda: self._exactly(grads, known))
+        values = floating_values(grads)
+        is_finite = exactly(
             is_small,
-            lambda: tuple(check.clean(sum(map(len, prepared.groups)))),
-            lambda: tuple(check.check(prepared.grads, prepared.groups)),
+            lambda: exactly(sum_is_finite(values), lambda: each_is_finite(values)),
         )
-        return Check(*found)
+        return _and_known(known, is_finite)
 
-    def read(self, code: Any, grads: Any) -> Tuple[Any, Any]:
+    def read(self, code: Any, grads: Any, known: Any) -> Finding:
         """Returns what the replicas know together of a step.
 
         Args:
           code: `self.code` as it came through `replicas.once`.
           grads: The gradients that were prepared, as they came through it.
-
-        Returns:
-          is_finite: The agreed flag.
-          faults: The faults that only the sum of all replicas' gradients has.
+          known: What was known of them when they were, as it came through it.
         """
+        if self._terms == 1:
+
+            def find_out() -> Any:
+                return replicas.first(replicas.for_each(self._exactly, grads, known))
+
+            rest = None if self._is_checked else find_out
+            return Finding(replicas.first(code), rest, None)
         code = replicas.total(code)
         settled = tf.equal(code, 0.0)
-        clean = check.clean(sum(map(len, self._groups)))
         if not self._sums:
-            return settled, clean.faults
+            return Finding(settled, None, None)
         in_doubt = tf.logical_and(code > 0.0, code < self._terms + 1.0)
-        return tuple(
-            tf.cond(
-                in_doubt,
-                lambda: tuple(self._check_sum(grads)),
-                lambda: (settled, clean.faults),
-            )
+        clean = check.clean(sum(map(len, self._groups)))
+        is_finite, faults_of_sum = tf.cond(
+            in_doubt,
+            lambda: tuple(self._check_sum(grads)),
+            lambda: (settled, clean.faults),
         )
+        return Finding(is_finite, None, faults_of_sum)
+
+    def faults(self, grads: List[Any], known: Optional[Check]) -> Any:
+        """Returns the codes of one replica's gradients. For the branch that skips.
+
+        Args:
+          grads: This replica's gradients, as they were prepared.
+          known: What was known of them then.
+
+        Returns:
+          A `float32` tensor of shape `[gradients]`.
+        """
+        now = None if self._is_checked else check.check_each(grads, self._groups)
+        return check.both(known, now).faults
 
     def _check_sum(self, grads: List[Any]) -> Check:
         terms = replicas.for_each(self._terms_added, grads)
@@ -90,6 +144,10 @@ class Verdict:
         # strategy's: if the sum of their magnitudes is finite, every order is.
         as_added = tf.identity if self._terms == 2 else tf.abs
         return [as_added(_real(grads[position])) for position in self._added]
+
+
+def _and_known(known: Optional[Check], is_finite: Any) -> Any:
+    return is_finite if known is None else tf.logical_and(known.is_finite, is_finite)
 
 
 def _is_added(grad: Any) -> bool:
