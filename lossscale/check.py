@@ -14,6 +14,8 @@ from lossscale.finite import floating_values, sum_is_finite
 
 #: The codes of faults. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
+#: Of a dtype's largest numbers times this, 2**60 add up to a finite number in float32.
+_SMALL = {tf.float32: 2.0**-64, tf.float64: 2.0**-960}
 
 
 class Check(NamedTuple):
@@ -53,11 +55,18 @@ def check(packed: List[Any], groups: List[List[int]]) -> Check:
 
 
 def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
-    """Checks gradients by looking at each element."""
+    """Checks gradients by looking at each element.
+
+    The sum of the magnitudes tells all, if they are made so small that finite ones
+    cannot overflow it: it is infinite if one of them is, and NaN if one is that.
+    """
     if not groups:
         return clean(0)
-    found = tf.concat([_faults(g, len(group)) for g, group in zip(packed, groups)], 0)
-    return Check(tf.reduce_max(found) == FINITE, in_order(found, groups))
+    rows = [_sums(grad, len(group)) for grad, group in zip(packed, groups)]
+    sums = tf.concat(rows, 0)
+    is_finite = tf.math.is_finite(sums)
+    codes = tf.where(is_finite, FINITE, tf.where(tf.math.is_nan(sums), NAN, INF))
+    return Check(tf.reduce_all(is_finite), in_order(codes, groups))
 
 
 def in_order(faults: Any, groups: List[List[int]]) -> Any:
@@ -82,20 +91,17 @@ def both(known: Optional[Check], now: Optional[Check]) -> Any:
     return Check(is_finite, tf.where(known.is_finite, now.faults, known.faults))
 
 
-def _faults(grad: Any, rows: int) -> Any:
-    """Returns the code of each of the rows that a packed gradient is made of."""
+def _sums(grad: Any, rows: int) -> Any:
+    """Returns the small sum of each of the rows that a packed gradient is made of."""
     values = floating_values([grad])
     if not values:
-        return tf.fill([rows], FINITE)
-    found = [_worst(value, rows) for value in values]
-    return found[0] if len(found) == 1 else tf.maximum(*found)
+        return tf.zeros([rows])
+    sums = [_sum_of_magnitudes(value, rows) for value in values]
+    return sums[0] if len(sums) == 1 else tf.add_n(sums)
 
 
-def _worst(value: Any, rows: int) -> Any:
-    codes = tf.where(
-        tf.math.is_nan(value),
-        NAN,
-        tf.where(tf.math.is_finite(value), FINITE, INF),
-    )
-    worst = tf.reduce_max(tf.reshape(codes, [rows, -1]), axis=1)
-    return tf.maximum(worst, FINITE)  # of no elements, the largest is -inf
+def _sum_of_magnitudes(value: Any, rows: int) -> Any:
+    if value.dtype.size < 4:
+        value = tf.cast(value, tf.float32)
+    small = tf.abs(tf.reshape(value, [rows, -1]) * _SMALL[value.dtype])
+    return tf.cast(tf.reduce_sum(small, axis=1), tf.float32)

@@ -280,6 +280,19 @@ def test_every_dtype(dtype):
         assert checked[1].numpy().tolist() == [0.0, 1.0, 0.0, 0.0, 2.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_only_what_is_not_finite_is_a_fault(dtype, mode):
+    largest = tf.fill([2000], tf.constant(tf.as_dtype(dtype).max, dtype))
+    ends = [[1.0], [-INF], [INF, -INF], [INF, NAN], [-NAN, 1.0]]
+    grads = [tf.concat([largest, tf.constant(end, dtype)], 0) for end in ends]
+    alone = [[position] for position in range(len(grads))]
+    codes = compiled(lambda: check.check_each(grads, alone).faults, mode)()
+    assert codes.numpy().tolist() == [0.0, 1.0, 1.0, 2.0, 2.0]
+    nothing = compiled(lambda: check.check_each([largest[:0]], [[0]]).faults, mode)()
+    assert nothing.numpy().tolist() == [0.0]
+
+
 def test_counts_in_a_row_are_kept():
     loss_scale = lossscale.DynamicLossScale(64.0)
     counted = []
