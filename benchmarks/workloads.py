@@ -58,6 +58,7 @@ WORKLOADS = {
     "resnet50": (resnet50(), None),
     "large": ([(10_000_000,)] * 4, None),
     "large-float16": ([(10_000_000,)] * 4, None, tf.float16),
+    "tiny": ([(100,)] * 4, None),
     "small-1000": ([(32, 32)] * 1000, None),
     "small-10000": ([(16,)] * 10_000, None),
     "embedding-1e4": ([(10_000, 32)], 64),

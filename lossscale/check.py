@@ -10,6 +10,8 @@ from typing import Any, List, NamedTuple, Optional
 
 import tensorflow as tf
 
+from lossscale import _keras
+from lossscale.compiled import in_xla
 from lossscale.finite import floating_values, sum_is_finite
 
 #: The codes of faults. A gradient with both infinities and NaNs has the larger one.
@@ -55,18 +57,14 @@ def check(packed: List[Any], groups: List[List[int]]) -> Check:
 
 
 def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
-    """Checks gradients by looking at each element.
-
-    The sum of the magnitudes tells all, if they are made so small that finite ones
-    cannot overflow it: it is infinite if one of them is, and NaN if one is that.
-    """
+    """Checks gradients by looking at each element."""
     if not groups:
         return clean(0)
-    rows = [_sums(grad, len(group)) for grad, group in zip(packed, groups)]
-    sums = tf.concat(rows, 0)
-    is_finite = tf.math.is_finite(sums)
-    codes = tf.where(is_finite, FINITE, tf.where(tf.math.is_nan(sums), NAN, INF))
-    return Check(tf.reduce_all(is_finite), in_order(codes, groups))
+    is_exact = _keras.XLA_KEEPS_FACTORS or not in_xla()
+    codes_of = _codes_by_sum if is_exact else _codes_by_element
+    sizes = [len(group) for group in groups]
+    codes = codes_of([_rows(grad, size) for grad, size in zip(packed, sizes)], sizes)
+    return Check(tf.reduce_max(codes) == FINITE, in_order(codes, groups))
 
 
 def in_order(faults: Any, groups: List[List[int]]) -> Any:
@@ -91,17 +89,44 @@ def both(known: Optional[Check], now: Optional[Check]) -> Any:
     return Check(is_finite, tf.where(known.is_finite, now.faults, known.faults))
 
 
-def _sums(grad: Any, rows: int) -> Any:
-    """Returns the small sum of each of the rows that a packed gradient is made of."""
+def _rows(grad: Any, size: int) -> List[Any]:
+    """Returns the floating-point tensors, `[size, elements]`, of a packed gradient."""
     values = floating_values([grad])
-    if not values:
-        return tf.zeros([rows])
-    sums = [_sum_of_magnitudes(value, rows) for value in values]
-    return sums[0] if len(sums) == 1 else tf.add_n(sums)
+    wide = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]
+    return [tf.reshape(value, [size, -1]) for value in wide]
 
 
-def _sum_of_magnitudes(value: Any, rows: int) -> Any:
-    if value.dtype.size < 4:
-        value = tf.cast(value, tf.float32)
-    small = tf.abs(tf.reshape(value, [rows, -1]) * _SMALL[value.dtype])
-    return tf.cast(tf.reduce_sum(small, axis=1), tf.float32)
+def _codes_by_sum(packed: List[List[Any]], sizes: List[int]) -> Any:
+    """Returns the code of each row, with few operations for each gradient.
+
+    The sum of the magnitudes, made so small that finite ones cannot overflow it, is
+    infinite if one of them is, and NaN if one is that.
+    """
+    sums = [tf.zeros([0])]
+    for values, size in zip(packed, sizes):
+        of_values = [
+            tf.cast(tf.reduce_sum(tf.abs(v * _SMALL[v.dtype]), axis=1), tf.float32)
+            for v in values
+        ]
+        sums.append(tf.add_n(of_values) if of_values else tf.zeros([size]))
+    found = tf.concat(sums, 0)
+    at_fault = tf.where(tf.math.is_nan(found), NAN, INF)
+    return tf.where(tf.math.is_finite(found), FINITE, at_fault)
+
+
+def _codes_by_element(packed: List[List[Any]], sizes: List[int]) -> Any:
+    """Returns the code of each row, without arithmetic on the elements.
+
+    An XLA that makes one factor of two makes one of the division that they come from,
+    too, and what overflows there is not seen. Else the sum is better: with it 1,000
+    gradients are compiled in a third of the time.
+    """
+    found = []
+    for values, size in zip(packed, sizes):
+        worst = tf.fill([size], FINITE)
+        for value in values:
+            at_fault = tf.where(tf.math.is_nan(value), NAN, INF)
+            codes = tf.where(tf.math.is_finite(value), FINITE, at_fault)
+            worst = tf.maximum(worst, tf.reduce_max(codes, axis=1))  # of none, -inf
+        found.append(worst)
+    return tf.concat(found, 0)

@@ -56,7 +56,7 @@ LEVELS = [
 #: What a level's modules may import from their own level.
 WITHIN = {
     "packing": {"compiled"},
-    "check": {"finite"},
+    "check": {"_keras", "compiled", "finite"},
     "finite": {"_autograph", "compiled", "packing"},
     "scaling": {"_keras", "compiled"},
     "replicas": {"_keras"},
