@@ -122,9 +122,9 @@ def _check_quotients(loss_scale: LossScale, grads: List[Any], divisor: Any) -> C
         return exactly(small)
     large_values = [value for i in large for value in values[i]]
     of_large = Check(
-        *tf.cond(
+        *compiled.unless(
             tf.logical_and(divisor >= 1.0, sum_is_finite(large_values)),
-            lambda: tuple(check.clean(len(large))),
+            tuple(check.clean(len(large))),
             lambda: tuple(exactly(large)),
         )
     )
