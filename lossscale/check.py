@@ -102,7 +102,7 @@ def _codes_by_sum(packed: List[List[Any]], sizes: List[int]) -> Any:
     The sum of the magnitudes, made so small that finite ones cannot overflow it, is
     infinite if one of them is, and NaN if one is that.
     """
-    sums = [tf.zeros([0])]
+    sums = []
     for values, size in zip(packed, sizes):
         of_values = [
             tf.cast(tf.reduce_sum(tf.abs(v * _SMALL[v.dtype]), axis=1), tf.float32)

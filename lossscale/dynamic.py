@@ -179,7 +179,7 @@ class DynamicLossScale(LossScale):
     def _stays(self) -> Any:
         if (type(self).adjust, type(self)._adjust) != _RULE:
             return None  # a subclass has a rule of its own
-        # Not good + 1: that is _adjust's business, and the constant costs nothing.
+        # That is good + 1 < increment_period, without an addition at each step.
         return tf.convert_to_tensor(self.good_steps) < self.increment_period - 1
 
     def _count_good(self) -> Any:

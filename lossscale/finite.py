@@ -19,9 +19,10 @@ def all_finite(grads: Any) -> Any:
     """Tells whether no gradient holds an infinity or a NaN. The answer is exact.
 
     A sum that is finite proves that each of its terms is, since infinities and NaNs
-    survive addition. So one `reduce_sum` per gradient settles almost every step with
-    one read of memory and no temporary. Only when the total is not finite, which a
-    sum of large finite numbers can cause too, does the check of every element run.
+    survive addition. So one `reduce_sum` per gradient, or one for many small ones of
+    equal shape, settles almost every step with one read of memory. Only when the total
+    is not finite, which a sum of large finite numbers can cause too, does the check of
+    every element run.
 
     Looks at one replica alone. `LossScale.update` asks all of them.
 

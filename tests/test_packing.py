@@ -70,6 +70,23 @@ def test_xla_is_seen_from_within_branches_and_nested_functions():
     assert not in_xla()
 
 
+def test_under_xla_no_cond_runs_both_its_sides(family):
+    variable = variable_of(family, np.ones([SMALL + 1], np.float32))
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(1.0))
+
+    @tf.function(**_keras.COMPILED_BY_XLA)
+    def step(grad):
+        optimizer.scale_loss(0.0)
+        optimizer.apply_gradients([(grad, variable)])
+
+    graph = step.get_concrete_function(tf.TensorSpec([SMALL + 1])).graph
+    functions = graph.as_graph_def().library.function
+    nodes = [node for function in functions for node in function.node_def]
+    types = {node.op for node in [*graph.as_graph_def().node, *nodes]}
+    assert "While" in types or "StatelessWhile" in types
+    assert not types & {"If", "StatelessIf", "Switch"}
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_one_side_of_the_branch_runs_once(jit_compile):
     count, other = tf.Variable(0.0), tf.Variable(0.0)

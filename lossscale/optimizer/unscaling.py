@@ -121,11 +121,12 @@ def _check_quotients(loss_scale: LossScale, grads: List[Any], divisor: Any) -> C
     if not large:
         return exactly(small)
     large_values = [value for i in large for value in values[i]]
+    surely_finite = tf.logical_and(divisor >= 1.0, sum_is_finite(large_values))
     of_large = Check(
-        *compiled.unless(
-            tf.logical_and(divisor >= 1.0, sum_is_finite(large_values)),
-            tuple(check.clean(len(large))),
+        *compiled.only_if(
+            tf.logical_not(surely_finite),
             lambda: tuple(exactly(large)),
+            tuple(check.clean(len(large))),
         )
     )
     of_small = exactly(small)

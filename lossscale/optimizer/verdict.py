@@ -58,38 +58,25 @@ class Verdict:
         self._sums = sums and self._terms > 1
         # Sparse gradients are concatenated, not added.
         self._added = [i for i, grad in enumerate(grads) if _is_added(grad)]
-        if self._terms == 1:
-            self.code = self._surely_finite(grads, prepared.known)
-            return
         is_small: Any = True
         if self._sums:
             is_small = sum_stays_finite(grads, self._terms)
-        is_finite = self._is_finite(grads, prepared.known, is_small)
-        doubt = tf.where(is_small, 0.0, 1.0)
-        self.code = tf.where(is_finite, doubt, self._terms + 1.0)
-
-    def _surely_finite(self, grads: List[Any], known: Optional[Check]) -> Any:
+        known = prepared.known
         if known is not None and self._is_checked:
-            return known.is_finite
-        return _and_known(known, sum_is_finite(floating_values(grads)))
+            surely_finite = known.is_finite
+        else:
+            proof = is_small if self._sums else sum_is_finite(floating_values(grads))
+            surely_finite = _and_known(known, proof)
+        if self._terms == 1:
+            self.code = surely_finite
+            return
+        rest = None if self._is_checked else lambda: self._exactly(grads, known)
+        doubt = tf.where(is_small, 0.0, 1.0)
+        is_finite = exactly(surely_finite, rest)
+        self.code = tf.where(is_finite, doubt, self._terms + 1.0)
 
     def _exactly(self, grads: List[Any], known: Optional[Check]) -> Any:
         return _and_known(known, each_is_finite(floating_values(grads)))
-
-    def _is_finite(
-        self, grads: List[Any], known: Optional[Check], is_small: Any
-    ) -> Any:
-        if known is not None and self._is_checked:
-            return known.is_finite
-        if is_small is True:
-            surely_finite = self._surely_finite(grads, known)
-            return exactly(surely_finite, lambda: self._exactly(grads, known))
-        values = floating_values(grads)
-        is_finite = exactly(
-            is_small,
-            lambda: exactly(sum_is_finite(values), lambda: each_is_finite(values)),
-        )
-        return _and_known(known, is_finite)
 
     def read(self, code: Any, grads: Any, known: Any) -> Finding:
         """Returns what the replicas know together of a step.
