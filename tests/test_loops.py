@@ -158,6 +158,43 @@ def test_a_skipped_list_does_not_skip_the_next_list_of_its_loss(family, loop, mo
     np.testing.assert_array_equal(value(variable), [1.0, 1.0])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_list_applied_again_is_looked_at_again(family, mode):
+    # The second unscaling tells nothing of the first one's gradients.
+    optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000))
+
+    def step(special):
+        optimizer.scale_loss(tf.constant(1.0))
+        first = optimizer.get_unscaled_gradients([special])
+        optimizer.apply_gradients(zip(first, [variable]))
+        optimizer.get_unscaled_gradients([tf.constant([8.0, 8.0])])
+        optimizer.apply_gradients(zip(first, [variable]))
+
+    compiled(step, mode)(tf.constant([np.inf, 0.0]))
+    np.testing.assert_array_equal(value(variable), [1.0, 2.0])
+    assert optimizer.loss_scale.skipped_steps.numpy() == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_a_list_was_applied_the_flags_of_two_more_are_anded(family, mode):
+    optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000))
+    other = variable_of(family, [4.0])
+
+    def step(special):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = optimizer.get_unscaled_gradients([tf.constant([8.0, 8.0])])
+        optimizer.apply_gradients(zip(grads, [variable]))
+        one = optimizer.get_unscaled_gradients([special])
+        two = optimizer.get_unscaled_gradients([tf.constant([8.0])])
+        one = [tf.clip_by_value(one[0], -1.0, 1.0)]
+        optimizer.apply_gradients(zip([*one, *two], [variable, other]))
+
+    optimizer.build([variable, other])
+    compiled(step, mode)(tf.constant([np.inf, 0.0]))
+    np.testing.assert_array_equal(value(variable), [0.0, 1.0])
+    np.testing.assert_array_equal(value(other), [4.0])
+
+
 def test_unscaling_twice_is_an_error(family):
     optimizer, variable = sgd(family)
     grads = gradients(optimizer, variable, tf.constant([1.0, 1.0]), "keras2")

@@ -225,7 +225,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
             grad is None or step.has_returned(grad) for grad in grads
         )
         if step is not None:
-            step.applied = True
+            step.note_applied()
         return apply_or_skip(
             self,
             self._loss_scale,

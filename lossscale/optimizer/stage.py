@@ -46,6 +46,7 @@ class Step:
         self._returned: Dict[int, Any] = {}
         self._checks: List[Tuple[List[Any], Check]] = []
         self._is_finite: Any = None
+        self._is_settled = False
 
     def is_here(self) -> bool:
         """Tells whether this step belongs to the graph that is being built now."""
@@ -58,9 +59,10 @@ class Step:
           grads: The gradients.
           known: Their check, before anybody could clip them. None: not checked.
         """
-        if self.applied:
-            # What has been applied is settled: it says nothing of other gradients.
+        if self._is_settled:
+            # What was known when gradients were applied says nothing of other ones.
             self._checks, self._is_finite = [], None
+            self._returned, self._is_settled = {}, False
         references = [None if grad is None else weakref.ref(grad) for grad in grads]
         self._returned.update(
             (id(g), r) for g, r in zip(grads, references) if r is not None
@@ -72,6 +74,10 @@ class Step:
         so_far = self._is_finite
         now = known.is_finite
         self._is_finite = now if so_far is None else tf.logical_and(so_far, now)
+
+    def note_applied(self) -> None:
+        """Remembers that gradients of this step have been applied, or skipped."""
+        self.applied = self._is_settled = True
 
     def known(self, grads: List[Any]) -> Optional[Check]:
         """Returns what is known of gradients, perhaps clipped, that are handed in.
