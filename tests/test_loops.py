@@ -159,6 +159,29 @@ def test_a_skipped_list_does_not_skip_the_next_list_of_its_loss(family, loop, mo
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_each_list_is_divided_by_what_its_loss_was_multiplied_with(family, mode):
+    loss_scale = DynamicLossScale(8.0, 1)  # doubles at each good step
+    optimizer, first = sgd(family, loss_scale)
+    second = variable_of(family, [1.0, 2.0])
+    other, third = sgd(family, loss_scale)
+    optimizer.build([first, second])
+
+    def step():
+        grads = []
+        for _ in range(2):
+            scaled = optimizer.scale_loss(tf.ones([2]))
+            grads += optimizer.get_unscaled_gradients([scaled])
+            applied = other.get_unscaled_gradients([other.scale_loss(tf.ones([2]))])
+            other.apply_gradients(zip(applied, [third]))
+        optimizer.apply_gradients(zip(grads, [first, second]))
+
+    compiled(step, mode)()
+    np.testing.assert_array_equal(value(first), [0.0, 1.0])
+    np.testing.assert_array_equal(value(second), [0.0, 1.0])
+    np.testing.assert_array_equal(value(third), [-1.0, 0.0])
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_list_applied_again_is_looked_at_again(family, mode):
     # The second unscaling tells nothing of the first one's gradients.
     optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000))

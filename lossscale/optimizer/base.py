@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
-from lossscale import arguments, replicas, serialization
+from lossscale import arguments, compiled, replicas, serialization
 from lossscale._autograph import do_not_convert
 from lossscale.base import LossScale
 from lossscale.optimizer import sharing, wrappers
@@ -181,7 +181,9 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
                 "get_unscaled_gradients returned already. Unscale each gradient once."
             )
         unscaled, known = unscale_and_check(self._loss_scale, grads, step.loss_scale)
-        step.note_unscaled(unscaled, known)
+        # Kept only where dividing them once more is faster: they take memory.
+        kept = grads if compiled.in_xla() else [None] * len(grads)
+        step.note_unscaled(unscaled, known, kept)
         return unscaled
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
@@ -224,6 +226,9 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         is_checked = step is not None and all(
             grad is None or step.has_returned(grad) for grad in grads
         )
+        known = None if step is None else step.known(grads)
+        if step is not None and is_checked:
+            grads, divisor = step.before_unscaling(grads) or (grads, divisor)
         if step is not None:
             step.note_applied()
         return apply_or_skip(
@@ -233,7 +238,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
             variables,
             apply,
             divisor=divisor,
-            known=None if step is None else step.known(grads),
+            known=known,
             is_checked=is_checked,
             aggregates=aggregates,
             place=self._place(self._trained(variables)),

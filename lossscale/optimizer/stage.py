@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -21,6 +21,14 @@ _numbers = itertools.count(1)
 #: So many losses of a step are kept, to tell whether they were finite: the last ones. A
 #: loop that scales losses and never applies must not keep them all.
 _LOSSES = 8
+
+
+class _Returned(NamedTuple):
+    """A gradient that was handed to the user, who may drop it."""
+
+    reference: Any
+    scaled: Any
+    divisor: Any
 
 
 class Step:
@@ -43,7 +51,7 @@ class Step:
         self.unscaled = False
         self.applied = False
         self._graph = _current_graph()
-        self._returned: Dict[int, Any] = {}
+        self._returned: Dict[int, _Returned] = {}
         self._checks: List[Tuple[List[Any], Check]] = []
         self._is_finite: Any = None
         self._is_settled = False
@@ -52,21 +60,25 @@ class Step:
         """Tells whether this step belongs to the graph that is being built now."""
         return any(self._graph is graph for graph in _visible_graphs())
 
-    def note_unscaled(self, grads: List[Any], known: Optional[Check]) -> None:
+    def note_unscaled(
+        self, grads: List[Any], known: Optional[Check], scaled: List[Any]
+    ) -> None:
         """Remembers gradients that are handed to the user, and what is known of them.
 
         Args:
           grads: The gradients.
           known: Their check, before anybody could clip them. None: not checked.
+          scaled: What each was before it was divided by `loss_scale`. None: not kept.
         """
         if self._is_settled:
             # What was known when gradients were applied says nothing of other ones.
             self._checks, self._is_finite = [], None
             self._returned, self._is_settled = {}, False
         references = [None if grad is None else weakref.ref(grad) for grad in grads]
-        self._returned.update(
-            (id(g), r) for g, r in zip(grads, references) if r is not None
-        )
+        for grad, reference, before in zip(grads, references, scaled):
+            if reference is not None:
+                returned = _Returned(reference, before, self.loss_scale)
+                self._returned[id(grad)] = returned
         self.unscaled = True
         if known is None:
             return
@@ -96,8 +108,25 @@ class Step:
 
     def has_returned(self, grad: Any) -> bool:
         """Tells whether `grad` is one of the very objects handed to the user."""
-        reference = self._returned.get(id(grad))
-        return reference is not None and reference() is grad
+        returned = self._returned.get(id(grad))
+        return returned is not None and returned.reference() is grad
+
+    def before_unscaling(self, grads: List[Any]) -> Optional[Tuple[List[Any], Any]]:
+        """Returns what gradients were before they were unscaled, and the divisor.
+
+        Args:
+          grads: Objects handed to the user, or None.
+
+        Returns:
+          The two, or None if they are not kept, or not all had the same divisor.
+        """
+        found = [None if grad is None else self._returned[id(grad)] for grad in grads]
+        returned = [each for each in found if each is not None]
+        divisors = {id(each.divisor) for each in returned}
+        if len(divisors) != 1 or any(each.scaled is None for each in returned):
+            return None
+        scaled = [None if each is None else each.scaled for each in found]
+        return scaled, returned[0].divisor
 
 
 def _share(references: List[Any], grads: List[Any]) -> bool:

@@ -52,7 +52,7 @@ def apply_or_skip(
         None: they are unscaled.
       known: What was seen of them on this replica when they were unscaled. None if that
         is not known.
-      is_checked: Whether they have not been changed since, so that `known` holds.
+      is_checked: Whether nobody has changed them since, so that `known` holds.
       aggregates: Whether `apply` adds the gradients up across replicas.
       place: Where a skipped step's faults are kept. None: nowhere.
       losses: The unscaled losses that the gradients are of, as far as they are known.

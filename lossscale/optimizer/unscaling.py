@@ -46,11 +46,12 @@ def prepare(
       grads: This replica's gradients; some may be None.
       divisor: What they are to be divided by. None: they are unscaled.
       known: What was seen when they were unscaled, None if that is not known.
-      is_checked: Whether they have not been changed since.
+      is_checked: Whether nobody has changed them since, so that `known` holds.
     """
     alone = [[position] for position in range(len(grads))]
     if divisor is not None and _unscales_in_branch(loss_scale):
-        known = check.both(known, _check_quotients(loss_scale, grads, divisor))
+        if not is_checked:
+            known = check.both(known, _check_quotients(loss_scale, grads, divisor))
         unscale = functools.partial(unscaled, loss_scale, divisor=divisor)
         return Prepared(grads, alone, unscale, known, True)
     if is_checked or not is_plain(loss_scale):
