@@ -11,7 +11,7 @@ from typing import Any, List, NamedTuple, Optional
 import tensorflow as tf
 
 from lossscale import _keras
-from lossscale.compiled import in_xla
+from lossscale.compiled import as_stored, in_xla
 from lossscale.finite import floating_values, sum_is_finite
 
 #: The codes of faults. A gradient with both infinities and NaNs has the larger one.
@@ -91,7 +91,7 @@ def both(known: Optional[Check], now: Optional[Check]) -> Any:
 
 def _rows(grad: Any, size: int) -> List[Any]:
     """Returns the floating-point tensors, `[size, elements]`, of a packed gradient."""
-    values = floating_values([grad])
+    values = [as_stored(value) for value in floating_values([grad])]
     wide = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]
     return [tf.reshape(value, [size, -1]) for value in wide]
 

@@ -25,6 +25,22 @@ def in_xla() -> bool:
     return False
 
 
+def as_stored(value: Any) -> Any:
+    """Returns the magnitudes of floating-point numbers, rounded as memory holds them.
+
+    XLA computes float16 and bfloat16 in float32 and may leave the rounding out: what
+    only then overflows would pass as finite, and be infinite in the weights (seen on
+    TensorFlow 2.16). It cannot leave it out before an operation on bits.
+
+    Args:
+      value: A tensor of a floating dtype. Wider ones are returned as they are.
+    """
+    if value.dtype.size != 2 or not in_xla():
+        return value
+    bits = tf.bitwise.bitwise_and(tf.bitcast(value, tf.int16), tf.int16.max)
+    return tf.bitcast(bits, value.dtype)
+
+
 def run_either(
     condition: Any, function: Callable[[], Any], otherwise: Callable[[], Any]
 ) -> Any:

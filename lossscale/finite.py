@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional
 import tensorflow as tf
 
 from lossscale._autograph import do_not_convert
-from lossscale.compiled import in_xla
+from lossscale.compiled import as_stored, in_xla
 from lossscale.packing import add_up, pack
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
@@ -47,10 +47,16 @@ def all_finite(grads: Any) -> Any:
 
 def sum_is_finite(values: List[Any]) -> Any:
     """Tells whether the sum of all elements is finite, which proves that each is."""
+    if in_xla():  # it looks at each element of float16 in half the time of a sum
+        narrow = [value for value in values if value.dtype.size < 4]
+        wide = [value for value in values if value.dtype.size >= 4]
+        return tf.logical_and(each_is_finite(narrow), _sum_is_finite(wide))
+    return _sum_is_finite(values)
+
+
+def _sum_is_finite(values: List[Any]) -> Any:
     if not values:
         return tf.constant(True)
-    if in_xla():  # float16's sum overflows soon, and there the cast costs nothing
-        values = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]
     sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in add_up(values)]
     return tf.math.is_finite(tf.add_n(sums))
 
@@ -58,7 +64,7 @@ def sum_is_finite(values: List[Any]) -> Any:
 def each_is_finite(values: List[Any]) -> Any:
     """Tells whether each element is finite, by looking at each."""
     packed, _ = pack(values)
-    checks = [tf.reduce_all(tf.math.is_finite(value)) for value in packed]
+    checks = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
     return tf.reduce_all(checks) if checks else tf.constant(True)
 
 

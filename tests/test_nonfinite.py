@@ -127,6 +127,33 @@ def test_overflow_made_by_unscaling_is_told(family):
     assert seen(optimizer, variables) == {5: "inf"}
 
 
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("size", [3, SMALL + 1])
+@pytest.mark.parametrize(
+    ("dtype", "number", "scale"),
+    [("float16", 6e4, 0.5), ("bfloat16", 3.3895e38, 0.9975)],
+)
+def test_overflow_made_by_rounding_is_told(
+    family, dtype, number, scale, size, unscales
+):
+    variable = variable_of(family, np.ones([size]), dtype)
+    dynamic = lossscale.DynamicLossScale(scale, min_loss_scale=0.5)
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(1.0), dynamic)
+    optimizer.build([variable])
+
+    @tf.function(**_keras.COMPILED_BY_XLA)
+    def step(grad):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = [grad]
+        if unscales or family.name != "keras3":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients([(grads[0], variable)])
+
+    step(tf.cast(tf.fill([size], number), dtype))
+    assert [each.kind for each in optimizer.nonfinite_gradients()] == ["inf"]
+    np.testing.assert_array_equal(np.array(variable.numpy(), np.float32), 1.0)
+
+
 def test_lists_of_variables_that_are_applied_in_turn(family):
     optimizer, variables = make(family)
     bad, good = tf.constant([1.0, 1.0, INF]), tf.ones([3])
