@@ -159,12 +159,14 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Returns:
           `update_op` and `should_apply_gradients`, as `update` does.
         """
-        stays = self._stays() if find_out and branches_freely() else None
-        if find_out is None or stays is None:
+        stays = None
+        if branches_freely() and replicas.count() == 1:
+            stays = self._stays()
+        if stays is None:
             return self.adjust(exactly(surely_finite, find_out))
 
         def adjust_exactly() -> Any:
-            is_finite = find_out()
+            is_finite = surely_finite if find_out is None else find_out()
             return after(self._adjust_state(is_finite), is_finite)
 
         only_counts = tf.logical_and(surely_finite, stays)

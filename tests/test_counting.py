@@ -73,7 +73,8 @@ def test_update_in_a_graph_leaves_what_the_rule_leaves(config, values, run):
         assert state(in_graph) == state(by_rule)
 
 
-def test_a_step_in_a_graph_leaves_what_the_rule_leaves(family):
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_step_in_a_graph_leaves_what_the_rule_leaves(family, unscales):
     @of_any
     def check(config, values, run):
         by_rule, in_graph = in_state(config, values), in_state(config, values)
@@ -83,7 +84,10 @@ def test_a_step_in_a_graph_leaves_what_the_rule_leaves(family):
         @tf.function
         def step(grad):
             optimizer.scale_loss(0.0)
-            optimizer.apply_gradients([(grad, weight)])
+            grads = [grad]
+            if unscales:
+                grads = optimizer.get_unscaled_gradients(grads)
+            optimizer.apply_gradients(zip(grads, [weight]))
 
         for letter in run:
             grad = np.array(GRADIENTS[letter], np.float32)
