@@ -175,7 +175,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         step = self._step_of_gradients() or self._stages.follow(
             None, self._loss_scale()
         )
-        if any(grad is not None and step.has_returned(grad) for grad in grads):
+        if any(grad is not None and step.has_returned([grad]) for grad in grads):
             raise ValueError(
                 "`grads` must be gradients of the scaled loss, got one that "
                 "get_unscaled_gradients returned already. Unscale each gradient once."
@@ -220,16 +220,13 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         """Unscales `grads` if that is still to be done, and applies or skips them."""
         self._warn_if_never_scaled()
         step = self._step_of_gradients()
-        divisor = None
+        divisor, known, is_checked = None, None, False
         if self._must_unscale(step):
             divisor = self._loss_scale() if step is None else step.loss_scale
-        is_checked = step is not None and all(
-            grad is None or step.has_returned(grad) for grad in grads
-        )
-        known = None if step is None else step.known(grads)
-        if step is not None and is_checked:
-            grads, divisor = step.before_unscaling(grads) or (grads, divisor)
         if step is not None:
+            known, is_checked = step.known(grads), step.has_returned(grads)
+            if is_checked:
+                grads, divisor = step.before_unscaling(grads) or (grads, divisor)
             step.note_applied()
         return apply_or_skip(
             self,

@@ -106,10 +106,11 @@ class Step:
         faults = found[0][1].faults if len(found) == 1 else clean(len(grads)).faults
         return Check(self._is_finite, faults)
 
-    def has_returned(self, grad: Any) -> bool:
-        """Tells whether `grad` is one of the very objects handed to the user."""
-        returned = self._returned.get(id(grad))
-        return returned is not None and returned.reference() is grad
+    def has_returned(self, grads: List[Any]) -> bool:
+        """Tells whether all of `grads` are the very objects handed to the user."""
+        present = [grad for grad in grads if grad is not None]
+        found = [self._returned.get(id(grad)) for grad in present]
+        return all(f is not None and f.reference() is g for f, g in zip(found, present))
 
     def before_unscaling(self, grads: List[Any]) -> Optional[Tuple[List[Any], Any]]:
         """Returns what gradients were before they were unscaled, and the divisor.
