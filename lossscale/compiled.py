@@ -26,14 +26,15 @@ def in_xla() -> bool:
 
 
 def as_stored(value: Any) -> Any:
-    """Returns the magnitudes of floating-point numbers, rounded as memory holds them.
+    """Returns what is as finite as `value` will be in memory: rounded magnitudes.
 
     XLA computes float16 and bfloat16 in float32 and may leave the rounding out: what
     only then overflows would pass as finite, and be infinite in the weights (seen on
     TensorFlow 2.16). It cannot leave it out before an operation on bits.
 
     Args:
-      value: A tensor of a floating dtype. Wider ones are returned as they are.
+      value: A tensor of a floating dtype. A wider one, and any outside XLA, is returned
+        as it is.
     """
     if value.dtype.size != 2 or not in_xla():
         return value
@@ -65,8 +66,7 @@ def run_either(
     idle = (tf.constant(True),)
     (done,) = only_if(condition, lambda: (function(),), idle)
     with tf.control_dependencies([done]):
-        not_yet = tf.logical_not(condition)
-        return only_if(not_yet, lambda: (otherwise(),), idle)[0]
+        return only_if(tf.logical_not(condition), lambda: (otherwise(),), idle)[0]
 
 
 def only_if(
