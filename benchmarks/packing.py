@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402 - after the path is set
 import tensorflow as tf  # noqa: E402
 from workloads import interleaved, timed  # noqa: E402
 
-from lossscale import packing  # noqa: E402
+from lossscale.gradients import packing  # noqa: E402
 
 
 def make_step(size, count, limit):

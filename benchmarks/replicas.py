@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 import lossscale
-from lossscale import _keras
+from lossscale.runtime import kerases
 
 REPLICAS = (1, 2, 4, 8)
 #: The weights: 20 matrices, 5 MB.
@@ -41,10 +41,10 @@ def kinds():
       A dictionary: name -> (keras, wrap).
     """
     found = {}
-    for keras in (*_keras.keras2()[:1], _keras.keras3()):
+    for keras in (*kerases.keras2()[:1], kerases.keras3()):
         if keras is None:
             continue
-        is_newest = keras is _keras.keras3()
+        is_newest = keras is kerases.keras3()
         name = "Keras 3" if is_newest else "Keras 2"
         found[f"{name}, bare"] = keras, lambda optimizer: optimizer
         if not is_newest:
@@ -56,7 +56,7 @@ def kinds():
 
 def make_optimizer(strategy, keras, wrap):
     """Returns an optimizer, and weights for it, on every replica."""
-    make_variable = keras.Variable if keras is _keras.keras3() else tf.Variable
+    make_variable = keras.Variable if keras is kerases.keras3() else tf.Variable
     with strategy.scope():
         weights = [make_variable(np.ones(shape, np.float32)) for shape in SHAPES]
         optimizer = wrap(keras.optimizers.SGD(2.0**-10))

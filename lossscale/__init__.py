@@ -1,24 +1,24 @@
 """Loss scaling for TensorFlow 2 and Keras, in float16, right on every replica."""
 
 from lossscale import presets
-from lossscale.base import LossScale
-from lossscale.callbacks import LossScaleMonitor
-from lossscale.dynamic import DynamicLossScale
-from lossscale.finite import all_finite
-from lossscale.fixed import FixedLossScale
-from lossscale.interchange import export_state, import_state
-from lossscale.managers import (
+from lossscale.gradients.finite import all_finite
+from lossscale.monitor.callback import LossScaleMonitor
+from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.ranges.gradient_ranges import gradient_ranges
+from lossscale.ranges.report import GradientRanges
+from lossscale.scales.base import LossScale
+from lossscale.scales.dynamic import DynamicLossScale
+from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.interchange import export_state, import_state
+from lossscale.scales.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
     LossScaleManager,
 )
-from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
-from lossscale.range_report import GradientRanges
-from lossscale.ranges import gradient_ranges
-from lossscale.record import Run, load_run, save_run
-from lossscale.serialization import deserialize, get, serialize
-from lossscale.simulate import simulate
-from lossscale.simulation import Simulation
+from lossscale.scales.serialization import deserialize, get, serialize
+from lossscale.simulation.replay import simulate
+from lossscale.simulation.result import Simulation
+from lossscale.simulation.run_file import Run, load_run, save_run
 
 __version__ = "1.0.0"
 

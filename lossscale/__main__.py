@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale import _keras
+from lossscale.runtime import kerases
 
 #: From this compute capability on an NVIDIA GPU has float16 tensor cores.
 TENSOR_CORES = (7, 0)
@@ -15,7 +15,7 @@ TENSOR_CORES = (7, 0)
 
 def report() -> str:
     """Returns the report, one line for each thing."""
-    lines = {**_keras.versions(), **_devices()}
+    lines = {**kerases.versions(), **_devices()}
     width = max(map(len, lines))
     listed = [f"{name + ':':{width + 1}} {value}" for name, value in lines.items()]
     advice = "bfloat16 and float32 need no loss scaling on any device."

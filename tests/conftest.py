@@ -26,7 +26,7 @@ tf.config.set_logical_device_configuration(
 # The machine's two cores run two tests at a time.
 tf.config.threading.set_intra_op_parallelism_threads(1)
 
-from lossscale import _keras  # noqa: E402 - after the devices are set
+from lossscale.runtime import kerases  # noqa: E402 - after the devices are set
 
 _STRATEGY = []
 
@@ -51,10 +51,10 @@ def _make_strategy():
 def families():
     """Returns each kind of optimizer that is installed, with what tests need of it."""
     found = []
-    if _keras.keras3() is not None:
-        keras = _keras.keras3()
+    if kerases.keras3() is not None:
+        keras = kerases.keras3()
         found.append(_family("keras3", keras, keras.optimizers))
-    for keras in _keras.keras2():
+    for keras in kerases.keras2():
         legacy = getattr(keras.optimizers, "legacy", None)
         found.append(_family("keras2-legacy", keras, legacy or keras.optimizers))
         new = _new_optimizers(keras)
@@ -66,7 +66,7 @@ def families():
 def _new_optimizers(keras):
     if getattr(keras.optimizers, "legacy", None) is None:
         return None
-    (_, _, base), _ = _keras.generations(keras)
+    (_, _, base), _ = kerases.generations(keras)
     is_new = issubclass(keras.optimizers.Adam, base)
     return keras.optimizers if is_new else keras.optimizers.experimental
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from models import compiled, variable_of
 
 import lossscale
-from lossscale import _keras
+from lossscale.runtime import kerases
 
 DATA = Path(__file__).parent / "data"
 STEPS = 60
@@ -68,7 +68,7 @@ def loop(family, dtype, mode):
             factor = tf.cast(special / 2.0, dtype)
             loss = tf.reduce_sum(factor * tf.square(distance))
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [_keras.tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [kerases.tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
 
     step = compiled(step, mode)

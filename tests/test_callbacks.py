@@ -21,10 +21,10 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
     LossScaleWarning,
-    _keras,
     load_run,
     simulate,
 )
+from lossscale.runtime import kerases
 
 FIRST = ["first/bias (inf)", "first/kernel (inf)"]
 STATISTICS = ["norm/moving_mean", "norm/moving_variance"]
@@ -171,7 +171,7 @@ def test_every_adds_to_the_logs_of_batches(faulty):
 
 def test_it_is_a_callback_of_every_keras_and_looks_at_no_batch_unasked():
     monitor = LossScaleMonitor()
-    for keras in _keras.installed():
+    for keras in kerases.installed():
         assert isinstance(monitor, keras.callbacks.Callback)
         callbacks = keras.callbacks.CallbackList([monitor])
         assert not getattr(callbacks, "_should_call_train_batch_hooks", False)
@@ -279,7 +279,7 @@ def test_another_optimizer_is_refused_with_the_line_to_write(family):
         model.fit(x, y, verbose=0, callbacks=[LossScaleMonitor()])
     family.keras.mixed_precision.set_global_policy("mixed_float16")
     model = regression(family, family.optimizers.SGD(0.1), "mixed_float16")
-    if model.optimizer is None or not _keras.is_own_wrapper(model.optimizer):
+    if model.optimizer is None or not kerases.is_own_wrapper(model.optimizer):
         pytest.skip("this Keras has not wrapped it")
     with pytest.raises(TypeError, match=", Keras's own: under mixed_float16"):
         model.fit(x, y, verbose=0, callbacks=[LossScaleMonitor()])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models import variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.dynamic import HYSTERESIS_RESETS
+from lossscale.scales.dynamic import HYSTERESIS_RESETS
 
 #: Finite; finite with a sum that is not, so that each is looked at; an infinity; a NaN.
 GRADIENTS = {"T": [1, 1], "O": [3e38, 3e38], "I": [1, np.inf], "N": [1, np.nan]}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lossscale import exponents
+from lossscale.ranges import exponents
 
 SMALLEST, NORMAL, INFINITE = 2.0**-25, 2.0**-14, 65520.0
 

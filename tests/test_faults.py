@@ -24,7 +24,8 @@ from limits import skip_without
 from models import assert_same, compiled, inner_variables, variable_of
 from test_routes import checkpoint, fresh
 
-from lossscale import DynamicLossScale, LossScaleOptimizer, _keras
+from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
 
 HERE = Path(__file__).parent
 KILLS = 10
@@ -139,7 +140,7 @@ def soak(family, mode):
             half = tf.cast(weights, tf.float16)
             loss = tf.reduce_sum(tf.cast(tf.square(half) * 0.5, tf.float32)) * factor
             scaled_loss = optimizer.scale_loss(loss)
-        grads = tape.gradient(scaled_loss, [_keras.tensor_of(weights)])
+        grads = tape.gradient(scaled_loss, [kerases.tensor_of(weights)])
         optimizer.apply_gradients(zip(grads, [weights]))
         values = [tf.reduce_all(tf.math.is_finite(v)) for v in kept]
         current = scale()

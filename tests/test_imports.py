@@ -14,130 +14,60 @@ import lossscale
 
 ROOT = Path(lossscale.__file__).parent
 
-#: A module may import from the levels above its own, and from its own level only if it
-#: is named in `WITHIN`.
-LEVELS = [
-    {
-        "_autograph",
-        "_keras",
-        "arguments",
-        "check",
-        "batches",
-        "borrowing",
-        "compiled",
-        "exponents",
-        "finite",
-        "graphs",
-        "packing",
-        "pictures",
-        "presets",  # a table: it makes no loss scale, and knows no class
-        "record",
-        "replicas",
-        "scaling",
-        "systems",  # another table
-        "base",
-    },
-    {"fixed", "dynamic"},
-    {"interchange", "managers", "serialization"},
-    {"optimizer"},
-    {
-        "diagnosis",
-        "range_report",
-        "range_views",
-        "ranges",
-        "simulate",
-        "simulation",
-        "stalls",
-    },
-    {"callbacks"},
-    {"__main__"},
-    {"__init__"},
-]
-#: What a level's modules may import from their own level.
-WITHIN = {
-    "packing": {"compiled"},
-    "check": {"_keras", "compiled", "finite"},
-    "finite": {"_autograph", "compiled", "packing"},
-    "scaling": {"_keras", "compiled"},
-    "replicas": {"_keras"},
-    "graphs": {"compiled"},
-    "base": {"_autograph", "finite", "graphs", "replicas", "scaling"},
-    "presets": {"arguments"},
-    "record": {"arguments"},
-    "systems": {"arguments"},
-    "range_report": {"range_views"},
-    "ranges": {"range_report"},
-    "simulate": {"simulation"},
-    "serialization": {"managers"},
-}
-#: The same within `optimizer/`.
-OPTIMIZER = {
-    "faults": set(),
-    "stage": set(),
-    "sharing": set(),
-    "wrappers": set(),
-    "config": {"wrappers"},
-    "forwarding": set(),
-    "unscaling": set(),
-    "verdict": {"unscaling"},
-    "step": {"faults", "sharing", "unscaling", "verdict"},
-    "base": {
-        "config",
-        "faults",
-        "forwarding",
-        "sharing",
-        "stage",
-        "step",
-        "unscaling",
-        "wrappers",
-    },
-    "keras2": {"base", "forwarding", "wrappers"},
-    "keras3": {"base", "forwarding", "wrappers"},
-    "__init__": {"base", "keras2", "keras3"},
-}
+#: The rooms. A module may import from those on the left of its own, and from its own
+#: room what is listed before it on the door sign, the docstring of the `__init__`.
+ARROWS = """
+arguments presets plotting <- runtime <- gradients <- scales <-
+optimizer | simulation | ranges <- monitor <- __init__ __main__
+"""
+#: Of each room or module, what it may import: all on the left of it.
+LEFT = {}
+for _group in ARROWS.replace("\n", " ").split("<-"):
+    _left = set(LEFT)
+    for _name in _group.replace("|", " ").split():
+        LEFT[_name] = _left
+LEFT["presets"] = {"arguments"}
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
 
-def imported(path):
-    """Returns the modules of ours that a file imports, wherever in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            parts = node.module.split(".")
-            if parts[0] == "lossscale":
-                found |= (
-                    {".".join(parts[1:])}
-                    if parts[1:] and parts != ["lossscale", "optimizer"]
-                    else {".".join([*parts[1:], alias.name]) for alias in node.names}
-                )
-        elif isinstance(node, ast.Import):
-            assert not any(alias.name.startswith("lossscale.") for alias in node.names)
-    return found
+def listed(room):
+    """Returns the modules of a room in the order of its door sign."""
+    sign = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
+    lines = re.findall(r"(?m)^\* (.*?): ", sign)
+    return [name for line in lines for name in re.findall(r"`(\w+)`", line)]
+
+
+def imports():
+    """Yields every import of ours: the file, and what it imports as parts of a name."""
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in getattr(node, "names", [])]
+            if isinstance(node, ast.Import):
+                assert not any(name.startswith("lossscale.") for name in names), path
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, path
+                room = node.module.split(".")
+                if room[0] == "lossscale":
+                    parts = [room[1:]] if room[2:] else [[*room[1:], n] for n in names]
+                    yield from ((path.relative_to(ROOT), part) for part in parts)
 
 
 def test_every_module_has_its_place():
-    modules = {path.stem for path in ROOT.glob("*.py")} | {"optimizer"}
-    assert modules == set().union(*LEVELS)
-    assert {path.stem for path in (ROOT / "optimizer").glob("*.py")} == set(OPTIMIZER)
+    at_the_top = {path.stem for path in ROOT.glob("*.py")}
+    assert at_the_top | set(ROOMS) == set(LEFT)
+    for room in ROOMS:
+        found = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
+        assert sorted(listed(room)) == sorted(found), room
 
 
-@pytest.mark.parametrize("module", sorted(set().union(*LEVELS) - {"optimizer"}))
-def test_modules_import_upwards_only(module):
-    level = next(i for i, names in enumerate(LEVELS) if module in names)
-    allowed = set().union(*LEVELS[:level]) | WITHIN.get(module, set())
-    for name in imported(ROOT / f"{module}.py"):
-        assert name.split(".")[0] in allowed, f"{module} imports {name}"
-
-
-@pytest.mark.parametrize("module", sorted(OPTIMIZER))
-def test_the_optimizers_modules_import_one_way(module):
-    above = set().union(*LEVELS[:3])
-    for name in imported(ROOT / "optimizer" / f"{module}.py"):
-        if name.startswith("optimizer"):
-            inner = name.split(".")[1]
-            allowed = inner in OPTIMIZER[module] or inner[0].isupper()
-            assert allowed, f"optimizer/{module} imports {name}"
-        else:
-            assert name.split(".")[0] in above, f"optimizer/{module} imports {name}"
+def test_imports_point_one_way():
+    for path, (target, *rest) in imports():
+        if len(path.parts) == 1 or target != path.parts[0]:
+            assert target in LEFT[path.parts[0].replace(".py", "")], f"{path}: {target}"
+        elif path.stem != "__init__":
+            order = listed(target)
+            before = order[: order.index(path.stem)]
+            assert rest[0] in before, f"{path} imports {target}.{rest[0]}"
 
 
 def test_one_file_reduces_across_replicas():
@@ -151,7 +81,7 @@ def test_one_file_reduces_across_replicas():
 def test_one_file_asks_for_versions():
     for path in ROOT.rglob("*.py"):
         source = path.read_text()
-        assert path.name in ("_keras.py", "__init__.py") or "__version__" not in source
+        assert path.name in ("kerases.py", "__init__.py") or "__version__" not in source
 
 
 def test_files_are_short():

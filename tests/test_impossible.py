@@ -10,7 +10,8 @@ from conftest import STRATEGY
 from impossible import why_not
 from models import variable_of
 
-from lossscale import DynamicLossScale, LossScaleOptimizer, _keras
+from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
 
 QUIET = {"verbose": 0, "shuffle": False}
 
@@ -75,7 +76,7 @@ def test_keras3_always_aggregates(family, make):
 @pytest.mark.skipif(STRATEGY != "mirrored", reason="is about MirroredStrategy")
 def test_xla_compiles_for_one_device(mirrored, family, make):
     assert_fails_as_listed(
-        lambda: apply_once(mirrored, family, make, **_keras.COMPILED_BY_XLA),
+        lambda: apply_once(mirrored, family, make, **kerases.COMPILED_BY_XLA),
         "mirrored",
         family,
         "xla",

@@ -15,7 +15,7 @@ from driving import run
 
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, export_state, import_state
-from lossscale.systems import SYSTEMS
+from lossscale.scales.state_formats import SYSTEMS
 
 STEPS = 16
 

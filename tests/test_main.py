@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import lossscale
-from lossscale import _keras
 from lossscale.__main__ import advice, report
+from lossscale.runtime import kerases
 
 ROOT = Path(lossscale.__file__).parent.parent
 
@@ -33,14 +33,14 @@ def test_it_names_what_is_here():
 
 
 def test_it_names_every_keras_and_its_policy():
-    first = _keras.installed()[0]
+    first = kerases.installed()[0]
     lines = lines_of(report())
     version = (
-        getattr(first, "__version__", None) or _keras.versions()["keras"].split()[1]
+        getattr(first, "__version__", None) or kerases.versions()["keras"].split()[1]
     )
     assert f"Keras {version.rstrip(',')}" in lines["tf.keras"]
     assert "policy float32" in lines["tf.keras"]
-    assert ("backend tensorflow" in lines["tf.keras"]) == _keras.is_3(first)
+    assert ("backend tensorflow" in lines["tf.keras"]) == kerases.is_3(first)
     first.mixed_precision.set_global_policy("mixed_float16")
     try:
         assert "policy mixed_float16" in lines_of(report())["tf.keras"]

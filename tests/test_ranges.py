@@ -11,7 +11,7 @@ from conftest import families
 from models import FEATURES, assert_same, regression, training_state
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
-from lossscale.borrowing import layers_of
+from lossscale.ranges.float32_model import layers_of
 
 ROWS = 96
 #: One family of each Keras: the optimizers have no part in this.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale
-from lossscale.stalls import Reading, Stalls
+from lossscale.monitor.stalls import Reading, Stalls
 
 
 def told(loss_scale, run, every, patience=3):

@@ -33,7 +33,8 @@ from strategies import RUN, SHORT_RUN, applied, rule
 from test_reference import reference
 
 import lossscale
-from lossscale import DynamicLossScale, LossScaleOptimizer, _keras
+from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
 
 ON_REPLICAS = STRATEGY
 HERE = Path(__file__)
@@ -90,7 +91,7 @@ WAYS = {
     "keras3-in-scope": {"way": "keras3", "inside": True},
     "keras2-out-of-scope": {"way": "keras2", "inside": False},
     "eager": {"eagerly": True},
-    "xla": _keras.COMPILED_BY_XLA,
+    "xla": kerases.COMPILED_BY_XLA,
 }
 
 

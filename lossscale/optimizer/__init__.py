@@ -1,10 +1,27 @@
-"""LossScaleOptimizer, for the Keras that the inner optimizer belongs to."""
+"""LossScaleOptimizer, for the Keras that the inner optimizer belongs to.
 
-from lossscale import _keras
+Knows loss scales, gradients and replicas; no arithmetic of a rule. In the order of its
+imports:
+
+* `fault_record`: which gradients were at fault in the last skipped step;
+* `progress`: how far a step has come: scaled, unscaled, applied;
+* `sharing`: one loss scale for several optimizers;
+* `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as
+  a config; attributes that are the inner optimizer's;
+* `unscaling`: unscale and check, in the order that is fastest;
+* `agreement`: may the step be applied on all replicas?
+* `step`: check, agree, adjust, apply or skip;
+* `base`: what the wrappers of all Kerases have in common;
+* `keras2`, `keras3`: the wrappers. Files name these two modules: they stay.
+
+Begin with `base`, then `step`.
+"""
+
 from lossscale.optimizer.base import LossScaleOptimizer, LossScaleWarning
+from lossscale.runtime import kerases
 
 # Importing a wrapper makes it known, to us and to its Keras.
-if _keras.keras3() is not None:
+if kerases.keras3() is not None:
     from lossscale.optimizer import keras3  # noqa: F401
 from lossscale.optimizer import keras2  # noqa: F401
 

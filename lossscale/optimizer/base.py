@@ -7,16 +7,18 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
-from lossscale import arguments, compiled, replicas, serialization
-from lossscale._autograph import do_not_convert
-from lossscale.base import LossScale
+from lossscale import arguments
 from lossscale.optimizer import sharing, wrappers
 from lossscale.optimizer.config import Configurable
-from lossscale.optimizer.faults import Faults, NonfiniteGradient, Place
+from lossscale.optimizer.fault_record import Faults, NonfiniteGradient, Place
 from lossscale.optimizer.forwarding import RefusesInnerSettings
-from lossscale.optimizer.stage import Stages, Step
+from lossscale.optimizer.progress import Stages, Step
 from lossscale.optimizer.step import apply_or_skip
 from lossscale.optimizer.unscaling import unscale_and_check
+from lossscale.runtime import mode, replicas
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.scales import serialization
+from lossscale.scales.base import LossScale
 
 _NEVER_SCALED = """\
 The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
@@ -182,7 +184,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
             )
         unscaled, known = unscale_and_check(self._loss_scale, grads, step.loss_scale)
         # Kept only where dividing them once more is faster: they take memory.
-        kept = grads if compiled.in_xla() else [None] * len(grads)
+        kept = grads if mode.in_xla() else [None] * len(grads)
         step.note_unscaled(unscaled, known, kept)
         return unscaled
 

@@ -7,8 +7,8 @@ from typing import Any, Dict, Optional
 import numpy as np
 import tensorflow as tf
 
-from lossscale import serialization
 from lossscale.optimizer import wrappers
+from lossscale.scales import serialization
 
 
 class Configurable:

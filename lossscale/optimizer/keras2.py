@@ -12,12 +12,12 @@ from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
 
-from lossscale import _keras
-from lossscale._autograph import do_not_convert
-from lossscale.fixed import FixedLossScale
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import CallableList, forwarded
+from lossscale.runtime import kerases
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.scales.fixed import FixedLossScale
 
 #: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
 _SINCE_0_1_0 = {"consecutive_skipped_steps"}
@@ -113,7 +113,7 @@ class _Keras2(LossScaleOptimizer):
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
         if not isinstance(config, dict):
             return config
-        return _keras.deserialize_optimizer(
+        return kerases.deserialize_optimizer(
             cls._keras, config, custom_objects, cls._is_legacy
         )
 
@@ -280,19 +280,19 @@ class _New(_Keras2):
 
 def _mix_into(keras: Any) -> None:
     """Makes and registers the wrappers for one Keras 2."""
-    for is_legacy, base, optimizer_class in _keras.generations(keras):
+    for is_legacy, base, optimizer_class in kerases.generations(keras):
         mixin = _Legacy if is_legacy else _New
         name = f"Keras2{'Legacy' if is_legacy else ''}LossScaleOptimizer"
         attributes = {
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,
             "_keras": keras,
-            "_keras_module": _keras.wrapper_module(keras),
+            "_keras_module": kerases.wrapper_module(keras),
         }
         wrapper = type(base)(name, (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)
-        _keras.register(keras, wrapper, name.replace("Keras2", ""))
+        kerases.register(keras, wrapper, name.replace("Keras2", ""))
 
 
-for _installed in _keras.keras2():
+for _installed in kerases.keras2():
     _mix_into(_installed)

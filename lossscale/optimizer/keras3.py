@@ -9,11 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lossscale import _keras, arguments
-from lossscale._autograph import do_not_convert
+from lossscale import arguments
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, LossScaleWarning
 from lossscale.optimizer.forwarding import forwarded
+from lossscale.runtime import kerases
+from lossscale.runtime.autograph import do_not_convert
 
 #: What a checkpoint of a wrapped optimizer holds, ours or Keras's, and no bare one.
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
@@ -221,4 +222,4 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return "loss_scale_factor" in inner_config
 
 
-_keras.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")
+kerases.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")

@@ -13,9 +13,9 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.base import LossScale
-from lossscale.finite import exactly
-from lossscale.graphs import grouped
+from lossscale.gradients.finite import exactly
+from lossscale.runtime.control import grouped
+from lossscale.scales.base import LossScale
 
 _users: Any = weakref.WeakKeyDictionary()  # LossScale -> WeakSet of optimizers
 _open_steps: Any = weakref.WeakKeyDictionary()  # LossScale -> _OpenStep

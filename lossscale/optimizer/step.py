@@ -9,15 +9,15 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale import compiled, replicas
-from lossscale.base import LossScale
-from lossscale.check import Check
-from lossscale.finite import exactly
-from lossscale.graphs import after, grouped
+from lossscale.gradients.faults import Check
+from lossscale.gradients.finite import exactly
 from lossscale.optimizer import sharing
-from lossscale.optimizer.faults import Place
+from lossscale.optimizer.agreement import Finding, Verdict
+from lossscale.optimizer.fault_record import Place
 from lossscale.optimizer.unscaling import is_plain, prepare, unscaled
-from lossscale.optimizer.verdict import Finding, Verdict
+from lossscale.runtime import mode, replicas
+from lossscale.runtime.control import after, grouped
+from lossscale.scales.base import LossScale
 
 
 def apply_or_skip(
@@ -88,7 +88,7 @@ def apply_or_skip(
         if should_apply is True:  # a rule that applies every step needs no branch
             done = apply_everywhere()
         else:
-            done = compiled.run_either(should_apply, apply_everywhere, write)
+            done = mode.run_either(should_apply, apply_everywhere, write)
         return grouped([done, update_op])
 
     if not tf.executing_eagerly():

@@ -7,11 +7,12 @@ from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale import check, compiled, replicas
-from lossscale.base import LossScale
-from lossscale.check import Check
-from lossscale.finite import floating_values, sum_is_finite
-from lossscale.packing import is_small, pack, unpack
+from lossscale.gradients import faults
+from lossscale.gradients.faults import Check
+from lossscale.gradients.finite import floating_values, sum_is_finite
+from lossscale.gradients.packing import is_small, pack, unpack
+from lossscale.runtime import mode, replicas
+from lossscale.scales.base import LossScale
 
 
 class Prepared(NamedTuple):
@@ -51,7 +52,7 @@ def prepare(
     alone = [[position] for position in range(len(grads))]
     if divisor is not None and _unscales_in_branch(loss_scale):
         if not is_checked:
-            known = check.both(known, _check_quotients(loss_scale, grads, divisor))
+            known = faults.both(known, _check_quotients(loss_scale, grads, divisor))
         unscale = functools.partial(unscaled, loss_scale, divisor=divisor)
         return Prepared(grads, alone, unscale, known, True)
     if is_checked or not is_plain(loss_scale):
@@ -72,12 +73,12 @@ def unscale_and_check(
     """
     if not loss_scale.checks_gradients:
         return unscaled(loss_scale, grads, divisor), None
-    if compiled.in_xla():
+    if mode.in_xla():
         known = _check_quotients(loss_scale, grads, divisor)
         return unscaled(loss_scale, grads, divisor), known
     packed, groups = pack(grads)
     packed = unscaled(loss_scale, packed, divisor)
-    return unpack(packed, groups), check.check(packed, groups)
+    return unpack(packed, groups), faults.check(packed, groups)
 
 
 def unscaled(loss_scale: LossScale, grads: List[Any], divisor: Any) -> List[Any]:
@@ -98,7 +99,7 @@ def _unscales_in_branch(loss_scale: LossScale) -> bool:
     Elsewhere gradients are divided first: that runs in place, and the sum that checks
     them finds the smaller ones in the processor's cache.
     """
-    return compiled.in_xla() and replicas.count() == 1 and is_plain(loss_scale)
+    return mode.in_xla() and replicas.count() == 1 and is_plain(loss_scale)
 
 
 def _check_quotients(loss_scale: LossScale, grads: List[Any], divisor: Any) -> Check:
@@ -114,7 +115,7 @@ def _check_quotients(loss_scale: LossScale, grads: List[Any], divisor: Any) -> C
 
     def exactly(positions: List[int]) -> Check:
         chosen = unscaled(loss_scale, [grads[i] for i in positions], divisor)
-        return check.check_each(chosen, [[i] for i in range(len(chosen))])
+        return faults.check_each(chosen, [[i] for i in range(len(chosen))])
 
     values = [floating_values([grad]) for grad in grads]
     small = [i for i, found in enumerate(values) if all(map(is_small, found))]
@@ -124,13 +125,13 @@ def _check_quotients(loss_scale: LossScale, grads: List[Any], divisor: Any) -> C
     large_values = [value for i in large for value in values[i]]
     surely_finite = tf.logical_and(divisor >= 1.0, sum_is_finite(large_values))
     of_large = Check(
-        *compiled.only_if(
+        *mode.only_if(
             tf.logical_not(surely_finite),
             lambda: tuple(exactly(large)),
-            tuple(check.clean(len(large))),
+            tuple(faults.clean(len(large))),
         )
     )
     of_small = exactly(small)
     is_finite = tf.logical_and(of_small.is_finite, of_large.is_finite)
-    faults = tf.concat([of_small.faults, of_large.faults], 0)
-    return Check(is_finite, check.in_order(faults, [small, large]))
+    codes = tf.concat([of_small.faults, of_large.faults], 0)
+    return Check(is_finite, faults.in_order(codes, [small, large]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Tuple, TypeVar
 
-from lossscale import _keras, arguments
+from lossscale import arguments
+from lossscale.runtime import kerases
 
 Class = TypeVar("Class", bound=type)
 
@@ -34,7 +35,7 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     for optimizer_class, wrapper in _wrappers:
         if isinstance(inner_optimizer, optimizer_class):
             return wrapper
-    backend = _keras.foreign_backend(inner_optimizer)
+    backend = kerases.foreign_backend(inner_optimizer)
     if backend is not None:
         raise TypeError(
             "`inner_optimizer` must be a Keras optimizer on the TensorFlow backend, "

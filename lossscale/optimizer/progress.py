@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.check import Check, clean
+from lossscale.gradients.faults import Check, clean
 
 _numbers = itertools.count(1)
 #: So many losses of a step are kept, to tell whether they were finite: the last ones. A

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Optional
 
-from lossscale.base import LossScale
+from lossscale.scales.base import LossScale
 
 _NEVER = -1
 

@@ -9,9 +9,11 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale import _keras, arguments, record
-from lossscale.base import LossScale
-from lossscale.simulation import Simulation
+from lossscale import arguments
+from lossscale.runtime import kerases
+from lossscale.scales.base import LossScale
+from lossscale.simulation import run_file
+from lossscale.simulation.result import Simulation
 
 #: What XLA answers to an op that it does not know, by version and op.
 _NOT_COMPILED = (
@@ -82,8 +84,8 @@ def simulate(
 def _flags(is_finite: Any) -> Any:
     if isinstance(is_finite, (str, bytes, os.PathLike)):
         place = arguments.path("is_finite", is_finite)
-        is_finite = record.load_run(place).is_finite
-    return _not_empty("is_finite", record.flags("is_finite", is_finite))
+        is_finite = run_file.load_run(place).is_finite
+    return _not_empty("is_finite", run_file.flags("is_finite", is_finite))
 
 
 def _limits(limit: Any) -> Any:
@@ -91,7 +93,7 @@ def _limits(limit: Any) -> Any:
     array = arguments.array("limit", limit)
     if array.dtype.kind not in "iuf":  # NumPy calls a timedelta64 a number, too
         raise TypeError(f"`limit` must hold numbers, got dtype {array.dtype}.")
-    array = _not_empty("limit", record.one_dimensional("limit", array))
+    array = _not_empty("limit", run_file.one_dimensional("limit", array))
     if np.isnan(array).any():
         raise ValueError(
             f"`limit` must hold no NaN, got {int(np.isnan(array).sum())} of them. "
@@ -113,7 +115,7 @@ def _run(loss_scale: LossScale, trace: Any) -> Tuple[Any, Any, float]:
     # On the CPU: a GPU would be asked for a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            return _replay(_copy(loss_scale), trace, _keras.COMPILED_BY_XLA)
+            return _replay(_copy(loss_scale), trace, kerases.COMPILED_BY_XLA)
         except _NOT_COMPILED:
             return _replay(_copy(loss_scale), trace, {})
 

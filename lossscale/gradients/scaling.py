@@ -6,8 +6,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from lossscale import _keras
-from lossscale.compiled import in_xla
+from lossscale.runtime import kerases
+from lossscale.runtime.mode import in_xla
 
 
 def multiply(loss: Any, loss_scale: Any) -> Any:
@@ -33,7 +33,7 @@ def divide(grads: Any, divisor: Any) -> Any:
     result and stores a quotient in memory: on ResNet-50's shapes unscaling then adds 7
     ms to Adam's step (TensorFlow 2.21, two CPU cores).
     """
-    fused = in_xla() and _keras.XLA_KEEPS_FACTORS
+    fused = in_xla() and kerases.XLA_KEEPS_FACTORS
     quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
     return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 

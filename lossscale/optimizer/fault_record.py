@@ -6,8 +6,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale import _keras, check, replicas
-from lossscale.check import FINITE, INF, NAN
+from lossscale.gradients import faults
+from lossscale.gradients.faults import FINITE, INF, NAN
+from lossscale.runtime import kerases, replicas
 
 _KINDS = {INF: "inf", NAN: "nan"}
 
@@ -86,7 +87,7 @@ class Faults(tf.Module):
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
         return [
-            NonfiniteGradient(_keras.variable_name(variable), _KINDS[code], variable)
+            NonfiniteGradient(kerases.variable_name(variable), _KINDS[code], variable)
             for record, codes, _ in self._last()
             for variable, code in zip(record.variables, codes)
             if code != FINITE
@@ -170,11 +171,11 @@ class Place(NamedTuple):
         return self.record.write(self.positions, codes, skipped)
 
 
-def _all_codes(faults: Any, losses: List[Any]) -> Any:
+def _all_codes(codes: Any, losses: List[Any]) -> Any:
     """Returns the codes of one replica's gradients, and of its loss."""
     alone = [[position] for position in range(len(losses))]
-    worst = tf.reduce_max(check.check_each([*losses, None], [*alone, [len(losses)]])[1])
-    return tf.concat([faults, tf.reshape(worst, [1])], 0)
+    of_losses = faults.check_each([*losses, None], [*alone, [len(losses)]]).faults
+    return tf.concat([codes, tf.reshape(tf.reduce_max(of_losses), [1])], 0)
 
 
 def _encoded(codes: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from lossscale.compiled import in_xla
+from lossscale.runtime.mode import in_xla
 
 
 def grouped(results: Any) -> Any:

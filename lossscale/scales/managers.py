@@ -12,9 +12,9 @@ from typing import Any, Dict
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.base import LossScale
-from lossscale.dynamic import DynamicLossScale
-from lossscale.fixed import FixedLossScale
+from lossscale.scales.base import LossScale
+from lossscale.scales.dynamic import DynamicLossScale
+from lossscale.scales.fixed import FixedLossScale
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):

@@ -6,9 +6,9 @@ from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
-from lossscale._autograph import do_not_convert
-from lossscale.compiled import as_stored, in_xla
-from lossscale.packing import add_up, pack
+from lossscale.gradients.packing import add_up, pack
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.mode import as_stored, in_xla
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)

@@ -6,9 +6,9 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 import tensorflow as tf
 
-from lossscale import check, replicas
-from lossscale.check import Check
-from lossscale.finite import (
+from lossscale.gradients import faults
+from lossscale.gradients.faults import Check
+from lossscale.gradients.finite import (
     each_is_finite,
     exactly,
     floating_values,
@@ -16,6 +16,7 @@ from lossscale.finite import (
     sum_stays_finite,
 )
 from lossscale.optimizer.unscaling import Prepared
+from lossscale.runtime import replicas
 
 
 class Finding(NamedTuple):
@@ -98,7 +99,7 @@ class Verdict:
         if not self._sums:
             return Finding(settled, None, None)
         in_doubt = tf.logical_and(code > 0.0, code < self._terms + 1.0)
-        clean = check.clean(sum(map(len, self._groups)))
+        clean = faults.clean(sum(map(len, self._groups)))
         is_finite, faults_of_sum = tf.cond(
             in_doubt,
             lambda: tuple(self._check_sum(grads)),
@@ -116,15 +117,15 @@ class Verdict:
         Returns:
           A `float32` tensor of shape `[gradients]`.
         """
-        now = None if self._is_checked else check.check_each(grads, self._groups)
-        return check.both(known, now).faults
+        now = None if self._is_checked else faults.check_each(grads, self._groups)
+        return faults.both(known, now).faults
 
     def _check_sum(self, grads: List[Any]) -> Check:
         terms = replicas.for_each(self._terms_added, grads)
         sums = [None] * len(self._groups)
         for position, term in zip(self._added, terms):
             sums[position] = replicas.total(term)
-        return check.check(sums, self._groups)
+        return faults.check(sums, self._groups)
 
     def _terms_added(self, grads: List[Any]) -> List[Any]:
         # Of three or more terms the order decides whether they overflow, and it is the

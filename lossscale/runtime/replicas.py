@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from lossscale import _keras
+from lossscale.runtime import kerases
 
 
 def count() -> int:
@@ -94,4 +94,4 @@ def first(value: Any) -> Any:
 
 
 def _needs_merge_call() -> bool:
-    return tf.distribute.has_strategy() and _keras.strategy_needs_merge_call()
+    return tf.distribute.has_strategy() and kerases.strategy_needs_merge_call()

@@ -10,10 +10,12 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale import _keras, arguments, exponents
-from lossscale.batches import first_batches
-from lossscale.borrowing import HALF, in_float32, recorded_outputs, unchanged
-from lossscale.range_report import GradientRanges
+from lossscale import arguments
+from lossscale.ranges import exponents
+from lossscale.ranges.batches import first_batches
+from lossscale.ranges.float32_model import HALF, in_float32, recorded_outputs, unchanged
+from lossscale.ranges.report import GradientRanges
+from lossscale.runtime import kerases
 
 #: A row of the report: its name, and the gradients that are counted in it.
 Row = Tuple[str, List[Any]]
@@ -94,7 +96,7 @@ def gradient_ranges(
 
 def _checked(model: Any, loss: Any) -> Any:
     """Returns the Keras of a model that can be asked, else raises."""
-    keras = _keras.of_model(model)
+    keras = kerases.of_model(model)
     if keras is None:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
     if loss is None and getattr(model, "optimizer", None) is None:
@@ -139,7 +141,7 @@ def _build(model: Any, x: Any) -> None:
         if dtype in HALF:
             raise ValueError(
                 "`model` must have float32 weights, got "
-                f"{_keras.path(model, variable)} in {dtype}. The policy "
+                f"{kerases.path(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
 
@@ -166,7 +168,7 @@ class _Step:
         """Counts all batches, with Keras's own progress bar."""
         # Keras 3 traces a step without AutoGraph, Keras 2 with.
         count = tf.function(
-            self._count, autograph=not _keras.is_3(self.keras), **_keras.ANY_SHAPES
+            self._count, autograph=not kerases.is_3(self.keras), **kerases.ANY_SHAPES
         )
         bar = self.keras.utils.Progbar(length, verbose=verbose)
         for batch in (b for part in ([first], rest) for b in part):
@@ -193,7 +195,7 @@ class _Step:
         """Returns the report's rows, with their gradients."""
         record = recorded_outputs if self.activations else _nothing
         variables = self.model.trainable_variables
-        tensors = [_keras.tensor_of(variable) for variable in variables]
+        tensors = [kerases.tensor_of(variable) for variable in variables]
         with tf.GradientTape() as tape, record(self.model) as recorded:
             outputs = self.model(x, training=True)
             loss = self._loss(x, y, outputs, sample_weight)
@@ -204,14 +206,14 @@ class _Step:
         grads = tape.gradient(loss, tensors + [tensor for _, tensor in recorded])
         self.half = _in_16_bits(graph, before)
         owners = [*variables, *(layer for layer, _ in recorded)]
-        names = [_keras.path(self.model, variable) for variable in variables]
+        names = [kerases.path(self.model, variable) for variable in variables]
         names += [f"output of {layer.name}" for layer, _ in recorded]
         return _grouped(owners, names, grads)
 
     def _loss(self, *batch: Any) -> Any:
         if self.owner is self.model:
-            return _keras.compute_loss(self.model, *batch)
-        found = _keras.compute_loss(self.owner, *batch)
+            return kerases.compute_loss(self.model, *batch)
+        found = kerases.compute_loss(self.owner, *batch)
         return tf.add_n([found, *self.model.losses])
 
     def report(self, scale: float) -> GradientRanges:

@@ -8,10 +8,12 @@ from typing import Any, List, Optional
 import numpy as np
 import tensorflow as tf
 
-from lossscale import _keras, arguments, diagnosis
+from lossscale import arguments
+from lossscale.monitor import diagnosis
+from lossscale.monitor.stalls import Reading, Stalls, read
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
-from lossscale.record import save_run
-from lossscale.stalls import Reading, Stalls, read
+from lossscale.runtime import kerases
+from lossscale.simulation.run_file import save_run
 
 ON_STALL = ("warn", "raise", "stop")
 
@@ -31,7 +33,7 @@ _NOT_CHECKED = """\
 FixedLossScale(S, skip_nonfinite=True) does."""
 
 
-_Callback: Any = _keras.callback_class()
+_Callback: Any = kerases.callback_class()
 
 
 class LossScaleMonitor(_Callback):
@@ -221,7 +223,7 @@ class LossScaleMonitor(_Callback):
 def _check(optimizer: Any, record: Any) -> None:
     """Raises unless a monitor can watch `optimizer`."""
     if not isinstance(optimizer, LossScaleOptimizer):
-        why = _WRAPPED_BY_KERAS if _keras.is_own_wrapper(optimizer) else ""
+        why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(optimizer) else ""
         raise TypeError(_WRONG_OPTIMIZER.format(optimizer=optimizer, why=why))
     if not tf.executing_eagerly():
         raise RuntimeError(

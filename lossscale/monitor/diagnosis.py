@@ -7,9 +7,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from lossscale import _keras
-from lossscale.base import LossScale
-from lossscale.fixed import FixedLossScale
+from lossscale.runtime import kerases
+from lossscale.scales.base import LossScale
+from lossscale.scales.fixed import FixedLossScale
 
 #: How many variables a message names.
 _NAMED = 5
@@ -88,7 +88,7 @@ def _kind(model: Any, variable: Any) -> Optional[str]:
     if not tf.as_dtype(variable.dtype).is_floating:
         return None
     # Each replica has statistics of its own, and perhaps one alone is poisoned.
-    tensor = _keras.tensor_of(variable)
+    tensor = kerases.tensor_of(variable)
     copies = model.distribute_strategy.experimental_local_results(tensor)
     # On their devices: of a large variable only one bool comes to the host.
     if all(bool(tf.reduce_all(tf.math.is_finite(copy))) for copy in copies):
@@ -99,7 +99,7 @@ def _kind(model: Any, variable: Any) -> Optional[str]:
 
 def _named(sentence: str, faults: Sequence[Tuple[Any, str]]) -> Optional[str]:
     """Returns `sentence` with the names of some variables, the last ones first."""
-    names = [f"{_keras.variable_name(v)} ({_KINDS[kind]})" for v, kind in faults]
+    names = [f"{kerases.variable_name(v)} ({_KINDS[kind]})" for v, kind in faults]
     if not names:
         return None
     more = len(names) - _NAMED

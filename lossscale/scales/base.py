@@ -7,16 +7,17 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale import replicas, scaling
-from lossscale._autograph import do_not_convert
-from lossscale.finite import (
+from lossscale.gradients import scaling
+from lossscale.gradients.finite import (
     all_finite,
     each_is_finite,
     exactly,
     floating_values,
     sum_is_finite,
 )
-from lossscale.graphs import after, branches_freely, grouped
+from lossscale.runtime import replicas
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.control import after, branches_freely, grouped
 
 
 class LossScale(tf.Module, metaclass=abc.ABCMeta):

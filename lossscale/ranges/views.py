@@ -6,8 +6,8 @@ from typing import Any, Dict, List
 
 import numpy as np
 
-from lossscale.exponents import NORMAL, TOP, ZERO
-from lossscale.pictures import pyplot
+from lossscale.plotting import pyplot
+from lossscale.ranges.exponents import NORMAL, TOP, ZERO
 
 _TITLES = {
     "values": "values",

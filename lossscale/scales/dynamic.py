@@ -6,14 +6,15 @@ from typing import Any, Dict, Optional, Sequence
 
 import tensorflow as tf
 
-from lossscale import _keras, arguments, presets
-from lossscale.base import LossScale
+from lossscale import arguments, presets
+from lossscale.runtime import kerases
+from lossscale.scales.base import LossScale
 
 #: What may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
 
 
-@_keras.serializable
+@kerases.serializable
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and backs off when not.
 

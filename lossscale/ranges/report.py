@@ -8,7 +8,8 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from lossscale import arguments, exponents, range_views
+from lossscale import arguments
+from lossscale.ranges import exponents, views
 
 #: What `summary` and the table show of each row, in this order.
 COLUMNS = (
@@ -158,7 +159,7 @@ class GradientRanges:
         }
 
     def __str__(self) -> str:
-        return range_views.table(self)
+        return views.table(self)
 
     def __repr__(self) -> str:
         return (
@@ -183,7 +184,7 @@ class GradientRanges:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        return range_views.draw(self, ax, arguments.count("rows", rows))
+        return views.draw(self, ax, arguments.count("rows", rows))
 
     @property
     def _all(self) -> GradientRanges:

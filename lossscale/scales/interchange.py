@@ -10,8 +10,8 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 import numpy as np
 
 from lossscale import arguments, presets
-from lossscale.dynamic import DynamicLossScale
-from lossscale.systems import CHECKS, STATE, SYSTEMS, System
+from lossscale.scales.dynamic import DynamicLossScale
+from lossscale.scales.state_formats import CHECKS, STATE, SYSTEMS, System
 
 
 def import_state(

@@ -6,11 +6,12 @@ from typing import Any, Dict
 
 import tensorflow as tf
 
-from lossscale import _keras, arguments
-from lossscale.base import LossScale
+from lossscale import arguments
+from lossscale.runtime import kerases
+from lossscale.scales.base import LossScale
 
 
-@_keras.serializable
+@kerases.serializable
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 

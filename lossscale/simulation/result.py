@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
-from lossscale.pictures import pyplot
+from lossscale.plotting import pyplot
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
-from lossscale.compiled import in_xla
+from lossscale.runtime.mode import in_xla
 
 #: Gradients with more elements stay alone: copying them takes longer than the kernels
 #: that are saved. On 1,000 gradients of 32 x 32, packed, what loss scaling adds to

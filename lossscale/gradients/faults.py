@@ -10,9 +10,9 @@ from typing import Any, List, NamedTuple, Optional
 
 import tensorflow as tf
 
-from lossscale import _keras
-from lossscale.compiled import as_stored, in_xla
-from lossscale.finite import floating_values, sum_is_finite
+from lossscale.gradients.finite import floating_values, sum_is_finite
+from lossscale.runtime import kerases
+from lossscale.runtime.mode import as_stored, in_xla
 
 #: The codes of faults. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
@@ -60,7 +60,7 @@ def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
     """Checks gradients by looking at each element."""
     if not groups:
         return clean(0)
-    is_exact = _keras.XLA_KEEPS_FACTORS or not in_xla()
+    is_exact = kerases.XLA_KEEPS_FACTORS or not in_xla()
     codes_of = _codes_by_sum if is_exact else _codes_by_element
     sizes = [len(group) for group in groups]
     codes = codes_of([_rows(grad, size) for grad, size in zip(packed, sizes)], sizes)

@@ -6,12 +6,13 @@ import inspect
 import numbers
 from typing import Any, Dict, Optional
 
-from lossscale import _keras, presets
+from lossscale import presets
 from lossscale.arguments import shown
-from lossscale.base import LossScale
-from lossscale.dynamic import DynamicLossScale
-from lossscale.fixed import FixedLossScale
-from lossscale.managers import LossScaleManager
+from lossscale.runtime import kerases
+from lossscale.scales.base import LossScale
+from lossscale.scales.dynamic import DynamicLossScale
+from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.managers import LossScaleManager
 
 _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
 _OWN_CLASSES = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
@@ -79,7 +80,7 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
         raise TypeError(f"`loss_scale` must be a LossScale, got {shown(loss_scale)}.")
     cls = type(loss_scale)
     own = _OWN_CLASSES.get(cls.__name__) is cls
-    name = cls.__name__ if own else _keras.registered_name(cls)
+    name = cls.__name__ if own else kerases.registered_name(cls)
     return {"class_name": name, "config": loss_scale.get_config()}
 
 
@@ -107,9 +108,9 @@ def deserialize(
         )
     name = config.get("registered_name")
     name = name if name and isinstance(name, str) else config["class_name"]
-    own = _OWN_CLASSES.get(name.replace(f"{_keras.PACKAGE}>", ""))
+    own = _OWN_CLASSES.get(name.replace(f"{kerases.PACKAGE}>", ""))
     cls = (custom_objects or {}).get(name) or own
-    cls = cls or _keras.registered_class(name, custom_objects)
+    cls = cls or kerases.registered_class(name, custom_objects)
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         raise ValueError(
             f"`config` must name a LossScale class that is known here, got {name!r}. "

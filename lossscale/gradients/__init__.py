@@ -1,0 +1,12 @@
+"""One replica's gradients as numbers: scaled, packed, finite or not.
+
+Knows no rule of a loss scale, no other replica and no Keras. In the order of its
+imports:
+
+* `packing`: many small gradients as a few tensors;
+* `finite`: are all of them finite?
+* `faults`: which of them are not, and how;
+* `scaling`: a loss times a number, and gradients divided by it.
+
+Begin with `finite`.
+"""

@@ -1,0 +1,10 @@
+"""LossScaleMonitor: what the loss scale does during `fit`, and why a run dies.
+
+Knows optimizers, and the file that `simulation` reads. In the order of its imports:
+
+* `stalls`: when skipped steps are worth a word;
+* `diagnosis`: what to say of them;
+* `callback`: the callback of Keras.
+
+Begin with `callback`.
+"""

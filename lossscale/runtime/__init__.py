@@ -1,0 +1,13 @@
+"""What TensorFlow and Keras are here, and what must be done differently because of it.
+
+Knows no loss scale and no gradient. In the order of its imports:
+
+* `autograph`: functions that `tf.function` traces as they are written;
+* `mode`: eager, graph, session or XLA;
+* `control`: what a graph must be told of branches and order;
+* `kerases`: which Kerases are installed, and how they differ;
+* `registry`: classes that a Keras must find by their name;
+* `replicas`: what replicas know together. Nothing else reduces across them.
+
+Begin with `mode`.
+"""

@@ -1,0 +1,12 @@
+"""The loss scales, and every way to get one.
+
+Knows gradients and replicas, no optimizer. In the order of its imports:
+
+* `base`: `LossScale`, the contract;
+* `fixed`, `dynamic`: a rule each;
+* `managers`: the names of TensorFlow 1;
+* `serialization`: loss scales from names, numbers and configs, and configs of them;
+* `state_formats`, `interchange`: the states of other systems, read and written.
+
+Begin with `base`. A new loss scale is a file like `fixed`.
+"""
