@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import families
+from installed import families
 from limits import skip_without
 
 import lossscale

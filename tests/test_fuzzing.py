@@ -15,10 +15,10 @@ import fuzzing
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import families
 from fuzzing import DYNAMIC, FIXED, MANAGER, anything, mixed, some_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from installed import families
 
 import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, presets

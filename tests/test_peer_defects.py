@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import peer_defects
 import pytest
+from installed import ROOT
 from peer_defects import DEFECTS, marked
 
-HERE = Path(__file__).parent
-README = (HERE.parent / "README.md").read_text()
+TESTS = ROOT / "tests"
+README = (ROOT / "README.md").read_text()
 HELD, SHOWN = marked("peer_defect"), marked("peer_fails")
 #: Rows about loss scales without an optimizer: no Keras has a part in them.
 WITHOUT_KERAS = {5, 7, 10, 21, 22, 25, 29}
@@ -76,7 +76,7 @@ def _asks_for_families(test):
     file, _, name = test.partition("::")
     arguments = {
         node.name: {argument.arg for argument in node.args.args}
-        for node in ast.walk(ast.parse((HERE / file).read_text()))
+        for node in ast.walk(ast.parse((TESTS / file).read_text()))
         if isinstance(node, ast.FunctionDef)
     }
     wanted = arguments[name.split("::")[-1]]

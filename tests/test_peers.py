@@ -14,7 +14,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import STRATEGY, families
+from installed import STRATEGY, families
 from limits import skip_without
 from parameter_server import free_ports
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import ROOT
 
 import lossscale
 from lossscale import DynamicLossScale
@@ -147,7 +147,7 @@ def test_nobody_changes_the_table():
 
 
 def test_the_readme_shows_the_table():
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     lines = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", readme, flags=re.MULTILINE)
     split = [(name, [cell.strip() for cell in line.split("|")]) for name, line in lines]
     rows = [(name, cells) for name, cells in split if len(cells) == len(COLUMNS)]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-from conftest import families
+from installed import ROOT, families
 from limits import skip_without
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 MIGRATIONS = re.search(r"^## Coming from\n(.*?)^## ", README, re.DOTALL | re.M)[1]
 

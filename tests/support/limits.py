@@ -16,7 +16,7 @@ def _keras_is_older(family, version):
     return tuple(map(int, family.keras.__version__.split(".")[:2])) < version
 
 
-#: Feature -> (what cannot have it, why). A family is as in conftest.py.
+#: Feature -> (what cannot have it, why). A family is as in installed.py.
 LIMITS = {
     "a tf.compat.v1 graph": (
         lambda family: family.name != "keras2-legacy",

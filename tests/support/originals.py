@@ -1,7 +1,7 @@
-"""The loss scalers of other frameworks behind one interface, and a process to run them.
+"""Other frameworks' loss scalers behind one interface, and a process to run them.
 
-`python tests/originals.py torch` answers one JSON request per line. A process of its
-own for each: Paddle crashes where TensorFlow has been imported before it.
+`python tests/support/originals.py torch` answers one JSON request per line. Each has a
+process of its own: Paddle crashes where TensorFlow has been imported before it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import benchmark
-import conftest
+import installed
 import strategies
 import tensorflow as tf
 
@@ -88,7 +88,7 @@ def main():
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == len(workers)
-    family = {each.name: each for each in conftest.families()}[given.keras]
+    family = {each.name: each for each in installed.families()}[given.keras]
     hook = Interruption(given)
     data = dataset_of(strategy, given.rank)
     if given.entry == "bare-fit":

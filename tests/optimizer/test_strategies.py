@@ -23,14 +23,14 @@ import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
-from conftest import DEVICES, STRATEGY
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from impossible import why_not
+from installed import DEVICES, ROOT, STRATEGY
 from limits import skip_without
 from models import assert_same, variable_of
+from reference import reference
 from strategies import RUN, SHORT_RUN, applied, rule
-from test_reference import reference
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleOptimizer
@@ -261,7 +261,7 @@ def run_tests(on, *arguments, **environment):
     command = [sys.executable, "-m", "pytest", "-q", "-n0"]
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", "--color=no", *arguments],
-        cwd=environment.pop("cwd", HERE.parent.parent),
+        cwd=environment.pop("cwd", ROOT),
         env={**os.environ, "LOSSSCALE_TESTS_ON": on, **environment},
         capture_output=True,
         text=True,
@@ -312,15 +312,20 @@ def test_the_flag_of_one_replica_fails_these_tests(tmp_path, mutation):
     right, wrong, tests = MUTATIONS[mutation]
     package = tmp_path / "lossscale"
     shutil.copytree(Path(lossscale.__file__).parent, package)
-    shutil.copytree(HERE.parent, tmp_path / "tests")
-    shutil.copy(HERE.parent.parent / "pyproject.toml", tmp_path)
-    source = (package / "replicas.py").read_text()
+    shutil.copytree(ROOT / "tests", tmp_path / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    file = package / "runtime" / "replicas.py"
+    source = file.read_text()
     assert source.count(right) == 1
-    (package / "replicas.py").write_text(source.replace(right, wrong))
+    file.write_text(source.replace(right, wrong))
     chosen = " or ".join(f"({name} and {which})" for name, which in tests.items())
     answer = run_tests(
         "mirrored:2",
-        *("tests/test_strategies.py", "-k", f"not flag_of_one and ({chosen})"),
+        *(
+            "tests/optimizer/test_strategies.py",
+            "-k",
+            f"not flag_of_one and ({chosen})",
+        ),
         cwd=tmp_path,
         PYTHONPATH=str(tmp_path),
     )

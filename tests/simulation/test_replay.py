@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_conformance import CASES
+from every_loss_scale import CASES
 
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, LossScale, simulate

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import STRATEGY
 from impossible import why_not
+from installed import STRATEGY
 from limits import skip_without
 from models import compiled, variable_of
 

@@ -1,6 +1,6 @@
 """What every LossScale promises, each with arguments that are not the defaults.
 
-A new loss scale adds one entry to `CASES`.
+A new loss scale adds one entry to `CASES` in support/every_loss_scale.py.
 """
 
 from __future__ import annotations
@@ -11,26 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite
+from every_loss_scale import CASES
 from models import compiled
 
 import lossscale
-from lossscale import DynamicLossScale, FixedLossScale, LossScale
+from lossscale import LossScale
 
 RUN = "TTFTFFTTTTFT"
-
-CASES = {
-    "fixed": lambda: FixedLossScale(64),
-    "fixed-skip": lambda: FixedLossScale(64, skip_nonfinite=True),
-    "dynamic": lambda: DynamicLossScale(
-        64, 2, 4.0, backoff_factor=0.5, min_loss_scale=2.0, max_loss_scale=512.0
-    ),
-    "dynamic-hysteresis": lambda: DynamicLossScale(
-        64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
-    ),
-    "manager": lambda: lossscale.get(
-        lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
-    ),
-}
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES)

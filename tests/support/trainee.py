@@ -1,4 +1,4 @@
-"""A training run that may be killed at any moment: test_faults.py starts it.
+"""A training run that may be killed at any moment, started by a test.
 
     python trainee.py KERAS FOLDER
 
@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 
-import conftest
+import installed
 import numpy as np
 import tensorflow as tf
 from models import data, regression, training_state, with_infinity
@@ -86,7 +86,7 @@ def live(family, folder):
 
 
 def main():
-    family = {each.name: each for each in conftest.families()}[sys.argv[1]]
+    family = {each.name: each for each in installed.families()}[sys.argv[1]]
     while True:
         number = os.fork()
         if number == 0:

@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainee
+from installed import ROOT
+from interrupted import checkpoint, fresh
 from limits import skip_without
 from models import assert_same, compiled, inner_variables, variable_of
-from test_routes import checkpoint, fresh
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-HERE = Path(__file__).parent
+SUPPORT = ROOT / "tests" / "support"
 KILLS = 10
 SECONDS = 280
 
@@ -35,7 +36,7 @@ SECONDS = 280
 @contextmanager
 def started(family, folder):
     """Starts the trainee, which ends with this context, or after `SECONDS`."""
-    command = [sys.executable, str(HERE / "trainee.py"), family.name, str(folder)]
+    command = [sys.executable, str(SUPPORT / "trainee.py"), family.name, str(folder)]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command,

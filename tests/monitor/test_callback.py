@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import families
 from faulty import FAULTS, Faulty
+from installed import families
 from limits import skip_without
 from models import data, regression
 

@@ -12,66 +12,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
+from interrupted import EPOCHS, HALF, checkpoint, fit, fresh, model_of, wrapped
 from limits import skip_without
-from models import assert_same, data, regression, training_state
+from models import assert_same, training_state
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import LossScaleOptimizer
 
 #: Checkpoints and .keras files are in test_persistence.py, too, on every version.
 pytestmark = pytest.mark.slow
-
-BATCH = 8
-EPOCHS, HALF = 4, 2
-RULE = {
-    "initial_loss_scale": 2.0**12,
-    "increment_period": 3,
-    "multiplier": 4.0,
-    "backoff_factor": 0.5,
-    "hysteresis": 3,
-    "hysteresis_reset": ["backoff"],
-}
-
-
-def adam(family):
-    return family.optimizers.Adam(0.05)
-
-
-def wrapped(family):
-    return LossScaleOptimizer(adam(family), DynamicLossScale(**RULE))
-
-
-def model_of(family, optimizer):
-    return regression(family, optimizer, run_eagerly=True)
-
-
-def fresh(family, built=False):
-    """Returns a new model; if `built`, it has trained on other data."""
-    model = model_of(family, wrapped(family))
-    if built:
-        x, y = data(np.random.default_rng(11), BATCH)
-        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
-    return model
-
-
-def fit(model, first, last, *callbacks, bad=True):
-    """Trains for some epochs of five batches, the fourth of which is not finite."""
-    x, y = data(np.random.default_rng(7), 5 * BATCH)
-    if bad:
-        x[3 * BATCH] = np.inf
-    model.run_eagerly = True  # files do not hold it
-    model.fit(
-        x,
-        y,
-        batch_size=BATCH,
-        initial_epoch=first,
-        epochs=last,
-        callbacks=list(callbacks),
-        shuffle=False,
-        verbose=0,
-    )
 
 
 def counters(optimizer):
@@ -82,10 +32,6 @@ def counters(optimizer):
 def assert_equal_ends(model, state):
     assert counters(model.optimizer) == state[0]
     assert_same(training_state(model), state[1])
-
-
-def checkpoint(model):
-    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
 
 
 def manager(model, folder):

@@ -12,7 +12,7 @@ import json
 import os
 import socket
 
-import conftest
+import installed
 import strategies
 import tensorflow as tf
 from models import variable_of
@@ -88,7 +88,7 @@ def main():
     parser.add_argument("keras")
     name = parser.parse_args().keras
     strategy = cluster()
-    family = {each.name: each for each in conftest.families()}[name]
+    family = {each.name: each for each in installed.families()}[name]
 
     def bare():
         return strategies.momentum(family)

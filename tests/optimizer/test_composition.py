@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import families
+from installed import families
 from limits import skip_without
 from models import (
     assert_same,

@@ -8,16 +8,15 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import families
+from installed import ROOT, families
 from limits import skip_without
 
 from lossscale import Run
 
-PATH = Path(__file__).parent.parent / "examples" / "digits.py"
+PATH = ROOT / "examples" / "digits.py"
 
 
 @pytest.fixture

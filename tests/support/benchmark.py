@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 
 import tensorflow as tf
+from installed import ROOT
 from models import variable_of
 
 from lossscale import LossScaleOptimizer
 
-_PATH = Path(__file__).parent.parent / "benchmarks" / "replicas.py"
+_PATH = ROOT / "benchmarks" / "replicas.py"
 _spec = importlib.util.spec_from_file_location("replicas", _PATH)
 replicas = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(replicas)

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import families
+from installed import families
 from models import FEATURES, assert_same, regression, training_state
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges

@@ -14,17 +14,17 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 import strategies
 from impossible import why_not
+from installed import ROOT
 from models import assert_same
 from parameter_server import free_ports
 from worker import RUN
 
-HERE = Path(__file__).parent
+SUPPORT = ROOT / "tests" / "support"
 SECONDS = 90
 pytestmark = [pytest.mark.slow, pytest.mark.peer_defect(2)]
 
@@ -74,7 +74,7 @@ def logs(folder):
 
 def commands(folder, keras, entry, *options):
     ports = ",".join(map(str, free_ports(2)))
-    fixed = [HERE / "worker.py"]
+    fixed = [SUPPORT / "worker.py"]
     return [[*fixed, rank, ports, folder, keras, entry, *options] for rank in (0, 1)]
 
 
@@ -144,7 +144,7 @@ def test_keras3s_fit_cannot_run_there(family, entry, tmp_path):
 
 def test_a_parameter_server(family, tmp_path):
     """Each worker's step is a step of its own there: nobody waits for the others."""
-    command = [HERE / "parameter_server.py", family.name]
+    command = [SUPPORT / "parameter_server.py", family.name]
     with started([command], tmp_path) as (process,):
         answers = json.loads(process.stdout.read() or "{}")
     assert answers, logs(tmp_path)

@@ -10,38 +10,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import compiled
+from reference import reference
 
 from lossscale import DynamicLossScale
 
 RESETS = ["good", "growth", "backoff"]
 RATES = [0.2, 0.5, 0.8]
 SUBSETS = [list(chosen) for n in range(4) for chosen in combinations(RESETS, n)]
-
-
-def reference(config, flags):
-    """Returns the scale after each step, from the rule as it is written down."""
-    scale, good, bad, seen = config["initial_loss_scale"], 0, 0, []
-    for is_finite in flags:
-        if is_finite:
-            good += 1
-            bad = 0 if "good" in config["hysteresis_reset"] else bad
-            if good >= config["increment_period"]:
-                good = 0
-                bad = 0 if "growth" in config["hysteresis_reset"] else bad
-                grown = scale * config["multiplier"]
-                if config["max_loss_scale"] is not None:
-                    scale = min(grown, config["max_loss_scale"])
-                elif grown <= np.finfo(np.float32).max:
-                    scale = grown
-        else:
-            good = 0
-            bad += 1
-            if bad >= config["hysteresis"]:
-                factor = config["backoff_factor"] or 1 / config["multiplier"]
-                scale = max(scale * factor, config["min_loss_scale"])
-                bad = 0 if "backoff" in config["hysteresis_reset"] else bad
-        seen.append(scale)
-    return seen
 
 
 def exponents(low, high):

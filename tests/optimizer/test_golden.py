@@ -8,7 +8,7 @@ import golden
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import families
+from installed import families
 from limits import TENSORFLOW
 
 import lossscale

@@ -4,7 +4,7 @@ A row is held by every test with the marker `peer_defect(row)`, and shown in a p
 every test with `peer_fails(row)`; both are read from the files, so the table and the
 tests are one. test_peer_defects.py holds that no row is without.
 
-    python tests/peer_defects.py    # prints the table with the names of the tests
+    python tests/support/peer_defects.py    # prints the table, with the tests' names
 
 K3 is Keras 3's LossScaleOptimizer, K2 is tf_keras's, TF the loss scales of
 `tf.compat.v1.mixed_precision`; looked at on TensorFlow 2.21, Keras 3.15, tf_keras 2.21.
@@ -16,7 +16,7 @@ import ast
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 class Row(NamedTuple):
@@ -187,11 +187,13 @@ def marked(marker):
     Read from the files, not from a collection: that depends on what is selected.
     """
     found = {}
-    for path in sorted(HERE.glob("test_*.py")):
+    for path in sorted(TESTS.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         for name, rows in _marked_in(tree, marker):
             for row in rows:
-                found.setdefault(row, []).append(f"{path.name}::{name}")
+                found.setdefault(row, []).append(
+                    f"{path.relative_to(TESTS).as_posix()}::{name}"
+                )
     return found
 
 

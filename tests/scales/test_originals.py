@@ -19,8 +19,8 @@ import numpy as np
 import originals
 import pytest
 import tensorflow as tf
-from conftest import families
 from driving import run
+from installed import families
 
 import lossscale
 from lossscale import DynamicLossScale

@@ -3,8 +3,8 @@
 Powers of two and one rounding per operation: no order of summation, no fused
 multiplication can change a bit. So `tests/data/` holds for every version of TensorFlow.
 
-    python tests/golden.py run           # writes tests/data/run.json
-    python tests/golden.py checkpoints   # writes tests/data/tensorflow-X.Y/
+    python tests/support/golden.py run           # writes tests/data/run.json
+    python tests/support/golden.py checkpoints   # writes tests/data/tensorflow-X.Y/
 
 The first was made on TensorFlow 2.15; the second on 2.4, 2.15 and 2.16 with Keras 3.3.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+from installed import ROOT, families
 from models import compiled, variable_of
 
 import lossscale
 from lossscale.runtime import kerases
 
-DATA = Path(__file__).parent / "data"
+DATA = ROOT / "tests" / "data"
 STEPS = 60
 #: The steps at which a gradient is infinite on purpose, and one at which it is NaN.
 BAD = {7: np.inf, 8: -np.inf, 20: np.nan, **dict.fromkeys(range(33, 39), np.inf)}
@@ -153,16 +153,16 @@ def scale_of(optimizer):
     return [float(pair[0].numpy()), int(pair[1].numpy())]
 
 
-def write_run(families):
+def write_run(found):
     """Writes the golden run of one family in eager mode."""
-    runs = {dtype: loop(families[0], dtype, "eager") for dtype in STARTS}
+    runs = {dtype: loop(found[0], dtype, "eager") for dtype in STARTS}
     (DATA / "run.json").write_text(json.dumps(runs) + "\n")
 
 
-def write_checkpoints(families):
+def write_checkpoints(found):
     """Writes what this version's wrappers save after half of the steps."""
     version = ".".join(tf.__version__.split(".")[:2])
-    for family in families:
+    for family in found:
         if (family.name == "keras3") != (version == "2.16"):
             continue  # of 2.16, Keras 3 alone
         folder = DATA / f"tensorflow-{version}" / family.name
@@ -194,7 +194,5 @@ def _save_half_way(family, optimizer, path):
 
 
 if __name__ == "__main__":
-    import conftest
-
     writers = {"run": write_run, "checkpoints": write_checkpoints}
-    writers[sys.argv[1]](conftest.families())
+    writers[sys.argv[1]](families())

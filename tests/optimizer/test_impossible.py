@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
-from conftest import STRATEGY
 from impossible import why_not
+from installed import STRATEGY
 from models import variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer

@@ -11,9 +11,9 @@ import warnings
 import golden
 import pytest
 import tensorflow as tf
+from interrupted import adam, fit, model_of
 from limits import skip_without
 from models import assert_same, training_state
-from test_routes import adam, fit, model_of
 
 from lossscale import (
     DynamicLossScale,

@@ -1,0 +1,23 @@
+"""Every loss scale, each with arguments that are not the defaults.
+
+What it must keep is in test_conformance.py: a new loss scale adds one entry here.
+"""
+
+from __future__ import annotations
+
+import lossscale
+from lossscale import DynamicLossScale, FixedLossScale
+
+CASES = {
+    "fixed": lambda: FixedLossScale(64),
+    "fixed-skip": lambda: FixedLossScale(64, skip_nonfinite=True),
+    "dynamic": lambda: DynamicLossScale(
+        64, 2, 4.0, backoff_factor=0.5, min_loss_scale=2.0, max_loss_scale=512.0
+    ),
+    "dynamic-hysteresis": lambda: DynamicLossScale(
+        64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
+    ),
+    "manager": lambda: lossscale.get(
+        lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
+    ),
+}

@@ -1,0 +1,67 @@
+"""What tests run on: logical CPU devices, a strategy over them, every Keras installed.
+
+Import it before anything asks TensorFlow for its devices.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import tensorflow as tf
+
+#: The folder that holds tests/, examples/, benchmarks/ and README.md.
+ROOT = Path(__file__).parents[2]
+#: The strategy of this process's tests, and its replicas. Slow tests start processes
+#: with others: TensorFlow takes one strategy and one number of devices per process.
+STRATEGY, _, _REPLICAS = os.environ.get("LOSSSCALE_TESTS_ON", "mirrored:2").partition(
+    ":"
+)
+DEVICES = [f"CPU:{number}" for number in range(int(_REPLICAS))]
+
+# TensorFlow reads the number of logical devices once, before the first op.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * len(DEVICES),
+)
+# The machine's two cores run two tests at a time.
+tf.config.threading.set_intra_op_parallelism_threads(1)
+
+from lossscale.runtime import kerases  # noqa: E402 - after the devices are set
+
+
+def make_strategy():
+    """Returns a new strategy over all devices."""
+    if STRATEGY == "central":
+        return tf.distribute.experimental.CentralStorageStrategy(DEVICES, "CPU:0")
+    return tf.distribute.MirroredStrategy(DEVICES)
+
+
+def families():
+    """Returns each kind of optimizer that is installed, with what tests need of it."""
+    found = []
+    if kerases.keras3() is not None:
+        keras = kerases.keras3()
+        found.append(_family("keras3", keras, keras.optimizers))
+    for keras in kerases.keras2():
+        legacy = getattr(keras.optimizers, "legacy", None)
+        found.append(_family("keras2-legacy", keras, legacy or keras.optimizers))
+        new = _new_optimizers(keras)
+        if new is not None:
+            found.append(_family("keras2-new", keras, new))
+    return found
+
+
+def _new_optimizers(keras):
+    if getattr(keras.optimizers, "legacy", None) is None:
+        return None
+    (_, _, base), _ = kerases.generations(keras)
+    is_new = issubclass(keras.optimizers.Adam, base)
+    return keras.optimizers if is_new else keras.optimizers.experimental
+
+
+def _family(name, keras, optimizers):
+    return SimpleNamespace(name=name, keras=keras, optimizers=optimizers)
