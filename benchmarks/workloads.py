@@ -107,7 +107,7 @@ class Contender:
             optimizer = where.LossScaleOptimizer(optimizer)
         elif wrapping == "unrecorded":  # what a record of faults costs a good step
             optimizer = lossscale.LossScaleOptimizer(optimizer, "dynamic")
-            optimizer._faults.of = lambda _: None
+            optimizer._fault_record.entry_of = lambda _: None
         elif wrapping is not None:
             optimizer = lossscale.LossScaleOptimizer(optimizer, wrapping)
         optimizer.build(self._variables)

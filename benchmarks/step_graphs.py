@@ -1,0 +1,299 @@
+"""The graph gate: which operations a training step consists of.
+
+A refactoring moves code and leaves the step as it is. This shows whether it did: it
+traces small steps of every kind, counts their operations by type, and compares the
+counts with those of another checkout. Names do not matter, only types.
+
+    python benchmarks/step_graphs.py                           # one line for each step
+    python benchmarks/step_graphs.py --details --modes graph   # and the counts by type
+    python benchmarks/step_graphs.py --json before.json        # keeps them
+    python benchmarks/step_graphs.py --against before.json     # compares: exit 0 or 1
+    python benchmarks/step_graphs.py --against ../before       # with another checkout
+
+Equal counts do not prove equal steps: operations may be wired in another way. What a
+step computes, the tests look at.
+
+Graphs are counted as they are traced, with both branches of a `cond`. Next to that
+stand the nodes that a good step executes, as in `step_overhead.py`, and the
+instructions that XLA makes of it. A file holds for one machine and its versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import itertools
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# The checkout that is looked at: this one, or the one that is compared with.
+sys.path.insert(0, os.environ.get("STEPS_OF", str(Path(__file__).parents[1])))
+
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+from workloads import INNER, executed_nodes, keras, tf_keras
+
+import lossscale
+
+#: Small gradients, of which two have one shape, and one too large to be packed.
+SHAPES = [(64, 64), (64,), (200, 100), (100,), (100,)]
+LOOPS = ["scale-apply", "unscale-clip-apply"]
+SCALES = {
+    "dynamic": lossscale.DynamicLossScale,
+    "fixed": functools.partial(lossscale.FixedLossScale, 128),
+}
+#: One instruction of a program of XLA, and in it the name of what it does.
+INSTRUCTION = re.compile(r"^\s*(?:ROOT )?\S+ = .*?\s([a-z][a-z0-9-]*)\(", re.MULTILINE)
+
+
+# The steps
+
+
+def families():
+    """Returns each kind of optimizer that is installed.
+
+    Nothing is asked of lossscale: another checkout may have it elsewhere.
+
+    Returns:
+      A dictionary: name -> (the module of the optimizers, what makes a variable).
+    """
+    is_3 = keras.__version__.startswith("3")
+    found = {"keras3": (keras.optimizers, keras.Variable)} if is_3 else {}
+    keras2 = tf_keras or (None if is_3 else tf.keras)
+    if keras2 is None:
+        return found
+    legacy = getattr(keras2.optimizers, "legacy", None)
+    if legacy is not None:
+        # TensorFlow 2.10 has the new ones under another name.
+        is_default = not issubclass(legacy.Adam, keras2.optimizers.Adam)
+        new = keras2.optimizers if is_default else keras2.optimizers.experimental
+        found["keras2-new"] = new, tf.Variable
+    found["keras2-legacy"] = legacy or keras2.optimizers, tf.Variable
+    return found
+
+
+def make_step(family, loop, inner, scale):
+    """Returns a step, with variables and an optimizer of its own."""
+    optimizers, make_variable = families()[family]
+    variables = [make_variable(tf.fill(shape, 0.01)) for shape in SHAPES]
+    class_name, rate = INNER[inner]
+    bare = getattr(optimizers, class_name)(rate)
+    optimizer = lossscale.LossScaleOptimizer(bare, SCALES[scale]())
+    optimizer.build(variables)
+
+    def step():
+        grads = scaled_gradients(optimizer, variables)
+        if loop == "unscale-clip-apply":
+            grads = optimizer.get_unscaled_gradients(grads)
+            grads, _ = tf.clip_by_global_norm(grads, 1.0)
+        optimizer.apply_gradients(list(zip(grads, variables)))
+
+    return step
+
+
+def scaled_gradients(optimizer, variables):
+    """Returns the gradients of a scaled loss."""
+    # A tape does not know the variables of Keras 3, but what they hold.
+    held = [v if isinstance(v, tf.Variable) else v.value for v in variables]
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(value * value) for value in held])
+        scaled = optimizer.scale_loss(loss)
+    return tape.gradient(scaled, held)
+
+
+# Their operations: histograms, by what is counted
+
+
+def eager(make):
+    """Counts what one step executes eagerly, after two that create what there is."""
+    found = collections.Counter()
+
+    def count(kind, *_, graph=None, **__):
+        if graph is None:  # executed, not added to a graph
+            name = tf.compat.as_str(kind)
+            # A function's ends in a number that no two processes share.
+            found["(function)" if name.startswith("__") else name] += 1
+
+    step = make()
+    step()
+    step()
+    # Private; nothing public does it (seen on 2.8, 2.10, 2.15, 2.16 and 2.21).
+    op_callbacks.add_op_callback(count)
+    try:
+        step()
+    finally:
+        op_callbacks.remove_op_callback(count)
+    return {"ops": found}
+
+
+def graph(make):
+    """Counts the traced nodes of a step, and those that it executes."""
+    function = tf.function(make(), autograph=False)
+    traced = traced_nodes(function)
+    return {"ops": traced, "executed": {"nodes": executed_nodes(function)}}
+
+
+def xla(make):
+    """Counts the traced nodes of a step, and the instructions that XLA makes of it."""
+    function = tf.function(make(), autograph=False, jit_compile=True)
+    program = function.experimental_get_compiler_ir()(stage="optimized_hlo")
+    compiled = collections.Counter(INSTRUCTION.findall(program))
+    return {"ops": traced_nodes(function), "hlo": compiled}
+
+
+def replicas(make):
+    """Counts the traced nodes of a step on two replicas."""
+    strategy = mirrored()
+    with strategy.scope():
+        step = make()
+    function = tf.function(lambda: strategy.run(step), autograph=False)
+    return {"ops": traced_nodes(function)}
+
+
+@functools.lru_cache(maxsize=None)
+def mirrored():
+    """Returns the one strategy: a second breaks its collectives."""
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def traced_nodes(function):
+    """Counts the nodes of a `tf.function` and of all functions that it calls."""
+    traced = function.get_concrete_function().graph.as_graph_def()
+    bodies = [traced.node, *(each.node_def for each in traced.library.function)]
+    return collections.Counter(node.op for body in bodies for node in body)
+
+
+MODES = {"eager": eager, "graph": graph, "xla": xla, "replicas": replicas}
+
+
+def chosen(options):
+    """Yields the steps that the arguments choose, each as a tuple of its five names."""
+    every = options.modes, options.families, LOOPS, options.inner, SCALES
+    for mode, family, loop, inner, scale in itertools.product(*every):
+        if scale == "dynamic" or mode == "graph":
+            yield mode, family, loop, inner, scale
+
+
+def count_all(options, show):
+    """Returns the histograms of all chosen steps, and shows each when it is there."""
+    steps = {}
+    for mode, *kind in chosen(options):
+        name = " ".join((mode, *kind))
+        counted = MODES[mode](functools.partial(make_step, *kind))
+        steps[name] = {part: dict(sorted(of.items())) for part, of in counted.items()}
+        show(name, steps[name])
+    about = {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "tf_keras": getattr(tf_keras, "__version__", None),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+    return {"about": about, "lossscale": lossscale.__file__, "steps": steps}
+
+
+def line(name, counted):
+    """Prints how many operations a step has."""
+    cells = name.split()
+    for part in ("ops", "executed", "hlo"):
+        total = sum(counted.get(part, {}).values())
+        cells.append(f"{total:5} {part}" if part in counted else "")
+    print("{:8} {:13} {:18} {:4} {:7} {} {}{}".format(*cells), flush=True)
+
+
+def details(name, counted):
+    """Prints how many operations a step has, and of which types."""
+    line(name, counted)
+    for part, histogram in counted.items():
+        for kind, count in histogram.items():
+            print(f"    {part:9} {kind:40} {count:6}")
+
+
+# The comparison
+
+
+def counts_of(other, options):
+    """Returns the counts of another checkout, or those in a file."""
+    if Path(other).is_file():
+        return json.loads(Path(other).read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "counts.json")
+        command = [sys.executable, __file__, "--json", str(file)]
+        command += ["--modes", *options.modes, "--families", *options.families]
+        command += ["--inner", *options.inner]
+        env = dict(os.environ, STEPS_OF=str(Path(other).resolve()))
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, check=True, env=env, stdout=quiet)  # noqa: S603
+        return json.loads(file.read_text())
+
+
+def differences(here, there):
+    """Yields what differs between two steps: what was counted, its type, and both."""
+    for part in sorted({*here, *there}):
+        mine, theirs = here.get(part, {}), there.get(part, {})
+        for kind in sorted({*mine, *theirs}):
+            counts = mine.get(kind, 0), theirs.get(kind, 0)
+            if counts[0] != counts[1]:
+                yield (part, kind, *counts)
+
+
+def compare(here, there):
+    """Prints what differs between two checkouts, and returns whether anything does."""
+    print(f"here {here['lossscale']}, there {there['lossscale']}")
+    if here["about"] != there["about"]:
+        print(f"They may differ by where they ran: {here['about']}, {there['about']}")
+    changed = 0
+    for name, counted in here["steps"].items():
+        found = list(differences(counted, there["steps"].get(name, {})))
+        changed += bool(found)
+        lines = [f"    {p:9} {k:40} here {n:6}, there {m:6}" for p, k, n, m in found]
+        print("\n".join([name, *lines, ""]) if found else "", end="")
+    verdict = f"{changed} differ" if changed else "all equal"
+    print(f"{len(here['steps'])} steps: {verdict}")
+    return changed > 0
+
+
+def parse():
+    """Returns the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    there = list(families())
+    add("--modes", nargs="+", choices=MODES, default=list(MODES))
+    add("--families", nargs="+", choices=there, default=there)
+    add("--inner", nargs="+", choices=INNER, default=list(INNER))
+    add("--details", action="store_true", help="print the counts by type, too")
+    add("--json", help="a file that the counts are written to")
+    add("--against", help="the folder of another checkout, or a file of its counts")
+    options = parser.parse_args()
+    other = options.against
+    if other and not Path(other).is_file() and not Path(other, "lossscale").is_dir():
+        parser.error(f"`--against` must be a checkout or a file, got {other}.")
+    return options
+
+
+def main():
+    """Counts, and compares if there is something to compare with."""
+    options = parse()
+    there = counts_of(options.against, options) if options.against else None
+    tf.get_logger().setLevel("ERROR")
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    show = details if options.details else line
+    here = count_all(options, (lambda *_: None) if there else show)
+    if options.json:
+        Path(options.json).write_text(json.dumps(here, indent=1) + "\n")
+    sys.exit(compare(here, there) if there else 0)
+
+
+if __name__ == "__main__":
+    main()
