@@ -127,27 +127,27 @@ def text(name: str, value: Any, without: str = "") -> str:
     return value
 
 
-def names(name: str, value: Any, known: Sequence[str]) -> Tuple[str, ...]:
-    """Returns `value`, a sequence of some of the `known` strings, as a tuple."""
-    listed = ", ".join(repr(word) for word in known)
+def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
+    """Returns `value`, a sequence of some of the `allowed` strings, as a tuple."""
+    listed = ", ".join(repr(word) for word in allowed)
     if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
         raise TypeError(
             f"`{name}` must be a sequence of any of {listed}, got {shown(value)}. "
-            f"Write a tuple such as ({known[0]!r},)."
+            f"Write a tuple such as ({allowed[0]!r},)."
         )
     for word in value:
-        if not isinstance(word, str) or word not in known:
+        if not isinstance(word, str) or word not in allowed:
             raise ValueError(
                 f"`{name}` must hold only {listed}, got {shown(word)} in "
                 f"{shown(value)}."
             )
-    return tuple(word for word in known if word in value)
+    return tuple(word for word in allowed if word in value)
 
 
-def choice(name: str, value: Any, known: Sequence[str]) -> str:
-    """Returns `value`, which is one of the `known` strings."""
-    if not isinstance(value, str) or value not in known:
-        listed = ", ".join(repr(word) for word in known)
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """Returns `value`, which is one of the `allowed` strings."""
+    if not isinstance(value, str) or value not in allowed:
+        listed = ", ".join(repr(word) for word in allowed)
         raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")
     return value
 

@@ -1,7 +1,8 @@
-"""matplotlib, for what can be drawn: it need not be installed."""
+"""What people see: matplotlib, if it is installed, and a loss scale as text."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -19,3 +20,16 @@ def pyplot(what: str) -> Any:
             "Run `pip install matplotlib`."
         ) from error
     return plt
+
+
+def scale_text(loss_scale: float) -> str:
+    """Returns a loss scale for people: "2**15" rather than "32768.0".
+
+    >>> [scale_text(scale) for scale in (2.0**15, 1000.0, 8.0, 0.25)]
+    ['2**15', '1000', '8', '2**-2']
+    """
+    significand, exponent = math.frexp(loss_scale)
+    is_easily_read = 0 <= exponent - 1 < 10
+    if significand != 0.5 or is_easily_read:
+        return f"{loss_scale:g}"
+    return f"2**{exponent - 1}"

@@ -56,8 +56,8 @@ class Preset(NamedTuple):
 
 def _preset(source: str, differs: str = "", **given: Any) -> Preset:
     asks_for = tuple(name for name, value in given.items() if value is ...)
-    known = {name: value for name, value in given.items() if value is not ...}
-    return Preset(MappingProxyType(known), asks_for, source, differs)
+    settled = {name: value for name, value in given.items() if value is not ...}
+    return Preset(MappingProxyType(settled), asks_for, source, differs)
 
 
 _TENSORFLOW = _preset(

@@ -1,7 +1,7 @@
 """Which of one replica's gradients are not finite, and whether by infinity or NaN.
 
-It costs a step nothing to know: only where the sum of all gradients is not finite, so
-that every element must be looked at anyway, is it told which are at fault.
+A good step pays nothing for it: only where the sum of all gradients is not finite must
+every element be looked at, and then it is told which of them are at fault.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import Any, List, NamedTuple, Optional
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import floating_values, sum_is_finite
-from lossscale.runtime import kerases
-from lossscale.runtime.mode import as_stored, in_xla
+from lossscale.gradients.finite import as_stored, floating_values, sum_is_finite
+from lossscale.runtime import mode
+from lossscale.runtime.mode import in_xla
 
-#: The codes of faults. A gradient with both infinities and NaNs has the larger one.
+#: The fault codes. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
 #: Of a dtype's largest numbers times this, 2**60 add up to a finite number in float32.
 _SMALL = {tf.float32: 2.0**-64, tf.float64: 2.0**-960}
 
 
 class Check(NamedTuple):
-    """What is known of one replica's gradients.
+    """What a look at one replica's gradients has shown.
 
     Attributes:
       is_finite: A `bool` tensor of shape `[]`, whether all are finite.
-      faults: A `float32` tensor of shape `[gradients]`: the code of each.
+      codes: A `float32` tensor of shape `[gradients]`: the fault code of each.
     """
 
     is_finite: Any
-    faults: Any
+    codes: Any
 
 
 def clean(count: int) -> Check:
@@ -45,7 +45,7 @@ def check(packed: List[Any], groups: List[List[int]]) -> Check:
       groups: The positions of the gradients that each of them is made of.
 
     Returns:
-      A `Check` with the faults in the order of the gradients.
+      A `Check` with the codes in the order of the gradients.
     """
     return Check(
         *tf.cond(
@@ -60,33 +60,33 @@ def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
     """Checks gradients by looking at each element."""
     if not groups:
         return clean(0)
-    is_exact = kerases.XLA_KEEPS_FACTORS or not in_xla()
+    is_exact = mode.XLA_KEEPS_FACTORS or not in_xla()
     codes_of = _codes_by_sum if is_exact else _codes_by_element
     sizes = [len(group) for group in groups]
     codes = codes_of([_rows(grad, size) for grad, size in zip(packed, sizes)], sizes)
     return Check(tf.reduce_max(codes) == FINITE, in_order(codes, groups))
 
 
-def in_order(faults: Any, groups: List[List[int]]) -> Any:
-    """Returns the faults of groups in the order of the gradients."""
+def in_order(codes: Any, groups: List[List[int]]) -> Any:
+    """Returns the codes of groups in the order of the gradients."""
     listed = [position for group in groups for position in group]
     if listed == sorted(listed):
-        return faults
-    return tf.gather(faults, sorted(range(len(listed)), key=listed.__getitem__))
+        return codes
+    return tf.gather(codes, sorted(range(len(listed)), key=listed.__getitem__))
 
 
-def both(known: Optional[Check], now: Optional[Check]) -> Any:
+def combine(earlier: Optional[Check], later: Optional[Check]) -> Any:
     """Returns what two checks of the same gradients say together.
 
-    If the first found faults, they are the cause of what the second sees: clipping by
-    an infinite norm makes a NaN of every gradient.
+    If the earlier one found faults, they are the cause of what the later one sees:
+    clipping by an infinite norm makes a NaN of every gradient.
     """
-    if known is None:
-        return now
-    if now is None:
-        return known
-    is_finite = tf.logical_and(known.is_finite, now.is_finite)
-    return Check(is_finite, tf.where(known.is_finite, now.faults, known.faults))
+    if earlier is None:
+        return later
+    if later is None:
+        return earlier
+    is_finite = tf.logical_and(earlier.is_finite, later.is_finite)
+    return Check(is_finite, tf.where(earlier.is_finite, later.codes, earlier.codes))
 
 
 def _rows(grad: Any, size: int) -> List[Any]:

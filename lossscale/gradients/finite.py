@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 import tensorflow as tf
 
 from lossscale.gradients.packing import add_up, pack
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.mode import as_stored, in_xla
+from lossscale.runtime.mode import in_xla
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+class Finiteness(NamedTuple):
+    """Whether gradients are finite: a cheap proof, and how to look where it fails.
+
+    Attributes:
+      proof: A `bool` tensor of shape `[]`. If True, they are.
+      look: Called, perhaps within a branch, where `proof` is False. Returns the exact
+        flag, a `bool` tensor of shape `[]`. None: `proof` is exact.
+    """
+
+    proof: Any
+    look: Optional[Callable[[], Any]] = None
+
+    def exact(self) -> Any:
+        """Returns the exact flag, and looks only where the proof fails."""
+        if self.look is None:
+            return self.proof
+        return tf.cond(self.proof, lambda: tf.constant(True), self.look)
 
 
 @do_not_convert
@@ -41,8 +60,13 @@ def all_finite(grads: Any) -> Any:
     Returns:
       A `bool` tensor of shape `[]`. True if there is no gradient at all.
     """
+    return finiteness(grads).exact()
+
+
+def finiteness(grads: Any) -> Finiteness:
+    """Returns whether no gradient of a nest holds an infinity or a NaN."""
     values = floating_values(grads)
-    return exactly(sum_is_finite(values), lambda: each_is_finite(values))
+    return Finiteness(sum_is_finite(values), lambda: each_is_finite(values))
 
 
 def sum_is_finite(values: List[Any]) -> Any:
@@ -66,19 +90,6 @@ def each_is_finite(values: List[Any]) -> Any:
     packed, _ = pack(values)
     checks = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
     return tf.reduce_all(checks) if checks else tf.constant(True)
-
-
-def exactly(surely_finite: Any, find_out: Optional[Callable[[], Any]]) -> Any:
-    """Returns whether gradients are finite, and finds out where it is not sure.
-
-    Args:
-      surely_finite: A `bool` tensor of shape `[]`. If True, they are.
-      find_out: Called where that is False. Returns the exact flag, a `bool` tensor of
-        shape `[]`. None: `surely_finite` is exact.
-    """
-    if find_out is None:
-        return surely_finite
-    return tf.cond(surely_finite, lambda: tf.constant(True), find_out)
 
 
 @do_not_convert
@@ -129,3 +140,20 @@ def _dense_part(grad: Any) -> Any:
     if isinstance(grad, (tf.IndexedSlices, tf.SparseTensor)):
         return grad.values
     return grad.flat_values if isinstance(grad, tf.RaggedTensor) else grad
+
+
+def as_stored(value: Any) -> Any:
+    """Returns what is as finite as `value` will be in memory: rounded magnitudes.
+
+    XLA computes float16 and bfloat16 in float32 and may leave the rounding out: what
+    only then overflows would pass as finite, and be infinite in the weights (seen on
+    TensorFlow 2.16). It cannot leave it out before an operation on bits.
+
+    Args:
+      value: A tensor of a floating dtype. A wider one, and any outside XLA, is returned
+        as it is.
+    """
+    if value.dtype.size != 2 or not in_xla():
+        return value
+    bits = tf.bitwise.bitwise_and(tf.bitcast(value, tf.int16), tf.int16.max)
+    return tf.bitcast(bits, value.dtype)

@@ -9,9 +9,8 @@ import tensorflow as tf
 from lossscale.runtime.mode import in_xla
 
 #: Gradients with more elements stay alone: copying them takes longer than the kernels
-#: that are saved. On 1,000 gradients of 32 x 32, packed, what loss scaling adds to
-#: SGD's step falls from 5.2 to 2.2 ms (TensorFlow 2.21, two CPU cores). Of 10 or 100
-#: gradients the limit hardly matters (`benchmarks/packing.py`).
+#: that are saved. Of 1,000 gradients of 32 x 32, packing saves more than half of what
+#: loss scaling adds; of 10 or 100 the limit hardly matters (`benchmarks/packing.py`).
 SMALL = 4096
 
 
@@ -56,7 +55,7 @@ def unpack(packed: List[Any], groups: List[List[int]]) -> List[Any]:
     for group, value in zip(groups, packed):
         # Keras 3 wants all gradients from one graph: no captured ones among others.
         many = len(group) > 1
-        parts = tf.unstack(value, len(group)) if many else [_here(value)]
+        parts = tf.unstack(value, len(group)) if many else [_in_this_graph(value)]
         found.update(zip(group, parts))
     return [found[i] for i in range(len(found))]
 
@@ -67,9 +66,11 @@ def is_small(tensor: Any) -> bool:
     return size is not None and size <= SMALL
 
 
-def _here(grad: Any) -> Any:
+def _in_this_graph(grad: Any) -> Any:
     if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(_here(grad.values), grad.indices, grad.dense_shape)
+        return tf.IndexedSlices(
+            _in_this_graph(grad.values), grad.indices, grad.dense_shape
+        )
     return tf.identity(grad) if isinstance(grad, tf.Tensor) else grad
 
 
@@ -78,12 +79,12 @@ def _groups(grads: List[Any]) -> List[List[int]]:
     groups: Dict[Any, List[int]] = {}
     compiled = in_xla()
     for position, grad in enumerate(grads):
-        key = position if compiled else _kind(grad)
+        key = position if compiled else _key(grad)
         groups.setdefault(position if key is None else key, []).append(position)
     return list(groups.values())
 
 
-def _kind(grad: Any) -> Any:
+def _key(grad: Any) -> Any:
     """Returns what equal gradients have in common, None if this one stays alone."""
     is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating
     if not is_dense or not is_small(grad):

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from lossscale.runtime import kerases
+from lossscale.runtime import mode
 from lossscale.runtime.mode import in_xla
 
 
@@ -29,11 +29,10 @@ def divide(grads: Any, divisor: Any) -> Any:
     unlike in float16, the divisor 2**16 is finite.
 
     Under XLA they are multiplied with its reciprocal: as exact at powers of two, else
-    the last bit may differ. XLA fuses a multiplication into what uses the
-    result and stores a quotient in memory: on ResNet-50's shapes unscaling then adds 7
-    ms to Adam's step (TensorFlow 2.21, two CPU cores).
+    the last bit may differ. XLA fuses a multiplication into what uses the result, and
+    would store a quotient in memory.
     """
-    fused = in_xla() and kerases.XLA_KEEPS_FACTORS
+    fused = in_xla() and mode.XLA_KEEPS_FACTORS
     quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
     return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 

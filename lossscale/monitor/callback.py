@@ -12,6 +12,7 @@ from lossscale import arguments
 from lossscale.monitor import diagnosis
 from lossscale.monitor.stalls import Reading, Stalls, read
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
 from lossscale.simulation.run_file import save_run
 
@@ -212,7 +213,7 @@ class LossScaleMonitor(_Callback):
     def _summary(self) -> str:
         start, now = self._start or self._last, self._last
         scales = [now.loss_scale, self._lowest, self._highest]
-        final, low, high = map(diagnosis.shown, scales)
+        final, low, high = map(scale_text, scales)
         return (
             f"Loss scale: {now.applied - start.applied} steps applied, "
             f"{now.skipped - start.skipped} skipped; it is {final}, and was read "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
 from lossscale.scales.base import LossScale
 from lossscale.scales.fixed import FixedLossScale
@@ -51,7 +51,7 @@ def of_stall(optimizer: Any, model: Any, steps: int) -> str:
     Returns:
       A message of several lines: one that says what happened, and one for each finding.
     """
-    now = shown(float(optimizer.loss_scale))
+    now = scale_text(float(optimizer.loss_scale))
     first = f"{steps} steps in a row were skipped. The loss scale is {now}."
     loss = optimizer.nonfinite_loss()
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
@@ -75,7 +75,9 @@ def _of_scale(loss_scale: LossScale) -> Optional[str]:
     if isinstance(loss_scale, FixedLossScale):
         return _FIXED
     floor = getattr(loss_scale, "min_loss_scale", 0.0)
-    return _FLOOR.format(floor=shown(floor)) if float(loss_scale) <= floor else None
+    return (
+        _FLOOR.format(floor=scale_text(floor)) if float(loss_scale) <= floor else None
+    )
 
 
 def nonfinite(model: Any, variables: Sequence[Any]) -> List[Tuple[Any, str]]:
@@ -105,10 +107,3 @@ def _named(sentence: str, faults: Sequence[Tuple[Any, str]]) -> Optional[str]:
     more = len(names) - _NAMED
     listed = ", ".join(names[::-1][:_NAMED]) + (f" and {more} more" if more > 0 else "")
     return sentence.format(names=listed)
-
-
-def shown(loss_scale: float) -> str:
-    """Returns a loss scale for people: "2**15" rather than "32768.0"."""
-    mantissa, exponent = math.frexp(loss_scale)
-    is_large_power = mantissa == 0.5 and not 0 <= exponent - 1 < 10
-    return f"2**{exponent - 1}" if is_large_power else f"{loss_scale:g}"

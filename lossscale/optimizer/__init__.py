@@ -3,6 +3,7 @@
 Knows loss scales, gradients and replicas; no arithmetic of a rule. In the order of its
 imports:
 
+* `advice`: what the wrappers warn of;
 * `fault_record`: which gradients were at fault in the last skipped step;
 * `progress`: how far a step has come: scaled, unscaled, applied;
 * `sharing`: one loss scale for several optimizers;
@@ -12,12 +13,14 @@ imports:
 * `agreement`: may the step be applied on all replicas?
 * `step`: check, agree, adjust, apply or skip;
 * `base`: what the wrappers of all Kerases have in common;
+* `keras2_base`: what both generations of Keras 2's optimizers have in common;
 * `keras2`, `keras3`: the wrappers. Files name these two modules: they stay.
 
 Begin with `base`, then `step`.
 """
 
-from lossscale.optimizer.base import LossScaleOptimizer, LossScaleWarning
+from lossscale.optimizer.advice import LossScaleWarning
+from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.runtime import kerases
 
 # Importing a wrapper makes it known, to us and to its Keras.

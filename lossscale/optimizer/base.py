@@ -9,32 +9,18 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer import sharing, wrappers
+from lossscale.optimizer.advice import NEVER_SCALED, LossScaleWarning
 from lossscale.optimizer.config import Configurable
-from lossscale.optimizer.fault_record import Faults, NonfiniteGradient, Place
+from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
 from lossscale.optimizer.forwarding import RefusesInnerSettings
-from lossscale.optimizer.progress import Stages, Step
+from lossscale.optimizer.progress import Progress, Step
 from lossscale.optimizer.step import apply_or_skip
 from lossscale.optimizer.unscaling import unscale_and_check
-from lossscale.runtime import mode, replicas
+from lossscale.runtime import replicas
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.mode import in_xla
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
-
-_NEVER_SCALED = """\
-The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
-they came, not divided by the loss scale. Add the two lines marked below to your \
-training step:
-
-    with tf.GradientTape() as tape:
-        loss = ...
-        scaled_loss = optimizer.scale_loss(loss)           # <- add
-    grads = tape.gradient(scaled_loss, variables)          # <- scaled_loss, not loss
-    optimizer.apply_gradients(zip(grads, variables))
-"""
-
-
-class LossScaleWarning(UserWarning):
-    """A loss scale is there, but does not do what it is there for."""
 
 
 class LossScaleOptimizer(Configurable, RefusesInnerSettings):
@@ -83,8 +69,8 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
     2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
-    `src/optimizers/loss_scale_optimizer.py`); the stages, PyTorch
-    `torch/amp/grad_scaler.py`.
+    `src/optimizers/loss_scale_optimizer.py`); how far a step has come,
+    PyTorch `torch/amp/grad_scaler.py`.
     """
 
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
@@ -96,8 +82,8 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
     iterations: Any
 
     _loss_scale: LossScale
-    _stages: Stages
-    _faults: Faults
+    _progress: Progress
+    _fault_record: FaultRecord
 
     def __new__(cls, inner_optimizer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the wrapper for the Keras that `inner_optimizer` belongs to."""
@@ -128,8 +114,8 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.
         object.__setattr__(self, "_loss_scale", loss_scale)
-        object.__setattr__(self, "_stages", Stages())
-        object.__setattr__(self, "_faults", Faults())
+        object.__setattr__(self, "_progress", Progress())
+        object.__setattr__(self, "_fault_record", FaultRecord())
         sharing.share(loss_scale, self)
 
     @property
@@ -150,11 +136,11 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         if callable(loss):
             return lambda: self.scale_loss(loss())
         loss_scale = self._loss_scale()
-        self._stages.scaled(loss, loss_scale)
+        self._progress.note_scaled(loss, loss_scale)
         return self._loss_scale.scale_by(loss, loss_scale)
 
     def get_scaled_loss(self, loss: Any) -> Any:
-        """Does what `scale_loss` does. Keras 2's name."""
+        """Like `scale_loss`. Keras 2's name."""
         return self.scale_loss(loss)
 
     @do_not_convert
@@ -174,18 +160,18 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
           ValueError: A gradient is one that this function returned already.
         """
         grads = list(grads)
-        step = self._step_of_gradients() or self._stages.follow(
+        step = self._step_of_gradients() or self._progress.follow(
             None, self._loss_scale()
         )
-        if any(grad is not None and step.has_returned([grad]) for grad in grads):
+        if any(grad is not None and step.has_handed_out([grad]) for grad in grads):
             raise ValueError(
                 "`grads` must be gradients of the scaled loss, got one that "
                 "get_unscaled_gradients returned already. Unscale each gradient once."
             )
-        unscaled, known = unscale_and_check(self._loss_scale, grads, step.loss_scale)
+        unscaled, check = unscale_and_check(self._loss_scale, grads, step.loss_scale)
         # Kept only where dividing them once more is faster: they take memory.
-        kept = grads if mode.in_xla() else [None] * len(grads)
-        step.note_unscaled(unscaled, known, kept)
+        kept = grads if in_xla() else [None] * len(grads)
+        step.note_unscaled(unscaled, check, kept)
         return unscaled
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
@@ -199,7 +185,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
           known: a loss scale that decides by itself, a `tf.compat.v1` graph, an
           overflow that was clipped away.
         """
-        return self._faults.gradients()
+        return self._fault_record.gradients()
 
     def nonfinite_loss(self) -> Optional[str]:
         """Returns how the unscaled loss of the last skipped step was not finite.
@@ -210,7 +196,7 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
           `"inf"` or `"nan"`. None if it was finite, or is not known: the loss was
           scaled in another `tf.function` than the gradients were applied in.
         """
-        return self._faults.loss()
+        return self._fault_record.loss()
 
     def _apply_or_skip(
         self,
@@ -222,11 +208,11 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         """Unscales `grads` if that is still to be done, and applies or skips them."""
         self._warn_if_never_scaled()
         step = self._step_of_gradients()
-        divisor, known, is_checked = None, None, False
+        divisor, earlier, is_checked = None, None, False
         if self._must_unscale(step):
             divisor = self._loss_scale() if step is None else step.loss_scale
         if step is not None:
-            known, is_checked = step.known(grads), step.has_returned(grads)
+            earlier, is_checked = step.check_of(grads), step.has_handed_out(grads)
             if is_checked:
                 grads, divisor = step.before_unscaling(grads) or (grads, divisor)
             step.note_applied()
@@ -237,17 +223,17 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
             variables,
             apply,
             divisor=divisor,
-            known=known,
+            earlier=earlier,
             is_checked=is_checked,
             aggregates=aggregates,
-            place=self._place(self._trained(variables)),
+            entry=self._fault_entry(self._trained(variables)),
             losses=[] if step is None else step.losses,
         )
 
-    def _place(self, variables: List[Any]) -> Optional[Place]:
+    def _fault_entry(self, variables: List[Any]) -> Optional[Entry]:
         """Returns where the faults of variables go. Called when it is built, too."""
         checks = self._loss_scale.checks_gradients
-        return self._faults.of(variables) if checks else None
+        return self._fault_record.entry_of(variables) if checks else None
 
     def _trained(self, variables: Any) -> List[Any]:
         """Returns the variables that the gradients handed in belong to."""
@@ -267,17 +253,17 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
 
         If the loss scale is shared, another optimizer may have scaled their loss.
         """
-        own = self._stages.current()
+        own = self._progress.current()
         if own is not None and not own.applied:
             return own
         latest = sharing.latest_step(self._loss_scale)
         if latest is None or (own is not None and own.number >= latest.number):
             return own
-        return self._stages.follow(latest, None)
+        return self._progress.follow(latest, None)
 
-    def current_step(self) -> Optional[Step]:
-        """Returns this optimizer's own step on this replica, if it is known here."""
-        return self._stages.current()
+    def _current_step(self) -> Optional[Step]:
+        """Returns this optimizer's own step on this replica, None without one here."""
+        return self._progress.current()
 
     def _must_unscale(self, step: Optional[Step]) -> bool:
         if step is not None:
@@ -286,9 +272,9 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         return self._unscales_in_apply and self._loss_scale.has_scaled
 
     def _warn_if_never_scaled(self) -> None:
-        if not self._loss_scale.has_scaled and not self._stages.has_warned:
-            self._stages.has_warned = True
-            warnings.warn(_NEVER_SCALED, LossScaleWarning, stacklevel=4)
+        if not self._loss_scale.has_scaled and not self._progress.has_warned:
+            self._progress.has_warned = True
+            warnings.warn(NEVER_SCALED, LossScaleWarning, stacklevel=4)
 
 
 def _refuse_tpu() -> None:

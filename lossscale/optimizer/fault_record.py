@@ -9,6 +9,7 @@ import tensorflow as tf
 from lossscale.gradients import faults
 from lossscale.gradients.faults import FINITE, INF, NAN
 from lossscale.runtime import kerases, replicas
+from lossscale.runtime.mode import in_session
 
 _KINDS = {INF: "inf", NAN: "nan"}
 
@@ -27,19 +28,19 @@ class NonfiniteGradient(NamedTuple):
     variable: Any
 
 
-class Faults(tf.Module):
-    """The faults of an optimizer's last skipped step, kept on the device.
+class FaultRecord(tf.Module):
+    """What was at fault in an optimizer's last skipped step, kept on the device.
 
-    They are written on a skipped step only. An optimizer that was never built may apply
-    the gradients of several lists of variables in turn: each has a record then. They
-    tell what happened in this process, and are in no checkpoint: a model that has
+    It is written on a skipped step only. An optimizer that was never built may apply
+    the gradients of several lists of variables in turn: each has a variable here then.
+    They tell what happened in this process, and are in no checkpoint: a model that has
     changed restores.
     """
 
     def __init__(self) -> None:
         super().__init__(name="faults")
         # Past tf.Module's __setattr__, which would track them.
-        object.__setattr__(self, "_records", [])
+        object.__setattr__(self, "_holders", [])
 
     # Not public: what a SavedModel of a training step must hold, since the step writes
     # it, and a checkpoint must not. The first is TensorFlow's since 2.9, the second was
@@ -53,34 +54,34 @@ class Faults(tf.Module):
         return {**listed, **self._kept()}
 
     def _kept(self) -> Dict[str, Any]:
-        records = enumerate(self._records)
-        return {f"record{number}": record.value for number, record in records}
+        holders = enumerate(self._holders)
+        return {f"record{number}": holder.value for number, holder in holders}
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Faults:
-        return Faults()
+    def __deepcopy__(self, memo: Dict[int, Any]) -> FaultRecord:
+        return FaultRecord()
 
-    def of(self, variables: List[Any]) -> Optional[Place]:
+    def entry_of(self, variables: List[Any]) -> Optional[Entry]:
         """Returns where the faults of a list of variables go.
 
         Called when the optimizer is built, and again at each step: a `tf.function` that
         creates a variable is traced twice.
 
         Returns:
-          A `Place`. None where there can be none.
+          An `Entry`. None where there can be none.
         """
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            return None  # a session would have to initialize it
-        for record in self._records:
-            if all(id(variable) in record.positions for variable in variables):
+        if in_session():
+            return None  # it would have to initialize one
+        for holder in self._holders:
+            if all(id(variable) in holder.positions for variable in variables):
                 break
         else:
-            record = Record(variables)
-            self._records.append(record)
-        return Place(record, [record.positions[id(each)] for each in variables])
+            holder = FaultCodes(variables)
+            self._holders.append(holder)
+        return Entry(holder, [holder.positions[id(each)] for each in variables])
 
-    def _last(self) -> List[Tuple[Record, List[float], float]]:
-        """Returns the records of the last skipped step, with what they hold."""
-        read = [(r, *r.read()) for r in self._records]
+    def _last(self) -> List[Tuple[FaultCodes, List[float], float]]:
+        """Returns what the last skipped step wrote to, and what that holds."""
+        read = [(holder, *holder.read()) for holder in self._holders]
         latest = max((stamp for *_, stamp in read), default=0.0)
         return [each[:3] for each in read if each[3] == latest > 0.0]
 
@@ -88,8 +89,8 @@ class Faults(tf.Module):
         """Returns the gradients that were not finite at the last skipped step."""
         return [
             NonfiniteGradient(kerases.variable_name(variable), _KINDS[code], variable)
-            for record, codes, _ in self._last()
-            for variable, code in zip(record.variables, codes)
+            for holder, codes, _ in self._last()
+            for variable, code in zip(holder.variables, codes)
             if code != FINITE
         ]
 
@@ -99,8 +100,8 @@ class Faults(tf.Module):
         return _KINDS.get(worst)
 
 
-class Record:
-    """The faults of the gradients of a list of variables.
+class FaultCodes:
+    """The fault codes of the gradients of a list of variables.
 
     One variable holds the code of each gradient, that of the loss, and when they were
     written: the loss scale's count of skipped steps.
@@ -131,8 +132,8 @@ class Record:
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         kept = tf.where(tf.equal(old[-1], stamp[0]), old[:-1], FINITE)
         if len(positions) + 1 < size:
-            places = [[position] for position in [*positions, size - 1]]
-            codes = tf.scatter_nd(places, codes, [size])
+            indices = [[position] for position in [*positions, size - 1]]
+            codes = tf.scatter_nd(indices, codes, [size])
         value = tf.concat([tf.maximum(kept, codes), stamp], 0)
         return self.value.assign(value, read_value=False)
 
@@ -142,39 +143,40 @@ class Record:
         return codes, loss, stamp
 
 
-class Place(NamedTuple):
+class Entry(NamedTuple):
     """Where the faults of one list of variables go.
 
     Attributes:
-      record: The record.
-      positions: Those of the variables in it.
+      holder: What holds them.
+      positions: Those of the list's variables in it.
     """
 
-    record: Record
+    holder: FaultCodes
     positions: List[int]
 
-    def write(self, faults: Any, faults_of_sum: Any, losses: Any, skipped: Any) -> Any:
+    def write(self, codes: Any, codes_of_sum: Any, losses: Any, skipped: Any) -> Any:
         """Keeps what was at fault on any replica.
 
         Called on a skipped step only, within the branch.
 
         Args:
-          faults: The codes of each replica's gradients.
-          faults_of_sum: Those of their sum, equal on all replicas. None: it has none.
-          losses: The unscaled losses of each replica, as far as they are known.
+          codes: The fault codes of each replica's gradients.
+          codes_of_sum: Those of their sum, equal on all replicas. None: it has none.
+          losses: The unscaled losses of each replica, the last ones.
           skipped: How many steps have been skipped, this one too.
         """
-        local = replicas.for_each(_all_codes, faults, losses)
-        codes = _decoded(replicas.total(replicas.for_each(_encoded, local)))
-        if faults_of_sum is not None:
-            codes = tf.maximum(codes, tf.pad(faults_of_sum, [[0, 1]]))
-        return self.record.write(self.positions, codes, skipped)
+        local = replicas.call_for_each_replica(_with_loss, codes, losses)
+        encoded = replicas.call_for_each_replica(_encoded, local)
+        found = _decoded(replicas.all_reduce_sum(encoded))
+        if codes_of_sum is not None:
+            found = tf.maximum(found, tf.pad(codes_of_sum, [[0, 1]]))
+        return self.holder.write(self.positions, found, skipped)
 
 
-def _all_codes(codes: Any, losses: List[Any]) -> Any:
-    """Returns the codes of one replica's gradients, and of its loss."""
+def _with_loss(codes: Any, losses: List[Any]) -> Any:
+    """Returns the codes of one replica's gradients, and behind them its loss's."""
     alone = [[position] for position in range(len(losses))]
-    of_losses = faults.check_each([*losses, None], [*alone, [len(losses)]]).faults
+    of_losses = faults.check_each([*losses, None], [*alone, [len(losses)]]).codes
     return tf.concat([codes, tf.reshape(tf.reduce_max(of_losses), [1])], 0)
 
 

@@ -11,19 +11,14 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer import wrappers
-from lossscale.optimizer.base import LossScaleOptimizer, LossScaleWarning
+from lossscale.optimizer.advice import BARE_CHECKPOINT, LossScaleWarning
+from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import forwarded
-from lossscale.runtime import kerases
+from lossscale.runtime import registry
 from lossscale.runtime.autograph import do_not_convert
 
 #: What a checkpoint of a wrapped optimizer holds, ours or Keras's, and no bare one.
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
-_BARE_CHECKPOINT = """\
-The checkpoint that was restored into this optimizer holds one without loss scaling, \
-and none of its state was restored. Restore it into `optimizer.inner_optimizer`:
-
-    tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
-"""
 
 
 @wrappers.wraps(keras.optimizers.Optimizer)
@@ -45,7 +40,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         super().__init__(inner_optimizer, name=name or "loss_scale_optimizer")
         self._attach(scale)
         self._track_trackable(scale, "loss_scale")
-        self._track_trackable(self._faults, "faults")
+        self._track_trackable(self._fault_record, "faults")
         # Where checkpoints of Keras's own wrapper keep the scale and the counter.
         if hasattr(scale, "current_loss_scale"):
             self._track_trackable(scale.current_loss_scale, "dynamic_scale")
@@ -95,7 +90,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         object.__setattr__(self, "_built_for", list(variables))
-        self._place(self._built_for)
+        self._fault_entry(self._built_for)
         self.built = True
 
     @do_not_convert
@@ -128,8 +123,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         untouched = [g if o else None for g, o in zip(grads, overwritten)]
         rest = [None if o else g for g, o in zip(grads, overwritten)]
 
-        def apply(grads: List[Any], held: Any) -> None:
-            untouched, variables = held
+        def apply(grads: List[Any], others: Any) -> None:
+            untouched, variables = others
             merged = [u if g is None else g for g, u in zip(grads, untouched)]
             inner.apply(merged, variables)
 
@@ -201,7 +196,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _warn_if_restored_from_bare(self) -> None:
         if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
             self._looked_up.clear()
-            warnings.warn(_BARE_CHECKPOINT, LossScaleWarning, stacklevel=4)
+            warnings.warn(BARE_CHECKPOINT, LossScaleWarning, stacklevel=4)
 
     def _scale_variables(self) -> Dict[str, Any]:
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
@@ -222,4 +217,4 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return "loss_scale_factor" in inner_config
 
 
-kerases.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")
+registry.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")

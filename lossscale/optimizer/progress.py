@@ -1,9 +1,9 @@
-"""The stage of a step: ready, scaled, unscaled, applied.
+"""How far a step has come: the loss scaled, gradients unscaled, gradients applied.
 
-As torch's GradScaler does, an optimizer knows how far the current step has come, so
-that loops written for Keras 2 (scale, unscale, clip, apply) and for Keras 3 (scale,
-apply) both run. A step is known to one replica and one graph: symbolic tensors of one
-trace must never reach another.
+As torch's GradScaler does, an optimizer knows it of the current step, so that loops
+written for Keras 2 (scale, unscale, clip, apply) and for Keras 3 (scale, apply) both
+run. A step belongs to one replica and one graph: symbolic tensors of one trace must
+never reach another.
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ _numbers = itertools.count(1)
 _LOSSES = 8
 
 
-class _Returned(NamedTuple):
-    """A gradient that was handed to the user, who may drop it."""
+class _HandedOut(NamedTuple):
+    """An unscaled gradient that was handed to the user, who may drop it.
+
+    Attributes:
+      reference: A weak reference to it.
+      scaled: What it was before it was divided. None: not kept.
+      divisor: What it was divided by.
+    """
 
     reference: Any
     scaled: Any
@@ -32,7 +38,7 @@ class _Returned(NamedTuple):
 
 
 class Step:
-    """What is known of one step, from the scaled loss to the applied gradients.
+    """One step of one optimizer, from the scaled loss to the applied gradients.
 
     Attributes:
       loss_scale: The `float32` tensor that multiplied the loss. The gradients are
@@ -51,7 +57,7 @@ class Step:
         self.unscaled = False
         self.applied = False
         self._graph = _current_graph()
-        self._returned: Dict[int, _Returned] = {}
+        self._handed_out: Dict[int, _HandedOut] = {}
         self._checks: List[Tuple[List[Any], Check]] = []
         self._is_finite: Any = None
         self._is_settled = False
@@ -61,41 +67,41 @@ class Step:
         return any(self._graph is graph for graph in _visible_graphs())
 
     def note_unscaled(
-        self, grads: List[Any], known: Optional[Check], scaled: List[Any]
+        self, grads: List[Any], check: Optional[Check], scaled: List[Any]
     ) -> None:
-        """Remembers gradients that are handed to the user, and what is known of them.
+        """Remembers gradients that are handed to the user, and their check.
 
         Args:
           grads: The gradients.
-          known: Their check, before anybody could clip them. None: not checked.
+          check: Their check, before anybody could clip them. None: not checked.
           scaled: What each was before it was divided by `loss_scale`. None: not kept.
         """
         if self._is_settled:
-            # What was known when gradients were applied says nothing of other ones.
+            # The checks of gradients that were applied say nothing of other ones.
             self._checks, self._is_finite = [], None
-            self._returned, self._is_settled = {}, False
+            self._handed_out, self._is_settled = {}, False
         references = [None if grad is None else weakref.ref(grad) for grad in grads]
         for grad, reference, before in zip(grads, references, scaled):
             if reference is not None:
-                returned = _Returned(reference, before, self.loss_scale)
-                self._returned[id(grad)] = returned
+                handed_out = _HandedOut(reference, before, self.loss_scale)
+                self._handed_out[id(grad)] = handed_out
         self.unscaled = True
-        if known is None:
+        if check is None:
             return
-        self._checks.append((references, known))
+        self._checks.append((references, check))
         so_far = self._is_finite
-        now = known.is_finite
+        now = check.is_finite
         self._is_finite = now if so_far is None else tf.logical_and(so_far, now)
 
     def note_applied(self) -> None:
         """Remembers that gradients of this step have been applied, or skipped."""
         self.applied = self._is_settled = True
 
-    def known(self, grads: List[Any]) -> Optional[Check]:
-        """Returns what is known of gradients, perhaps clipped, that are handed in.
+    def check_of(self, grads: List[Any]) -> Optional[Check]:
+        """Returns the check of when gradients, clipped since perhaps, were unscaled.
 
         Its flag tells of all gradients that were unscaled in this step on this replica;
-        its faults of `grads`, if they can be told to be one of the lists. None: nothing
+        its codes of `grads`, if they can be told to be one of the lists. None: nothing
         was checked.
         """
         if self._is_finite is None:
@@ -103,13 +109,13 @@ class Step:
         fitting = [each for each in self._checks if len(each[0]) == len(grads)]
         same = [each for each in fitting if _share(each[0], grads)]
         found = same or fitting
-        faults = found[0][1].faults if len(found) == 1 else clean(len(grads)).faults
-        return Check(self._is_finite, faults)
+        check = found[0][1] if len(found) == 1 else clean(len(grads))
+        return Check(self._is_finite, check.codes)
 
-    def has_returned(self, grads: List[Any]) -> bool:
+    def has_handed_out(self, grads: List[Any]) -> bool:
         """Tells whether all of `grads` are the very objects handed to the user."""
         present = [grad for grad in grads if grad is not None]
-        found = [self._returned.get(id(grad)) for grad in present]
+        found = [self._handed_out.get(id(grad)) for grad in present]
         return all(f is not None and f.reference() is g for f, g in zip(found, present))
 
     def before_unscaling(self, grads: List[Any]) -> Optional[Tuple[List[Any], Any]]:
@@ -121,13 +127,13 @@ class Step:
         Returns:
           The two, or None if they are not kept, or not all had the same divisor.
         """
-        found = [None if grad is None else self._returned[id(grad)] for grad in grads]
-        returned = [each for each in found if each is not None]
-        divisors = {id(each.divisor) for each in returned}
-        if len(divisors) != 1 or any(each.scaled is None for each in returned):
+        found = [None if g is None else self._handed_out[id(g)] for g in grads]
+        present = [each for each in found if each is not None]
+        divisors = {id(each.divisor) for each in present}
+        if len(divisors) != 1 or any(each.scaled is None for each in present):
             return None
         scaled = [None if each is None else each.scaled for each in found]
-        return scaled, returned[0].divisor
+        return scaled, present[0].divisor
 
 
 def _share(references: List[Any], grads: List[Any]) -> bool:
@@ -136,18 +142,18 @@ def _share(references: List[Any], grads: List[Any]) -> bool:
     return any(r is not None and g is not None and r() is g for r, g in pairs)
 
 
-class Stages:
+class Progress:
     """The current step of one optimizer, on each replica."""
 
     def __init__(self) -> None:
         self.has_warned = False
         self._steps: Dict[Any, Step] = {}
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Stages:
-        return Stages()  # a copied optimizer begins a step of its own
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Progress:
+        return Progress()  # a copied optimizer begins a step of its own
 
     def current(self) -> Optional[Step]:
-        """Returns the step that this replica is at in this graph, if it is known.
+        """Returns the step that this replica is at in this graph, None without one.
 
         An applied step stays, since a loss may have two lists of gradients that are
         applied one after the other, until a loss is scaled again. One whose loss the
@@ -158,8 +164,8 @@ class Stages:
             return None
         return step
 
-    def scaled(self, loss: Any, loss_scale: Any) -> None:
-        """Notes that a loss has been multiplied with the tensor `loss_scale`."""
+    def note_scaled(self, loss: Any, loss_scale: Any) -> None:
+        """Remembers that a loss has been multiplied with the tensor `loss_scale`."""
         step = self._open(loss_scale)
         step.losses = [*step.losses, loss][-_LOSSES:]
         step.number = next(_numbers)

@@ -9,19 +9,20 @@ state, and adjusts again with the AND of all flags. No variable and no branch is
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import exactly
-from lossscale.runtime.control import grouped
+from lossscale.gradients.finite import Finiteness
+from lossscale.runtime.control import group_ops
+from lossscale.scales import adjusting
 from lossscale.scales.base import LossScale
 
 _users: Any = weakref.WeakKeyDictionary()  # LossScale -> WeakSet of optimizers
-_open_steps: Any = weakref.WeakKeyDictionary()  # LossScale -> _OpenStep
+_shared_steps: Any = weakref.WeakKeyDictionary()  # LossScale -> _SharedStep
 
 
-class _OpenStep:
+class _SharedStep:
     """A step of a shared loss scale in which at least one optimizer has applied."""
 
     def __init__(self, graph: Any, state: List[Tuple[Any, Any]]) -> None:
@@ -39,41 +40,37 @@ def share(loss_scale: LossScale, optimizer: Any) -> None:
 
 def latest_step(loss_scale: LossScale) -> Any:
     """Returns the latest step here in which an optimizer of these scaled a loss."""
-    steps = [user.current_step() for user in _users.get(loss_scale, ())]
-    known = [step for step in steps if step is not None and step.number]
-    return max(known, key=lambda step: step.number, default=None)
+    steps = [user._current_step() for user in _users.get(loss_scale, ())]
+    scaled = [step for step in steps if step is not None and step.number]
+    return max(scaled, key=lambda step: step.number, default=None)
 
 
 def adjust(
-    loss_scale: LossScale,
-    optimizer: Any,
-    surely_finite: Any,
-    find_out: Optional[Callable[[], Any]],
+    loss_scale: LossScale, optimizer: Any, finiteness: Finiteness
 ) -> Tuple[Any, Any]:
     """Adjusts `loss_scale` to a step that `optimizer` applies or skips.
 
     Args:
       loss_scale: A `LossScale`.
       optimizer: The optimizer that asks.
-      surely_finite: A `bool` tensor of shape `[]`, what is agreed for this optimizer.
-        If True, every gradient of the step is finite.
-      find_out: Called, perhaps within a branch, where that is False. Returns the exact
-        flag. None: `surely_finite` is exact.
+      finiteness: What is agreed of this optimizer's gradients.
 
     Returns:
       The update op, None in eager mode, and the exact flag.
     """
     if len(_users.get(loss_scale, ())) < 2:
-        return loss_scale._adjust_to(surely_finite, find_out)
-    is_finite = exactly(surely_finite, find_out)
+        return adjusting.adjust(loss_scale, finiteness)
+    is_finite = finiteness.exact()
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    step = _open_steps.get(loss_scale)
+    step = _shared_steps.get(loss_scale)
     if step is None or step.graph is not graph or optimizer in step.applied:
         state = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
-        step = _open_steps[loss_scale] = _OpenStep(graph, state)
+        step = _shared_steps[loss_scale] = _SharedStep(graph, state)
     # A tf.compat.v1 graph keeps no order of its own.
     with tf.control_dependencies([] if step.update_op is None else [step.update_op]):
-        taken_back = grouped([v.assign(old, read_value=False) for v, old in step.state])
+        taken_back = group_ops(
+            [v.assign(old, read_value=False) for v, old in step.state]
+        )
     step.applied.add(optimizer)
     step.is_finite = tf.logical_and(step.is_finite, is_finite)
     with tf.control_dependencies([] if taken_back is None else [taken_back]):

@@ -10,13 +10,12 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.faults import Check
-from lossscale.gradients.finite import exactly
 from lossscale.optimizer import sharing
-from lossscale.optimizer.agreement import Finding, Verdict
-from lossscale.optimizer.fault_record import Place
-from lossscale.optimizer.unscaling import is_plain, prepare, unscaled
-from lossscale.runtime import mode, replicas
-from lossscale.runtime.control import after, grouped
+from lossscale.optimizer.agreement import Agreed, Agreement
+from lossscale.optimizer.fault_record import Entry
+from lossscale.optimizer.unscaling import follows_its_rule, prepare, unscaled
+from lossscale.runtime import replicas
+from lossscale.runtime.control import either, group_ops, with_dependencies
 from lossscale.scales.base import LossScale
 
 
@@ -28,16 +27,16 @@ def apply_or_skip(
     apply: Callable[..., Any],
     *,
     divisor: Optional[Any],
-    known: Optional[Check],
+    earlier: Optional[Check],
     is_checked: bool,
     aggregates: bool,
-    place: Optional[Place],
+    entry: Optional[Entry],
     losses: List[Any],
 ) -> Any:
     """Unscales gradients and applies them, or skips them on every replica.
 
     They are applied only if they were finite on every replica when they were unscaled
-    (`known`), are so now, and stay so when they are added up across replicas: two
+    (`earlier`), are so now, and stay so when they are added up across replicas: two
     float16 gradients of 4e4 are finite, their sum is not. A skipped step changes
     nothing but the loss scale's own state and the record of what was at fault.
 
@@ -50,65 +49,69 @@ def apply_or_skip(
         skipped. It must hold nothing that differs between replicas.
       divisor: What they are still to be divided by, a `float32` tensor of shape `[]`.
         None: they are unscaled.
-      known: What was seen of them on this replica when they were unscaled. None if that
-        is not known.
-      is_checked: Whether nobody has changed them since, so that `known` holds.
+      earlier: This replica's check of when they were unscaled. None: there was none.
+      is_checked: Whether nobody has changed them since, so that `earlier` says all.
       aggregates: Whether `apply` adds the gradients up across replicas.
-      place: Where a skipped step's faults are kept. None: nowhere.
-      losses: The unscaled losses that the gradients are of, as far as they are known.
+      entry: Where a skipped step's faults are kept. None: nowhere.
+      losses: The unscaled losses that the gradients are of, the last ones.
 
     Returns:
       In a graph, an op that does it all. None in eager mode.
     """
     if not loss_scale.checks_gradients:
-        return grouped([apply(unscaled(loss_scale, grads, divisor), variables)])
-    prepared = prepare(loss_scale, grads, divisor, known, is_checked)
-    change = prepared.change
-    verdict = Verdict(prepared, aggregates)
+        return group_ops([apply(unscaled(loss_scale, grads, divisor), variables)])
+    prepared = prepare(loss_scale, grads, divisor, earlier, is_checked)
+    finish = prepared.finish
+    agreement = Agreement(prepared, aggregates)
 
-    def note(grads: Any, known: Any, faults_of_sum: Any, losses: Any) -> Any:
-        faults = replicas.for_each(verdict.faults, grads, known)
-        return _note(place, loss_scale, faults, faults_of_sum, losses)
+    def record(grads: Any, earlier: Any, codes_of_sum: Any, losses: Any) -> Any:
+        codes = replicas.call_for_each_replica(agreement.codes, grads, earlier)
+        return _record(entry, loss_scale, codes, codes_of_sum, losses)
 
-    def settle(code: Any, grads: Any, known: Any) -> Tuple[Any, Any, Any]:
-        finding = verdict.read(code, grads, known)
-        settled = _update(optimizer, loss_scale, finding, grads)
-        return (*settled, finding.faults_of_sum)
+    def agree_and_adjust(vote: Any, grads: Any, earlier: Any) -> Tuple[Any, Any, Any]:
+        agreed = agreement.agree(vote, grads, earlier)
+        adjusted = _adjust(optimizer, loss_scale, agreed, grads)
+        return (*adjusted, agreed.codes_of_sum)
 
-    def branch(code: Any, grads: Any, held: Any, known: Any, losses: Any) -> Any:
-        update_op, should_apply, faults_of_sum = settle(code, grads, known)
+    def meet(vote: Any, grads: Any, whole: Any, earlier: Any, losses: Any) -> Any:
+        update_op, should_apply, codes_of_sum = agree_and_adjust(vote, grads, earlier)
 
         def apply_everywhere() -> Any:
-            done = replicas.for_each(_apply_held, apply, change, grads, held)
-            return after([done], True)
+            done = replicas.call_for_each_replica(
+                _apply_here, apply, finish, grads, whole
+            )
+            return with_dependencies([done], True)
 
-        def write() -> Any:
-            return after([note(grads, known, faults_of_sum, losses)], True)
+        def skip() -> Any:
+            recorded = record(grads, earlier, codes_of_sum, losses)
+            return with_dependencies([recorded], True)
 
         if should_apply is True:  # a rule that applies every step needs no branch
             done = apply_everywhere()
         else:
-            done = mode.run_either(should_apply, apply_everywhere, write)
-        return grouped([done, update_op])
+            done = either(should_apply, apply_everywhere, skip)
+        return group_ops([done, update_op])
 
     if not tf.executing_eagerly():
-        held = _Held(variables)
-        return replicas.once(
-            branch, verdict.code, prepared.grads, held, prepared.known, losses
+        whole = _Whole(variables)
+        return replicas.merge_call(
+            meet, agreement.vote, prepared.grads, whole, prepared.earlier, losses
         )
     # Python's own branch may stand in replica context: no thread needs to start anew.
-    _, should_apply, of_sum = replicas.once(
-        settle, verdict.code, prepared.grads, prepared.known
+    _, should_apply, codes_of_sum = replicas.merge_call(
+        agree_and_adjust, agreement.vote, prepared.grads, prepared.earlier
     )
     if bool(should_apply):
-        apply(change(prepared.grads), variables)
+        apply(finish(prepared.grads), variables)
     else:
-        replicas.once(note, prepared.grads, prepared.known, of_sum, losses)
+        replicas.merge_call(
+            record, prepared.grads, prepared.earlier, codes_of_sum, losses
+        )
     return None
 
 
-class _Held:
-    """Hides variables from tf.distribute, which would hand on one replica's copy.
+class _Whole:
+    """Keeps tf.distribute from handing on one replica's copy of each variable.
 
     Optimizers expect the mirrored variable, in replica context too.
     """
@@ -117,34 +120,32 @@ class _Held:
         self.variables = variables
 
 
-def _apply_held(
-    apply: Callable[..., Any], change: Callable[..., Any], grads: Any, held: _Held
+def _apply_here(
+    apply: Callable[..., Any], finish: Callable[..., Any], grads: Any, whole: _Whole
 ) -> Any:
-    return apply(change(grads), held.variables)
+    return apply(finish(grads), whole.variables)
 
 
-def _note(
-    place: Optional[Place],
+def _record(
+    entry: Optional[Entry],
     loss_scale: LossScale,
-    faults: Any,
-    faults_of_sum: Any,
+    codes: Any,
+    codes_of_sum: Any,
     losses: Any,
 ) -> Any:
     """Keeps what was at fault. Called once for all replicas, on a skipped step."""
-    if place is None:
+    if entry is None:
         return None
-    skipped = replicas.first(loss_scale.skipped_steps)
-    return place.write(faults, replicas.first(faults_of_sum), losses, skipped)
+    skipped = replicas.local_result(loss_scale.skipped_steps)
+    return entry.write(codes, replicas.local_result(codes_of_sum), losses, skipped)
 
 
-def _update(
-    optimizer: Any, loss_scale: LossScale, finding: Finding, grads: List[Any]
+def _adjust(
+    optimizer: Any, loss_scale: LossScale, agreed: Agreed, grads: List[Any]
 ) -> Tuple[Any, Any]:
-    known = (finding.surely_finite, finding.find_out)
-    if is_plain(loss_scale):
-        return sharing.adjust(loss_scale, optimizer, *known)
-    is_finite = exactly(*known)
+    if follows_its_rule(loss_scale):
+        return sharing.adjust(loss_scale, optimizer, agreed.finiteness)
     # A subclass that overrides update whole sees the gradients, and with them a scalar
     # that is finite only if the step was: the gradients may have been clipped since.
-    flag = tf.where(is_finite, 0.0, float("nan"))
+    flag = tf.where(agreed.finiteness.exact(), 0.0, float("nan"))
     return loss_scale.update([*grads, flag])

@@ -4,10 +4,12 @@ Knows models of every Keras, and asks an optimizer for no more than its loss sca
 the order of its imports:
 
 * `exponents`: numbers counted by their exponent, and what float16 makes of them;
-* `views`: the table that is printed, and the picture;
-* `report`: `GradientRanges`, the result;
+* `table`: the table that is printed, and its columns;
+* `picture`: the picture;
+* `report`: the result, GradientRanges, in arrays and figures;
 * `batches`: what `fit` takes as data, batch by batch;
 * `float32_model`: a model that computes in float32 for a while;
+* `counting`: its gradients, batch by batch, counted;
 * `gradient_ranges`: the function itself.
 
 Begin with `gradient_ranges`.

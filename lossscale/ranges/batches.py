@@ -41,8 +41,8 @@ def first_batches(
         found = _slices(data, size, length)
     if not length and length is not None:
         raise ValueError("`x` must hold at least one batch, got none.")
-    known = [number for number in (length, batches) if number is not None]
-    return map(_tensors, itertools.islice(found, batches)), min(known, default=None)
+    limits = [number for number in (length, batches) if number is not None]
+    return map(_tensors, itertools.islice(found, batches)), min(limits, default=None)
 
 
 def _is_dataset(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A Keras model borrowed for a while: computing in float32, and left as it was found.
+"""A Keras model that computes in float32 for a while, and is left as it was found.
 
 No copy of the model is made: not every model can be copied, and a copy would need the
 memory of two. Its layers are told to compute in float32 until the context ends.
@@ -59,45 +59,45 @@ def _inputs(layer: Any) -> Iterator[Change]:
 
 
 @contextlib.contextmanager
-def recorded_outputs(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
+def outputs_of_layers(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
     """Yields a list that every layer's call adds to: the layer, and each float output.
 
-    Of several layers that return the same tensor only the innermost is recorded.
+    Of several layers that return the same tensor only the innermost is in it.
     """
-    recorded: List[Tuple[Any, Any]] = []
+    found: List[Tuple[Any, Any]] = []
     layers = [layer for layer in layers_of(model) if layer is not model]
-    with _changed([(layer, "call", _recording(layer, recorded)) for layer in layers]):
-        yield recorded
+    with _changed([(layer, "call", _noting(layer, found)) for layer in layers]):
+        yield found
 
 
-def _recording(layer: Any, recorded: List[Tuple[Any, Any]]) -> Callable[..., Any]:
+def _noting(layer: Any, found: List[Tuple[Any, Any]]) -> Callable[..., Any]:
     call = layer.call
 
     @functools.wraps(call)
-    def recording(*args: Any, **kwargs: Any) -> Any:
+    def noting(*args: Any, **kwargs: Any) -> Any:
         outputs = call(*args, **kwargs)
-        known = {id(tensor) for _, tensor in recorded}
+        inner = {id(tensor) for _, tensor in found}
         for tensor in tf.nest.flatten(outputs):
             is_float = tf.is_tensor(tensor) and tensor.dtype.is_floating
-            if is_float and id(tensor) not in known:
-                recorded.append((layer, tensor))
+            if is_float and id(tensor) not in inner:
+                found.append((layer, tensor))
         return outputs
 
-    return recording
+    return noting
 
 
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
     """Puts back what training's forward pass changes: statistics, seeds, metrics."""
     saved = [(variable, variable.numpy()) for variable in _variables(model)]
-    known = {id(metric) for metric in model.metrics}
+    before = {id(metric) for metric in model.metrics}
     try:
         yield
     finally:
         for variable, value in saved:
             variable.assign(value)
         for metric in model.metrics:
-            if id(metric) not in known:  # made by the first computation of the loss
+            if id(metric) not in before:  # made by the first computation of the loss
                 getattr(metric, "reset_state", None) or metric.reset_states()
 
 

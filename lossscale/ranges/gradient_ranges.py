@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Optional
 
-import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.ranges import exponents
 from lossscale.ranges.batches import first_batches
-from lossscale.ranges.float32_model import HALF, in_float32, recorded_outputs, unchanged
+from lossscale.ranges.counting import GradientCounter, path_of
+from lossscale.ranges.float32_model import HALF, in_float32, unchanged
 from lossscale.ranges.report import GradientRanges
 from lossscale.runtime import kerases
-
-#: A row of the report: its name, and the gradients that are counted in it.
-Row = Tuple[str, List[Any]]
 
 
 def gradient_ranges(
@@ -48,6 +42,7 @@ def gradient_ranges(
     and in the scale it recommends.
 
     >>> import lossscale
+    >>> import numpy as np
     >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
     >>> x, y = np.full([8, 1], 2.0**-20), np.ones([8, 1])
     >>> _ = model(x)
@@ -90,13 +85,13 @@ def gradient_ranges(
     _build(model, first[0])
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     with unchanged(model), in_float32(keras, model):
-        step = _Step(keras, model, loss, significands, activations)
-        return step.run(first, found, length, verbose).report(scale)
+        counter = GradientCounter(keras, model, loss, significands, activations)
+        return counter.run(first, found, length, verbose).report(scale)
 
 
 def _checked(model: Any, loss: Any) -> Any:
     """Returns the Keras of a model that can be asked, else raises."""
-    keras = kerases.of_model(model)
+    keras = _keras_of(model)
     if keras is None:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
     if loss is None and getattr(model, "optimizer", None) is None:
@@ -141,135 +136,12 @@ def _build(model: Any, x: Any) -> None:
         if dtype in HALF:
             raise ValueError(
                 "`model` must have float32 weights, got "
-                f"{kerases.path(model, variable)} in {dtype}. The policy "
+                f"{path_of(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
 
 
-class _Step:
-    """One batch's gradients, counted; and the counts of all batches, added up."""
-
-    def __init__(
-        self, keras: Any, model: Any, loss: Any, significands: Any, activations: bool
-    ) -> None:
-        self.model, self.keras = model, keras
-        #: Whose compiled loss it is.
-        self.owner = model if loss is None else _with_loss(keras, loss)
-        self.significands, self.activations = significands, activations
-        self.names: List[str] = []
-        self.half: List[str] = []
-        self.counts: Any = 0
-        self.largest: Any = 0
-        self.batches = 0
-
-    def run(
-        self, first: Any, rest: Iterator[Any], length: Optional[int], verbose: int
-    ) -> _Step:
-        """Counts all batches, with Keras's own progress bar."""
-        # Keras 3 traces a step without AutoGraph, Keras 2 with.
-        count = tf.function(
-            self._count, autograph=not kerases.is_3(self.keras), **kerases.ANY_SHAPES
-        )
-        bar = self.keras.utils.Progbar(length, verbose=verbose)
-        for batch in (b for part in ([first], rest) for b in part):
-            counts, largest = count(*batch)
-            self.counts = self.counts + counts.numpy().astype(np.int64)
-            self.largest = np.maximum(self.largest, largest.numpy())
-            self.batches += 1
-            bar.update(self.batches, finalize=False)
-        bar.update(self.batches, finalize=True)
-        return self
-
-    def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
-        rows = self._rows(x, y, sample_weight)
-        self.names = [name for name, _ in rows]
-        tables, maxima = [], []
-        for _, grads in rows:
-            values = tf.concat([tf.reshape(_values(g), [-1]) for g in grads], 0)
-            found = [exponents.count(values, s) for s in self.significands]
-            tables.append(tf.stack([counts for counts, _ in found]))
-            maxima.append(found[0][1])
-        return tf.stack(tables, 1), tf.stack(maxima)
-
-    def _rows(self, x: Any, y: Any, sample_weight: Any) -> List[Row]:
-        """Returns the report's rows, with their gradients."""
-        record = recorded_outputs if self.activations else _nothing
-        variables = self.model.trainable_variables
-        tensors = [kerases.tensor_of(variable) for variable in variables]
-        with tf.GradientTape() as tape, record(self.model) as recorded:
-            outputs = self.model(x, training=True)
-            loss = self._loss(x, y, outputs, sample_weight)
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        # Tensors inside a loop, of a recurrent layer say, belong to another graph.
-        recorded = [(one, t) for one, t in recorded if t.graph is graph]
-        grads = tape.gradient(loss, tensors + [tensor for _, tensor in recorded])
-        self.half = _in_16_bits(graph, before)
-        owners = [*variables, *(layer for layer, _ in recorded)]
-        names = [kerases.path(self.model, variable) for variable in variables]
-        names += [f"output of {layer.name}" for layer, _ in recorded]
-        return _grouped(owners, names, grads)
-
-    def _loss(self, *batch: Any) -> Any:
-        if self.owner is self.model:
-            return kerases.compute_loss(self.model, *batch)
-        found = kerases.compute_loss(self.owner, *batch)
-        return tf.add_n([found, *self.model.losses])
-
-    def report(self, scale: float) -> GradientRanges:
-        """Returns the result, and warns if it is not what was asked for."""
-        if self.half:
-            warnings.warn(
-                "These operations compute gradients in 16 bits whatever the model's "
-                f"policy, so not all of the report is about float32: {self.half}.",
-                stacklevel=3,
-            )
-        by_significand = dict(zip(self.significands, self.counts))
-        return GradientRanges(
-            tuple(self.names), by_significand, self.largest, scale, self.batches
-        )
-
-
-@contextlib.contextmanager
-def _nothing(_: Any) -> Iterator[List[Any]]:
-    yield []
-
-
-def _values(grad: Any) -> Any:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def _grouped(owners: List[Any], names: List[str], grads: List[Any]) -> List[Row]:
-    """Returns one row for each owner that has a gradient, each under its own name."""
-    rows: Dict[int, Row] = {}
-    used: Dict[str, int] = {}
-    for owner, name, grad in zip(owners, names, grads):
-        if grad is None:
-            continue
-        if id(owner) not in rows:
-            used[name] = used.get(name, 0) + 1
-            unique = name if used[name] == 1 else f"{name} ({used[name]})"
-            rows[id(owner)] = (unique, [])
-        rows[id(owner)][1].append(grad)
-    if not rows:
-        raise ValueError(
-            "`loss` must depend on the model's weights, got one that has no gradient."
-        )
-    return list(rows.values())
-
-
-def _in_16_bits(graph: Any, first: int) -> List[str]:
-    """Names operations that compute gradients in float16 or bfloat16 all the same."""
-    found = [
-        op.name
-        for op in graph.get_operations()[first:]
-        if any(output.dtype.base_dtype.name in HALF for output in op.outputs)
-    ]
-    return found[:3]
-
-
-def _with_loss(keras: Any, loss: Any) -> Any:
-    """Returns an empty model that has compiled `loss`, to compute it with."""
-    model = keras.Sequential()
-    model.compile(loss=loss)
-    return model
+def _keras_of(model: Any) -> Any:
+    """Returns the Keras that a model belongs to, None if it is no model of Keras."""
+    owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
+    return next(owners, None)

@@ -9,19 +9,8 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from lossscale import arguments
-from lossscale.ranges import exponents, views
-
-#: What `summary` and the table show of each row, in this order.
-COLUMNS = (
-    "values",
-    "zeros",
-    "nonfinite",
-    "flushed",
-    "subnormal",
-    "overflowing",
-    "largest_exponent",
-    "headroom",
-)
+from lossscale.ranges import exponents, picture
+from lossscale.ranges.table import COLUMNS, table
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -35,7 +24,7 @@ class GradientRanges:
       names: The rows: variables, and layers' outputs if they were asked for. Only what
         has a gradient.
       counts: By significand of the loss scale, `int64` arrays of shape
-        `[rows, lossscale.exponents.BINS]`.
+        `[rows, lossscale.ranges.exponents.BINS]`.
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale that is reported on.
       batches: How many batches were looked at.
@@ -159,7 +148,7 @@ class GradientRanges:
         }
 
     def __str__(self) -> str:
-        return views.table(self)
+        return table(self)
 
     def __repr__(self) -> str:
         return (
@@ -184,11 +173,11 @@ class GradientRanges:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        return views.draw(self, ax, arguments.count("rows", rows))
+        return picture.draw(self, ax, arguments.count("rows", rows))
 
     @property
     def _all(self) -> GradientRanges:
-        counts = {key: table.sum(0)[None] for key, table in self.counts.items()}
+        counts = {key: rows.sum(0)[None] for key, rows in self.counts.items()}
         largest = np.max(self.largest)[None]
         return dataclasses.replace(self, names=("all",), counts=counts, largest=largest)
 

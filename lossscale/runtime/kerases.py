@@ -1,38 +1,23 @@
-"""Which Keras is installed, and how it differs. The only file with version checks.
+"""Which Kerases are installed, and how they differ.
 
 There may be several in one process: Keras 3, and Keras 2 as `tf.keras` (TensorFlow up
-to 2.15, or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`.
+to 2.15, or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`. What only the
+wrapper of one Keras must know is in that wrapper, beside the line that needs it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import platform
 import sys
-from typing import Any, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-PACKAGE = "lossscale"
-_HAS_JIT_COMPILE = "jit_compile" in inspect.signature(tf.function).parameters
-#: The argument of tf.function that asks for XLA. TensorFlow 2.4 has an older name.
-COMPILED_BY_XLA = {
-    "jit_compile" if _HAS_JIT_COMPILE else "experimental_compile": True,
-}
-_HAS_REDUCE = "reduce_retracing" in inspect.signature(tf.function).parameters
-#: The argument of tf.function that traces batches of other shapes once, not each.
-ANY_SHAPES = {
-    "reduce_retracing" if _HAS_REDUCE else "experimental_relax_shapes": True,
-}
-#: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
-#: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
-XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
 #: Why a Keras could not be imported, by name.
 failures: Dict[str, Exception] = {}
-Class = TypeVar("Class", bound=type)
 
 
 def _import(name: str) -> Any:
@@ -118,15 +103,6 @@ def deserialize_optimizer(
         return deserialize(config, custom_objects)
 
 
-def strategy_needs_merge_call() -> bool:
-    """Tells whether replicas of the current strategy are threads that must meet."""
-    # Keras asks the same question with the same private name; TensorFlow 2.4 has
-    # neither the name nor a strategy without merge_call (seen on 2.4 and 2.8-2.21).
-    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
-    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
-    return supports_none is None or not supports_none()
-
-
 def installed() -> List[Any]:
     """Returns every Keras that can train here, the one that tf.keras is first."""
     kerases: List[Any] = list(keras2())
@@ -179,86 +155,26 @@ def is_3(keras: Any) -> bool:
     return _major(keras) >= 3
 
 
-def of_model(model: Any) -> Any:
-    """Returns the Keras that a model belongs to, None if it is no model of Keras."""
-    owners = (keras for keras in installed() if isinstance(model, keras.Model))
-    return next(owners, None)
-
-
 def tensor_of(variable: Any) -> Any:
     """Returns what a `tf.GradientTape` takes for a variable of any Keras."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def path(model: Any, variable: Any) -> str:
-    """Returns the name of a model's variable with that of its layer: dense/kernel."""
-    found = variable_name(variable)
-    prefix = f"{model.name}/"  # which Keras 3 has and Keras 2 has not
-    return found[len(prefix) :] if found.startswith(prefix) else found
-
-
-def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Returns the compiled loss of a batch, with the model's own losses, as in fit."""
-    if not hasattr(model, "compute_loss"):  # TensorFlow 2.4
-        return model.compiled_loss(y, y_pred, sample_weight, model.losses)
-    accepted = inspect.signature(model.compute_loss).parameters
-    training = {"training": True} if "training" in accepted else {}
-    return model.compute_loss(x, y, y_pred, sample_weight, **training)
-
-
 def foreign_backend(optimizer: Any) -> Optional[str]:
     """Returns the backend of a Keras 3 optimizer if it is not TensorFlow."""
     keras = _import("keras")
-    if keras is None or _major(keras) < 3 or not is_keras3(keras, optimizer):
+    if keras is None or not is_3(keras):
+        return None
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
         return None
     backend = str(keras.config.backend())
     return None if backend == "tensorflow" else backend
 
 
-def is_keras3(keras: Any, optimizer: Any) -> bool:
-    """Tells whether `optimizer` is one of Keras 3's."""
-    return isinstance(optimizer, keras.optimizers.Optimizer)
-
-
-def serializable(cls: Class) -> Class:
-    """Registers a class with every Keras, so that it loads without custom_objects."""
-    for keras in installed():
-        register(keras, cls, cls.__name__)
-    return cls
-
-
-def register(keras: Any, cls: type, name: str) -> None:
-    """Registers a class with one Keras, as `name` of our package."""
-    _registry(keras).register_keras_serializable(PACKAGE, name)(cls)
-
-
-def _registry(keras: Any) -> Any:
-    # Keras 2 before 2.13 has no `saving`, Keras 3 has no `utils` for this.
-    return keras.saving if _major(keras) >= 3 else keras.utils
-
-
-def registered_name(cls: type) -> str:
-    """Returns the name under which some Keras knows `cls`, else its own name."""
-    for keras in installed():
-        name = str(_registry(keras).get_registered_name(cls))
-        if name != cls.__name__:
-            return name
-    return cls.__name__
-
-
-def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any:
-    """Returns the class that some Keras knows under `name`, else None."""
-    for keras in installed():
-        found = _registry(keras).get_registered_object(name, custom_objects)
-        if found is not None:
-            return found
-    return None
-
-
 def versions() -> Dict[str, str]:
     """Returns the version of all that a bug report needs, by name."""
     return {
-        "lossscale": str(importlib.import_module(PACKAGE).__version__),
+        "lossscale": str(importlib.import_module("lossscale").__version__),
         "Python": f"{platform.python_version()} on {platform.platform()}",
         "TensorFlow": f"{tf.__version__}{_built_for()}",
         "NumPy": np.__version__,

@@ -1,10 +1,25 @@
-"""What is done in another way where XLA compiles: one program, updated in place."""
+"""In which mode TensorFlow is: eager, graph, session or XLA, and what each can do."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+import inspect
 
 import tensorflow as tf
+
+_ARGUMENTS = inspect.signature(tf.function).parameters
+#: The argument of tf.function that asks for XLA. TensorFlow 2.4 has an older name.
+COMPILED_BY_XLA = {
+    "jit_compile" if "jit_compile" in _ARGUMENTS else "experimental_compile": True,
+}
+#: The argument of tf.function that traces batches of other shapes once, not each.
+ANY_SHAPES = {
+    "reduce_retracing"
+    if "reduce_retracing" in _ARGUMENTS
+    else "experimental_relax_shapes": True,
+}
+#: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
+#: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
+XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
 
 
 def in_xla() -> bool:
@@ -25,67 +40,15 @@ def in_xla() -> bool:
     return False
 
 
-def as_stored(value: Any) -> Any:
-    """Returns what is as finite as `value` will be in memory: rounded magnitudes.
+def in_session() -> bool:
+    """Tells whether a `tf.compat.v1` graph is built, for a session to run."""
+    return not tf.compat.v1.executing_eagerly_outside_functions()
 
-    XLA computes float16 and bfloat16 in float32 and may leave the rounding out: what
-    only then overflows would pass as finite, and be infinite in the weights (seen on
-    TensorFlow 2.16). It cannot leave it out before an operation on bits.
 
-    Args:
-      value: A tensor of a floating dtype. A wider one, and any outside XLA, is returned
-        as it is.
+def in_plain_graph() -> bool:
+    """Tells whether a `tf.function` is traced that XLA does not compile.
+
+    There a branch saves time. In a session it would not run whenever the step does:
+    who asks for a branch's result runs all that is in it.
     """
-    if value.dtype.size != 2 or not in_xla():
-        return value
-    bits = tf.bitwise.bitwise_and(tf.bitcast(value, tf.int16), tf.int16.max)
-    return tf.bitcast(bits, value.dtype)
-
-
-def run_either(
-    condition: Any, function: Callable[[], Any], otherwise: Callable[[], Any]
-) -> Any:
-    """Runs one of two functions: the one branch of a step.
-
-    XLA turns a `cond` around an optimizer's step into a select per variable. The new
-    weights then need the moments both as they were and as they would be, so that Adam's
-    moments are copied at every step. A loop that runs at most once is kept, and updates
-    in place: on ResNet-50's shapes it adds 11 to 20 ms to Adam where the `cond` adds 58
-    to 80 (TensorFlow 2.21, two CPU cores).
-
-    Args:
-      condition: A `bool` tensor of shape `[]`.
-      function: Run if it holds. Returns a `bool` tensor of shape `[]`.
-      otherwise: Run if it does not. Returns a `bool` tensor of shape `[]`.
-
-    Returns:
-      A tensor of shape `[]` that depends on what was run.
-    """
-    if not in_xla():
-        return tf.cond(condition, function, otherwise)
-    idle = (tf.constant(True),)
-    (done,) = only_if(condition, lambda: (function(),), idle)
-    with tf.control_dependencies([done]):
-        return only_if(tf.logical_not(condition), lambda: (otherwise(),), idle)[0]
-
-
-def only_if(
-    condition: Any, function: Callable[[], Tuple[Any, ...]], values: Tuple[Any, ...]
-) -> Tuple[Any, ...]:
-    """Returns what `function` returns if `condition` holds, else `values`. For XLA.
-
-    A loop that runs at most once. Of a `cond` with several results XLA runs both sides:
-    on 160 MB of gradients that took 23 ms where the loop takes 7 (TensorFlow 2.21, two
-    CPU cores).
-
-    Args:
-      condition: A `bool` tensor of shape `[]`.
-      function: Returns tensors, as many as `values` and of the same dtypes and shapes.
-      values: Tensors.
-    """
-
-    def body(*_: Any) -> Tuple[Any, ...]:
-        return (tf.constant(False), *function())
-
-    results = tf.while_loop(lambda is_due, *_: is_due, body, (condition, *values))
-    return tuple(results[1:])
+    return not (tf.executing_eagerly() or in_xla() or in_session())

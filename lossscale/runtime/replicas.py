@@ -11,8 +11,6 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from lossscale.runtime import kerases
-
 
 def count() -> int:
     """Returns how many replicas train in step, 1 without a strategy."""
@@ -25,7 +23,7 @@ def on_tpu() -> bool:
     return isinstance(tf.distribute.get_strategy(), classes)
 
 
-def for_each(function: Callable[..., Any], *args: Any) -> Any:
+def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` on every replica with that replica's part of `args`.
 
     In cross-replica context it is called once per replica and the results come back
@@ -37,17 +35,19 @@ def for_each(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def total(value: Any) -> Any:
+def all_reduce_sum(value: Any) -> Any:
     """Returns the sum of a tensor over all replicas, equal on all of them.
 
     In cross-replica context `value` is `PerReplica`, and the sum a plain tensor.
     """
     if count() == 1:
-        return first(value)
+        return local_result(value)
     if tf.distribute.in_cross_replica_context():
         # Onto the devices where it is: Strategy.reduce would take it to the host.
         extended = tf.distribute.get_strategy().extended
-        return first(extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value))
+        return local_result(
+            extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value)
+        )
     context = tf.distribute.get_replica_context()
     return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
@@ -66,13 +66,13 @@ def agree(is_finite: Any) -> Any:
     """
     if not tf.distribute.has_strategy():
         return is_finite
-    at_fault = for_each(
+    at_fault = call_for_each_replica(
         lambda flag: tf.cast(tf.logical_not(flag), tf.float32), is_finite
     )
-    return tf.equal(total(at_fault), 0.0)
+    return tf.equal(all_reduce_sum(at_fault), 0.0)
 
 
-def once(function: Callable[..., Any], *args: Any) -> Any:
+def merge_call(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` where it can branch, and change a variable once for all.
 
     Where replicas are threads (`merge_call`), a `tf.cond` in replica context cannot
@@ -86,7 +86,7 @@ def once(function: Callable[..., Any], *args: Any) -> Any:
     return context.merge_call(lambda _, *merged: function(*merged), args=args)
 
 
-def first(value: Any) -> Any:
+def local_result(value: Any) -> Any:
     """Returns this worker's first replica's part of a value that is equal on all."""
     if not tf.distribute.in_cross_replica_context():
         return value
@@ -94,4 +94,11 @@ def first(value: Any) -> Any:
 
 
 def _needs_merge_call() -> bool:
-    return tf.distribute.has_strategy() and kerases.strategy_needs_merge_call()
+    """Tells whether replicas are threads of this process that must meet."""
+    if not tf.distribute.has_strategy():
+        return False
+    # Keras asks the same question with the same private name; TensorFlow 2.4 has
+    # neither the name nor a strategy without merge_call (seen on 2.4 and 2.8-2.21).
+    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
+    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
+    return supports_none is None or not supports_none()

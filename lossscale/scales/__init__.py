@@ -2,7 +2,8 @@
 
 Knows gradients and replicas, no optimizer. In the order of its imports:
 
-* `base`: `LossScale`, the contract;
+* `adjusting`: how a loss scale is adjusted to one step, in each context;
+* `base`: the contract, LossScale;
 * `fixed`, `dynamic`: a rule each;
 * `managers`: the names of TensorFlow 1;
 * `serialization`: loss scales from names, numbers and configs, and configs of them;

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Dict, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients import scaling
-from lossscale.gradients.finite import (
-    all_finite,
-    each_is_finite,
-    exactly,
-    floating_values,
-    sum_is_finite,
-)
+from lossscale.gradients.finite import all_finite, finiteness
 from lossscale.runtime import replicas
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import after, branches_freely, grouped
+from lossscale.runtime.control import group_ops
+from lossscale.scales import adjusting
 
 
 class LossScale(tf.Module, metaclass=abc.ABCMeta):
@@ -44,6 +39,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     `scale`, `unscale`, the counters, and that every replica context is allowed.
 
     Attributes:
+      checks_gradients: Whether steps are looked at. If False, which a subclass may set,
+        `update` applies every step unseen: it returns the Python value True.
+      has_scaled: Whether this object has multiplied a loss, in this process. An
+        optimizer warns where gradients are applied and it has not.
       skipped_steps: `int64` variable of shape `[]`, the steps whose gradients were not
         finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
       consecutive_skipped_steps: `int64` variable of shape `[]`, how many of them were
@@ -55,9 +54,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     2.21 `python/training/experimental/loss_scale.py`.
     """
 
-    #: False if `update` applies every step unseen, and returns the Python value True.
     checks_gradients: bool = True
-    #: Whether a loss has been scaled, in this process.
     has_scaled: bool = False
 
     def __init__(self) -> None:
@@ -118,13 +115,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             `[]`, equal on all replicas. If False, skip this step.
         """
         if not self.checks_gradients:
-            return grouped([]), True
+            return group_ops([]), True
         if not tf.distribute.has_strategy():
-            values = floating_values(grads)
-            return self._adjust_to(
-                sum_is_finite(values), lambda: each_is_finite(values)
-            )
-        is_finite = replicas.for_each(all_finite, grads)
+            return adjusting.adjust(self, finiteness(grads))
+        is_finite = replicas.call_for_each_replica(all_finite, grads)
         return self.adjust(replicas.agree(is_finite))
 
     @do_not_convert
@@ -139,43 +133,18 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           `update_op` and `should_apply_gradients`, as `update` does.
         """
         if not self.checks_gradients:
-            return grouped([]), True
+            return group_ops([]), True
         is_finite = tf.convert_to_tensor(is_finite, tf.bool)
-        return replicas.once(self._adjust_state, is_finite), is_finite
+        update_op = replicas.merge_call(
+            lambda flag: adjusting.adjust_state(self, flag), is_finite
+        )
+        return update_op, is_finite
 
-    def _adjust_to(
-        self, surely_finite: Any, find_out: Optional[Callable[[], Any]]
-    ) -> Tuple[Any, Any]:
-        """Does what `adjust` does, and finds out no more than it needs.
-
-        Where one replica trains, one branch of the graph then holds the exact check and
-        the rule. A good step that is only counted passes both by.
-
-        Args:
-          surely_finite: A `bool` tensor of shape `[]`, equal on all replicas. If True,
-            every gradient of the step is finite.
-          find_out: Called, perhaps within a branch, where that is False. Returns the
-            exact flag. None: `surely_finite` is exact.
-
-        Returns:
-          `update_op` and `should_apply_gradients`, as `update` does.
-        """
-        stays = None
-        if branches_freely() and replicas.count() == 1:
-            stays = self._stays()
-        if stays is None:
-            return self.adjust(exactly(surely_finite, find_out))
-
-        def adjust_exactly() -> Any:
-            is_finite = surely_finite if find_out is None else find_out()
-            return after(self._adjust_state(is_finite), is_finite)
-
-        only_counts = tf.logical_and(surely_finite, stays)
-        is_finite = tf.cond(only_counts, self._counted, adjust_exactly)
-        return grouped([is_finite]), is_finite
+    # The two that follow save time, and go together. In a graph the rule then stands in
+    # a branch, and a good step at which the loss scale stays passes it by.
 
     def _stays(self) -> Any:
-        """Returns whether a good step would only be counted, by `_count_good`.
+        """Returns whether the rule would do no more to a good step than count it.
 
         Returns:
           A `bool` tensor of shape `[]`. None if that is not known beforehand.
@@ -183,30 +152,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return None
 
     def _count_good(self) -> Any:
-        """Does what `_adjust` does of a good step where `_stays` holds."""
+        """Counts a good step, as `_adjust` does where `_stays` holds."""
         raise NotImplementedError
-
-    def _counted(self) -> Any:
-        """Counts a good step, and returns the flag of one."""
-        in_a_row = self.consecutive_skipped_steps.assign(0, read_value=False)
-        is_finite = self.last_step_finite.assign(True, read_value=False)
-        return after([self._count_good(), in_a_row, is_finite], True)
-
-    def _adjust_state(self, is_finite: Any) -> Any:
-        is_finite = replicas.first(is_finite)
-        results = [
-            self._adjust(is_finite),
-            self.last_step_finite.assign(is_finite, read_value=False),
-        ]
-        in_a_row = self.consecutive_skipped_steps
-        # Eagerly the answer is known, and adding 0 would cost as much as the rule.
-        if tf.executing_eagerly() and is_finite:
-            return grouped([*results, in_a_row.assign(0, read_value=False)])
-        skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
-        now_in_a_row = (tf.convert_to_tensor(in_a_row) + 1) * skipped
-        results.append(self.skipped_steps.assign_add(skipped, read_value=False))
-        results.append(in_a_row.assign(now_in_a_row, read_value=False))
-        return grouped(results)
 
     @do_not_convert
     def scale(self, loss: Any) -> Any:
@@ -223,7 +170,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def scale_by(self, loss: Any, loss_scale: Any) -> Any:
-        """Returns `loss` times `loss_scale`, a value of this loss scale read before."""
+        """Like `scale`, with a value of this loss scale that was read before.
+
+        Args:
+          loss: A tensor of any shape.
+          loss_scale: What this object returned when it was called.
+        """
         self.has_scaled = True
         return scaling.multiply(loss, loss_scale)
 
@@ -243,9 +195,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
-        """Returns `grads` divided by `loss_scale`, the value that multiplied the loss.
+        """Like `unscale`, with the very value that multiplied the loss.
 
-        Use it where `update` may have moved the loss scale in between.
+        `update` may have moved the loss scale in between.
+
+        Args:
+          grads: A nest of gradients.
+          loss_scale: What `scale_by` was given.
         """
         return scaling.divide(grads, scaling.hidden(loss_scale, self.skipped_steps))
 

@@ -7,14 +7,14 @@ from typing import Any, Dict, Optional, Sequence
 import tensorflow as tf
 
 from lossscale import arguments, presets
-from lossscale.runtime import kerases
+from lossscale.runtime import registry
 from lossscale.scales.base import LossScale
 
 #: What may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
 
 
-@kerases.serializable
+@registry.serializable
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and backs off when not.
 
@@ -139,10 +139,8 @@ class DynamicLossScale(LossScale):
         (4294967296.0, 1000, 4)
 
         Args:
-          name: A key of `lossscale.presets.PRESETS`, which says where each comes from
-            and how it differs: "tensorflow" (also "dynamic"), "keras3", "torch", "jmp",
-            "flax", "apex", "apex_hysteresis", "deepspeed", "deepspeed_consecutive",
-            "megatron", "colossalai", "paddle" or "contrib".
+          name: A key of `lossscale.presets.PRESETS`, such as "torch". The table says
+            where each comes from, and how it differs.
           **overrides: Arguments of this class, in place of the preset's.
 
         Raises:
@@ -160,17 +158,17 @@ class DynamicLossScale(LossScale):
         zero = tf.constant(0, tf.int64)
         if tf.executing_eagerly():
             is_finite, good, bad, zero = bool(is_finite), int(good), int(bad), 0
-        good = _either(is_finite, good + 1, zero)
+        good = _where(is_finite, good + 1, zero)
         kept = zero if "good" in self.hysteresis_reset else bad
-        new_bad = _either(is_finite, kept, bad + 1)
+        new_bad = _where(is_finite, kept, bad + 1)
 
         grows = good >= self.increment_period  # never on a bad step: good is 0
-        backs_off = _either(is_finite, False, new_bad >= self.hysteresis)
+        backs_off = _where(is_finite, False, new_bad >= self.hysteresis)
         if "growth" in self.hysteresis_reset:
-            new_bad = _either(grows, zero, new_bad)
+            new_bad = _where(grows, zero, new_bad)
         if "backoff" in self.hysteresis_reset:
-            new_bad = _either(backs_off, zero, new_bad)
-        results = [self.good_steps.assign(_either(grows, zero, good), read_value=False)]
+            new_bad = _where(backs_off, zero, new_bad)
+        results = [self.good_steps.assign(_where(grows, zero, good), read_value=False)]
         if new_bad is not bad:
             results.append(self.bad_steps.assign(new_bad, read_value=False))
         if grows is not False or backs_off is not False:
@@ -191,8 +189,8 @@ class DynamicLossScale(LossScale):
 
     def _move(self, grows: Any, backs_off: Any) -> Any:
         scale = self()
-        moved = _either(grows, self._grown(scale), scale)
-        moved = _either(backs_off, self._backed_off(scale), moved)
+        moved = _where(grows, self._grown(scale), scale)
+        moved = _where(backs_off, self._backed_off(scale), moved)
         return self.current_loss_scale.assign(moved, read_value=False)
 
     def _grown(self, scale: Any) -> Any:
@@ -225,7 +223,7 @@ class DynamicLossScale(LossScale):
 _RULE = (DynamicLossScale.adjust, DynamicLossScale._adjust)
 
 
-def _either(condition: Any, one: Any, other: Any) -> Any:
+def _where(condition: Any, one: Any, other: Any) -> Any:
     """Returns `tf.where`, or, in eager mode, Python's own choice.
 
     There the few numbers of the rule are known, and an operation takes longer than the

@@ -7,11 +7,11 @@ from typing import Any, Dict
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.runtime import kerases
+from lossscale.runtime import registry
 from lossscale.scales.base import LossScale
 
 
-@kerases.serializable
+@registry.serializable
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 

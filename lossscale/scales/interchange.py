@@ -1,6 +1,6 @@
 """import_state, export_state: a run begun under another system goes on here, and back.
 
-`systems` is the table of what each system saves, under which names.
+`state_formats` is the table of what each system saves, under which names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from lossscale import arguments, presets
 from lossscale.scales.dynamic import DynamicLossScale
-from lossscale.scales.state_formats import CHECKS, STATE, SYSTEMS, System
+from lossscale.scales.state_formats import CHECKS, STATE, STATE_FORMATS, StateFormat
 
 
 def import_state(
@@ -35,10 +35,9 @@ def import_state(
     2048.0
 
     Args:
-      system: "tensorflow" (its `DynamicLossScale`), "tf_keras" (Keras 2's
-        `LossScaleOptimizer`), "keras3" (Keras 3's), "torch" (`GradScaler`), "megatron"
-        (`DynamicGradScaler`), "apex" (`amp`) or "paddle" (`GradScaler`).
-      state: A dict with the keys of the table in `systems`, all of them and no other.
+      system: A key of `STATE_FORMATS` in `lossscale.scales.state_formats`, the table of
+        what each system saves, such as "torch".
+      state: A dict with that system's keys, all of them and no other.
         Values are numbers: Python's, NumPy's, or tensors and variables of any framework
         with one entry. Nothing is unpickled here.
       **overrides: Arguments of `DynamicLossScale`. Needed where the other run was given
@@ -54,13 +53,13 @@ def import_state(
       ValueError: The system is unknown, a key is missing or unknown, or a value is out
         of its range.
     """
-    known = _system(system)
-    found = _read(known, state)
-    settings = presets.preset_arguments(known.preset, {})
+    theirs = _state_format(system)
+    found = _read(theirs, state)
+    settings = presets.preset_arguments(theirs.preset, {})
     settings["initial_loss_scale"] = found["current_loss_scale"]
     settings.update({k: v for k, v in found.items() if k not in STATE})
     settings.update(overrides)
-    _check_bounds(known, found["current_loss_scale"], settings)
+    _check_bounds(theirs, found["current_loss_scale"], settings)
     if "bad_steps_left" in found:
         hysteresis = arguments.count("hysteresis", settings.get("hysteresis", 1))
         found["bad_steps"] = _bad_steps(hysteresis, found["bad_steps_left"])
@@ -95,13 +94,13 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
       ValueError: The system is unknown, or cannot do what `loss_scale` does: hysteresis
         or a ceiling where it has none, another growth than doubling in Keras.
     """
-    known = _system(system)
+    theirs = _state_format(system)
     if not isinstance(loss_scale, DynamicLossScale):
         raise TypeError(
             f"`loss_scale` must be a DynamicLossScale, got "
             f"{arguments.shown(loss_scale)}. Of a manager take manager.as_loss_scale()."
         )
-    _check_it_can(system, known, loss_scale)
+    _check_it_can(system, theirs, loss_scale)
     bad_steps = int(loss_scale.bad_steps.numpy())
     values: Dict[str, Any] = {
         "current_loss_scale": float(loss_scale),
@@ -113,30 +112,30 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
         "bad_steps": bad_steps,
         "bad_steps_left": loss_scale.hysteresis - bad_steps,
     }
-    state: Dict[str, Any] = {key: values[ours] for key, ours in known.keys.items()}
-    if known.in_an_array:
+    state: Dict[str, Any] = {key: values[ours] for key, ours in theirs.keys.items()}
+    if theirs.in_an_array:
         state["scale"] = np.array([state["scale"]], np.float32)
-    state.update(known.constants)
-    return {known.inside: state} if known.inside else state
+    state.update(theirs.constants)
+    return {theirs.inside: state} if theirs.inside else state
 
 
-def _system(name: Any) -> System:
-    if not isinstance(name, str) or name not in SYSTEMS:
-        listed = ", ".join(map(repr, SYSTEMS))
+def _state_format(name: Any) -> StateFormat:
+    if not isinstance(name, str) or name not in STATE_FORMATS:
+        listed = ", ".join(map(repr, STATE_FORMATS))
         raise ValueError(
             f"`system` must be one of {listed}, got {arguments.shown(name)}."
         )
-    return SYSTEMS[name]
+    return STATE_FORMATS[name]
 
 
-def _read(system: System, state: Any) -> Dict[str, Any]:
+def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
     """Returns our attributes' values, checked. Errors name the key."""
     path = "state"
-    if system.inside:
-        _check_keys(path, state, [system.inside])
-        path, state = f"state[{system.inside!r}]", state[system.inside]
-    _check_keys(path, state, [*system.keys, *system.constants])
-    for key, value in system.constants.items():
+    if theirs.inside:
+        _check_keys(path, state, [theirs.inside])
+        path, state = f"state[{theirs.inside!r}]", state[theirs.inside]
+    _check_keys(path, state, [*theirs.keys, *theirs.constants])
+    for key, value in theirs.constants.items():
         if state[key] is not value:
             raise ValueError(
                 f"`{path}[{key!r}]` must be {value}, got "
@@ -145,7 +144,7 @@ def _read(system: System, state: Any) -> Dict[str, Any]:
             )
     return {
         ours: CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
-        for key, ours in system.keys.items()
+        for key, ours in theirs.keys.items()
     }
 
 
@@ -178,8 +177,8 @@ def _plain(name: str, value: Any) -> Any:
         ) from error
 
 
-def _check_bounds(system: System, scale: float, settings: Dict[str, Any]) -> None:
-    key = next(k for k, ours in system.keys.items() if ours == "current_loss_scale")
+def _check_bounds(theirs: StateFormat, scale: float, settings: Dict[str, Any]) -> None:
+    key = next(k for k, ours in theirs.keys.items() if ours == "current_loss_scale")
     name = f"state[{key!r}]"
     floor = settings.get("min_loss_scale", 1.0)
     floor = arguments.loss_scale("min_loss_scale", floor)
@@ -203,19 +202,21 @@ def _backoff_factor(loss_scale: DynamicLossScale) -> float:
     return loss_scale.backoff_factor or 1.0 / loss_scale.multiplier
 
 
-def _check_it_can(system: str, known: System, loss_scale: DynamicLossScale) -> None:
+def _check_it_can(
+    system: str, theirs: StateFormat, loss_scale: DynamicLossScale
+) -> None:
     """Raises unless the system can do what `loss_scale` does."""
     must: Dict[str, Tuple[Any, Any]] = {}  # argument -> (what it must be, what it is)
-    for name, value in known.fixed.items():
+    for name, value in theirs.fixed.items():
         must[name] = (value, getattr(loss_scale, name))
     if "backoff_factor" in must:
-        factor = known.fixed["backoff_factor"] or 1.0 / loss_scale.multiplier
+        factor = theirs.fixed["backoff_factor"] or 1.0 / loss_scale.multiplier
         must["backoff_factor"] = (factor, _backoff_factor(loss_scale))
-    if loss_scale.hysteresis > 1 and "hysteresis" not in known.fixed:
-        resets = presets.PRESETS[known.preset].arguments["hysteresis_reset"]
+    if loss_scale.hysteresis > 1 and "hysteresis" not in theirs.fixed:
+        resets = presets.PRESETS[theirs.preset].arguments["hysteresis_reset"]
         must["hysteresis_reset"] = (resets, loss_scale.hysteresis_reset)
     ceiling = loss_scale.max_loss_scale
-    if not known.has_ceiling and ceiling != arguments.FLOAT32_MAX:
+    if not theirs.has_ceiling and ceiling != arguments.FLOAT32_MAX:
         must["max_loss_scale"] = (None, ceiling)
     for name, (wanted, got) in must.items():
         if wanted != got:

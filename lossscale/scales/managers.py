@@ -47,7 +47,23 @@ class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
         return ManagerLossScale(self)
 
 
-class FixedLossScaleManager(LossScaleManager):
+class _StandsOnLossScale(LossScaleManager):
+    """A manager whose rule is that of its `loss_scale`."""
+
+    loss_scale: LossScale
+
+    def get_loss_scale(self) -> Any:
+        return self.loss_scale()
+
+    def update_loss_scale(self, finite_grads: Any) -> Any:
+        update_op, _ = self.loss_scale.adjust(finite_grads)
+        return update_op
+
+    def as_loss_scale(self) -> LossScale:
+        return self.loss_scale
+
+
+class FixedLossScaleManager(_StandsOnLossScale):
     """A loss scale that never changes. A step that is not finite is skipped.
 
     >>> float(FixedLossScaleManager(128).get_loss_scale())
@@ -70,18 +86,8 @@ class FixedLossScaleManager(LossScaleManager):
         super().__init__()
         self.loss_scale = FixedLossScale(value, skip_nonfinite=True)
 
-    def get_loss_scale(self) -> Any:
-        return self.loss_scale()
 
-    def update_loss_scale(self, finite_grads: Any) -> Any:
-        update_op, _ = self.loss_scale.adjust(finite_grads)
-        return update_op
-
-    def as_loss_scale(self) -> LossScale:
-        return self.loss_scale
-
-
-class ExponentialUpdateLossScaleManager(LossScaleManager):
+class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
     """A loss scale that grows after good steps and shrinks after several bad ones.
 
     It is `DynamicLossScale` with `hysteresis_reset=("growth", "backoff")`: bad steps
@@ -134,16 +140,6 @@ class ExponentialUpdateLossScaleManager(LossScaleManager):
             hysteresis_reset=("growth", "backoff"),
             min_loss_scale=1.0,
         )
-
-    def get_loss_scale(self) -> Any:
-        return self.loss_scale()
-
-    def update_loss_scale(self, finite_grads: Any) -> Any:
-        update_op, _ = self.loss_scale.adjust(finite_grads)
-        return update_op
-
-    def as_loss_scale(self) -> LossScale:
-        return self.loss_scale
 
 
 class ManagerLossScale(LossScale):

@@ -8,14 +8,13 @@ from typing import Any, Dict, Optional
 
 from lossscale import presets
 from lossscale.arguments import shown
-from lossscale.runtime import kerases
+from lossscale.runtime import registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
 from lossscale.scales.managers import LossScaleManager
 
 _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
-_OWN_CLASSES = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
 
 
 def get(identifier: Any) -> Optional[LossScale]:
@@ -78,9 +77,7 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
     """
     if not isinstance(loss_scale, LossScale):
         raise TypeError(f"`loss_scale` must be a LossScale, got {shown(loss_scale)}.")
-    cls = type(loss_scale)
-    own = _OWN_CLASSES.get(cls.__name__) is cls
-    name = cls.__name__ if own else kerases.registered_name(cls)
+    name = registry.registered_name(type(loss_scale))
     return {"class_name": name, "config": loss_scale.get_config()}
 
 
@@ -108,9 +105,8 @@ def deserialize(
         )
     name = config.get("registered_name")
     name = name if name and isinstance(name, str) else config["class_name"]
-    own = _OWN_CLASSES.get(name.replace(f"{kerases.PACKAGE}>", ""))
-    cls = (custom_objects or {}).get(name) or own
-    cls = cls or kerases.registered_class(name, custom_objects)
+    cls = (custom_objects or {}).get(name)
+    cls = cls or registry.registered_class(name, custom_objects)
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         raise ValueError(
             f"`config` must name a LossScale class that is known here, got {name!r}. "

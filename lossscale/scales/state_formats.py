@@ -1,19 +1,9 @@
 """How other systems save a loss scale: a table.
 
-A state is a dict of plain numbers under the names that the system itself uses:
-
-| system       | the scale                  | counters                               |
-| ------------ | -------------------------- | -------------------------------------- |
-| `tensorflow` | `current_loss_scale`       | `good_steps`                           |
-| `tf_keras`   | `current_loss_scale`       | `good_steps`                           |
-| `keras3`     | `dynamic_scale`            | `step_counter`                         |
-| `torch`      | `scale`                    | `_growth_tracker`                      |
-| `megatron`   | `scale`                    | `growth_tracker`, `hysteresis_tracker` |
-| `apex`       | `loss_scaler0.loss_scale`  | `loss_scaler0.unskipped`               |
-| `paddle`     | `scale`                    | `incr_count`, `decr_count`             |
-
-torch's and Paddle's hold hyper-parameters too. The others' are arguments of their
-constructors.
+A state is a dict of plain numbers under the names that the system itself uses. Of
+TensorFlow's `DynamicLossScale` and each Keras's `LossScaleOptimizer` these are two
+variables; of torch and Paddle `GradScaler.state_dict()`; of Megatron its grad scaler's;
+of apex `amp.state_dict()`. The rest are arguments of that system's constructor.
 
 Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
@@ -26,8 +16,8 @@ from typing import Any, Callable, Mapping, NamedTuple
 from lossscale import arguments
 
 
-class System(NamedTuple):
-    """How one system names things.
+class StateFormat(NamedTuple):
+    """How one system names what it saves.
 
     Attributes:
       preset: The preset that has its schedule.
@@ -51,18 +41,18 @@ class System(NamedTuple):
 _KERAS2_KEYS = {"current_loss_scale": "current_loss_scale", "good_steps": "good_steps"}
 _DOUBLING = {"multiplier": 2.0, "backoff_factor": 0.5, "hysteresis": 1}
 
-#: Name -> `System`.
-SYSTEMS: Mapping[str, System] = {
-    "tensorflow": System(
+#: The system's name -> its `StateFormat`.
+STATE_FORMATS: Mapping[str, StateFormat] = {
+    "tensorflow": StateFormat(
         "tensorflow", _KERAS2_KEYS, {"backoff_factor": None, "hysteresis": 1}
     ),
-    "tf_keras": System("tensorflow", _KERAS2_KEYS, _DOUBLING),
-    "keras3": System(
+    "tf_keras": StateFormat("tensorflow", _KERAS2_KEYS, _DOUBLING),
+    "keras3": StateFormat(
         "keras3",
         {"dynamic_scale": "current_loss_scale", "step_counter": "good_steps"},
         _DOUBLING,
     ),
-    "torch": System(
+    "torch": StateFormat(
         "torch",
         {
             "scale": "current_loss_scale",
@@ -73,7 +63,7 @@ SYSTEMS: Mapping[str, System] = {
         },
         {"hysteresis": 1},
     ),
-    "megatron": System(
+    "megatron": StateFormat(
         "megatron",
         {
             "scale": "current_loss_scale",
@@ -81,14 +71,14 @@ SYSTEMS: Mapping[str, System] = {
             "hysteresis_tracker": "bad_steps_left",
         },
     ),
-    "apex": System(
+    "apex": StateFormat(
         "apex",
         {"loss_scale": "current_loss_scale", "unskipped": "good_steps"},
         {**_DOUBLING, "increment_period": 2000},
         inside="loss_scaler0",
         has_ceiling=True,
     ),
-    "paddle": System(
+    "paddle": StateFormat(
         "paddle",
         {
             "scale": "current_loss_scale",

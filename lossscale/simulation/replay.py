@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.runtime import kerases
+from lossscale.runtime import mode
 from lossscale.scales.base import LossScale
 from lossscale.simulation import run_file
 from lossscale.simulation.result import Simulation
@@ -83,8 +83,8 @@ def simulate(
 
 def _flags(is_finite: Any) -> Any:
     if isinstance(is_finite, (str, bytes, os.PathLike)):
-        place = arguments.path("is_finite", is_finite)
-        is_finite = run_file.load_run(place).is_finite
+        path = arguments.path("is_finite", is_finite)
+        is_finite = run_file.load_run(path).is_finite
     return _not_empty("is_finite", run_file.flags("is_finite", is_finite))
 
 
@@ -115,7 +115,7 @@ def _run(loss_scale: LossScale, trace: Any) -> Tuple[Any, Any, float]:
     # On the CPU: a GPU would be asked for a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            return _replay(_copy(loss_scale), trace, kerases.COMPILED_BY_XLA)
+            return _replay(_copy(loss_scale), trace, mode.COMPILED_BY_XLA)
         except _NOT_COMPILED:
             return _replay(_copy(loss_scale), trace, {})
 
@@ -127,12 +127,12 @@ def _copy(loss_scale: LossScale) -> LossScale:
         for variable in loss_scale.variables
     }
     for module in (loss_scale, *loss_scale.submodules):
-        # What a restored checkpoint had and the object has not, held in case it comes:
+        # What a restored checkpoint had and the object has not, kept in case it comes:
         # a copy would hold the whole checkpoint, and warn when it goes. Without the
         # private name (seen on TensorFlow 2.4-2.21) it is copied after all.
-        held = getattr(module, "_self_unconditional_deferred_dependencies", None)
-        if held is not None:
-            memo[id(held)] = {}
+        kept = getattr(module, "_self_unconditional_deferred_dependencies", None)
+        if kept is not None:
+            memo[id(kept)] = {}
     return copy.deepcopy(loss_scale, memo)
 
 
@@ -141,7 +141,7 @@ def _replay(
 ) -> Tuple[Any, Any, float]:
     steps = len(trace)
 
-    def step(i: Any, trace: Any, scales: Any, applied: Any) -> Any:
+    def body(i: Any, trace: Any, scales: Any, applied: Any) -> Any:
         scale = tf.reshape(tf.cast(loss_scale(), tf.float32), [])
         entry = trace[i]
         is_finite = entry if entry.dtype.is_bool else scale <= entry
@@ -153,7 +153,7 @@ def _replay(
         scales = tf.TensorArray(tf.float32, steps, element_shape=[])
         applied = tf.TensorArray(tf.bool, steps, element_shape=[])
         _, _, scales, applied = tf.while_loop(
-            lambda i, *_: i < steps, step, [0, trace, scales, applied]
+            lambda i, *_: i < steps, body, [0, trace, scales, applied]
         )
         return scales.stack(), applied.stack()
 

@@ -39,8 +39,8 @@ class Run(NamedTuple):
 def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> None:
     """Writes a recorded run, as `simulate` and `load_run` read it.
 
-    The file appears whole or not at all: it is written beside its place, as
-    `path + ".part"`, and then moved there. A run that dies leaves what it last saved.
+    The file appears whole or not at all: it is written as `path + ".part"`,
+    and then moved. A run that dies leaves what it last saved.
 
     Args:
       path: Where to write. No suffix is added.
@@ -51,14 +51,14 @@ def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> Non
       TypeError: An array has the wrong type.
       ValueError: An array has the wrong shape.
     """
-    place = arguments.path("path", path)
+    file_name = arguments.path("path", path)
     arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
     if loss_scale is not None:
         arrays["loss_scale"] = _scales(loss_scale, len(arrays["is_finite"]))
-    beside = f"{place}.part"
+    beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
-    os.replace(beside, place)
+    os.replace(beside, file_name)
 
 
 def load_run(path: Any) -> Run:
@@ -75,18 +75,18 @@ def load_run(path: Any) -> Run:
       TypeError: An array in it has the wrong type.
       ValueError: It is no `.npz` file, has no `is_finite`, or a shape is wrong.
     """
-    place = arguments.path("path", path)
-    with open(place, "rb") as file:
+    file_name = arguments.path("path", path)
+    with open(file_name, "rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError(
-                f"`path` must be a NumPy .npz file, got {place!r}, which is "
+                f"`path` must be a NumPy .npz file, got {file_name!r}, which is "
                 "none. lossscale.save_run writes one."
             )
         file.seek(0)
         with np.load(file, allow_pickle=False) as found:
             if "is_finite" not in found:
                 raise ValueError(
-                    f'`path` must hold an array "is_finite", got {place!r} '
+                    f'`path` must hold an array "is_finite", got {file_name!r} '
                     f"with {sorted(found)}."
                 )
             is_finite = flags("is_finite", found["is_finite"])

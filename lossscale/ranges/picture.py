@@ -1,4 +1,4 @@
-"""How GradientRanges look: the table that is printed, and the picture."""
+"""The picture of GradientRanges: their exponents over what float16 holds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,10 @@ from typing import Any, Dict, List
 
 import numpy as np
 
-from lossscale.plotting import pyplot
+from lossscale.plotting import pyplot, scale_text
 from lossscale.ranges.exponents import NORMAL, TOP, ZERO
+from lossscale.ranges.table import COLUMNS
 
-_TITLES = {
-    "values": "values",
-    "zeros": "zero",
-    "flushed": "flushed",
-    "subnormal": "subnormal",
-    "overflowing": "overflow",
-    "largest_exponent": "largest",
-    "headroom": "headroom",
-}
-_SHARES = ("zeros", "flushed", "subnormal", "overflowing")
 #: What becomes of a number in float16, from where on, and the color of that.
 _REGIONS = (
     ("zero in float16", -np.inf, "tab:red", 0.22),
@@ -30,79 +21,21 @@ _REGIONS = (
 _ROW = 0.45
 
 
-def table(ranges: Any) -> str:
-    """Returns the table, and under it what follows from it."""
-    summary = ranges.summary
-    width = max(map(len, summary))
-    header = "".join(f"{title:>10}" for title in _TITLES.values())
-    lines = [
-        f"Gradients of {ranges.batches} {'batches' if ranges.batches > 1 else 'batch'} "
-        f"in float32, and what float16 makes of them at loss scale "
-        f"{power(ranges.loss_scale)}:",
-        "",
-        f"{'':{width}}{header}",
-        *(f"{name:{width}}{_line(row)}" for name, row in summary.items()),
-        "",
-        *_notes(ranges),
-    ]
-    return "\n".join(lines)
-
-
-def _line(row: Dict[str, float]) -> str:
-    return "".join(f"{_cell(name, row[name]):>10}" for name in _TITLES)
-
-
-def _cell(name: str, value: float) -> str:
-    if np.isnan(value):
-        return "-"
-    if name in _SHARES:
-        return "<0.1%" if 0 < value < 5e-4 else f"{value:.1%}"
-    if name == "largest_exponent":
-        return f"2**{value:.0f}"
-    return f"{value:+.1f}" if name == "headroom" else f"{value:,}"
-
-
-def power(scale: float) -> str:
-    """Returns a scale as it is said: 2**15, or 1000."""
-    significand, exponent = np.frexp(scale)
-    return f"2**{exponent - 1}" if significand == 0.5 else f"{scale:g}"
-
-
-def _notes(ranges: Any) -> List[str]:
-    bad = [
-        f"{name} ({infinities:,} infinite, {nans:,} NaN)"
-        for name, infinities, nans in zip(ranges.names, ranges.infinities, ranges.nans)
-        if infinities + nans
-    ]
-    if bad:
-        return [
-            "Not finite in float32, so no loss scale helps: " + ", ".join(bad) + "."
-        ]
-    if ranges.largest_safe_scale is None:
-        return ["All gradients are zero."]
-    lost = ranges.at(ranges.recommended_scale).summary["all"]["flushed"]
-    return [
-        f"Largest safe scale: {power(ranges.largest_safe_scale)}. "
-        f"Recommended: {power(ranges.recommended_scale)}, at which "
-        f"{_cell('flushed', lost)} are flushed to zero."
-    ]
-
-
 def draw(ranges: Any, ax: Any, rows: int) -> Any:
     """Draws a histogram of exponents for each row, over what float16 holds."""
     exponents, counts = ranges.histogram
     chosen = _worst(ranges, rows)
     shown = {"all": counts.sum(0), **{ranges.names[i]: counts[i] for i in chosen}}
-    beside, place = ax, {}
+    beside, where = ax, {}
     if ax is None:
         ax, beside = _new_axes(len(shown))
-        place = {"loc": "center", "ncol": 3}
+        where = {"loc": "center", "ncol": 3}
     shift = float(np.log2(ranges.loss_scale))
     _draw_regions(ax, shift, _limits(exponents[shown["all"] > 0], shift))
     _draw_histograms(ax, exponents, shown)
     _label(ax, ranges, list(shown))
     _label_x(ax, ranges, shift)
-    beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **place)
+    beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
     return ax
 
 
@@ -134,8 +67,8 @@ def _draw_regions(ax: Any, shift: float, limits: Any) -> None:
 def _draw_histograms(ax: Any, exponents: Any, shown: Dict[str, Any]) -> None:
     # A bin of exponent e holds the magnitudes from 2**e to below 2**(e + 1).
     edges = [*exponents, exponents[-1] + 1]
-    for place, (name, row) in enumerate(shown.items()):
-        floor = len(shown) - 1 - place
+    for number, (name, row) in enumerate(shown.items()):
+        floor = len(shown) - 1 - number
         tops = floor + 0.85 * row / max(row.max(), 1)
         color = "black" if name == "all" else "tab:blue"
         ax.fill_between(
@@ -146,7 +79,8 @@ def _draw_histograms(ax: Any, exponents: Any, shown: Dict[str, Any]) -> None:
 
 def _label(ax: Any, ranges: Any, names: List[str]) -> None:
     summary = ranges.summary
-    labels = [f"{n}\n{_cell('flushed', summary[n]['flushed'])} to zero" for n in names]
+    as_text = COLUMNS["flushed"].as_text
+    labels = [f"{n}\n{as_text(summary[n]['flushed'])} to zero" for n in names]
     ax.set_yticks(np.arange(len(names)) + 0.4)
     ax.set_yticklabels(labels[::-1], fontsize="small")
     if len(names) <= len(ranges.names):
@@ -158,7 +92,7 @@ def _label_x(ax: Any, ranges: Any, shift: float) -> None:
     scaled = ax.secondary_xaxis(
         "top", functions=(lambda x: x + shift, lambda x: x - shift)
     )
-    scaled.set_xlabel(f"log2 of the gradients times {power(ranges.loss_scale)}")
+    scaled.set_xlabel(f"log2 of the gradients times {scale_text(ranges.loss_scale)}")
 
 
 def _new_axes(rows: int) -> Any:

@@ -1,0 +1,141 @@
+"""What the wrappers of both generations of Keras 2's optimizers have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import tensorflow as tf
+
+from lossscale.optimizer import wrappers
+from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.runtime import kerases
+from lossscale.scales.fixed import FixedLossScale
+
+#: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
+SINCE_0_1_0 = {"consecutive_skipped_steps"}
+
+
+class Keras2Base(LossScaleOptimizer):
+    """Knows Keras 2, and neither of the two generations."""
+
+    _unscales_in_apply = False
+    #: The module that defines Keras's own wrappers.
+    _keras_module: Any
+    _keras: Any
+    _is_legacy: bool
+    _own_name: str
+    _track_trackable: Any
+    _create_all_weights: Any
+
+    def __init__(
+        self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
+    ) -> None:
+        scale = self._checked(inner_optimizer, loss_scale, name)
+        # Fixed, Keras's constructor checks its arguments and creates no state.
+        super().__init__(inner_optimizer, dynamic=False, initial_scale=1.0)  # type: ignore[call-arg]
+        self._attach(scale)
+        wrappers.mark(inner_optimizer)
+        object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
+        # Delegated: in a checkpoint the wrapper looks like the inner optimizer, with
+        # the scale where Keras's own wrapper has it.
+        self._track_trackable(scale, "loss_scale")
+        self._track_trackable(self._fault_record, "faults")
+        if not tf.executing_eagerly():
+            for variable in scale.variables:  # v1's `fit` initializes those it knows
+                self._keras_module.backend.track_variable(variable)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The optimizer's name."""
+        return self._own_name
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether the loss scale can change."""
+        return not isinstance(self._loss_scale, FixedLossScale)
+
+    @property
+    def initial_scale(self) -> Any:
+        """The loss scale's initial value, None if it does not tell."""
+        fixed = getattr(self._loss_scale, "loss_scale_value", None)
+        return getattr(self._loss_scale, "initial_loss_scale", fixed)
+
+    @property
+    def dynamic_counter(self) -> Any:
+        """The variable that counts finite steps in a row, None if there is none."""
+        return getattr(self._loss_scale, "good_steps", None)
+
+    @property
+    def dynamic_growth_steps(self) -> Any:
+        """After how many of them the scale grows, None if it does not tell."""
+        return getattr(self._loss_scale, "increment_period", None)
+
+    # Stands above Keras's own in the order of bases.
+    loss_scale = LossScaleOptimizer.loss_scale
+
+    def _check_context(self) -> None:
+        super()._check_context()
+        # Keras 2 refuses some strategies: a function, on TensorFlow 2.4 a method.
+        name = "_raise_if_strategy_unsupported"
+        check = getattr(self._keras_module, name, None) or getattr(self, name)
+        check()
+
+    def _apply_pairs(
+        self, grads_and_vars: Any, options: Dict[str, Any], aggregates: bool
+    ) -> Any:
+        """Applies `(gradient, variable)` pairs, or skips them on all replicas.
+
+        Args:
+          grads_and_vars: The pairs.
+          options: What else the inner optimizer's `apply_gradients` is called with.
+          aggregates: Whether it adds the gradients up across replicas.
+
+        Returns:
+          In a graph an op, in eager mode `iterations`. Keras's own answer if there is
+          no gradient.
+        """
+        self._check_context()
+        inner = self.inner_optimizer
+
+        def apply(grads: List[Any], variables: Any) -> Any:
+            return inner.apply_gradients(list(zip(grads, variables)), **options)
+
+        pairs = list(grads_and_vars)
+        grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        if all(grad is None for grad in grads):
+            return apply(grads, variables)
+        self._build_before_apply(variables)
+        done = self._apply_or_skip(grads, variables, apply, aggregates)
+        return self.iterations if done is None else done
+
+    def _build_before_apply(self, variables: List[Any]) -> None:
+        """Creates what the inner optimizer would create within a branch."""
+
+    def get_weights(self) -> List[Any]:
+        """Returns the values of the inner optimizer's variables, then the scale's."""
+        get_values = self._keras.backend.batch_get_value
+        inner = [get_values([v])[0] for v in self._inner_variables()]
+        return inner + list(get_values(self._scale_variables()))
+
+    def set_weights(self, weights: Any) -> None:
+        """Sets what `get_weights` returned. The scale's may be missing."""
+        variables = [*self._inner_variables(), *self._scale_variables()]
+        self._keras.backend.batch_set_value(list(zip(variables, weights)))
+
+    def _inner_variables(self) -> List[Any]:
+        raise NotImplementedError
+
+    def _scale_variables(self) -> List[Any]:
+        variables = self._loss_scale.variables
+        return sorted(variables, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+
+    def _serialize_inner(self) -> Dict[str, Any]:
+        return dict(self._keras.optimizers.serialize(self.inner_optimizer))
+
+    @classmethod
+    def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
+        if not isinstance(config, dict):
+            return config
+        return kerases.deserialize_optimizer(
+            cls._keras, config, custom_objects, cls._is_legacy
+        )

@@ -1,0 +1,164 @@
+"""A model's gradients in float32, batch by batch, counted by their exponents."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale.ranges import exponents
+from lossscale.ranges.float32_model import HALF, outputs_of_layers
+from lossscale.ranges.report import GradientRanges
+from lossscale.runtime import kerases, mode
+
+#: A row of the report: its name, and the gradients that are counted in it.
+Row = Tuple[str, List[Any]]
+
+
+class GradientCounter:
+    """Counts the gradients of batches by their exponents, and adds the counts up."""
+
+    def __init__(
+        self, keras: Any, model: Any, loss: Any, significands: Any, activations: bool
+    ) -> None:
+        self.model, self.keras = model, keras
+        #: Whose compiled loss it is.
+        self.owner = model if loss is None else _with_loss(keras, loss)
+        self.significands, self.activations = significands, activations
+        self.names: List[str] = []
+        self.half: List[str] = []
+        self.counts: Any = 0
+        self.largest: Any = 0
+        self.batches = 0
+
+    def run(
+        self, first: Any, rest: Iterator[Any], length: Optional[int], verbose: int
+    ) -> GradientCounter:
+        """Counts all batches, with Keras's own progress bar."""
+        # Keras 3 traces a step without AutoGraph, Keras 2 with.
+        count = tf.function(
+            self._count, autograph=not kerases.is_3(self.keras), **mode.ANY_SHAPES
+        )
+        bar = self.keras.utils.Progbar(length, verbose=verbose)
+        for batch in (b for part in ([first], rest) for b in part):
+            counts, largest = count(*batch)
+            self.counts = self.counts + counts.numpy().astype(np.int64)
+            self.largest = np.maximum(self.largest, largest.numpy())
+            self.batches += 1
+            bar.update(self.batches, finalize=False)
+        bar.update(self.batches, finalize=True)
+        return self
+
+    def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
+        rows = self._rows(x, y, sample_weight)
+        self.names = [name for name, _ in rows]
+        tables, maxima = [], []
+        for _, grads in rows:
+            values = tf.concat([tf.reshape(_values(g), [-1]) for g in grads], 0)
+            found = [exponents.count(values, s) for s in self.significands]
+            tables.append(tf.stack([counts for counts, _ in found]))
+            maxima.append(found[0][1])
+        return tf.stack(tables, 1), tf.stack(maxima)
+
+    def _rows(self, x: Any, y: Any, sample_weight: Any) -> List[Row]:
+        """Returns the report's rows, with their gradients."""
+        watch = outputs_of_layers if self.activations else _no_outputs
+        variables = self.model.trainable_variables
+        tensors = [kerases.tensor_of(variable) for variable in variables]
+        with tf.GradientTape() as tape, watch(self.model) as watched:
+            outputs = self.model(x, training=True)
+            loss = self._loss(x, y, outputs, sample_weight)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        # Tensors inside a loop, of a recurrent layer say, belong to another graph.
+        watched = [(layer, t) for layer, t in watched if t.graph is graph]
+        grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
+        self.half = _in_16_bits(graph, before)
+        owners = [*variables, *(layer for layer, _ in watched)]
+        names = [path_of(self.model, variable) for variable in variables]
+        names += [f"output of {layer.name}" for layer, _ in watched]
+        return _rows_of(owners, names, grads)
+
+    def _loss(self, *batch: Any) -> Any:
+        if self.owner is self.model:
+            return _compute_loss(self.model, *batch)
+        found = _compute_loss(self.owner, *batch)
+        return tf.add_n([found, *self.model.losses])
+
+    def report(self, scale: float) -> GradientRanges:
+        """Returns the result, and warns if it is not what was asked for."""
+        if self.half:
+            warnings.warn(
+                "These operations compute gradients in 16 bits whatever the model's "
+                f"policy, so not all of the report is about float32: {self.half}.",
+                stacklevel=3,
+            )
+        by_significand = dict(zip(self.significands, self.counts))
+        return GradientRanges(
+            tuple(self.names), by_significand, self.largest, scale, self.batches
+        )
+
+
+@contextlib.contextmanager
+def _no_outputs(_: Any) -> Iterator[List[Any]]:
+    yield []
+
+
+def _values(grad: Any) -> Any:
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def _rows_of(owners: List[Any], names: List[str], grads: List[Any]) -> List[Row]:
+    """Returns one row for each owner that has a gradient, each under its own name."""
+    rows: Dict[int, Row] = {}
+    used: Dict[str, int] = {}
+    for owner, name, grad in zip(owners, names, grads):
+        if grad is None:
+            continue
+        if id(owner) not in rows:
+            used[name] = used.get(name, 0) + 1
+            unique = name if used[name] == 1 else f"{name} ({used[name]})"
+            rows[id(owner)] = (unique, [])
+        rows[id(owner)][1].append(grad)
+    if not rows:
+        raise ValueError(
+            "`loss` must depend on the model's weights, got one that has no gradient."
+        )
+    return list(rows.values())
+
+
+def _in_16_bits(graph: Any, first: int) -> List[str]:
+    """Names operations that compute gradients in float16 or bfloat16 all the same."""
+    found = [
+        op.name
+        for op in graph.get_operations()[first:]
+        if any(output.dtype.base_dtype.name in HALF for output in op.outputs)
+    ]
+    return found[:3]
+
+
+def _with_loss(keras: Any, loss: Any) -> Any:
+    """Returns an empty model that has compiled `loss`, to compute it with."""
+    model = keras.Sequential()
+    model.compile(loss=loss)
+    return model
+
+
+def path_of(model: Any, variable: Any) -> str:
+    """Returns the name of a model's variable with that of its layer: dense/kernel."""
+    found = kerases.variable_name(variable)
+    prefix = f"{model.name}/"  # which Keras 3 has and Keras 2 has not
+    return found[len(prefix) :] if found.startswith(prefix) else found
+
+
+def _compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Returns the compiled loss of a batch, with the model's own losses, as in fit."""
+    if not hasattr(model, "compute_loss"):  # TensorFlow 2.4
+        return model.compiled_loss(y, y_pred, sample_weight, model.losses)
+    accepted = inspect.signature(model.compute_loss).parameters
+    training = {"training": True} if "training" in accepted else {}
+    return model.compute_loss(x, y, y_pred, sample_weight, **training)

@@ -1,0 +1,87 @@
+"""The table that GradientRanges print, and its columns."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple
+
+import numpy as np
+
+from lossscale.plotting import scale_text
+
+
+class Column(NamedTuple):
+    """One column of the table.
+
+    Attributes:
+      as_text: Returns a value as it is printed.
+      title: What stands above it. Empty: it is in `summary`, and not printed.
+    """
+
+    as_text: Callable[[float], str]
+    title: str
+
+
+def _share(value: float) -> str:
+    return "<0.1%" if 0 < value < 5e-4 else f"{value:.1%}"
+
+
+#: The attribute of GradientRanges that a column shows -> `Column`. In the order of both
+#: the table and `summary`; a new column is a line here, and that attribute.
+COLUMNS: Mapping[str, Column] = {
+    "values": Column("{:,}".format, "values"),
+    "zeros": Column(_share, "zero"),
+    "nonfinite": Column("{:,}".format, ""),
+    "flushed": Column(_share, "flushed"),
+    "subnormal": Column(_share, "subnormal"),
+    "overflowing": Column(_share, "overflow"),
+    "largest_exponent": Column("2**{:.0f}".format, "largest"),
+    "headroom": Column("{:+.1f}".format, "headroom"),
+}
+
+
+def _shown() -> Dict[str, Column]:
+    return {name: column for name, column in COLUMNS.items() if column.title}
+
+
+def table(ranges: Any) -> str:
+    """Returns the table, and under it what follows from it."""
+    summary = ranges.summary
+    width = max(map(len, summary))
+    header = "".join(f"{column.title:>10}" for column in _shown().values())
+    lines = [
+        f"Gradients of {ranges.batches} {'batches' if ranges.batches > 1 else 'batch'} "
+        f"in float32, and what float16 makes of them at loss scale "
+        f"{scale_text(ranges.loss_scale)}:",
+        "",
+        f"{'':{width}}{header}",
+        *(f"{name:{width}}{_cells(row)}" for name, row in summary.items()),
+        "",
+        *_notes(ranges),
+    ]
+    return "\n".join(lines)
+
+
+def _notes(ranges: Any) -> List[str]:
+    bad = [
+        f"{name} ({infinities:,} infinite, {nans:,} NaN)"
+        for name, infinities, nans in zip(ranges.names, ranges.infinities, ranges.nans)
+        if infinities + nans
+    ]
+    if bad:
+        return [
+            "Not finite in float32, so no loss scale helps: " + ", ".join(bad) + "."
+        ]
+    if ranges.largest_safe_scale is None:
+        return ["All gradients are zero."]
+    lost = ranges.at(ranges.recommended_scale).summary["all"]["flushed"]
+    return [
+        f"Largest safe scale: {scale_text(ranges.largest_safe_scale)}. "
+        f"Recommended: {scale_text(ranges.recommended_scale)}, at which "
+        f"{COLUMNS['flushed'].as_text(lost)} are flushed to zero."
+    ]
+
+
+def _cells(row: Dict[str, float]) -> str:
+    found = ((row[name], column.as_text) for name, column in _shown().items())
+    texts = ("-" if np.isnan(value) else as_text(value) for value, as_text in found)
+    return "".join(f"{text:>10}" for text in texts)

@@ -1,0 +1,57 @@
+"""Classes that a Keras must find by name, so that files load without custom_objects."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, TypeVar
+
+from lossscale.runtime.kerases import installed, is_3
+
+#: Under this name, with a ">" behind it, every Keras knows our classes: file format.
+PACKAGE = "lossscale"
+Class = TypeVar("Class", bound=type)
+#: The decorated classes by name: they are found without any Keras, too.
+_own: Dict[str, Any] = {}
+
+
+def serializable(cls: Class) -> Class:
+    """Registers a class with every Keras, so that it loads without custom_objects."""
+    _own[cls.__name__] = cls
+    for keras in installed():
+        register(keras, cls, cls.__name__)
+    return cls
+
+
+def register(keras: Any, cls: type, name: str) -> None:
+    """Registers a class with one Keras, as `name` of this package."""
+    _registry(keras).register_keras_serializable(PACKAGE, name)(cls)
+
+
+def _registry(keras: Any) -> Any:
+    # Keras 2 before 2.13 has no `saving`, Keras 3 has no `utils` for this.
+    return keras.saving if is_3(keras) else keras.utils
+
+
+def registered_name(cls: type) -> str:
+    """Returns the name under which some Keras knows `cls`, else its own name.
+
+    That of a class that is `serializable` is its own: configs are read without a Keras.
+    """
+    if _own.get(cls.__name__) is cls:
+        return str(cls.__name__)
+    for keras in installed():
+        name = str(_registry(keras).get_registered_name(cls))
+        if name != cls.__name__:
+            return name
+    return cls.__name__
+
+
+def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any:
+    """Returns the class that we or some Keras know under `name`, else None."""
+    own = _own.get(name.replace(f"{PACKAGE}>", ""))
+    if own is not None:
+        return own
+    for keras in installed():
+        found = _registry(keras).get_registered_object(name, custom_objects)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,77 @@
+"""How a loss scale is adjusted to one step, in each context: the rule is its own.
+
+`LossScale` calls these functions, and so does an optimizer; no subclass has to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import tensorflow as tf
+
+from lossscale.gradients.finite import Finiteness
+from lossscale.runtime import replicas
+from lossscale.runtime.control import group_ops, with_dependencies
+from lossscale.runtime.mode import in_plain_graph
+
+
+def adjust(loss_scale: Any, finiteness: Finiteness) -> Tuple[Any, Any]:
+    """Like `LossScale.adjust`, but looks only where the cheap proof fails.
+
+    Where one replica trains, one branch of the graph then holds the exact check and
+    the rule. A good step at which the loss scale stays only counts, outside of it.
+
+    Args:
+      loss_scale: A `LossScale`.
+      finiteness: Whether every gradient of the step is finite, equal on all replicas.
+
+    Returns:
+      `update_op` and `should_apply_gradients`, as `LossScale.update` does.
+    """
+    stays = None
+    if in_plain_graph() and replicas.count() == 1:
+        stays = loss_scale._stays()
+    if stays is None:
+        return tuple(loss_scale.adjust(finiteness.exact()))
+
+    def apply_rule() -> Any:
+        proof, look = finiteness
+        is_finite = proof if look is None else look()
+        return with_dependencies(adjust_state(loss_scale, is_finite), is_finite)
+
+    only_counts = tf.logical_and(finiteness.proof, stays)
+    is_finite = tf.cond(only_counts, lambda: _count_good(loss_scale), apply_rule)
+    return group_ops([is_finite]), is_finite
+
+
+def adjust_state(loss_scale: Any, is_finite: Any) -> Any:
+    """Runs the rule, and what every loss scale counts. Once for all replicas.
+
+    Args:
+      loss_scale: A `LossScale`.
+      is_finite: The agreed flag, a `bool` tensor of shape `[]`.
+
+    Returns:
+      What a graph must run; None in eager mode, where it has run.
+    """
+    is_finite = replicas.local_result(is_finite)
+    results = [
+        loss_scale._adjust(is_finite),
+        loss_scale.last_step_finite.assign(is_finite, read_value=False),
+    ]
+    in_a_row = loss_scale.consecutive_skipped_steps
+    # Eagerly the answer is known, and adding 0 would cost as much as the rule.
+    if tf.executing_eagerly() and is_finite:
+        return group_ops([*results, in_a_row.assign(0, read_value=False)])
+    skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
+    now_in_a_row = (tf.convert_to_tensor(in_a_row) + 1) * skipped
+    results.append(loss_scale.skipped_steps.assign_add(skipped, read_value=False))
+    results.append(in_a_row.assign(now_in_a_row, read_value=False))
+    return group_ops(results)
+
+
+def _count_good(loss_scale: Any) -> Any:
+    """Counts a good step at which the loss scale stays. Returns its flag, True."""
+    in_a_row = loss_scale.consecutive_skipped_steps.assign(0, read_value=False)
+    is_finite = loss_scale.last_step_finite.assign(True, read_value=False)
+    return with_dependencies([loss_scale._count_good(), in_a_row, is_finite], True)
