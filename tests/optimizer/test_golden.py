@@ -14,8 +14,9 @@ from limits import TENSORFLOW
 import lossscale
 
 RUN = json.loads((golden.DATA / "run.json").read_text())
+EXPECTED = sorted(golden.DATA.glob("tensorflow-*/*/expected.json"))
 #: A folder per version and family.
-FOLDERS = sorted(path.parent for path in golden.DATA.glob("*/*/expected.json"))
+FOLDERS = [path.parent for path in EXPECTED]
 SCALES = sorted(golden.DATA.glob("*/loss_scale.index"))
 
 
@@ -146,3 +147,56 @@ def test_files_of_2_4_and_of_2_15_are_here():
         "tensorflow-2.15-keras2-new",
         "tensorflow-2.16-keras3",
     }
+
+
+def files_of_1_0_0():
+    """Returns each file of a model with an optimizer that can be read here."""
+    found = []
+    for family in families():
+        home = golden.DATA / "lossscale-1.0.0" / family.name
+        expected = json.loads((home / "expected.json").read_text())
+        names = golden.MODEL_FILES[family.name]
+        names = [*names, *golden.WEIGHTS_FILES.get(family.name, [])]
+        if tuple(map(int, expected["tensorflow"])) <= TENSORFLOW:
+            for name in names:
+                case = pytest.param(
+                    family, expected, home / name, id=f"{family.name}-{name}"
+                )
+                found.append(case)
+    return found
+
+
+def read_file(family, path):
+    """Returns a model as a file left it."""
+    if ".weights." not in path.name:
+        return family.keras.models.load_model(str(path))
+    scale = lossscale.DynamicLossScale(2.0**5, **golden.RULE)
+    optimizer = lossscale.LossScaleOptimizer(golden.sgd(family), scale)
+    model = golden.compiled_model(family, optimizer)
+    optimizer.build(model.trainable_variables)
+    model.load_weights(str(path))
+    return model
+
+
+@pytest.mark.parametrize(("family", "expected", "path"), files_of_1_0_0())
+def test_a_file_of_lossscale_1_0_0_goes_on(family, expected, path):
+    model = read_file(family, path)
+    scale = model.optimizer.loss_scale
+    assert golden.state(model, golden.counters(scale)) == expected["half"]
+    golden.fit(model, golden.STEPS // 2, golden.STEPS)
+    assert golden.state(model, golden.counters(scale)) == expected["end"]
+
+
+def test_configs_are_those_of_lossscale_1_0_0(family):
+    home = golden.DATA / "lossscale-1.0.0" / family.name
+    config = json.loads((home / "expected.json").read_text())["config"]
+    optimizer = lossscale.LossScaleOptimizer.from_config(config)
+    now = json.loads(json.dumps(optimizer.get_config()))
+    assert now["loss_scale"] == config["loss_scale"]
+    assert sorted(now) == sorted(config) == ["inner_optimizer", "loss_scale", "name"]
+
+
+def test_a_run_that_lossscale_1_0_0_recorded():
+    run = lossscale.load_run(golden.DATA / "lossscale-1.0.0" / "run.npz")
+    assert np.array_equal(run.is_finite, np.isfinite(golden.specials()))
+    assert np.array_equal(run.loss_scale, np.full([golden.STEPS], 8.0))

@@ -5,8 +5,10 @@ multiplication can change a bit. So `tests/data/` holds for every version of Ten
 
     python tests/support/golden.py run           # writes tests/data/run.json
     python tests/support/golden.py checkpoints   # writes tests/data/tensorflow-X.Y/
+    python tests/support/golden.py files         # writes tests/data/lossscale-1.0.0/
 
-The first was made on TensorFlow 2.15; the second on 2.4, 2.15 and 2.16 with Keras 3.3.
+The first was made on TensorFlow 2.15; the second on 2.4, 2.15 and 2.16 with Keras 3.3;
+the third by lossscale 1.0.0, on 2.15 and, of Keras 3, on 2.21 with Keras 3.15.
 """
 
 from __future__ import annotations
@@ -193,6 +195,43 @@ def _save_half_way(family, optimizer, path):
     return [half, state(model, scale_of(optimizer))]
 
 
+#: The routes of a whole model to one file, by kind of optimizer.
+MODEL_FILES = {
+    "keras3": ["model.keras"],
+    "keras2-new": ["model.keras", "model.h5"],
+    "keras2-legacy": ["model.h5"],  # its .keras files hold no optimizer's state
+}
+#: What is of the optimizer in these is read into a model that is there.
+WEIGHTS_FILES = {"keras3": ["model.weights.h5"]}
+
+
+def write_files(found):
+    """Writes what this version of lossscale saves, other than checkpoints."""
+    folder = DATA / f"lossscale-{lossscale.__version__}"
+    for family in found:
+        home = folder / family.name
+        home.mkdir(parents=True, exist_ok=True)
+        scale = lossscale.DynamicLossScale(2.0**5, **RULE)
+        optimizer = lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
+        model = compiled_model(family, optimizer)
+        fit(model, 0, STEPS // 2)
+        for name in MODEL_FILES[family.name]:
+            model.save(str(home / name))
+        for name in WEIGHTS_FILES.get(family.name, []):
+            model.save_weights(str(home / name))
+        half = state(model, counters(scale))
+        fit(model, STEPS // 2, STEPS)
+        expected = {
+            "tensorflow": tf.__version__.split(".")[:2],
+            "config": optimizer.get_config(),
+            "half": half,
+            "end": state(model, counters(scale)),
+        }
+        (home / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+    flags = np.isfinite(specials())
+    lossscale.save_run(folder / "run.npz", flags, np.full([STEPS], 8.0, np.float32))
+
+
 if __name__ == "__main__":
-    writers = {"run": write_run, "checkpoints": write_checkpoints}
+    writers = {"run": write_run, "checkpoints": write_checkpoints, "files": write_files}
     writers[sys.argv[1]](families())

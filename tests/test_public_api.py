@@ -1,0 +1,239 @@
+"""What users write and what files name: it is meant to be so, and stays so."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+
+import pytest
+import tensorflow as tf
+from installed import families
+
+import lossscale
+from lossscale.runtime import registry
+
+#: Every public callable and how it is called, methods of our own included. A line that
+#: changes or goes breaks somebody's code: the changelog says so.
+PUBLIC = """
+DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
+    backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
+    min_loss_scale=1.0, max_loss_scale=None)
+DynamicLossScale.__call__()
+DynamicLossScale.adjust(is_finite)
+DynamicLossScale.from_config(config)
+DynamicLossScale.from_preset(name, **overrides)
+DynamicLossScale.get_config()
+DynamicLossScale.numpy()
+DynamicLossScale.scale(loss)
+DynamicLossScale.scale_by(loss, loss_scale)
+DynamicLossScale.unscale(grads)
+DynamicLossScale.unscale_by(grads, loss_scale)
+DynamicLossScale.update(grads)
+ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps,
+    decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8)
+ExponentialUpdateLossScaleManager.as_loss_scale()
+ExponentialUpdateLossScaleManager.get_loss_scale()
+ExponentialUpdateLossScaleManager.update_loss_scale(finite_grads)
+FixedLossScale(loss_scale_value, skip_nonfinite=False)
+FixedLossScale.__call__()
+FixedLossScale.adjust(is_finite)
+FixedLossScale.from_config(config)
+FixedLossScale.get_config()
+FixedLossScale.numpy()
+FixedLossScale.scale(loss)
+FixedLossScale.scale_by(loss, loss_scale)
+FixedLossScale.unscale(grads)
+FixedLossScale.unscale_by(grads, loss_scale)
+FixedLossScale.update(grads)
+FixedLossScaleManager(loss_scale)
+FixedLossScaleManager.as_loss_scale()
+FixedLossScaleManager.get_loss_scale()
+FixedLossScaleManager.update_loss_scale(finite_grads)
+GradientRanges(names, counts, largest, loss_scale, batches)
+GradientRanges.at(loss_scale)
+GradientRanges.plot(ax=None, *, rows=24)
+LossScale()
+LossScale.__call__()
+LossScale.adjust(is_finite)
+LossScale.from_config(config)
+LossScale.get_config()
+LossScale.numpy()
+LossScale.scale(loss)
+LossScale.scale_by(loss, loss_scale)
+LossScale.unscale(grads)
+LossScale.unscale_by(grads, loss_scale)
+LossScale.update(grads)
+LossScaleManager(name=None)
+LossScaleManager.as_loss_scale()
+LossScaleManager.get_loss_scale()
+LossScaleManager.update_loss_scale(finite_grads)
+LossScaleMonitor(patience=10, *, on_stall='warn', every=None, record=None, verbose=1)
+LossScaleMonitor.on_epoch_begin(epoch, logs=None)
+LossScaleMonitor.on_epoch_end(epoch, logs=None)
+LossScaleMonitor.on_train_begin(logs=None)
+LossScaleMonitor.on_train_end(logs=None)
+LossScaleMonitor.set_model(model)
+LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None)
+LossScaleOptimizer.from_config(config, custom_objects=None)
+LossScaleOptimizer.get_config()
+LossScaleOptimizer.get_scaled_loss(loss)
+LossScaleOptimizer.get_unscaled_gradients(grads)
+LossScaleOptimizer.nonfinite_gradients()
+LossScaleOptimizer.nonfinite_loss()
+LossScaleOptimizer.scale_loss(loss)
+Run(is_finite, loss_scale=None)
+Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
+Simulation.plot(ax=None)
+all_finite(grads)
+deserialize(config, custom_objects=None)
+export_state(system, loss_scale)
+get(identifier)
+gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=None,
+    batches=10, batch_size=None, activations=False, verbose=1)
+import_state(system, state, **overrides)
+load_run(path)
+save_run(path, is_finite, loss_scale=None)
+serialize(loss_scale)
+simulate(loss_scale, *, is_finite=None, limit=None)
+"""
+
+
+def written(function):
+    """Returns a signature without types: what a caller has to know."""
+    signature = inspect.signature(function)
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if name != "self"
+    ]
+    empty = inspect.Signature.empty
+    return str(signature.replace(parameters=bare, return_annotation=empty))
+
+
+def public_callables():
+    """Yields every line of `PUBLIC`, as it is now."""
+    for name in sorted(set(lossscale.__all__) - {"presets", "LossScaleWarning"}):
+        thing = getattr(lossscale, name)
+        if name == "LossScaleOptimizer":  # it has the wrapper's arguments
+            thing = type(thing(families()[0].optimizers.SGD()))
+            yield f"{name}{written(thing.__init__)}"
+            thing = lossscale.LossScaleOptimizer
+        else:
+            yield f"{name}{written(thing)}"
+        for method, function in inspect.getmembers(thing, callable):
+            module = getattr(function, "__module__", None) or ""
+            is_ours = module.startswith("lossscale")
+            if is_ours and (method == "__call__" or not method.startswith("_")):
+                yield f"{name}.{method}{written(function)}"
+
+
+def test_how_public_callables_are_called():
+    # A line each, and longer ones folded.
+    expected = re.sub(r"\n {4}", " ", PUBLIC).strip().splitlines()
+    assert list(public_callables()) == expected
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_every_kerass_wrapper_is_called_alike(family):
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD())
+    expected = next(
+        line for line in public_callables() if line.startswith("LossScaleOptimizer(")
+    )
+    assert f"LossScaleOptimizer{written(optimizer.__init__)}" == expected
+    for name in ("apply_gradients", "scale_loss", "get_unscaled_gradients"):
+        first = next(iter(inspect.signature(getattr(optimizer, name)).parameters))
+        assert first in ("grads_and_vars", "loss", "grads")
+
+
+def test_the_public_api():
+    assert sorted(lossscale.__all__) == [
+        "DynamicLossScale",
+        "ExponentialUpdateLossScaleManager",
+        "FixedLossScale",
+        "FixedLossScaleManager",
+        "GradientRanges",
+        "LossScale",
+        "LossScaleManager",
+        "LossScaleMonitor",
+        "LossScaleOptimizer",
+        "LossScaleWarning",
+        "Run",
+        "Simulation",
+        "all_finite",
+        "deserialize",
+        "export_state",
+        "get",
+        "gradient_ranges",
+        "import_state",
+        "load_run",
+        "presets",
+        "save_run",
+        "serialize",
+        "simulate",
+    ]
+    for name in lossscale.__all__:
+        assert getattr(lossscale, name).__doc__, name
+
+
+#: What checkpoints and configs name: the variables of each class, and its arguments.
+FILE_FORMAT = {
+    "FixedLossScale": (
+        ["consecutive_skipped_steps", "last_step_finite", "skipped_steps"],
+        ["loss_scale_value", "skip_nonfinite"],
+    ),
+    "DynamicLossScale": (
+        [
+            "bad_steps",
+            "consecutive_skipped_steps",
+            "current_loss_scale",
+            "good_steps",
+            "last_step_finite",
+            "skipped_steps",
+        ],
+        [
+            "backoff_factor",
+            "hysteresis",
+            "hysteresis_reset",
+            "increment_period",
+            "initial_loss_scale",
+            "max_loss_scale",
+            "min_loss_scale",
+            "multiplier",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILE_FORMAT)
+def test_names_of_variables_and_of_config_keys(name):
+    loss_scale = getattr(lossscale, name)(64.0)
+    variables, keys = FILE_FORMAT[name]
+    assert sorted(v.name.split(":")[0] for v in loss_scale.variables) == variables
+    checkpoint = tf.train.Checkpoint(loss_scale=loss_scale)
+    assert sorted(keys_of(checkpoint)) == [f"loss_scale/{name}" for name in variables]
+    assert sorted(loss_scale.get_config()) == keys
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_names_of_the_optimizers_classes_and_config_keys(family):
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD())
+    kind, _, generation = family.name.partition("-")
+    legacy = "Legacy" if generation == "legacy" else ""
+    cls = type(optimizer)
+    assert cls.__module__ == f"lossscale.optimizer.{kind}"
+    assert cls.__name__ == f"{kind.capitalize()}{legacy}LossScaleOptimizer"
+    registered = f"lossscale>{legacy}LossScaleOptimizer"
+    assert registry.registered_name(cls) == registered
+    config = optimizer.get_config()
+    assert sorted(config) == ["inner_optimizer", "loss_scale", "name"]
+    assert sorted(config["loss_scale"]) == ["class_name", "config"]
+
+
+def keys_of(checkpoint):
+    """Yields the names under which a checkpoint keeps variables."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = checkpoint.write(f"{folder}/checkpoint")
+        for key, _ in tf.train.list_variables(path):
+            if key.startswith("loss_scale"):
+                yield key.partition("/.ATTRIBUTES")[0]
