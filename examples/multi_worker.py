@@ -137,20 +137,12 @@ def predict(weights, images):
     return np.maximum(images @ kernel + bias, 0) @ last_kernel + last_bias
 
 
-def free_ports(count):
-    """Returns ports of this machine that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def start_workers(steps):
     """Runs two workers on this machine and compares how they ended."""
-    addresses = [f"localhost:{port}" for port in free_ports(WORKERS)]
+    listeners = [socket.create_server(("localhost", 0)) for _ in range(WORKERS)]
+    addresses = [f"localhost:{each.getsockname()[1]}" for each in listeners]
+    for each in listeners:
+        each.close()  # its port is free, and the worker's now
     processes = []
     for index in range(WORKERS):
         task = {"type": "worker", "index": index}

@@ -22,7 +22,7 @@ from installed import families
 
 import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, presets
-from lossscale.runtime import kerases
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 STEPS = 100
 QUICK = 16
@@ -239,7 +239,7 @@ def test_an_object_that_stays_finite_or_an_error_that_names(
 def test_the_same_of_very_many(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples = MANY // 10 if name == "simulate" else MANY
-    drive = functools.partial(drive_compiled, **kerases.COMPILED_BY_XLA)
+    drive = functools.partial(drive_compiled, **COMPILED_BY_XLA)
     tried = fuzz(TARGETS[name], examples, drive)
     assert min(tried["accepted"], tried["refused"]) >= examples // 20
     assert sum(tried.values()) >= examples

@@ -7,16 +7,14 @@ peer_defects.py.
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from installed import STRATEGY, families
 from limits import skip_without
-from parameter_server import free_ports
+from processes import free_ports, started
 
 pytestmark = [
     pytest.mark.slow,  # once, on the newest versions
@@ -122,35 +120,12 @@ HANGS = 15
 def test_keras3_hangs_two_workers(keras3, tmp_path):
     del keras3
     ports = ",".join(map(str, free_ports(2)))
-    script = [sys.executable, "-c", textwrap.dedent(WORKER)]
-    processes = [
-        subprocess.Popen(
-            [*script, str(rank), ports],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=tmp_path,
-        )
-        for rank in (0, 1)
-    ]
-    watchdog = threading.Timer(300, _kill, [processes])
-    watchdog.start()
-    try:
+    commands = [["-c", textwrap.dedent(WORKER), rank, ports] for rank in (0, 1)]
+    with started(commands, tmp_path, 300) as processes:
         said = [process.stdout.readline() for process in processes]
         with pytest.raises(subprocess.TimeoutExpired):
             processes[0].wait(timeout=HANGS)
-    finally:
-        watchdog.cancel()
-        _kill(processes)
-        for process in processes:
-            process.communicate()
     assert said == ["one step done\n"] * 2
-
-
-def _kill(processes):
-    for process in processes:
-        process.kill()
 
 
 @pytest.mark.peer_fails(3)

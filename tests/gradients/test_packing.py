@@ -9,8 +9,8 @@ from models import variable_of
 
 import lossscale
 from lossscale.gradients.packing import SMALL, add_up, pack, unpack
-from lossscale.runtime import kerases
-from lossscale.runtime.mode import in_xla, run_either
+from lossscale.runtime.control import either
+from lossscale.runtime.mode import COMPILED_BY_XLA, in_xla
 
 
 def mixed_gradients():
@@ -51,7 +51,7 @@ def test_equal_small_gradients_are_added_up():
 
 
 def test_under_xla_nothing_is_packed():
-    @tf.function(**kerases.COMPILED_BY_XLA)
+    @tf.function(**COMPILED_BY_XLA)
     def compiled():
         return len(pack([tf.ones([2]), tf.ones([2])])[0])
 
@@ -62,7 +62,7 @@ def test_xla_is_seen_from_within_branches_and_nested_functions():
     inner = tf.function(lambda: tf.constant(in_xla()), autograph=False)
     once = tf.function(
         lambda x: tf.cond(x > 0, inner, lambda: tf.constant(False)),
-        **kerases.COMPILED_BY_XLA,
+        **COMPILED_BY_XLA,
         autograph=False,
     )
     assert bool(once(tf.constant(1.0)))
@@ -74,7 +74,7 @@ def test_under_xla_no_cond_runs_both_its_sides(family):
     variable = variable_of(family, np.ones([SMALL + 1], np.float32))
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(1.0))
 
-    @tf.function(**kerases.COMPILED_BY_XLA)
+    @tf.function(**COMPILED_BY_XLA)
     def step(grad):
         optimizer.scale_loss(0.0)
         optimizer.apply_gradients([(grad, variable)])
@@ -95,9 +95,9 @@ def test_one_side_of_the_branch_runs_once(jit_compile):
         variable.assign_add(1.0)
         return tf.constant(True)
 
-    @tf.function(autograph=False, **(kerases.COMPILED_BY_XLA if jit_compile else {}))
+    @tf.function(autograph=False, **(COMPILED_BY_XLA if jit_compile else {}))
     def step(condition):
-        run_either(condition, lambda: add(count), lambda: add(other))
+        either(condition, lambda: add(count), lambda: add(other))
 
     step(tf.constant(True))
     assert (float(count), float(other)) == (1.0, 0.0)
@@ -136,7 +136,7 @@ def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(
         optimizer.apply_gradients([(grads[0], variable)])
 
     if mode != "eager":
-        options = kerases.COMPILED_BY_XLA if mode == "xla" else {}
+        options = COMPILED_BY_XLA if mode == "xla" else {}
         step = tf.function(step, autograph=False, **options)
     grad = np.zeros([size], np.float32)
     grad[-2:] = value

@@ -14,7 +14,7 @@ from models import compiled, variable_of
 import lossscale
 from lossscale.gradients import faults
 from lossscale.gradients.packing import SMALL, pack
-from lossscale.runtime import kerases
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 INF, NAN = float("inf"), float("nan")
 
@@ -142,7 +142,7 @@ def test_overflow_made_by_rounding_is_told(
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(1.0), dynamic)
     optimizer.build([variable])
 
-    @tf.function(**kerases.COMPILED_BY_XLA)
+    @tf.function(**COMPILED_BY_XLA)
     def step(grad):
         optimizer.scale_loss(tf.constant(1.0))
         grads = [grad]
@@ -315,9 +315,9 @@ def test_only_what_is_not_finite_is_a_fault(dtype, mode):
     ends = [[1.0], [-INF], [INF, -INF], [INF, NAN], [-NAN, 1.0]]
     grads = [tf.concat([largest, tf.constant(end, dtype)], 0) for end in ends]
     alone = [[position] for position in range(len(grads))]
-    codes = compiled(lambda: faults.check_each(grads, alone).faults, mode)()
+    codes = compiled(lambda: faults.check_each(grads, alone).codes, mode)()
     assert codes.numpy().tolist() == [0.0, 1.0, 1.0, 2.0, 2.0]
-    nothing = compiled(lambda: faults.check_each([largest[:0]], [[0]]).faults, mode)()
+    nothing = compiled(lambda: faults.check_each([largest[:0]], [[0]]).codes, mode)()
     assert nothing.numpy().tolist() == [0.0]
 
 
@@ -329,7 +329,7 @@ def test_counts_in_a_row_are_kept():
         counted.append(int(loss_scale.consecutive_skipped_steps.numpy()))
     assert counted == [0, 1, 2, 0, 1, 2, 3]
 
-    @tf.function(**kerases.COMPILED_BY_XLA)
+    @tf.function(**COMPILED_BY_XLA)
     def read():
         return loss_scale.consecutive_skipped_steps + 0
 

@@ -13,7 +13,7 @@ from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21
 
 import lossscale
 from lossscale.gradients.finite import sum_stays_finite
-from lossscale.runtime import kerases
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 needs_cuda_build = pytest.mark.skipif(
     not tf.test.is_built_with_cuda(),
@@ -197,7 +197,7 @@ def test_a_read_on_the_host_would_be_found():
 def test_steps_run_on_a_gpu(family, mode):
     optimizer, variables, step = stepper(family)
     if mode != "eager":
-        options = kerases.COMPILED_BY_XLA if mode == "xla" else {}
+        options = COMPILED_BY_XLA if mode == "xla" else {}
         step = tf.function(step, autograph=False, **options)
     with tf.device("GPU:0"):
         good = gradients("float32", tf.constant([1, 3]))

@@ -11,7 +11,7 @@ from installed import STRATEGY
 from models import variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 QUIET = {"verbose": 0, "shuffle": False}
 
@@ -76,7 +76,7 @@ def test_keras3_always_aggregates(family, make):
 @pytest.mark.skipif(STRATEGY != "mirrored", reason="is about MirroredStrategy")
 def test_xla_compiles_for_one_device(mirrored, family, make):
     assert_fails_as_listed(
-        lambda: apply_once(mirrored, family, make, **kerases.COMPILED_BY_XLA),
+        lambda: apply_once(mirrored, family, make, **COMPILED_BY_XLA),
         "mirrored",
         family,
         "xla",

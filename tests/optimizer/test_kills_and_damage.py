@@ -9,10 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -20,52 +16,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainee
-from installed import ROOT
 from interrupted import checkpoint, fresh
 from limits import skip_without
 from models import assert_same, compiled, inner_variables, variable_of
+from processes import SUPPORT, logs, started
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-SUPPORT = ROOT / "tests" / "support"
 KILLS = 10
 SECONDS = 280
-
-
-@contextmanager
-def started(family, folder):
-    """Starts the trainee, which ends with this context, or after `SECONDS`."""
-    command = [sys.executable, str(SUPPORT / "trainee.py"), family.name, str(folder)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,
-        )
-
-    def kill():
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-    watchdog = threading.Timer(SECONDS, kill)
-    watchdog.start()
-    try:
-        yield process
-    finally:
-        watchdog.cancel()
-        kill()
-        process.communicate()
 
 
 def lines_of(process, folder):
     """Yields the lines that the trainee prints."""
     while True:
         line = process.stdout.readline()
-        assert line, (folder / "log").read_text()[-1500:]
+        assert line, logs(folder)
         yield line.split()
 
 
@@ -78,7 +45,8 @@ def next_life(lines):
 @pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_never_killed(family, tmp_path):
     rng, safe = np.random.default_rng(3), 0
-    with started(family, tmp_path) as process:
+    command = [SUPPORT / "trainee.py", family.name, tmp_path]
+    with started([command], tmp_path, SECONDS) as (process,):
         lines = lines_of(process, tmp_path)
         for _ in range(KILLS):
             first, number = next_life(lines)

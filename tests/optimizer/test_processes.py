@@ -8,68 +8,18 @@ every test after 90 seconds, and fails it.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import strategies
 from impossible import why_not
-from installed import ROOT
 from models import assert_same
-from parameter_server import free_ports
+from processes import SUPPORT, free_ports, kill, logs, started
 from worker import RUN
 
-SUPPORT = ROOT / "tests" / "support"
 SECONDS = 90
 pytestmark = [pytest.mark.slow, pytest.mark.peer_defect(2)]
-
-
-@contextmanager
-def started(commands, folder, **environment):
-    """Starts processes that end with this context, or after `SECONDS`."""
-    processes = []
-    for number, command in enumerate(commands):
-        with (folder / f"{number}.log").open("ab") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *map(str, command)],
-                    env={**os.environ, **environment},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
-            )
-    barked = threading.Event()
-
-    def bark():
-        barked.set()
-        kill(processes)
-
-    watchdog = threading.Timer(SECONDS, bark)
-    watchdog.start()
-    try:
-        yield processes
-    finally:
-        watchdog.cancel()
-        kill(processes)
-        for process in processes:
-            process.communicate()
-    assert not barked.is_set(), f"hung\n{logs(folder)}"
-
-
-def kill(processes):
-    for process in processes:
-        process.kill()
-
-
-def logs(folder):
-    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
 
 
 def commands(folder, keras, entry, *options):
@@ -80,7 +30,9 @@ def commands(folder, keras, entry, *options):
 
 def train(folder, keras, entry, *options):
     """Trains to the end, and returns what each worker saw."""
-    with started(commands(folder, keras, entry, *options), folder) as processes:
+    with started(
+        commands(folder, keras, entry, *options), folder, SECONDS
+    ) as processes:
         codes = [process.wait() for process in processes]
     assert codes == [0, 0], logs(folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
@@ -113,7 +65,7 @@ def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
     )
     # The second worker is killed between two steps, the first within one: it waits.
     interrupted[0] = interrupted[0][:-2]
-    with started(interrupted, tmp_path) as processes:
+    with started(interrupted, tmp_path, SECONDS) as processes:
         assert processes[1].stdout.readline() == "waiting\n", logs(tmp_path)
         kill(reversed(processes))
     restarted = train(tmp_path, family.name, entry, "--restore")
@@ -137,7 +89,9 @@ def test_keras3s_fit_cannot_run_there(family, entry, tmp_path):
     reason = why_not("multi-worker", family.name, "fit")
     if reason is None:
         pytest.skip("Keras 2 can")
-    with started(commands(tmp_path, family.name, entry), tmp_path) as processes:
+    with started(
+        commands(tmp_path, family.name, entry), tmp_path, SECONDS
+    ) as processes:
         assert all(process.wait() != 0 for process in processes)
     assert re.search(reason, logs(tmp_path))
 
@@ -145,7 +99,7 @@ def test_keras3s_fit_cannot_run_there(family, entry, tmp_path):
 def test_a_parameter_server(family, tmp_path):
     """Each worker's step is a step of its own there: nobody waits for the others."""
     command = [SUPPORT / "parameter_server.py", family.name]
-    with started([command], tmp_path) as (process,):
+    with started([command], tmp_path, SECONDS) as (process,):
         answers = json.loads(process.stdout.read() or "{}")
     assert answers, logs(tmp_path)
     for attempt, answer in answers.items():

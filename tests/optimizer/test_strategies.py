@@ -34,7 +34,7 @@ from strategies import RUN, SHORT_RUN, applied, rule
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.runtime import kerases
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 ON_REPLICAS = STRATEGY
 HERE = Path(__file__)
@@ -91,7 +91,7 @@ WAYS = {
     "keras3-in-scope": {"way": "keras3", "inside": True},
     "keras2-out-of-scope": {"way": "keras2", "inside": False},
     "eager": {"eagerly": True},
-    "xla": kerases.COMPILED_BY_XLA,
+    "xla": COMPILED_BY_XLA,
 }
 
 

@@ -15,7 +15,7 @@ from driving import run
 
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, export_state, import_state
-from lossscale.scales.state_formats import SYSTEMS
+from lossscale.scales.state_formats import STATE_FORMATS
 
 STEPS = 16
 
@@ -118,11 +118,14 @@ RUNS = {
 
 
 def test_every_system_is_tried():
-    assert set(RUNS) == set(SYSTEMS)
+    assert set(RUNS) == set(STATE_FORMATS)
 
 
 def begin(system):
-    preset, given = SYSTEMS[system].preset, {"initial_loss_scale": 1024, **RUNS[system]}
+    preset, given = (
+        STATE_FORMATS[system].preset,
+        {"initial_loss_scale": 1024, **RUNS[system]},
+    )
     loss_scale = DynamicLossScale.from_preset(preset, **given)
     # apex grows after 2000 steps: begin near to them.
     loss_scale.good_steps.assign(1995 if system == "apex" else 0)
@@ -152,7 +155,7 @@ def test_a_state_comes_back_as_it_was(system):
     for argument, value in RUNS[system].items():
         assert config[argument] == (list(value) if isinstance(value, tuple) else value)
     inner = state["loss_scaler0"] if system == "apex" else state
-    assert set(inner) == {*SYSTEMS[system].keys, *SYSTEMS[system].constants}
+    assert set(inner) == {*STATE_FORMATS[system].keys, *STATE_FORMATS[system].constants}
     for key, value in inner.items():
         assert type(value) in (int, float, bool) or (system, key) == ("paddle", "scale")
 
@@ -278,7 +281,7 @@ def test_a_mirrored_state(mirrored):
     ],
 )
 def test_bad_states_are_refused_by_the_keys_name(system, change, error, words):
-    loss_scale = lossscale.get(SYSTEMS[system].preset)
+    loss_scale = lossscale.get(STATE_FORMATS[system].preset)
     state = {**export_state(system, loss_scale), **change}
     with pytest.raises(error) as raised:
         import_state(system, state)
@@ -303,7 +306,7 @@ def test_counters_at_the_end_of_what_int64_holds(hysteresis):
 
 @pytest.mark.parametrize("system", RUNS)
 def test_every_key_is_needed(system):
-    state = export_state(system, lossscale.get(SYSTEMS[system].preset))
+    state = export_state(system, lossscale.get(STATE_FORMATS[system].preset))
     for key in state:
         short = {other: value for other, value in state.items() if other != key}
         with pytest.raises(ValueError, match=rf"missing are \['{key}'\]"):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lossscale import presets
-from lossscale.scales.state_formats import SYSTEMS
+from lossscale.scales.state_formats import STATE_FORMATS
 
 FLOAT32 = np.finfo(np.float32)
 #: Numbers at which something changes; they are drawn with their neighbours.
@@ -22,7 +22,16 @@ SPECIAL = [np.nan, np.inf, -np.inf, 2**63 - 1, 2**63, 2**64, 10**38, 10**39, 10*
 SPECIAL += [sign * edge * by for edge in EDGES for sign in (1, -1) for by in (1, 1.001)]
 SPECIAL += [edge * (1 + by) for edge in EDGES[:-5] for by in (-(2.0**-52), 2.0**-52)]
 NUMPY = [np.dtype(code).type for code in "?bhilqBHILQefdgFDGSUmM"]
-WORDS = [*presets.PRESETS, *SYSTEMS, "good", "growth", "backoff", "static", "", "a\0b"]
+WORDS = [
+    *presets.PRESETS,
+    *STATE_FORMATS,
+    "good",
+    "growth",
+    "backoff",
+    "static",
+    "",
+    "a\0b",
+]
 ODD = [
     Ellipsis,
     object(),
@@ -151,8 +160,8 @@ def configs():
 @st.composite
 def states(draw):
     """Draws arguments of `import_state`."""
-    system = draw(st.sampled_from(list(SYSTEMS)))
-    known = SYSTEMS[system]
+    system = draw(st.sampled_from(list(STATE_FORMATS)))
+    known = STATE_FORMATS[system]
     values = {key: mixed(STATE[ours]) for key, ours in known.keys.items()}
     for key, constant in known.constants.items():
         values[key] = mixed(st.just(constant))

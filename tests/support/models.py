@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from lossscale.runtime import kerases
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 FEATURES = 6
 
@@ -103,4 +103,4 @@ def compiled(function, mode):
     """Returns `function` as it is ("eager"), or as a graph, or compiled by XLA."""
     if mode == "eager":
         return function
-    return tf.function(function, **(kerases.COMPILED_BY_XLA if mode == "xla" else {}))
+    return tf.function(function, **(COMPILED_BY_XLA if mode == "xla" else {}))

@@ -10,25 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 
 import installed
 import strategies
 import tensorflow as tf
 from models import variable_of
+from processes import free_ports
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-
-
-def free_ports(count):
-    """Returns ports that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("localhost", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def cluster():

@@ -1,0 +1,80 @@
+"""Processes that a test starts, and that never outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+
+from installed import ROOT
+
+#: Where the programs are that tests start.
+SUPPORT = ROOT / "tests" / "support"
+
+
+def free_ports(count):
+    """Returns ports of this machine that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [
+            stack.enter_context(socket.create_server(("localhost", 0)))
+            for _ in range(count)
+        ]
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def started(commands, folder, seconds, **environment):
+    """Starts Pythons with these arguments, and yields their processes.
+
+    They end, with all that they have started, when this context does, or after so many
+    seconds: then the test fails. What they write to stderr is kept in `folder`.
+    """
+    processes = [
+        _start(command, folder / f"{number}.log", environment)
+        for number, command in enumerate(commands)
+    ]
+    barked = threading.Event()
+
+    def bark():
+        barked.set()
+        kill(processes)
+
+    watchdog = threading.Timer(seconds, bark)
+    watchdog.start()
+    try:
+        yield processes
+    finally:
+        watchdog.cancel()
+        kill(processes)
+        for process in processes:
+            process.communicate()
+    assert not barked.is_set(), f"hung\n{logs(folder)}"
+
+
+def _start(command, log, environment):
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, *map(str, command)],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def kill(processes):
+    """Kills processes, and all that they have started."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def logs(folder):
+    """Returns the end of what processes have written to stderr."""
+    return "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
