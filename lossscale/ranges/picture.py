@@ -79,8 +79,8 @@ def _draw_histograms(ax: Any, exponents: Any, shown: Dict[str, Any]) -> None:
 
 def _label(ax: Any, ranges: Any, names: List[str]) -> None:
     summary = ranges.summary
-    as_text = COLUMNS["flushed"].as_text
-    labels = [f"{n}\n{as_text(summary[n]['flushed'])} to zero" for n in names]
+    flushed = COLUMNS["flushed"]
+    labels = [f"{n}\n{flushed.cell(summary[n]['flushed'])} to zero" for n in names]
     ax.set_yticks(np.arange(len(names)) + 0.4)
     ax.set_yticklabels(labels[::-1], fontsize="small")
     if len(names) <= len(ranges.names):

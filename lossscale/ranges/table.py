@@ -13,12 +13,16 @@ class Column(NamedTuple):
     """One column of the table.
 
     Attributes:
-      as_text: Returns a value as it is printed.
+      as_text: Returns a value as it is printed, if it is a number.
       title: What stands above it. Empty: it is in `summary`, and not printed.
     """
 
     as_text: Callable[[float], str]
     title: str
+
+    def cell(self, value: float) -> str:
+        """Returns a value as it is shown, and "-" for NaN: all of a row is zero."""
+        return "-" if np.isnan(value) else self.as_text(value)
 
 
 def _share(value: float) -> str:
@@ -77,11 +81,10 @@ def _notes(ranges: Any) -> List[str]:
     return [
         f"Largest safe scale: {scale_text(ranges.largest_safe_scale)}. "
         f"Recommended: {scale_text(ranges.recommended_scale)}, at which "
-        f"{COLUMNS['flushed'].as_text(lost)} are flushed to zero."
+        f"{COLUMNS['flushed'].cell(lost)} are flushed to zero."
     ]
 
 
 def _cells(row: Dict[str, float]) -> str:
-    found = ((row[name], column.as_text) for name, column in _shown().items())
-    texts = ("-" if np.isnan(value) else as_text(value) for value, as_text in found)
+    texts = (column.cell(row[name]) for name, column in _shown().items())
     return "".join(f"{text:>10}" for text in texts)

@@ -440,6 +440,18 @@ def test_the_picture(newest, data, tmp_path):
     assert other is ax
 
 
+def test_the_picture_of_a_dead_layer(newest, data):
+    model = network(newest, 2.0**15)
+    weights = model.get_weights()
+    model.set_weights([*weights[:2], np.zeros_like(weights[2]), weights[3]])
+    found = gradient_ranges(model, *data, verbose=0)
+    assert np.isnan(found.flushed[:2]).all()  # all zero in float32: none can be lost
+    texts = [label.get_text() for label in found.plot().get_yticklabels()[::-1]]
+    assert [text.split("\n")[0] for text in texts] == ["all", *found.names]
+    dead = [text.endswith("\n- to zero") for text in texts]
+    assert dead == [False, True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -460,10 +472,10 @@ def test_the_picture(newest, data, tmp_path):
 )
 def test_bad_arguments(newest, data, arguments, error, message):
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
-    known = {"dataset": dataset, "endless": dataset.repeat()}
+    datasets = {"dataset": dataset, "endless": dataset.repeat()}
     given = {"model": network(newest), "x": data[0], "y": data[1], **arguments}
     if isinstance(given["x"], str):
-        given["x"] = known[given["x"]]
+        given["x"] = datasets[given["x"]]
     with pytest.raises(error, match=message):
         gradient_ranges(**given, verbose=0)
 
