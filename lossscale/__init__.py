@@ -4,7 +4,7 @@ from lossscale import presets
 from lossscale.gradients.finite import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
-from lossscale.ranges.gradient_ranges import gradient_ranges
+from lossscale.ranges.measuring import gradient_ranges
 from lossscale.ranges.report import GradientRanges
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale

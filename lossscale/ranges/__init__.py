@@ -10,7 +10,7 @@ the order of its imports:
 * `batches`: what `fit` takes as data, batch by batch;
 * `float32_model`: a model that computes in float32 for a while;
 * `counting`: its gradients, batch by batch, counted;
-* `gradient_ranges`: the function itself.
+* `measuring`: the function gradient_ranges itself.
 
-Begin with `gradient_ranges`.
+Begin with `measuring`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 from installed import families
 from models import FEATURES, assert_same, regression, training_state
 
-from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
+from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
 from lossscale.ranges.float32_model import layers_of
 
 ROWS = 96
@@ -337,6 +338,13 @@ def test_gradients_that_are_all_zero(newest):
     assert found.largest_safe_scale is None
     assert "All gradients are zero." in str(found)
     assert found.plot() is not None
+
+
+def test_no_module_takes_the_functions_name():
+    # `from lossscale.ranges import gradient_ranges` gave the function in 1.0.0: better
+    # an ImportError than a module that cannot be called.
+    assert importlib.util.find_spec("lossscale.ranges.gradient_ranges") is None
+    assert not hasattr(ranges, "gradient_ranges")
 
 
 class Shared:
