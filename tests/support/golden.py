@@ -206,7 +206,7 @@ WEIGHTS_FILES = {"keras3": ["model.weights.h5"]}
 
 
 def write_files(found):
-    """Writes what this version of lossscale saves, other than checkpoints."""
+    """Writes what this version of lossscale saves, by every route."""
     folder = DATA / f"lossscale-{lossscale.__version__}"
     for family in found:
         home = folder / family.name
@@ -219,6 +219,8 @@ def write_files(found):
             model.save(str(home / name))
         for name in WEIGHTS_FILES.get(family.name, []):
             model.save_weights(str(home / name))
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        checkpoint.write(str(home / "checkpoint"))
         half = state(model, counters(scale))
         fit(model, STEPS // 2, STEPS)
         expected = {
