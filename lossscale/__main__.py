@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import Any, Dict, List, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 
+import lossscale
 from lossscale.runtime import kerases
 
 #: From this compute capability on an NVIDIA GPU has float16 tensor cores.
@@ -15,11 +18,52 @@ TENSOR_CORES = (7, 0)
 
 def report() -> str:
     """Returns the report, one line for each thing."""
-    lines = {**kerases.versions(), **_devices()}
+    lines = {**versions(), **_devices()}
     width = max(map(len, lines))
     listed = [f"{name + ':':{width + 1}} {value}" for name, value in lines.items()]
     advice = "bfloat16 and float32 need no loss scaling on any device."
     return "\n".join([*listed, advice])
+
+
+def versions() -> Dict[str, str]:
+    """Returns the version of all that a bug report needs, by name."""
+    return {
+        "lossscale": lossscale.__version__,
+        "Python": f"{platform.python_version()} on {platform.platform()}",
+        "TensorFlow": f"{tf.__version__}{_built_for()}",
+        "NumPy": np.__version__,
+        "tf.keras": _described("tf.keras", kerases.of_tensorflow()),
+        "keras": _described("keras", kerases.imported("keras")),
+        "tf_keras": _described("tf_keras", kerases.imported("tf_keras")),
+    }
+
+
+def _built_for() -> str:
+    build = tf.sysconfig.get_build_info()
+    found = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
+    listed = [f"{name} {version}" for name, version in found.items() if version]
+    return f", built for {listed[0]}" if listed else ""
+
+
+def _described(name: str, keras: Any) -> str:
+    """Returns a Keras's version, its backend and its policy; or why it is not there."""
+    if keras is None:
+        error = kerases.failures[name]
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            return "not installed"
+        return f"cannot be imported: {type(error).__name__}: {error}"
+    try:
+        # tf.keras of TensorFlow 2.13 to 2.15 has no version: the package keras has.
+        has_version = hasattr(keras, "__version__")
+        owner = keras if has_version else kerases.imported("keras")
+        is_keras3 = kerases.is_keras3(keras)
+        backend = f", backend {keras.config.backend()}" if is_keras3 else ""
+        # The package keras of old versions has it under tf.keras only.
+        current = getattr(keras.mixed_precision, "global_policy", None)
+        policy = f", policy {current().name}" if current else ""
+        return f"Keras {owner.__version__}{backend}{policy}"
+    except Exception as error:
+        return f"is broken: {type(error).__name__}: {error}"
 
 
 def _devices() -> Dict[str, str]:
@@ -28,12 +72,13 @@ def _devices() -> Dict[str, str]:
     except Exception as error:  # a driver that does not fit, say
         return {"devices": f"cannot be listed: {type(error).__name__}: {error}"}
     named = {device.name.replace("/physical_device:", ""): device for device in found}
-    return {name: _described(device) for name, device in named.items()}
+    return {name: _device(device) for name, device in named.items()}
 
 
-def _described(device: Any) -> str:
+def _device(device: Any) -> str:
+    """Returns a device's name, and whether loss scaling makes sense on it."""
     name, capability = _details(device)
-    return f"{name}; {advice(device.device_type, capability)}"
+    return f"{name}; {on_device(device.device_type, capability)}"
 
 
 def _details(device: Any) -> Tuple[str, Optional[Tuple[int, ...]]]:
@@ -51,7 +96,7 @@ def _details(device: Any) -> Tuple[str, Optional[Tuple[int, ...]]]:
     return ", ".join(words), capability
 
 
-def advice(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
+def on_device(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
     """Returns whether float16 with loss scaling makes sense on a device."""
     if device_type == "TPU":
         return "loss scaling: no, take mixed_bfloat16, which needs none"

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import lossscale
-from lossscale.__main__ import advice, report
+from lossscale.__main__ import on_device, report, versions
 from lossscale.runtime import kerases
 
 ROOT = Path(lossscale.__file__).parent.parent
@@ -35,12 +35,10 @@ def test_it_names_what_is_here():
 def test_it_names_every_keras_and_its_policy():
     first = kerases.installed()[0]
     lines = lines_of(report())
-    version = (
-        getattr(first, "__version__", None) or kerases.versions()["keras"].split()[1]
-    )
+    version = getattr(first, "__version__", None) or versions()["keras"].split()[1]
     assert f"Keras {version.rstrip(',')}" in lines["tf.keras"]
     assert "policy float32" in lines["tf.keras"]
-    assert ("backend tensorflow" in lines["tf.keras"]) == kerases.is_3(first)
+    assert ("backend tensorflow" in lines["tf.keras"]) == kerases.is_keras3(first)
     first.mixed_precision.set_global_policy("mixed_float16")
     try:
         assert "policy mixed_float16" in lines_of(report())["tf.keras"]
@@ -61,7 +59,7 @@ def test_it_names_every_keras_and_its_policy():
     ],
 )
 def test_what_it_says_of_a_device(device, capability, says):
-    assert says in advice(device, capability)
+    assert says in on_device(device, capability)
 
 
 def run(*folders):

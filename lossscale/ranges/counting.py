@@ -41,7 +41,7 @@ class GradientCounter:
         """Counts all batches, with Keras's own progress bar."""
         # Keras 3 traces a step without AutoGraph, Keras 2 with.
         count = tf.function(
-            self._count, autograph=not kerases.is_3(self.keras), **mode.ANY_SHAPES
+            self._count, autograph=not kerases.is_keras3(self.keras), **mode.ANY_SHAPES
         )
         bar = self.keras.utils.Progbar(length, verbose=verbose)
         for batch in (b for part in ([first], rest) for b in part):

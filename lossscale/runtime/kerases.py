@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-import platform
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 
-#: Why a Keras could not be imported, by name.
+#: Why a Keras could not be imported, by the name it was asked for with.
 failures: Dict[str, Exception] = {}
 
 
-def _import(name: str) -> Any:
+def imported(name: str) -> Any:
     """Returns a package, None if it is missing, or broken by another's version."""
     try:
         return importlib.import_module(name)
@@ -29,7 +27,7 @@ def _import(name: str) -> Any:
         return None
 
 
-def _of_tensorflow() -> Any:
+def of_tensorflow() -> Any:
     """Returns tf.keras, None if it is missing or broken."""
     try:
         tf.keras.Model  # noqa: B018 - from TensorFlow 2.16 on it is imported only now
@@ -40,16 +38,17 @@ def _of_tensorflow() -> Any:
     return tf.keras
 
 
-def _major(keras: Any) -> int:
-    # tf.keras of TensorFlow 2.13 to 2.15 has no __version__.
-    return int(getattr(keras, "__version__", "2").split(".")[0])
+def is_keras3(keras: Any) -> bool:
+    """Tells whether a Keras is Keras 3."""
+    # tf.keras of TensorFlow 2.13 to 2.15 has no __version__: it is Keras 2.
+    return int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 
 
 @functools.lru_cache(maxsize=None)
 def keras3() -> Any:
     """Returns Keras 3 if it is installed and computes with TensorFlow, else None."""
-    keras = _import("keras")
-    if keras is None or _major(keras) < 3 or keras.config.backend() != "tensorflow":
+    keras = imported("keras")
+    if keras is None or not is_keras3(keras) or keras.config.backend() != "tensorflow":
         return None
     return keras
 
@@ -58,8 +57,8 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is installed: none, one or two."""
     found: Dict[Any, Any] = {}
-    for keras in (_of_tensorflow(), _import("tf_keras")):
-        if keras is not None and _major(keras) < 3:
+    for keras in (of_tensorflow(), imported("tf_keras")):
+        if keras is not None and not is_keras3(keras):
             # One Keras under two names has one LossScaleOptimizer.
             found.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
     return tuple(found.values())
@@ -109,8 +108,8 @@ def installed() -> List[Any]:
     newest = keras3()
     if newest is None:
         return kerases
-    default = _of_tensorflow()
-    default_is_newest = default is None or _major(default) >= 3
+    default = of_tensorflow()
+    default_is_newest = default is None or is_keras3(default)
     return [newest, *kerases] if default_is_newest else [*kerases, newest]
 
 
@@ -150,11 +149,6 @@ def variable_name(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name)).split(":")[0]
 
 
-def is_3(keras: Any) -> bool:
-    """Tells whether a Keras is Keras 3."""
-    return _major(keras) >= 3
-
-
 def tensor_of(variable: Any) -> Any:
     """Returns what a `tf.GradientTape` takes for a variable of any Keras."""
     return variable if isinstance(variable, tf.Variable) else variable.value
@@ -162,49 +156,10 @@ def tensor_of(variable: Any) -> Any:
 
 def foreign_backend(optimizer: Any) -> Optional[str]:
     """Returns the backend of a Keras 3 optimizer if it is not TensorFlow."""
-    keras = _import("keras")
-    if keras is None or not is_3(keras):
+    keras = imported("keras")
+    if keras is None or not is_keras3(keras):
         return None
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         return None
     backend = str(keras.config.backend())
     return None if backend == "tensorflow" else backend
-
-
-def versions() -> Dict[str, str]:
-    """Returns the version of all that a bug report needs, by name."""
-    return {
-        "lossscale": str(importlib.import_module("lossscale").__version__),
-        "Python": f"{platform.python_version()} on {platform.platform()}",
-        "TensorFlow": f"{tf.__version__}{_built_for()}",
-        "NumPy": np.__version__,
-        "tf.keras": _described("tf.keras", _of_tensorflow()),
-        "keras": _described("keras", _import("keras")),
-        "tf_keras": _described("tf_keras", _import("tf_keras")),
-    }
-
-
-def _built_for() -> str:
-    build = tf.sysconfig.get_build_info()
-    found = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
-    listed = [f"{name} {version}" for name, version in found.items() if version]
-    return f", built for {listed[0]}" if listed else ""
-
-
-def _described(name: str, keras: Any) -> str:
-    """Returns a Keras's version, its backend and its policy; or why it is not there."""
-    if keras is None:
-        error = failures[name]
-        if isinstance(error, ModuleNotFoundError) and error.name == name:
-            return "not installed"
-        return f"cannot be imported: {type(error).__name__}: {error}"
-    try:
-        # tf.keras of TensorFlow 2.13 to 2.15 has no version: the package keras has.
-        owner = keras if hasattr(keras, "__version__") else _import("keras")
-        backend = f", backend {keras.config.backend()}" if is_3(keras) else ""
-        # The package keras of old versions has it under tf.keras only.
-        current = getattr(keras.mixed_precision, "global_policy", None)
-        policy = f", policy {current().name}" if current else ""
-        return f"Keras {owner.__version__}{backend}{policy}"
-    except Exception as error:
-        return f"is broken: {type(error).__name__}: {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional, TypeVar
 
-from lossscale.runtime.kerases import installed, is_3
+from lossscale.runtime.kerases import installed, is_keras3
 
 #: Under this name, with a ">" behind it, every Keras knows our classes: file format.
 PACKAGE = "lossscale"
@@ -28,7 +28,7 @@ def register(keras: Any, cls: type, name: str) -> None:
 
 def _registry(keras: Any) -> Any:
     # Keras 2 before 2.13 has no `saving`, Keras 3 has no `utils` for this.
-    return keras.saving if is_3(keras) else keras.utils
+    return keras.saving if is_keras3(keras) else keras.utils
 
 
 def registered_name(cls: type) -> str:
