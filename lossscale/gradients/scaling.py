@@ -37,7 +37,7 @@ def divide(grads: Any, divisor: Any) -> Any:
     return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 
 
-def hidden(loss_scale: Any, count: Any) -> Any:
+def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     """Returns a loss scale as a divisor that no compiler knows.
 
     A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
@@ -76,7 +76,7 @@ def _divide(grad: Any, divisor: Any, quotient: Callable[[Any], Any]) -> Any:
 
 def _by_reciprocal(divisor: Any) -> Callable[[Any], Any]:
     # 1 / 2**127 is subnormal and flushes to zero: two factors then. Whoever divides by
-    # a constant must hide that (`hidden`), or XLA makes them one again.
+    # a constant must hide that (`opaque_divisor`), or XLA makes them one again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
     second = 1.0 / (divisor * first)
     return lambda value: value * first * second

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.ranges import exponents
-from lossscale.ranges.float32_model import HALF, outputs_of_layers
+from lossscale.ranges.float32_model import SIXTEEN_BITS, outputs_of_layers
 from lossscale.ranges.report import GradientRanges
 from lossscale.runtime import kerases, mode
 
@@ -26,11 +26,12 @@ class GradientCounter:
         self, keras: Any, model: Any, loss: Any, significands: Any, activations: bool
     ) -> None:
         self.model, self.keras = model, keras
-        #: Whose compiled loss it is.
-        self.owner = model if loss is None else _with_loss(keras, loss)
+        #: The model whose compiled loss it is.
+        self.loss_model = model if loss is None else _with_loss(keras, loss)
         self.significands, self.activations = significands, activations
         self.names: List[str] = []
-        self.half: List[str] = []
+        #: The names of some operations that compute gradients in 16 bits.
+        self.in_16_bits: List[str] = []
         self.counts: Any = 0
         self.largest: Any = 0
         self.batches = 0
@@ -77,24 +78,25 @@ class GradientCounter:
         # Tensors inside a loop, of a recurrent layer say, belong to another graph.
         watched = [(layer, t) for layer, t in watched if t.graph is graph]
         grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
-        self.half = _in_16_bits(graph, before)
-        owners = [*variables, *(layer for layer, _ in watched)]
+        self.in_16_bits = _in_16_bits(graph, before)
+        sources = [*variables, *(layer for layer, _ in watched)]
         names = [path_of(self.model, variable) for variable in variables]
         names += [f"output of {layer.name}" for layer, _ in watched]
-        return _rows_of(owners, names, grads)
+        return _rows_of(sources, names, grads)
 
     def _loss(self, *batch: Any) -> Any:
-        if self.owner is self.model:
+        if self.loss_model is self.model:
             return _compute_loss(self.model, *batch)
-        found = _compute_loss(self.owner, *batch)
+        found = _compute_loss(self.loss_model, *batch)
         return tf.add_n([found, *self.model.losses])
 
     def report(self, scale: float) -> GradientRanges:
         """Returns the result, and warns if it is not what was asked for."""
-        if self.half:
+        if self.in_16_bits:
             warnings.warn(
                 "These operations compute gradients in 16 bits whatever the model's "
-                f"policy, so not all of the report is about float32: {self.half}.",
+                "policy, so not all of the report is about float32: "
+                f"{self.in_16_bits}.",
                 stacklevel=3,
             )
         by_significand = dict(zip(self.significands, self.counts))
@@ -112,18 +114,18 @@ def _values(grad: Any) -> Any:
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def _rows_of(owners: List[Any], names: List[str], grads: List[Any]) -> List[Row]:
-    """Returns one row for each owner that has a gradient, each under its own name."""
+def _rows_of(sources: List[Any], names: List[str], grads: List[Any]) -> List[Row]:
+    """Returns a row for each variable or layer that has a gradient, names unique."""
     rows: Dict[int, Row] = {}
     used: Dict[str, int] = {}
-    for owner, name, grad in zip(owners, names, grads):
+    for source, name, grad in zip(sources, names, grads):
         if grad is None:
             continue
-        if id(owner) not in rows:
+        if id(source) not in rows:
             used[name] = used.get(name, 0) + 1
             unique = name if used[name] == 1 else f"{name} ({used[name]})"
-            rows[id(owner)] = (unique, [])
-        rows[id(owner)][1].append(grad)
+            rows[id(source)] = (unique, [])
+        rows[id(source)][1].append(grad)
     if not rows:
         raise ValueError(
             "`loss` must depend on the model's weights, got one that has no gradient."
@@ -136,7 +138,7 @@ def _in_16_bits(graph: Any, first: int) -> List[str]:
     found = [
         op.name
         for op in graph.get_operations()[first:]
-        if any(output.dtype.base_dtype.name in HALF for output in op.outputs)
+        if any(output.dtype.base_dtype.name in SIXTEEN_BITS for output in op.outputs)
     ]
     return found[:3]
 

@@ -12,7 +12,8 @@ from typing import Any, Callable, Iterator, List, Tuple
 
 import tensorflow as tf
 
-HALF = ("float16", "bfloat16")
+#: The dtypes of 16 bits, by name.
+SIXTEEN_BITS = ("float16", "bfloat16")
 _MISSING = object()
 #: An object, the name of its attribute, and the value that it has for a while.
 Change = Tuple[Any, str, Any]
@@ -30,7 +31,7 @@ def in_float32(keras: Any, model: Any) -> Iterator[None]:
     policy = keras.mixed_precision.Policy("float32")
     changes: List[Change] = []
     for layer in layers_of(model):
-        if _quantized(layer) or layer.compute_dtype not in HALF:
+        if _quantized(layer) or layer.compute_dtype not in SIXTEEN_BITS:
             continue
         changes.append((layer, "_dtype_policy", policy))
         if "_compute_dtype_object" in vars(layer):  # Keras 2 keeps it a second time
@@ -54,7 +55,7 @@ def _inputs(layer: Any) -> Iterator[Change]:
     inputs = tf.nest.flatten(getattr(functional, "inputs", None) or [])
     for one in (layer, *inputs):  # an InputLayer says it too
         for name in ("_dtype", "dtype"):
-            if vars(one).get(name) in HALF:
+            if vars(one).get(name) in SIXTEEN_BITS:
                 yield one, name, "float32"
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.ranges.batches import first_batches
 from lossscale.ranges.counting import GradientCounter, path_of
-from lossscale.ranges.float32_model import HALF, in_float32, unchanged
+from lossscale.ranges.float32_model import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import GradientRanges
 from lossscale.runtime import kerases
 
@@ -133,7 +133,7 @@ def _build(model: Any, x: Any) -> None:
         raise ValueError("`model` must have trainable weights, got none.")
     for variable in model.trainable_variables:
         dtype = tf.as_dtype(variable.dtype).name
-        if dtype in HALF:
+        if dtype in SIXTEEN_BITS:
             raise ValueError(
                 "`model` must have float32 weights, got "
                 f"{path_of(model, variable)} in {dtype}. The policy "

@@ -74,7 +74,7 @@ class GradientRanges:
     @property
     def zeros(self) -> Any:
         """The share of all values that is zero in float32 already."""
-        return _share(exponents.zeros(self._counts[0]), self.values)
+        return _ratio(exponents.zeros(self._counts[0]), self.values)
 
     @property
     def flushed(self) -> Any:
@@ -188,10 +188,10 @@ class GradientRanges:
 
     def _share_of(self, count: Any) -> Any:
         counts, power = self._counts
-        return _share(count(counts, power), exponents.numbers(counts))
+        return _ratio(count(counts, power), exponents.numbers(counts))
 
 
-def _share(part: Any, whole: Any) -> Any:
+def _ratio(part: Any, whole: Any) -> Any:
     with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
         return np.true_divide(part, whole)
 

@@ -25,7 +25,7 @@ class Column(NamedTuple):
         return "-" if np.isnan(value) else self.as_text(value)
 
 
-def _share(value: float) -> str:
+def _percent(value: float) -> str:
     return "<0.1%" if 0 < value < 5e-4 else f"{value:.1%}"
 
 
@@ -33,11 +33,11 @@ def _share(value: float) -> str:
 #: the table and `summary`; a new column is a line here, and that attribute.
 COLUMNS: Mapping[str, Column] = {
     "values": Column("{:,}".format, "values"),
-    "zeros": Column(_share, "zero"),
+    "zeros": Column(_percent, "zero"),
     "nonfinite": Column("{:,}".format, ""),
-    "flushed": Column(_share, "flushed"),
-    "subnormal": Column(_share, "subnormal"),
-    "overflowing": Column(_share, "overflow"),
+    "flushed": Column(_percent, "flushed"),
+    "subnormal": Column(_percent, "subnormal"),
+    "overflowing": Column(_percent, "overflow"),
     "largest_exponent": Column("2**{:.0f}".format, "largest"),
     "headroom": Column("{:+.1f}".format, "headroom"),
 }

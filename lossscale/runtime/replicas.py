@@ -58,6 +58,9 @@ def agree(is_finite: Any) -> Any:
     The replicas at fault are counted, as booleans cannot be reduced. One scalar
     crosses replicas, in `float32`, which every collective takes on every device.
 
+    `LossScale.update` asks this. The step of an optimizer agrees in
+    `lossscale/optimizer/agreement.py`, which has gradients' sums to look at, too.
+
     Args:
       is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.
 
@@ -73,12 +76,13 @@ def agree(is_finite: Any) -> Any:
 
 
 def merge_call(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls `function` where it can branch, and change a variable once for all.
+    """Calls `function` once for all replicas where they are threads, else right here.
 
-    Where replicas are threads (`merge_call`), a `tf.cond` in replica context cannot
-    hold a branch that meets the other replicas, and a variable that is not mirrored
-    would be changed by each thread in turn. So `function` is called in cross-replica
-    context there, with `PerReplica` arguments. Elsewhere it is called right here.
+    There it can branch, and change a variable once for all: where replicas are threads,
+    a `tf.cond` in replica context cannot hold a branch that meets the other replicas,
+    and a variable that is not mirrored would be changed by each thread in turn. So
+    `function` is called in cross-replica context, with `PerReplica` arguments. Unlike
+    TensorFlow's `merge_call`, this one does not give it the strategy.
     """
     if tf.distribute.in_cross_replica_context() or not _needs_merge_call():
         return function(*args)

@@ -203,7 +203,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           grads: A nest of gradients.
           loss_scale: What `scale_by` was given.
         """
-        return scaling.divide(grads, scaling.hidden(loss_scale, self.skipped_steps))
+        divisor = scaling.opaque_divisor(loss_scale, self.skipped_steps)
+        return scaling.divide(grads, divisor)
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new scalar variable, checkpointed as `name`.
