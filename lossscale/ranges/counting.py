@@ -159,8 +159,10 @@ def path_of(model: Any, variable: Any) -> str:
 
 def _compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
     """Returns the compiled loss of a batch, with the model's own losses, as in fit."""
-    if not hasattr(model, "compute_loss"):  # TensorFlow 2.4
+    # Missing on TensorFlow 2.4, and there from 2.8 on (seen on 2.4 and 2.8 to 2.21).
+    if not hasattr(model, "compute_loss"):
         return model.compiled_loss(y, y_pred, sample_weight, model.losses)
     accepted = inspect.signature(model.compute_loss).parameters
+    # Newer Kerases 3 ask for it (seen on 3.15; 3.3 has no such argument).
     training = {"training": True} if "training" in accepted else {}
     return model.compute_loss(x, y, y_pred, sample_weight, **training)

@@ -27,7 +27,8 @@ def register(keras: Any, cls: type, name: str) -> None:
 
 
 def _registry(keras: Any) -> Any:
-    # Keras 2 before 2.13 has no `saving`, Keras 3 has no `utils` for this.
+    # Keras 2 before 2.13 has no `saving` for this; for Keras 3 that is its home, and
+    # `utils` a second name (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
     return keras.saving if is_keras3(keras) else keras.utils
 
 
