@@ -1,4 +1,4 @@
-"""The rooms: imports point one way, and every file has its place."""
+"""The rooms: imports point one way, and every file is on its room's door sign."""
 
 from __future__ import annotations
 
@@ -50,12 +50,32 @@ def imports(file):
                 yield from [rest] if rest[1:] else ([*rest, name] for name in names)
 
 
-def test_every_module_has_its_place():
+def test_every_module_is_on_the_sign_of_its_room():
     at_the_top = {path.stem for path in ROOT.glob("*.py")}
     assert at_the_top | set(ROOMS) == set(LEFT)
     for room in ROOMS:
         found = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
         assert sorted(listed(room)) == sorted(found), room
+
+
+def mapped():
+    """Returns the modules of each room in the order of the README's map."""
+    readme = (TESTS.parent / "README.md").read_text()
+    (lines,) = re.findall(r"(?ms)^```\nlossscale/\n(.*?)^```", readme)
+    rooms = {"": []}
+    for indent, name, ending in re.findall(r"(?m)^( +)(\w+)(/|\.py)  +\S", lines):
+        if ending == "/":
+            rooms[name] = []
+        else:
+            rooms["" if len(indent) == 2 else list(rooms)[-1]].append(name)
+    return rooms
+
+
+def test_the_readmes_map_lists_what_the_door_signs_list():
+    rooms = mapped()
+    at_the_top = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
+    assert set(rooms.pop("")) == at_the_top
+    assert rooms == {room: listed(room) for room in ROOMS}
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -29,8 +29,8 @@ def simulate(
     """Replays a loss scale over a run of steps, without a model.
 
     Runs the object's own `adjust`, a subclass's too, once per step, compiled by XLA on
-    the CPU; a rule that XLA cannot compile runs in a graph, some thousand times slower.
-    It begins with the object's present state and works on a copy: the object is not
+    the CPU; a rule that XLA cannot compile runs in a graph, which is far slower. It
+    begins with the object's present state and works on a copy: the object is not
     changed. As in every compiled step, a multiplier that is no power of two may round
     the last bit otherwise than eagerly.
 

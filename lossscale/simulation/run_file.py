@@ -62,10 +62,12 @@ def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> Non
 
 
 def load_run(path: Any) -> Run:
-    """Reads a recorded run.
+    """Reads a recorded run, as `save_run` and `LossScaleMonitor` write it.
 
     Args:
-      path: A `.npz` file as described above.
+      path: A NumPy `.npz` file that holds `is_finite`, a `bool` array of shape
+        `[steps]`, and may hold `loss_scale`, a `float32` array of the same shape. What
+        else is in it is ignored.
 
     Returns:
       A `Run`.
