@@ -32,8 +32,8 @@ def folder_id(folder):
 def test_the_golden_run(family, dtype, mode):
     record = golden.loop(family, dtype, mode)
     expected = RUN[dtype]
-    for step, (seen, known) in enumerate(zip(record["steps"], expected["steps"])):
-        assert seen == known, f"step {step}"
+    for step, (seen, right) in enumerate(zip(record["steps"], expected["steps"])):
+        assert seen == right, f"step {step}"
     assert record == expected
 
 
@@ -118,7 +118,7 @@ def test_a_config_of_an_older_version_is_understood(family, folder):
 @pytest.mark.parametrize("folder", FOLDERS, ids=folder_id)
 @pytest.mark.parametrize("name", ["lossscale", "keras"])
 def test_the_scale_alone_is_restored_by_every_keras(folder, name):
-    known = json.loads((folder / "expected.json").read_text())[name][0]["scale"]
+    half, _ = json.loads((folder / "expected.json").read_text())[name]
     scale = lossscale.DynamicLossScale(2.0, **golden.RULE)
     holder = tf.train.Checkpoint(loss_scale=scale)
     if name == "keras" and folder.name == "keras3":
@@ -128,7 +128,7 @@ def test_the_scale_alone_is_restored_by_every_keras(folder, name):
         )
     path = str(folder / name)
     tf.train.Checkpoint(optimizer=holder).read(path).expect_partial()
-    assert golden.counters(scale)[: len(known)] == known
+    assert golden.counters(scale)[: len(half["scale"])] == half["scale"]
 
 
 @pytest.mark.parametrize("index", SCALES, ids=lambda path: path.parent.name)

@@ -146,12 +146,12 @@ def test_a_very_long_run(family, mode):
 
 
 def damaged(whole, rng):
-    """Yields where a file is damaged, and its bytes then: a bit flipped, or cut off."""
-    for place in rng.integers(0, len(whole), 24):
+    """Yields at which byte a file is damaged, and its bytes: a bit flipped, cut off."""
+    for offset in rng.integers(0, len(whole), 24):
         flipped = bytearray(whole)
-        flipped[place] ^= 1 << int(rng.integers(8))
-        yield place, bytes(flipped)
-        yield 0, whole[:place]
+        flipped[offset] ^= 1 << int(rng.integers(8))
+        yield offset, bytes(flipped)
+        yield 0, whole[:offset]
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
     checkpoint(model).write(path)
     file = Path(f"{path}.{suffix}")
     whole = file.read_bytes()
-    for place, content in damaged(whole, rng):
+    for offset, content in damaged(whole, rng):
         file.write_bytes(content)
         try:
             checkpoint(other).read(path)
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
             assert_same(trainee.state(other), before)
         else:  # the index ends with bits that mean nothing: then all is restored
             assert suffix == "index"
-            assert place > len(whole) - 100
+            assert offset > len(whole) - 100
             assert_same(trainee.state(other), trainee.state(model))
             checkpoint(other).read(untouched)
 
@@ -190,8 +190,8 @@ def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
     loads = {weights: other.load_weights, archive: family.keras.models.load_model}
     for file, load in loads.items():
         whole = file.read_bytes()
-        for place in rng.integers(0, len(whole), 12):
-            file.write_bytes(whole[:place])
+        for offset in rng.integers(0, len(whole), 12):
+            file.write_bytes(whole[:offset])
             with pytest.raises((OSError, ValueError, BadZipFile)):
                 load(str(file))
             assert_same(trainee.state(other), before)

@@ -110,10 +110,10 @@ def test_every_mode_gives_what_eager_gives(make, mirrored):
 def test_adjust_is_update_with_the_flag_known(make):
     by_flag, by_grads = make(), make()
     for flag in finite(RUN):
-        known = by_flag.adjust(flag)
+        told = by_flag.adjust(flag)
         seen = by_grads.update([tf.constant([1.0, 1.0 if flag else np.nan])])
-        assert bool(known[1]) == bool(seen[1])
-        assert known[0] is seen[0] is None
+        assert bool(told[1]) == bool(seen[1])
+        assert told[0] is seen[0] is None
         assert state(by_flag) == state(by_grads)
 
 

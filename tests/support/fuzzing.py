@@ -161,12 +161,12 @@ def configs():
 def states(draw):
     """Draws arguments of `import_state`."""
     system = draw(st.sampled_from(list(STATE_FORMATS)))
-    known = STATE_FORMATS[system]
-    values = {key: mixed(STATE[ours]) for key, ours in known.keys.items()}
-    for key, constant in known.constants.items():
+    state_format = STATE_FORMATS[system]
+    values = {key: mixed(STATE[ours]) for key, ours in state_format.keys.items()}
+    for key, constant in state_format.constants.items():
         values[key] = mixed(st.just(constant))
     state = mixed(st.fixed_dictionaries(values))
-    if known.inside:
-        state = mixed(st.fixed_dictionaries({known.inside: state}))
+    if state_format.inside:
+        state = mixed(st.fixed_dictionaries({state_format.inside: state}))
     overrides = draw(some_of(DYNAMIC)) if draw(st.integers(0, 3)) == 0 else {}
     return {"system": draw(mixed(st.just(system))), "state": draw(state), **overrides}
