@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lossscale.gradients.packing import add_up, pack
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.control import either
 from lossscale.runtime.mode import in_xla
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
@@ -30,7 +31,11 @@ class Finiteness(NamedTuple):
         """Returns the exact flag, and looks only where the proof fails."""
         if self.look is None:
             return self.proof
-        return tf.cond(self.proof, lambda: tf.constant(True), self.look)
+        return either(self.proof, _true, self.look, never=_true)
+
+
+def _true() -> Any:
+    return tf.constant(True)
 
 
 @do_not_convert

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import copy
 from typing import Any, Dict, List, Optional, Set
 
 import keras
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer import wrappers
-from lossscale.optimizer.advice import BARE_CHECKPOINT, LossScaleWarning
+from lossscale.optimizer.advice import BARE_CHECKPOINT, warn
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import forwarded
 from lossscale.runtime import registry
@@ -48,7 +48,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self._track_trackable(scale.good_steps, "step_counter")
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
-        object.__setattr__(self, "_built_for", [])
+        # What it was built with before it was wrapped. Not public, and only needed by
+        # who applies gradients without variables (seen on Keras 3.3 to 3.15).
+        built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
+        object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
         wrappers.mark(inner_optimizer)
 
@@ -65,6 +68,13 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # A MultiOptimizer's, where Keras's callbacks look for learning rates to set. The
     # wrapper of another optimizer has none.
     optimizers = forwarded("optimizers")
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        # Keras copies an optimizer by saving it, each by itself: of a loss scale that
+        # two share there would be two copies.
+        inner = copy.deepcopy(self.inner_optimizer, memo)
+        loss_scale = copy.deepcopy(self._loss_scale, memo)
+        return type(self)(inner, loss_scale, name=self.name)
 
     @property
     def loss_scale_factor(self) -> None:
@@ -122,6 +132,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         ] or [False] * len(grads)
         untouched = [g if o else None for g, o in zip(grads, overwritten)]
         rest = [None if o else g for g, o in zip(grads, overwritten)]
+        if all(grad is None for grad in rest):
+            inner.apply(grads, trainable_variables)  # nothing that a loss scale scales
+            return
 
         def apply(grads: List[Any], others: Any) -> None:
             untouched, variables = others
@@ -196,7 +209,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _warn_if_restored_from_bare(self) -> None:
         if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
             self._looked_up.clear()
-            warnings.warn(BARE_CHECKPOINT, LossScaleWarning, stacklevel=4)
+            warn(BARE_CHECKPOINT)
 
     def _scale_variables(self) -> Dict[str, Any]:
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
