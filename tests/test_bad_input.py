@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from installed import families
 from limits import skip_without
+from models import delegating
 
 import lossscale
 from lossscale import (
@@ -297,6 +298,24 @@ class TestInnerOptimizer:
         )
         with pytest.raises(ValueError, match="wraps already"):
             LossScaleOptimizer(inner)
+
+    @pytest.mark.parametrize("depth", [1, 2])
+    @pytest.mark.parametrize("is_keras_own", [False, True])
+    def test_a_wrapper_within_delegating_optimizers(
+        self, family, depth, is_keras_own, no_variable
+    ):
+        own = family.keras.mixed_precision.LossScaleOptimizer
+        cls = own if is_keras_own else LossScaleOptimizer
+        optimizer = cls(family.optimizers.SGD(0.1))
+        for _ in range(depth):
+            optimizer = delegating(family, optimizer)
+        no_variable.clear()
+        refuses(
+            TypeError,
+            "inner_optimizer",
+            optimizer,
+            lambda: LossScaleOptimizer(optimizer),
+        )
 
     def test_its_own_loss_scale(self, family):
         skip_without("loss_scale_factor", family)

@@ -67,7 +67,16 @@ def test_the_whole_example(tmp_path):
     assert accuracy["float16, dynamic loss scale"] >= 97
     assert accuracy["float16, no loss scaling"] < 90
     assert answer.stdout.count("equal: True") == 2
+    # The result is in sight: no progress bars, and it is on the last lines.
+    assert len(answer.stdout.splitlines()) < 50
+    assert all(len(line) < 120 for line in answer.stdout.splitlines())
+    assert "float32" in "".join(answer.stdout.splitlines()[-8:])
+    assert "since the run has only 440" in answer.stdout
     assert (tmp_path / "digits.png").is_file()
+
+
+def test_the_picture_goes_where_the_readme_shows_it(digits):
+    assert str(PATH.with_suffix(".png")) == digits.PICTURE
 
 
 MULTI_WORKER = PATH.with_name("multi_worker.py")
@@ -129,9 +138,9 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     example, printed = printed_by("compare_schedules", *given)
     rows = dict(re.findall(r"^(\S.*?) {2,}(\d+) +\d+ +[\d.]+$", printed, re.M))
     assert set(rows) == set(example.schedules())
-    readme = (PATH.parent.parent / "README.md").read_text()
+    page = (ROOT / "docs" / "examples" / "compare-schedules.md").read_text()
     for name, lost in rows.items():
-        assert f"| {name} | {lost} |" in readme
+        assert f"| {name} | {lost} |" in page
 
 
 @pytest.mark.usefixtures("digits")  # which skips where it cannot run

@@ -11,7 +11,7 @@ from installed import ROOT
 from peer_defects import DEFECTS, marked
 
 TESTS = ROOT / "tests"
-README = (ROOT / "README.md").read_text()
+PAGES = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
 HELD, SHOWN = marked("peer_defect"), marked("peer_fails")
 #: Rows about loss scales without an optimizer: no Keras has a part in them.
 WITHOUT_KERAS = {5, 7, 10, 21, 22, 25, 29}
@@ -27,8 +27,15 @@ def test_a_test_holds_it(row):
 
 
 @pytest.mark.parametrize("row", [row for row in DEFECTS if DEFECTS[row].documented])
-def test_the_readme_has_the_sentence(row):
-    assert DEFECTS[row].documented in re.sub(r"\s+", " ", README)
+def test_a_page_has_the_sentence(row):
+    assert DEFECTS[row].documented in re.sub(r"\s+", " ", PAGES)
+
+
+def test_the_page_shows_the_table():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    shown = re.findall(r"(?m)^\| (\d+) \| (.*) \| (.*) \| (.*) \|$", page)
+    table = DEFECTS.items()
+    assert shown == [(str(n), row.who, row.peer, row.promise) for n, row in table]
 
 
 @pytest.mark.parametrize("row", DEFECTS)

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from driving import run
 from installed import ROOT
 
 import lossscale
@@ -146,9 +147,9 @@ def test_nobody_changes_the_table():
         PRESETS["torch"].arguments["hysteresis"] = 2
 
 
-def test_the_readme_shows_the_table():
-    readme = (ROOT / "README.md").read_text()
-    lines = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", readme, flags=re.MULTILINE)
+def test_the_page_shows_the_table():
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    lines = re.findall(r"^\| `(\w+)`[^|]*\| (.*) \|$", page, flags=re.MULTILINE)
     split = [(name, [cell.strip() for cell in line.split("|")]) for name, line in lines]
     rows = [(name, cells) for name, cells in split if len(cells) == len(COLUMNS)]
     assert rows == [
@@ -158,7 +159,7 @@ def test_the_readme_shows_the_table():
 
 
 def shown(column, row):
-    """Returns a cell as the README writes it."""
+    """Returns a cell as the page writes it."""
     value = dict(zip(COLUMNS, row))[column]
     if column == "backoff_factor" and value is None:
         return "1/2"
@@ -168,3 +169,31 @@ def shown(column, row):
     if value in words:
         return words[value]
     return f"{value:g}" if value < 2**15 else f"2^{int(np.log2(value))}"
+
+
+def torch_rule(scale, period, growth, backoff, flags):
+    """Yields torch's scale after each step: `_amp_update_scale_`, torch 2."""
+    good = 0
+    for flag in flags:
+        good = good + 1 if flag else 0
+        if not flag:
+            scale *= backoff
+        elif good == period:
+            scale, good = scale * growth, 0
+        yield scale
+
+
+@pytest.mark.parametrize("start", [2.0**16, 1.0, 0.25])
+def test_the_migration_row_of_torch_is_equal_below_one_too(start):
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    rows = re.findall(
+        r"(?m)^\| `GradScaler\(init_scale=S, .*?\)` \| `(.*?)`",
+        "".join(page.read_text() for page in pages if "_build" not in page.parts),
+    )
+    names = {"S": start, "G": 4.0, "B": 0.25, "N": 3}
+    flags = [False, False, True, True, True, True, False] * 3
+    expected = list(torch_rule(start, 3, 4.0, 0.25, flags))
+    assert rows
+    for row in rows:
+        written = eval(row, {**vars(lossscale), **names})  # noqa: S307 - our own page
+        assert run(written, flags) == expected

@@ -59,9 +59,9 @@ def test_every_module_is_on_the_sign_of_its_room():
 
 
 def mapped():
-    """Returns the modules of each room in the order of the README's map."""
-    readme = (TESTS.parent / "README.md").read_text()
-    (lines,) = re.findall(r"(?ms)^```\nlossscale/\n(.*?)^```", readme)
+    """Returns the modules of each room in the order of the map in docs/."""
+    page = (TESTS.parent / "docs" / "inside.md").read_text()
+    (lines,) = re.findall(r"(?ms)^```\nlossscale/\n(.*?)^```", page)
     rooms = {"": []}
     for indent, name, ending in re.findall(r"(?m)^( +)(\w+)(/|\.py)  +\S", lines):
         if ending == "/":
@@ -71,7 +71,7 @@ def mapped():
     return rooms
 
 
-def test_the_readmes_map_lists_what_the_door_signs_list():
+def test_the_map_lists_what_the_door_signs_list():
     rooms = mapped()
     at_the_top = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
     assert set(rooms.pop("")) == at_the_top

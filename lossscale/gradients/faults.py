@@ -6,13 +6,13 @@ every element be looked at, and then it is told which of them are at fault.
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 import tensorflow as tf
 
 from lossscale.gradients.finite import as_stored, floating_values, sum_is_finite
 from lossscale.runtime import mode
-from lossscale.runtime.mode import in_xla
+from lossscale.runtime.control import either
 
 #: The fault codes. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
@@ -47,21 +47,31 @@ def check(packed: List[Any], groups: List[List[int]]) -> Check:
     Returns:
       A `Check` with the codes in the order of the gradients.
     """
-    return Check(
-        *tf.cond(
-            sum_is_finite(floating_values(packed)),
-            lambda: tuple(clean(sum(map(len, groups)))),
-            lambda: tuple(check_each(packed, groups)),
-        )
-    )
+    proof = sum_is_finite(floating_values(packed))
+    return look_where(proof, lambda: check_each(packed, groups), groups)
+
+
+def look_where(proof: Any, look: Callable[[], Check], groups: List[List[int]]) -> Check:
+    """Returns the check of gradients: clean where `proof` holds, else what `look` says.
+
+    Args:
+      proof: A `bool` tensor of shape `[]`. If True, all gradients are finite.
+      look: Called within a branch. Returns the exact check.
+      groups: The positions of the gradients that each tensor is made of.
+    """
+
+    def all_clean() -> Any:
+        return tuple(clean(sum(map(len, groups))))
+
+    return Check(*either(proof, all_clean, lambda: tuple(look()), never=all_clean))
 
 
 def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
     """Checks gradients by looking at each element."""
     if not groups:
         return clean(0)
-    is_exact = mode.XLA_KEEPS_FACTORS or not in_xla()
-    codes_of = _codes_by_sum if is_exact else _codes_by_element
+    joins_factors = mode.current().joins_factors
+    codes_of = _codes_by_element if joins_factors else _codes_by_sum
     sizes = [len(group) for group in groups]
     codes = codes_of([_rows(grad, size) for grad, size in zip(packed, sizes)], sizes)
     return Check(tf.reduce_max(codes) == FINITE, in_order(codes, groups))

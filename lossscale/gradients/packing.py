@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
-from lossscale.runtime.mode import in_xla
+from lossscale.runtime import mode
 
 #: Gradients with more elements stay alone: copying them takes longer than the kernels
 #: that are saved. Of 1,000 gradients of 32 x 32, packing saves more than half of what
@@ -55,7 +55,7 @@ def unpack(packed: List[Any], groups: List[List[int]]) -> List[Any]:
     for group, value in zip(groups, packed):
         # Keras 3 wants all gradients from one graph: no captured ones among others.
         many = len(group) > 1
-        parts = tf.unstack(value, len(group)) if many else [_in_this_graph(value)]
+        parts = tf.unstack(value, len(group)) if many else [in_this_graph(value)]
         found.update(zip(group, parts))
     return [found[i] for i in range(len(found))]
 
@@ -66,10 +66,11 @@ def is_small(tensor: Any) -> bool:
     return size is not None and size <= SMALL
 
 
-def _in_this_graph(grad: Any) -> Any:
+def in_this_graph(grad: Any) -> Any:
+    """Returns a gradient as a tensor of the graph that is built now, not captured."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(
-            _in_this_graph(grad.values), grad.indices, grad.dense_shape
+            in_this_graph(grad.values), grad.indices, grad.dense_shape
         )
     return tf.identity(grad) if isinstance(grad, tf.Tensor) else grad
 
@@ -77,9 +78,9 @@ def _in_this_graph(grad: Any) -> Any:
 def _groups(grads: List[Any]) -> List[List[int]]:
     """Returns the positions of the gradients that become one."""
     groups: Dict[Any, List[int]] = {}
-    compiled = in_xla()
+    packs = mode.current().packs_small
     for position, grad in enumerate(grads):
-        key = position if compiled else _key(grad)
+        key = _key(grad) if packs else position
         groups.setdefault(position if key is None else key, []).append(position)
     return list(groups.values())
 

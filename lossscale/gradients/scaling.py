@@ -7,7 +7,6 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from lossscale.runtime import mode
-from lossscale.runtime.mode import in_xla
 
 
 def multiply(loss: Any, loss_scale: Any) -> Any:
@@ -32,7 +31,7 @@ def divide(grads: Any, divisor: Any) -> Any:
     the last bit may differ. XLA fuses a multiplication into what uses the result, and
     would store a quotient in memory.
     """
-    fused = in_xla() and mode.XLA_KEEPS_FACTORS
+    fused = mode.current().divides_by_reciprocal
     quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
     return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 
@@ -47,7 +46,7 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
       loss_scale: A `float32` tensor of shape `[]`.
       count: A variable that is never negative, which no compiler knows either.
     """
-    if tf.executing_eagerly():  # each operation runs as it stands
+    if not mode.current().knows_constants:  # each operation runs as it stands
         return loss_scale
     operation = getattr(loss_scale, "op", None)
     if operation is not None and operation.type == "ReadVariableOp":

@@ -4,6 +4,7 @@ Knows optimizers, and the file that `simulation` reads. In the order of its impo
 
 * `stalls`: when skipped steps are worth a word;
 * `diagnosis`: what to say of them;
+* `watched`: which optimizers are watched, and what was read of each;
 * `callback`: the callback of Keras.
 
 Begin with `callback`.

@@ -6,29 +6,24 @@ import warnings
 from typing import Any, List, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.monitor import diagnosis
-from lossscale.monitor.stalls import Reading, Stalls, read
-from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
-from lossscale.plotting import scale_text
-from lossscale.runtime import kerases
+from lossscale.monitor.stalls import read
+from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
+from lossscale.optimizer import LossScaleWarning
+from lossscale.runtime import kerases, mode
 from lossscale.simulation.run_file import save_run
 
 ON_STALL = ("warn", "raise", "stop")
 
-_WRONG_OPTIMIZER = """\
-`model.optimizer` must be a lossscale.LossScaleOptimizer, got {optimizer!r}{why}. Write
-
-    model.compile(lossscale.LossScaleOptimizer(optimizer), ...)
-"""
-_WRAPPED_BY_KERAS = """\
-, Keras's own: under mixed_float16 `compile` wraps an optimizer that is not wrapped"""
 _SEVERAL_STEPS = """\
 `record` must be None if several steps run between two batches that Keras reports, as \
 with steps_per_execution: the flags of single steps cannot be known. Got {} steps in \
 one. Compile the model with steps_per_execution=1."""
+_SEVERAL_OPTIMIZERS = """\
+`record` must be None with several optimizers, since a file holds the steps of one, \
+got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
 _NOT_CHECKED = """\
 `record` must be None with a loss scale that does not look at the gradients, got {!r}. \
 FixedLossScale(S, skip_nonfinite=True) does."""
@@ -53,6 +48,10 @@ class LossScaleMonitor(_Callback):
     of them were in a row, and once if a step that overflowed has left inf or NaN in
     statistics such as BatchNormalization's. It prints one line when training ends.
 
+    A step is what the loss scale counts as one: a batch, also under Keras 3's
+    `gradient_accumulation_steps`, where `iterations` counts the updates that several
+    make together.
+
     A loss scale that starts too high falls until it fits: while no step has been
     applied and the scale still falls, nothing is said. Then `patience` counts the
     steps that did not lower it.
@@ -71,12 +70,16 @@ class LossScaleMonitor(_Callback):
         taken with, as `lossscale.simulate` and `lossscale.load_run` read them. Written
         at the end of each epoch. Reads the device before and after every batch.
       verbose: 0 prints no line at the end. Warnings come all the same.
+      optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
+        them by name. None: the one that the model is compiled with, and those that it
+        has as attributes, as a GAN's `d_optimizer` and `g_optimizer`. Of several each
+        has its name before what is logged: `d_optimizer_loss_scale`.
 
     Raises:
-      TypeError: An argument has the wrong type; in `fit`, the model's optimizer is not
+      TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
         a `LossScaleOptimizer` of this package.
       ValueError: An argument is out of range; in `fit`, `record` is given where single
-        steps cannot be told apart.
+        steps cannot be told apart, or with several optimizers.
       RuntimeError: In `fit`, in a `tf.compat.v1` graph.
       FloatingPointError: In `fit`, as `on_stall="raise"` asks.
     """
@@ -89,63 +92,73 @@ class LossScaleMonitor(_Callback):
         every: Optional[int] = None,
         record: Any = None,
         verbose: int = 1,
+        optimizers: Any = None,
     ) -> None:
         self.patience = arguments.count("patience", patience)
         self.on_stall = arguments.choice("on_stall", on_stall, ON_STALL)
         self.every = arguments.optional(arguments.count, "every", every)
         self.record = arguments.optional(arguments.writable_path, "record", record)
         self.verbose = arguments.count("verbose", verbose, least=0)
+        self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
         super().__init__()
         # Keras asks whether these are overridden, and is faster if none is.
         if self.every or self.record:
             self.on_train_batch_end = self._after_batch
         if self.record:
             self.on_train_batch_begin = self._before_batch
-        self._optimizer: Any = None
-        self._stalls = Stalls(self.patience)
+        self._watched: List[Watched] = []
+        self._recorded: Any = None
         self._flags: List[bool] = []
         self._scales: List[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        optimizer = self.model.optimizer
-        _check(optimizer, self.record)
-        if self._flags and optimizer is not self._optimizer:
+        found = self.optimizers or optimizers_of(self.model)
+        _check(list(found.values()), self.record)
+        (optimizer, *_) = found.values()
+        if self._flags and optimizer is not self._recorded:
             raise ValueError(
                 f"`record` must hold one run, got a second optimizer for {self.record}."
                 " Create a LossScaleMonitor for each."
             )
-        self._optimizer = optimizer
-        self._start: Optional[Reading] = None
+        self._recorded = optimizer
+        known = {id(each.optimizer): each for each in self._watched}
+        self._watched = [
+            known.get(id(each)) or Watched(each, name, self.patience)
+            for name, each in found.items()
+        ]
+        for each in self._watched:
+            each.start = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
         self._batch = -1
         # Only now: callbacks behind this one may restore state when training begins.
-        if self._start is None:
+        if self._watched[0].start is None:
             self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del epoch
         self._save()
         self._look()
-        if self._last.skipped != self._skipped_when_checked:
+        if self._skipped() != self._skipped_when_checked:
             self._check_statistics()
         self._add_to(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
-        if self._start is None:  # no epoch at all
+        if self._watched[0].start is None:  # no epoch at all
             return
         self._save()
-        self._read()
+        for each in self._watched:
+            each.read()
         self._check_statistics()
-        if self.verbose:
-            print(self._summary(), flush=True)  # noqa: T201 - as Keras's own do
+        for each in self._watched if self.verbose else []:
+            print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
         del batch, logs
-        self._taken_with = float(self._optimizer.loss_scale)
+        self._taken_with = float(self._recorded.loss_scale)
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         # Keras counts batches from 0, and names the last of those that ran.
@@ -159,47 +172,45 @@ class LossScaleMonitor(_Callback):
             self._add_to(logs)
 
     def _begin(self) -> None:
-        self._start = self._last = read(self._optimizer)
-        self._lowest = self._highest = self._start.loss_scale
-        self._skipped_when_checked = self._start.skipped
-        self._steps_kept = self._start.applied + self._start.skipped
+        for each in self._watched:
+            each.begin()
+        self._skipped_when_checked = self._skipped()
+        recorded = self._watched[0].last
+        self._steps_kept = recorded.applied + recorded.skipped
         self._told_of_statistics: Optional[str] = None
         self._unseen = 0
-        self._stalls.start(self._start)
 
-    def _read(self) -> None:
-        self._last = read(self._optimizer)
-        self._lowest = min(self._lowest, self._last.loss_scale)
-        self._highest = max(self._highest, self._last.loss_scale)
+    def _skipped(self) -> List[int]:
+        return [each.last.skipped for each in self._watched]
 
     def _add_to(self, logs: Any) -> None:
         if isinstance(logs, dict):  # a train_step of Keras 2 may return anything
-            logs["loss_scale"] = self._last.loss_scale
-            logs["skipped_steps"] = self._last.skipped
+            for each in self._watched:
+                each.add_to(logs)
 
     def _look(self) -> None:
         self._unseen = 0
-        self._read()
-        if not self._stalls.see(self._last, self._optimizer.loss_scale):
-            return
-        message = diagnosis.of_stall(self._optimizer, self.model, self._last.in_a_row)
-        if self.on_stall == "raise":
-            raise FloatingPointError(message)
-        self._told_of_statistics = diagnosis.of_statistics(self.model)
-        _warn(message)
-        if self.on_stall == "stop":
-            self.model.stop_training = True
+        for each in self._watched:
+            each.read()
+        messages = [each.stall(self.model) for each in self._watched]
+        for message in filter(None, messages):
+            if self.on_stall == "raise":
+                raise FloatingPointError(message)
+            self._told_of_statistics = diagnosis.of_statistics(self.model)
+            _warn(message)
+            if self.on_stall == "stop":
+                self.model.stop_training = True
 
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the same were named last."""
-        self._skipped_when_checked = self._last.skipped
+        self._skipped_when_checked = self._skipped()
         found = diagnosis.of_statistics(self.model)
         if found is not None and found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found
 
     def _keep(self) -> None:
-        now = read(self._optimizer)
+        now = read(self._recorded)
         before, self._steps_kept = self._steps_kept, now.applied + now.skipped
         if self._steps_kept - before > 1:
             raise ValueError(_SEVERAL_STEPS.format(self._steps_kept - before))
@@ -210,29 +221,18 @@ class LossScaleMonitor(_Callback):
         if self.record:
             save_run(self.record, self._flags, np.asarray(self._scales, np.float32))
 
-    def _summary(self) -> str:
-        start, now = self._start or self._last, self._last
-        scales = [now.loss_scale, self._lowest, self._highest]
-        final, low, high = map(scale_text, scales)
-        return (
-            f"Loss scale: {now.applied - start.applied} steps applied, "
-            f"{now.skipped - start.skipped} skipped; it is {final}, and was read "
-            f"between {low} and {high}."
-        )
 
-
-def _check(optimizer: Any, record: Any) -> None:
-    """Raises unless a monitor can watch `optimizer`."""
-    if not isinstance(optimizer, LossScaleOptimizer):
-        why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(optimizer) else ""
-        raise TypeError(_WRONG_OPTIMIZER.format(optimizer=optimizer, why=why))
-    if not tf.executing_eagerly():
+def _check(optimizers: List[Any], record: Any) -> None:
+    """Raises unless a monitor can watch these optimizers."""
+    if not mode.current().knows_values:
         raise RuntimeError(
             "`LossScaleMonitor` must read variables between steps, got `fit` in a "
             "tf.compat.v1 graph, where it cannot. Leave it out."
         )
-    if record and not optimizer.loss_scale.checks_gradients:
-        raise ValueError(_NOT_CHECKED.format(optimizer.loss_scale))
+    if record and len(optimizers) > 1:
+        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
+    if record and not optimizers[0].loss_scale.checks_gradients:
+        raise ValueError(_NOT_CHECKED.format(optimizers[0].loss_scale))
 
 
 def _warn(message: str) -> None:

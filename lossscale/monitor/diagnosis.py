@@ -52,7 +52,8 @@ def of_stall(optimizer: Any, model: Any, steps: int) -> str:
       A message of several lines: one that says what happened, and one for each finding.
     """
     now = scale_text(float(optimizer.loss_scale))
-    first = f"{steps} steps in a row were skipped. The loss scale is {now}."
+    unit = unit_of(optimizer)
+    first = f"{steps} steps in a row were skipped{unit}. The loss scale is {now}."
     loss = optimizer.nonfinite_loss()
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
     findings = [
@@ -64,6 +65,14 @@ def of_stall(optimizer: Any, model: Any, steps: int) -> str:
         of_statistics(model),
     ]
     return "\n  * ".join([first, *(found for found in findings if found)])
+
+
+def unit_of(optimizer: Any) -> str:
+    """Returns what is to be said of what a step is: nothing where there is no doubt."""
+    accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not accumulated:
+        return ""
+    return f" (each a batch, with gradient_accumulation_steps={accumulated})"
 
 
 def of_statistics(model: Any) -> Optional[str]:

@@ -13,6 +13,9 @@ _NEVER = -1
 class Reading(NamedTuple):
     """What the host reads of a `LossScaleOptimizer` at one time, in plain Python.
 
+    A step is what the loss scale counts as one: a batch, also where an optimizer
+    accumulates the gradients of several before it updates the weights.
+
     Attributes:
       loss_scale: The loss scale.
       skipped: How many steps were skipped.
@@ -33,7 +36,7 @@ def read(optimizer: Any) -> Reading:
         float(loss_scale),
         int(loss_scale.skipped_steps.numpy()),
         int(loss_scale.consecutive_skipped_steps.numpy()),
-        int(optimizer.iterations.numpy()),
+        int(optimizer.applied_steps.numpy()),
     )
 
 

@@ -5,13 +5,20 @@ imports:
 
 * `advice`: what the wrappers warn of;
 * `fault_record`: which gradients were at fault in the last skipped step;
-* `progress`: how far a step has come: scaled, unscaled, applied;
+* `sweep`, `origin`: where gradients come from, read off the graph;
+* `unscaled`: lists of gradients that were handed out to the user;
+* `steps`: the steps of one optimizer, as the order of calls tells;
+* `readings`: what the loss scale was between one apply and the next;
 * `sharing`: one loss scale for several optimizers;
+* `divisors`: by what gradients are divided;
+* `progress`: how far a step has come, and what is known of gradients handed in;
+* `unscaling`: gradients divided, and checked from the scaled ones;
+* `aggregation`: gradients that the user aggregates across replicas;
+* `agreement`: what replicas know together of a step;
+* `step`: one attempt: unscale, check, agree, adjust, apply or skip;
+* `keras_arguments`: what Keras's own wrappers are given, as what ours are;
 * `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as
-  a config; attributes that are the inner optimizer's;
-* `unscaling`: unscale and check, in the order that is fastest;
-* `agreement`: may the step be applied on all replicas?
-* `step`: check, agree, adjust, apply or skip;
+  a config; attributes that are the inner optimizer's, or the loss scale's;
 * `base`: what the wrappers of all Kerases have in common;
 * `keras2_base`: what both generations of Keras 2's optimizers have in common;
 * `keras2`, `keras3`: the wrappers. Files name these two modules: they stay.

@@ -1,21 +1,17 @@
-"""Whether a step may be applied on every replica: one scalar crosses them for it."""
+"""What the replicas know together of a step: of one replica, or of several."""
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import faults
-from lossscale.gradients.faults import Check
+from lossscale.gradients import faults, rows
 from lossscale.gradients.finite import (
     Finiteness,
-    each_is_finite,
     floating_values,
-    sum_is_finite,
     sum_stays_finite,
 )
-from lossscale.optimizer.unscaling import Prepared
 from lossscale.runtime import replicas
 
 
@@ -32,110 +28,114 @@ class Agreed(NamedTuple):
     codes_of_sum: Any
 
 
-class Agreement:
-    """Whether a step may be applied. Each replica's vote is one scalar.
+class Own(NamedTuple):
+    """What one replica knows by itself.
+
+    Attributes:
+      grads: Its gradients.
+      earlier: The flag of when the user had them unscaled. None: there is none.
+      prove: Returns a cheap proof that they are finite now.
+      look: Returns the exact flag, of then and now. None: `earlier` says all.
+    """
+
+    grads: List[Any]
+    earlier: Any
+    prove: Callable[[], Any]
+    look: Optional[Callable[[], Any]]
+
+
+class Alone:
+    """One replica, which has nobody to tell.
+
+    Its vote is the cheap proof. To look can wait for the branch that needs it.
+    """
+
+    def vote(self, own: Own) -> Any:
+        """Returns this replica's vote, a `bool` tensor of shape `[]`."""
+        if own.look is None:
+            return own.earlier
+        return _both(own.earlier, own.prove())
+
+    def agree(self, vote: Any, look: Any, *, grads: Any, groups: Any) -> Agreed:
+        """Returns what is known of the step.
+
+        Args:
+          vote: The vote, as it came through `replicas.merge_call`.
+          look: Returns the exact flag. None: the vote is exact.
+          grads: The gradients, as they came through it.
+          groups: The positions of the gradients that each of them is made of.
+        """
+        del grads, groups
+        return Agreed(Finiteness(replicas.local_result(vote), look), None)
+
+
+class Among:
+    """Several replicas: one scalar crosses them.
 
     A replica whose gradients are not finite votes `replicas + 1`. One whose gradients
     are so large that their sum with the others' might not be finite votes 1. If the
     votes add up to 0, the step may be applied, and to `replicas + 1` or more, it may
     not. Only between them, which almost never happens, must the gradients be added up
     to see.
-
-    One replica has nobody to tell: its vote is a sum that proves its gradients finite,
-    and the rest can wait for the branch that needs it.
-
-    Attributes:
-      vote: This replica's vote, a `float32` tensor of shape `[]`. Of one replica alone
-        a `bool` tensor: the cheap proof.
     """
 
-    def __init__(self, prepared: Prepared, sums: bool) -> None:
-        grads, self._groups = prepared.grads, prepared.groups
-        self._is_checked = prepared.is_checked
-        self._replicas = replicas.count()
-        self._sums = sums and self._replicas > 1
-        # Sparse gradients are concatenated, not added.
-        self._added = [i for i, grad in enumerate(grads) if _is_added(grad)]
-        is_small: Any = True
-        if self._sums:
-            is_small = sum_stays_finite(grads, self._replicas)
-        earlier = prepared.earlier
-        if earlier is not None and self._is_checked:
-            proof = earlier.is_finite
-        else:
-            now = is_small if self._sums else sum_is_finite(floating_values(grads))
-            proof = _and_earlier(earlier, now)
-        if self._replicas == 1:
-            self.vote = proof
-            return
-        look = None if self._is_checked else lambda: self._look(grads, earlier)
-        doubt = tf.where(is_small, 0.0, 1.0)
-        is_finite = Finiteness(proof, look).exact()
-        self.vote = tf.where(is_finite, doubt, self._replicas + 1.0)
-
-    def _look(self, grads: List[Any], earlier: Optional[Check]) -> Any:
-        return _and_earlier(earlier, each_is_finite(floating_values(grads)))
-
-    def agree(self, vote: Any, grads: Any, earlier: Any) -> Agreed:
-        """Returns what the replicas know together of a step.
+    def __init__(self, are_added: bool) -> None:
+        """Several replicas.
 
         Args:
-          vote: `self.vote` as it came through `replicas.merge_call`.
-          grads: The gradients that were prepared, as they came through it.
-          earlier: Their earlier check, as it came through it.
+          are_added: Whether the optimizer adds their gradients up.
         """
-        if self._replicas == 1:
+        self._are_added = are_added
+        self._replicas = replicas.count()
 
-            def look() -> Any:
-                found = replicas.call_for_each_replica(self._look, grads, earlier)
-                return replicas.local_result(found)
+    def vote(self, own: Own) -> Any:
+        """Returns this replica's vote, a `float32` tensor of shape `[]`."""
+        is_small: Any = True
+        if self._are_added:
+            is_small = sum_stays_finite(own.grads, self._replicas)
+            if rows.any_may_repeat(own.grads):
+                of_rows = rows.sums_stay_finite(own.grads, terms=self._replicas)
+                is_small = tf.logical_and(is_small, of_rows)
+        if own.look is None:
+            proof = own.earlier
+        else:  # being small proves that they are finite, too
+            proof = _both(own.earlier, is_small if self._are_added else own.prove())
+        doubt = tf.where(is_small, 0.0, 1.0)
+        is_finite = Finiteness(proof, own.look).exact()
+        return tf.where(is_finite, doubt, self._replicas + 1.0)
 
-            proof = replicas.local_result(vote)
-            return Agreed(Finiteness(proof, None if self._is_checked else look), None)
+    def agree(self, vote: Any, look: Any, *, grads: Any, groups: Any) -> Agreed:
+        """Like `Alone.agree`. All have looked when they voted."""
+        del look
         votes = replicas.all_reduce_sum(vote)
         is_clear = tf.equal(votes, 0.0)
-        if not self._sums:
+        if not self._are_added:
             return Agreed(Finiteness(is_clear), None)
         in_doubt = tf.logical_and(votes > 0.0, votes < self._replicas + 1.0)
-        clean = faults.clean(sum(map(len, self._groups)))
+        clean = faults.clean(sum(map(len, groups)))
         is_finite, codes_of_sum = tf.cond(
             in_doubt,
-            lambda: tuple(self._check_sum(grads)),
+            lambda: tuple(self._check_sum(grads, groups)),
             lambda: (is_clear, clean.codes),
         )
         return Agreed(Finiteness(is_finite), codes_of_sum)
 
-    def codes(self, grads: List[Any], earlier: Optional[Check]) -> Any:
-        """Returns the fault codes of one replica's gradients, in the branch that skips.
-
-        Args:
-          grads: This replica's gradients, as they were prepared.
-          earlier: Their earlier check.
-
-        Returns:
-          A `float32` tensor of shape `[gradients]`.
-        """
-        now = None if self._is_checked else faults.check_each(grads, self._groups)
-        return faults.combine(earlier, now).codes
-
-    def _check_sum(self, grads: List[Any]) -> Check:
+    def _check_sum(self, grads: Any, groups: List[List[int]]) -> Tuple[Any, Any]:
+        sums = [None] * len(groups)
         terms = replicas.call_for_each_replica(self._terms, grads)
-        sums = [None] * len(self._groups)
-        for position, term in zip(self._added, terms):
+        for position, term in terms.items():
             sums[position] = replicas.all_reduce_sum(term)
-        return faults.check(sums, self._groups)
+        return faults.check(sums, groups)
 
-    def _terms(self, grads: List[Any]) -> List[Any]:
+    def _terms(self, grads: List[Any]) -> Any:
         # Of three or more terms the order decides whether they overflow, and it is the
-        # strategy's: if the sum of their magnitudes is finite, every order is.
+        # strategy's: if the sum of their magnitudes is finite, every order is. Sparse
+        # gradients are concatenated: their equal rows are added up later.
         as_added = tf.identity if self._replicas == 2 else tf.abs
-        return [as_added(_real(grads[position])) for position in self._added]
-
-
-def _and_earlier(earlier: Optional[Check], is_finite: Any) -> Any:
-    return (
-        is_finite if earlier is None else tf.logical_and(earlier.is_finite, is_finite)
-    )
+        terms = {i: as_added(_real(g)) for i, g in enumerate(grads) if _is_added(g)}
+        sparse = {i: g for i, g in enumerate(grads) if rows.may_repeat(g)}
+        of_rows = {i: rows.magnitudes(g) for i, g in sparse.items()}
+        return {**terms, **{i: m for i, m in of_rows.items() if m is not None}}
 
 
 def _is_added(grad: Any) -> bool:
@@ -146,3 +146,7 @@ def _real(grad: Any) -> Any:
     """Returns a gradient as one tensor of real numbers."""
     values = floating_values([grad])
     return values[0] if len(values) == 1 else tf.stack(values)
+
+
+def _both(earlier: Any, now: Any) -> Any:
+    return now if earlier is None else tf.logical_and(earlier, now)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Callable, List, Optional
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.optimizer import sharing, wrappers
-from lossscale.optimizer.advice import NEVER_SCALED, LossScaleWarning
+from lossscale.optimizer import keras_arguments, wrappers
+from lossscale.optimizer.aggregation import aggregated
 from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
-from lossscale.optimizer.forwarding import RefusesInnerSettings
-from lossscale.optimizer.progress import Progress, Step
-from lossscale.optimizer.step import apply_or_skip
+from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
+from lossscale.optimizer.progress import Progress
+from lossscale.optimizer.step import Attempt
+from lossscale.optimizer.unscaled import Unscaled
 from lossscale.optimizer.unscaling import unscale_and_check
 from lossscale.runtime import replicas
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.mode import in_xla
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 
 
-class LossScaleOptimizer(Configurable, RefusesInnerSettings):
+class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     Wraps an optimizer of Keras 2 or Keras 3. Pass it to `model.compile`; under
@@ -51,9 +50,11 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
     could be clipped, and still are when they have been added up. Else nothing changes
     on any replica, `iterations` neither, but the state of the loss scale.
 
-    Where scaling and applying are traced by different `tf.function`s, the convention of
-    the Keras at hand holds: Keras 3 unscales in `apply`, Keras 2 does not. An overflow
-    that you clipped away is then not seen.
+    In a `tf.function` it is read off the graph whether gradients are still scaled.
+    Where scaling and applying are traced by different ones, the convention of the Keras
+    at hand holds: Keras 3 unscales in `apply`, Keras 2 does not. An overflow is not
+    seen in what was unscaled there, or within a loop or a branch that has ended, and
+    then clipped away by value.
 
     Args:
       inner_optimizer: A Keras optimizer, not wrapped by another loss scale optimizer.
@@ -85,8 +86,9 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
     _progress: Progress
     _fault_record: FaultRecord
 
-    def __new__(cls, inner_optimizer: Any = None, *_: Any, **__: Any) -> Any:
+    def __new__(cls, inner_optimizer: Any = None, *_: Any, **given: Any) -> Any:
         """Picks the wrapper for the Keras that `inner_optimizer` belongs to."""
+        keras_arguments.refuse(given)
         # Copying calls it without arguments, on a wrapper of one Keras.
         is_front = cls._is_front()
         return super().__new__(
@@ -114,14 +116,23 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.
         object.__setattr__(self, "_loss_scale", loss_scale)
-        object.__setattr__(self, "_progress", Progress())
+        object.__setattr__(self, "_progress", Progress(loss_scale))
         object.__setattr__(self, "_fault_record", FaultRecord())
-        sharing.share(loss_scale, self)
 
     @property
     def loss_scale(self) -> LossScale:
         """The `LossScale`. It converts to its current value as a tensor."""
         return self._loss_scale
+
+    @property
+    def applied_steps(self) -> Any:
+        """How many steps were applied, of those that the loss scale counts.
+
+        That is `iterations`, but under Keras 3's `gradient_accumulation_steps`: there
+        each batch is a step of the loss scale, and `iterations` counts the updates that
+        several make together. A variable or a tensor: read it with `.numpy()`.
+        """
+        return self.iterations
 
     @do_not_convert
     def scale_loss(self, loss: Any) -> Any:
@@ -160,18 +171,9 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
           ValueError: A gradient is one that this function returned already.
         """
         grads = list(grads)
-        step = self._step_of_gradients() or self._progress.follow(
-            None, self._loss_scale()
-        )
-        if any(grad is not None and step.has_handed_out([grad]) for grad in grads):
-            raise ValueError(
-                "`grads` must be gradients of the scaled loss, got one that "
-                "get_unscaled_gradients returned already. Unscale each gradient once."
-            )
-        unscaled, check = unscale_and_check(self._loss_scale, grads, step.loss_scale)
-        # Kept only where dividing them once more is faster: they take memory.
-        kept = grads if in_xla() else [None] * len(grads)
-        step.note_unscaled(unscaled, check, kept)
+        divisors = self._progress.divisors(grads)
+        unscaled, check = unscale_and_check(self._loss_scale, grads, divisors)
+        self._progress.note_unscaled(Unscaled(unscaled, check, grads, divisors))
         return unscaled
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
@@ -204,31 +206,28 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
         variables: Any,
         apply: Callable[..., Any],
         aggregates: bool = True,
+        aggregate: Optional[Callable[[List[Any]], Any]] = None,
     ) -> Any:
-        """Unscales `grads` if that is still to be done, and applies or skips them."""
-        self._warn_if_never_scaled()
-        step = self._step_of_gradients()
-        divisor, earlier, is_checked = None, None, False
-        if self._must_unscale(step):
-            divisor = self._loss_scale() if step is None else step.loss_scale
-        if step is not None:
-            earlier, is_checked = step.check_of(grads), step.has_handed_out(grads)
-            if is_checked:
-                grads, divisor = step.before_unscaling(grads) or (grads, divisor)
-            step.note_applied()
-        return apply_or_skip(
-            self,
-            self._loss_scale,
-            grads,
-            variables,
-            apply,
-            divisor=divisor,
-            earlier=earlier,
-            is_checked=is_checked,
-            aggregates=aggregates,
-            entry=self._fault_entry(self._trained(variables)),
-            losses=[] if step is None else step.losses,
-        )
+        """Applies `grads` to `variables`, or skips them on all replicas.
+
+        Args:
+          grads: This replica's gradients, scaled or not; some may be None.
+          variables: What they are applied to.
+          apply: Called as `apply(grads, variables)` with unscaled gradients.
+          aggregates: Whether it adds them up across replicas.
+          aggregate: What the user aggregates `(gradient, variable)` pairs with, in its
+            place. It may communicate: it is called at every step, outside the branch.
+
+        Returns:
+          In a graph, an op that does it all. None in eager mode.
+        """
+        handed = self._progress.hand_in(grads, self._unscales_in_apply)
+        if aggregate is not None:
+            handed, variables = aggregated(
+                self._loss_scale, handed, variables, aggregate
+            )
+        entry = self._fault_entry(self._trained(variables))
+        return Attempt(self._progress, apply, aggregates, entry).run(handed, variables)
 
     def _fault_entry(self, variables: List[Any]) -> Optional[Entry]:
         """Returns where the faults of variables go. Called when it is built, too."""
@@ -247,34 +246,6 @@ class LossScaleOptimizer(Configurable, RefusesInnerSettings):
                 "apply_gradients must be called in replica context, got a call in "
                 "cross-replica context. Call it within strategy.run."
             )
-
-    def _step_of_gradients(self) -> Optional[Step]:
-        """Returns the step that gradients belong to which are handed in now.
-
-        If the loss scale is shared, another optimizer may have scaled their loss.
-        """
-        own = self._progress.current()
-        if own is not None and not own.applied:
-            return own
-        latest = sharing.latest_step(self._loss_scale)
-        if latest is None or (own is not None and own.number >= latest.number):
-            return own
-        return self._progress.follow(latest, None)
-
-    def _current_step(self) -> Optional[Step]:
-        """Returns this optimizer's own step on this replica, None without one here."""
-        return self._progress.current()
-
-    def _must_unscale(self, step: Optional[Step]) -> bool:
-        if step is not None:
-            return not step.unscaled
-        # Scaled in another trace, if at all.
-        return self._unscales_in_apply and self._loss_scale.has_scaled
-
-    def _warn_if_never_scaled(self) -> None:
-        if not self._loss_scale.has_scaled and not self._progress.has_warned:
-            self._progress.has_warned = True
-            warnings.warn(NEVER_SCALED, LossScaleWarning, stacklevel=4)
 
 
 def _refuse_tpu() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.optimizer import wrappers
+from lossscale.optimizer.keras_arguments import as_ours
 from lossscale.scales import serialization
 
 
@@ -24,9 +25,14 @@ class Configurable:
         """Returns a new optimizer from `get_config`'s result.
 
         Args:
-          config: The config. Its inner optimizer says which Keras it belongs to.
+          config: The config, or one of Keras 2's, Keras 3's or TensorFlow 2.0 to 2.3's
+            own wrapper. Its inner optimizer says which Keras it belongs to.
           custom_objects: Classes of your own by name, registered ones excepted.
+
+        Raises:
+          TypeError: `config` is none of these.
         """
+        config = as_ours(config)
         wrapper: Any = wrappers.for_config(config) if cls._is_front() else cls
         # Keras 2 writes into what it deserializes: the caller's own would change.
         config = dict(tf.nest.map_structure(lambda leaf: leaf, config))

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from lossscale.gradients import faults
 from lossscale.gradients.faults import FINITE, INF, NAN
-from lossscale.runtime import kerases, replicas
-from lossscale.runtime.mode import in_session
+from lossscale.runtime import kerases, mode, replicas
 
 _KINDS = {INF: "inf", NAN: "nan"}
 
@@ -69,13 +68,13 @@ class FaultRecord(tf.Module):
         Returns:
           An `Entry`. None where there can be none.
         """
-        if in_session():
+        if not mode.current().records_faults:
             return None  # it would have to initialize one
         for holder in self._holders:
             if all(id(variable) in holder.positions for variable in variables):
                 break
         else:
-            holder = FaultCodes(variables)
+            holder = FaultCodes(list({id(each): each for each in variables}.values()))
             self._holders.append(holder)
         return Entry(holder, [holder.positions[id(each)] for each in variables])
 
@@ -131,9 +130,8 @@ class FaultCodes:
         old = tf.convert_to_tensor(self.value)
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         kept = tf.where(tf.equal(old[-1], stamp[0]), old[:-1], FINITE)
-        if len(positions) + 1 < size:
-            indices = [[position] for position in [*positions, size - 1]]
-            codes = tf.scatter_nd(indices, codes, [size])
+        if positions != list(range(size - 1)):
+            codes = _placed(codes, [*positions, size - 1], size)
         value = tf.concat([tf.maximum(kept, codes), stamp], 0)
         return self.value.assign(value, read_value=False)
 
@@ -171,6 +169,14 @@ class Entry(NamedTuple):
         if codes_of_sum is not None:
             found = tf.maximum(found, tf.pad(codes_of_sum, [[0, 1]]))
         return self.holder.write(self.positions, found, skipped)
+
+
+def _placed(codes: Any, positions: List[int], size: int) -> Any:
+    """Returns codes at their positions, of several at one the largest."""
+    if len(set(positions)) == len(positions):
+        return tf.scatter_nd([[position] for position in positions], codes, [size])
+    is_here = [[each == position for each in positions] for position in range(size)]
+    return tf.reduce_max(tf.where(tf.constant(is_here), codes, FINITE), axis=1)
 
 
 def _with_loss(codes: Any, losses: List[Any]) -> Any:

@@ -8,13 +8,14 @@ when this module is imported, once for each Keras 2 that is installed.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Dict, List, Optional
 
 import tensorflow as tf
 
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.forwarding import CallableList, forwarded
+from lossscale.optimizer.forwarding import CallableList, delegated, forwarded
 from lossscale.optimizer.keras2_base import SINCE_0_1_0, Keras2Base
 from lossscale.runtime import kerases, registry
 from lossscale.runtime.autograph import do_not_convert
@@ -24,6 +25,9 @@ class _Legacy(Keras2Base):
     """For `OptimizerV2`: the default before TensorFlow 2.11, `legacy` since."""
 
     _is_legacy = True
+
+    gradient_aggregator = forwarded("gradient_aggregator")
+    gradient_transformers = forwarded("gradient_transformers")
 
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
@@ -48,8 +52,30 @@ class _Legacy(Keras2Base):
           In a graph an op, in eager mode `iterations`.
         """
         aggregates = experimental_aggregate_gradients
+        has_own = aggregates and self._has_own_aggregation()
+        aggregates = aggregates and not has_own
         options = {"name": name, "experimental_aggregate_gradients": aggregates}
-        return self._apply_pairs(grads_and_vars, options, aggregates)
+        aggregate = self._aggregate if has_own else None
+        return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
+
+    # Not public: what a legacy optimizer's `apply_gradients` begins with, and Keras's
+    # own wrapper calls before it decides, too (seen on 2.4 to 2.21).
+    def _has_own_aggregation(self) -> bool:
+        # The module of the base class knows the default by this name; where one did
+        # not, every aggregation would be called before the decision: right, too.
+        module = sys.modules[self._optimizer_class.__module__]
+        default = getattr(module, "optimizer_utils", None)
+        default = getattr(default, "all_reduce_sum_gradients", None)
+        if self.inner_optimizer.gradient_aggregator is not default:
+            return True
+        return self._overrides(
+            "_transform_unaggregated_gradients", "_aggregate_gradients"
+        )
+
+    def _aggregate(self, pairs: List[Any]) -> Any:
+        inner = self.inner_optimizer
+        pairs = inner._transform_unaggregated_gradients(pairs)
+        return inner._aggregate_gradients(pairs)
 
     def variables(self) -> List[Any]:
         """Returns the inner optimizer's variables, then the loss scale's."""
@@ -80,16 +106,17 @@ class _New(Keras2Base):
     ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
     jit_compile = forwarded("jit_compile")
 
+    # What they create is the inner optimizer's, and saved with it.
+    add_variable = delegated("add_variable")
+    add_variable_from_reference = delegated("add_variable_from_reference")
+    # An optimizer may have its own.
+    aggregate_gradients = delegated("aggregate_gradients")
+    exclude_from_weight_decay = delegated("exclude_from_weight_decay")
+
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
         self._fault_entry(list(var_list))
-
-    def exclude_from_weight_decay(
-        self, var_list: Any = None, var_names: Any = None
-    ) -> None:
-        """Excludes variables from the inner optimizer's weight decay."""
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     @do_not_convert
     def apply_gradients(
@@ -113,8 +140,11 @@ class _New(Keras2Base):
         del name
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
         aggregates = not (skip or self._is_dtensor())
-        options = {"skip_gradients_aggregation": skip}
-        self._apply_pairs(grads_and_vars, options, aggregates)
+        has_own = aggregates and self._overrides("aggregate_gradients")
+        options = {"skip_gradients_aggregation": skip or has_own}
+        aggregate = self.inner_optimizer.aggregate_gradients if has_own else None
+        aggregates = aggregates and not has_own
+        self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
         return self.iterations
 
     def _build_before_apply(self, variables: List[Any]) -> None:
@@ -167,10 +197,16 @@ def _mix_into(keras: Any) -> None:
             "__module__": __name__,
             "_keras": keras,
             "_keras_module": kerases.wrapper_module(keras),
+            "_optimizer_class": optimizer_class,
         }
         wrapper = type(base)(name, (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)
         registry.register(keras, wrapper, name.replace("Keras2", ""))
+        if is_legacy:
+            # `convert_to_legacy_optimizer`, which Keras calls where TensorFlow 2's
+            # behaviour is off, looks for a class by the new wrapper's name in small
+            # letters (seen on 2.11 to 2.21).
+            keras.utils.get_custom_objects()["keras2lossscaleoptimizer"] = wrapper
 
 
 for _installed in kerases.keras2():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
-
-import tensorflow as tf
+from typing import Any, Callable, Dict, List, Optional
 
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.runtime import kerases
-from lossscale.scales.fixed import FixedLossScale
+from lossscale.runtime import kerases, mode
 
 #: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
@@ -23,6 +20,8 @@ class Keras2Base(LossScaleOptimizer):
     _keras_module: Any
     _keras: Any
     _is_legacy: bool
+    #: The base class of the optimizers that it wraps.
+    _optimizer_class: type
     _own_name: str
     _track_trackable: Any
     _create_all_weights: Any
@@ -40,7 +39,7 @@ class Keras2Base(LossScaleOptimizer):
         # the scale where Keras's own wrapper has it.
         self._track_trackable(scale, "loss_scale")
         self._track_trackable(self._fault_record, "faults")
-        if not tf.executing_eagerly():
+        if not mode.current().knows_values:
             for variable in scale.variables:  # v1's `fit` initializes those it knows
                 self._keras_module.backend.track_variable(variable)
 
@@ -48,27 +47,6 @@ class Keras2Base(LossScaleOptimizer):
     def name(self) -> str:  # type: ignore[override]
         """The optimizer's name."""
         return self._own_name
-
-    @property
-    def dynamic(self) -> bool:
-        """Whether the loss scale can change."""
-        return not isinstance(self._loss_scale, FixedLossScale)
-
-    @property
-    def initial_scale(self) -> Any:
-        """The loss scale's initial value, None if it does not tell."""
-        fixed = getattr(self._loss_scale, "loss_scale_value", None)
-        return getattr(self._loss_scale, "initial_loss_scale", fixed)
-
-    @property
-    def dynamic_counter(self) -> Any:
-        """The variable that counts finite steps in a row, None if there is none."""
-        return getattr(self._loss_scale, "good_steps", None)
-
-    @property
-    def dynamic_growth_steps(self) -> Any:
-        """After how many of them the scale grows, None if it does not tell."""
-        return getattr(self._loss_scale, "increment_period", None)
 
     # Stands above Keras's own in the order of bases.
     loss_scale = LossScaleOptimizer.loss_scale
@@ -81,7 +59,11 @@ class Keras2Base(LossScaleOptimizer):
         check()
 
     def _apply_pairs(
-        self, grads_and_vars: Any, options: Dict[str, Any], aggregates: bool
+        self,
+        grads_and_vars: Any,
+        options: Dict[str, Any],
+        aggregates: bool,
+        aggregate: Optional[Callable[[List[Any]], Any]] = None,
     ) -> Any:
         """Applies `(gradient, variable)` pairs, or skips them on all replicas.
 
@@ -89,6 +71,7 @@ class Keras2Base(LossScaleOptimizer):
           grads_and_vars: The pairs.
           options: What else the inner optimizer's `apply_gradients` is called with.
           aggregates: Whether it adds the gradients up across replicas.
+          aggregate: How the user adds them up, where Keras's own way is replaced.
 
         Returns:
           In a graph an op, in eager mode `iterations`. Keras's own answer if there is
@@ -105,8 +88,13 @@ class Keras2Base(LossScaleOptimizer):
         if all(grad is None for grad in grads):
             return apply(grads, variables)
         self._build_before_apply(variables)
-        done = self._apply_or_skip(grads, variables, apply, aggregates)
+        done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
+
+    def _overrides(self, *names: str) -> bool:
+        """Tells whether the inner optimizer's class has methods of its own."""
+        inner, base = type(self.inner_optimizer), self._optimizer_class
+        return any(getattr(inner, n, None) is not getattr(base, n, None) for n in names)
 
     def _build_before_apply(self, variables: List[Any]) -> None:
         """Creates what the inner optimizer would create within a branch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import copy
 from typing import Any, Dict, List, Optional, Set
 
 import keras
@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer import wrappers
-from lossscale.optimizer.advice import BARE_CHECKPOINT, LossScaleWarning
+from lossscale.optimizer.advice import BARE_CHECKPOINT, warn
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.forwarding import forwarded
+from lossscale.optimizer.forwarding import delegated, forwarded
 from lossscale.runtime import registry
 from lossscale.runtime.autograph import do_not_convert
 
@@ -48,7 +48,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self._track_trackable(scale.good_steps, "step_counter")
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
-        object.__setattr__(self, "_built_for", [])
+        # What it was built with before it was wrapped. Not public, and only needed by
+        # who applies gradients without variables (seen on Keras 3.3 to 3.15).
+        built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
+        object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
         wrappers.mark(inner_optimizer)
 
@@ -66,6 +69,21 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # wrapper of another optimizer has none.
     optimizers = forwarded("optimizers")
 
+    # What they create is the inner optimizer's, and saved with it.
+    add_variable = delegated("add_variable")
+    add_variable_from_reference = delegated("add_variable_from_reference")
+    add_optimizer_variables = delegated("add_optimizer_variables")
+    exclude_from_weight_decay = delegated("exclude_from_weight_decay")
+    #: Raises what a bare optimizer raises: TensorFlow has no such thing.
+    stateless_apply = delegated("stateless_apply")
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        # Keras copies an optimizer by saving it, each by itself: of a loss scale that
+        # two share there would be two copies.
+        inner = copy.deepcopy(self.inner_optimizer, memo)
+        loss_scale = copy.deepcopy(self._loss_scale, memo)
+        return type(self)(inner, loss_scale, name=self.name)
+
     @property
     def loss_scale_factor(self) -> None:
         """None: the loss scale is `loss_scale`."""
@@ -78,6 +96,12 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 f"`loss_scale_factor` must be None, got {arguments.shown(value)}. The "
                 "loss scale is an argument of LossScaleOptimizer."
             )
+
+    @property
+    def applied_steps(self) -> Any:
+        # Private: `iterations` is divided by the accumulated steps from Keras 3.4 on,
+        # and was that very variable before (seen on Keras 3.3, 3.6 and 3.15).
+        return getattr(self.inner_optimizer, "_iterations", self.iterations)
 
     @property
     def variables(self) -> List[Any]:
@@ -122,6 +146,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         ] or [False] * len(grads)
         untouched = [g if o else None for g, o in zip(grads, overwritten)]
         rest = [None if o else g for g, o in zip(grads, overwritten)]
+        if all(grad is None for grad in rest):
+            inner.apply(grads, trainable_variables)  # nothing that a loss scale scales
+            return
 
         def apply(grads: List[Any], others: Any) -> None:
             untouched, variables = others
@@ -146,16 +173,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         grads, variables = zip(*pairs)
         self.apply(grads, variables)
         return self.iterations
-
-    def stateless_apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises what a bare optimizer raises: TensorFlow has no such thing."""
-        return self.inner_optimizer.stateless_apply(*args, **kwargs)
-
-    def exclude_from_weight_decay(
-        self, var_list: Any = None, var_names: Any = None
-    ) -> None:
-        """Excludes variables from the inner optimizer's weight decay."""
-        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def set_weights(self, weights: Any) -> None:
         """Sets the values of `variables`, in their order."""
@@ -196,7 +213,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _warn_if_restored_from_bare(self) -> None:
         if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
             self._looked_up.clear()
-            warnings.warn(BARE_CHECKPOINT, LossScaleWarning, stacklevel=4)
+            warn(BARE_CHECKPOINT)
 
     def _scale_variables(self) -> Dict[str, Any]:
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}

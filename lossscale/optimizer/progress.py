@@ -1,215 +1,275 @@
-"""How far a step has come: the loss scaled, gradients unscaled, gradients applied.
+"""How far a step has come, and where gradients come from that are handed in.
 
-As torch's GradScaler does, an optimizer knows it of the current step, so that loops
-written for Keras 2 (scale, unscale, clip, apply) and for Keras 3 (scale, apply) both
-run. A step belongs to one replica and one graph: symbolic tensors of one trace must
-never reach another.
+Loops written for Keras 2 (scale, unscale, clip, apply) and for Keras 3 (scale, apply)
+both run, since it is known whether gradients are still scaled. In a graph that is read
+off the graph, by `origin`. What comes from nowhere in it, and in eager mode all but the
+very objects that were handed out, is told by the order of calls:
+
+```
+unscaled     if gradients like these were unscaled since the loss was last scaled,
+             and have not been applied
+scaled       else, if the loss was scaled
+as in Keras  else: Keras 3's `apply` divides, Keras 2's does not
+```
+
+Where that leaves two answers, one warning says so. A step belongs to one replica and
+one graph: symbolic tensors of one trace must never reach another.
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
-import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+import copy
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
-import tensorflow as tf
+from lossscale.gradients.faults import Check
+from lossscale.optimizer.advice import AMBIGUOUS, NEVER_SCALED, warn
+from lossscale.optimizer.divisors import Divisors
+from lossscale.optimizer.origin import Found, Origin, are_arguments
+from lossscale.optimizer.sharing import group_of
+from lossscale.optimizer.steps import Step, Steps
+from lossscale.optimizer.unscaled import (
+    Unscaled,
+    before_division,
+    covering,
+    earlier_check,
+)
+from lossscale.runtime import replicas
+from lossscale.runtime.graphs import current_graph
+from lossscale.scales.base import LossScale
 
-from lossscale.gradients.faults import Check, clean
-
-_numbers = itertools.count(1)
-#: So many losses of a step are kept, to tell whether they were finite: the last ones. A
-#: loop that scales losses and never applies must not keep them all.
-_LOSSES = 8
-
-
-class _HandedOut(NamedTuple):
-    """An unscaled gradient that was handed to the user, who may drop it.
-
-    Attributes:
-      reference: A weak reference to it.
-      scaled: What it was before it was divided. None: not kept.
-      divisor: What it was divided by.
-    """
-
-    reference: Any
-    scaled: Any
-    divisor: Any
+#: What is assumed where two answers are possible, by whether gradients are divided.
+_ASSUMED = {True: "They are divided by it.", False: "They are applied as they came."}
 
 
-class Step:
-    """One step of one optimizer, from the scaled loss to the applied gradients.
+class HandedIn(NamedTuple):
+    """Gradients that are to be applied, and all that is known of them.
 
     Attributes:
-      loss_scale: The `float32` tensor that multiplied the loss. The gradients are
-        divided by it even if a shared loss scale has moved since.
-      number: When the loss was scaled: later steps have larger numbers. 0 if it was not
-        scaled by an optimizer.
-      losses: The last losses, before they were multiplied.
-      unscaled: Whether gradients of this step have been unscaled.
-      applied: Whether gradients of this step have been applied.
+      grads: The gradients; some may be None.
+      divisors: What each is still to be divided by, a `float32` tensor of shape `[]`.
+        None: it is unscaled.
+      earlier: The check of when they were unscaled. None: there was none.
+      is_checked: Whether nobody has changed them since, so that `earlier` says all.
+      losses: The unscaled losses that they are of, the last ones.
     """
 
-    def __init__(self) -> None:
-        self.loss_scale: Any = None
-        self.number = 0
-        self.losses: List[Any] = []
-        self.unscaled = False
-        self.applied = False
-        self._graph = _current_graph()
-        self._handed_out: Dict[int, _HandedOut] = {}
-        self._checks: List[Tuple[List[Any], Check]] = []
-        self._is_finite: Any = None
-        self._is_settled = False
-
-    def is_here(self) -> bool:
-        """Tells whether this step belongs to the graph that is being built now."""
-        return any(self._graph is graph for graph in _visible_graphs())
-
-    def note_unscaled(
-        self, grads: List[Any], check: Optional[Check], scaled: List[Any]
-    ) -> None:
-        """Remembers gradients that are handed to the user, and their check.
-
-        Args:
-          grads: The gradients.
-          check: Their check, before anybody could clip them. None: not checked.
-          scaled: What each was before it was divided by `loss_scale`. None: not kept.
-        """
-        if self._is_settled:
-            # The checks of gradients that were applied say nothing of other ones.
-            self._checks, self._is_finite = [], None
-            self._handed_out, self._is_settled = {}, False
-        references = [None if grad is None else weakref.ref(grad) for grad in grads]
-        for grad, reference, before in zip(grads, references, scaled):
-            if reference is not None:
-                handed_out = _HandedOut(reference, before, self.loss_scale)
-                self._handed_out[id(grad)] = handed_out
-        self.unscaled = True
-        if check is None:
-            return
-        self._checks.append((references, check))
-        so_far = self._is_finite
-        now = check.is_finite
-        self._is_finite = now if so_far is None else tf.logical_and(so_far, now)
-
-    def note_applied(self) -> None:
-        """Remembers that gradients of this step have been applied, or skipped."""
-        self.applied = self._is_settled = True
-
-    def check_of(self, grads: List[Any]) -> Optional[Check]:
-        """Returns the check of when gradients, clipped since perhaps, were unscaled.
-
-        Its flag tells of all gradients that were unscaled in this step on this replica;
-        its codes of `grads`, if they can be told to be one of the lists. None: nothing
-        was checked.
-        """
-        if self._is_finite is None:
-            return None
-        fitting = [each for each in self._checks if len(each[0]) == len(grads)]
-        same = [each for each in fitting if _share(each[0], grads)]
-        found = same or fitting
-        check = found[0][1] if len(found) == 1 else clean(len(grads))
-        return Check(self._is_finite, check.codes)
-
-    def has_handed_out(self, grads: List[Any]) -> bool:
-        """Tells whether all of `grads` are the very objects handed to the user."""
-        present = [grad for grad in grads if grad is not None]
-        found = [self._handed_out.get(id(grad)) for grad in present]
-        return all(f is not None and f.reference() is g for f, g in zip(found, present))
-
-    def before_unscaling(self, grads: List[Any]) -> Optional[Tuple[List[Any], Any]]:
-        """Returns what gradients were before they were unscaled, and the divisor.
-
-        Args:
-          grads: Objects handed to the user, or None.
-
-        Returns:
-          The two, or None if they are not kept, or not all had the same divisor.
-        """
-        found = [None if g is None else self._handed_out[id(g)] for g in grads]
-        present = [each for each in found if each is not None]
-        divisors = {id(each.divisor) for each in present}
-        if len(divisors) != 1 or any(each.scaled is None for each in present):
-            return None
-        scaled = [None if each is None else each.scaled for each in found]
-        return scaled, present[0].divisor
-
-
-def _share(references: List[Any], grads: List[Any]) -> bool:
-    """Tells whether one of `grads` is the very object that was handed out."""
-    pairs = zip(references, grads)
-    return any(r is not None and g is not None and r() is g for r, g in pairs)
+    grads: List[Any]
+    divisors: List[Any]
+    earlier: Optional[Check]
+    is_checked: bool
+    losses: List[Any]
 
 
 class Progress:
-    """The current step of one optimizer, on each replica."""
+    """How far one optimizer has come, on each replica."""
 
-    def __init__(self) -> None:
-        self.has_warned = False
-        self._steps: Dict[Any, Step] = {}
+    def __init__(self, loss_scale: LossScale) -> None:
+        self.loss_scale = loss_scale
+        self._steps = Steps()
+        self._warned: Set[str] = set()
+        self._group = group_of(loss_scale)
+        self._group.members.add(self)
+        self._divisors = Divisors(loss_scale, self._group, self._warn)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Progress:
-        return Progress()  # a copied optimizer begins a step of its own
-
-    def current(self) -> Optional[Step]:
-        """Returns the step that this replica is at in this graph, None without one.
-
-        An applied step stays, since a loss may have two lists of gradients that are
-        applied one after the other, until a loss is scaled again. One whose loss the
-        user scaled by other means ends when it is applied.
-        """
-        step = self._steps.get(_replica())
-        if step is None or not step.is_here() or (step.applied and not step.number):
-            return None
-        return step
+        # Copies of optimizers that share a loss scale share its copy.
+        return Progress(copy.deepcopy(self.loss_scale, memo))
 
     def note_scaled(self, loss: Any, loss_scale: Any) -> None:
-        """Remembers that a loss has been multiplied with the tensor `loss_scale`."""
-        step = self._open(loss_scale)
-        step.losses = [*step.losses, loss][-_LOSSES:]
-        step.number = next(_numbers)
+        """Remembers that a loss is multiplied with the tensor `loss_scale`."""
+        self._steps.open(loss_scale).note_scaled(loss)
 
-    def follow(self, other: Optional[Step], loss_scale: Any) -> Step:
+    def divisors(self, grads: List[Any]) -> List[Any]:
+        """Returns what gradients that are to be unscaled are divided by.
+
+        Raises:
+          ValueError: One has been unscaled already.
+        """
+        step = self._steps.current()
+        if step is not None and self._only_scaled(step):
+            return [step.loss_scale] * len(grads)
+        found = self._group.marks.look(grads)
+        for each in found:
+            if each is not None and each.origin in (Origin.UNTOUCHED, Origin.CHANGED):
+                raise ValueError(
+                    "`grads` must be gradients of the scaled loss, got one that "
+                    "get_unscaled_gradients returned already. Unscale each gradient "
+                    "once."
+                )
+        step = self._step()
+        if step is None:
+            step = self._follow(None)
+        return self._divisors.of(found, step.loss_scale)
+
+    def note_unscaled(self, unscaled: Unscaled) -> None:
+        """Remembers gradients that are handed out to the user."""
+        step = self._step() or self._follow(None)
+        step.pending.append(unscaled)
+        self._group.marks.mark_unscaled(unscaled.grads(), unscaled)
+
+    def hand_in(self, grads: List[Any], is_divided_in_apply: bool) -> HandedIn:
+        """Returns what is known of gradients that are to be applied.
+
+        Args:
+          grads: The gradients; some may be None.
+          is_divided_in_apply: Whether this Keras's own wrapper divides in `apply`.
+        """
+        step = self._steps.current()
+        if step is not None and self._only_scaled(step):
+            step.applied = True
+            self._note_apply(lambda: None)
+            return HandedIn(
+                grads, [step.loss_scale] * len(grads), None, False, step.losses
+            )
+        if self._never_scaled(grads):
+            self._warn(NEVER_SCALED)
+        found = self._group.marks.look(grads)
+        step = self._step(grads)
+        present = [each for each in found if each is not None]
+        foreign = [each for each in present if each.origin is Origin.FOREIGN]
+        is_told_by_order = current_graph() is None or len(foreign) == len(present)
+        if foreign and is_told_by_order:
+            handed = self._by_order(grads, found, step, is_divided_in_apply)
+        else:
+            handed = self._by_graph(grads, found, step)
+        if step is not None:
+            step.applied = True
+        is_told = len(foreign) < len(present)
+        self._note_apply(self._divisors.read if is_told else lambda: None)
+        return handed
+
+    def _note_apply(self, read: Callable[[], Any]) -> None:
+        if current_graph() is not None:
+            self._group.readings.note_apply(read)
+
+    def _by_graph(
+        self, grads: List[Any], found: List[Optional[Found]], step: Optional[Step]
+    ) -> HandedIn:
+        """Returns what the graph, or the very objects, tell of gradients."""
+        losses = [] if step is None else step.losses
+        lists = _lists(found)
+        for each in lists:
+            each.applied(grads)
+        if step is not None:
+            step.forget_applied()
+        present = [each for each in found if each is not None]
+        is_untouched = all(each.origin is Origin.UNTOUCHED for each in present)
+        earlier = earlier_check([each for each in lists if each.is_here()], grads)
+        if is_untouched and earlier is not None:
+            # Across replicas they are divided before anybody knows: once is enough.
+            is_alone = replicas.count() == 1
+            before = before_division(lists, grads) if is_alone else None
+            grads, divisors = before or (grads, [None] * len(grads))
+            return HandedIn(grads, divisors, earlier, True, losses)
+        last = None if step is None else step.loss_scale
+        divisors = self._divisors.of(found, last)
+        return HandedIn(grads, divisors, earlier, False, losses)
+
+    def _by_order(
+        self,
+        grads: List[Any],
+        found: List[Optional[Found]],
+        step: Optional[Step],
+        is_divided_in_apply: bool,
+    ) -> HandedIn:
+        """Returns what the order of calls tells of gradients."""
+        count = len(grads)
+        if step is None:
+            divisor = self._by_convention(grads, is_divided_in_apply)
+            return HandedIn(grads, [divisor] * count, None, False, [])
+        lists = _lists(found)
+        rest = [g for g, f in zip(grads, found) if f and f.origin is Origin.FOREIGN]
+        if not lists and any(each.were(rest) for each in (*step.pending, *step.older)):
+            # Unscaled to be looked at, and applied as they were before.
+            divisors = [step.loss_scale] * count
+            return HandedIn(grads, divisors, None, False, step.losses)
+        chosen = covering(step.pending, rest)
+        is_sure = bool(chosen) or not covering(step.older, rest)
+        if not chosen and step.pending:
+            chosen, is_sure = list(step.pending), False
+        if not chosen:
+            chosen = covering(self._pending_of_others(), rest)
+            is_sure = is_sure and not chosen
+        is_unscaled = bool(lists or chosen)
+        if not is_sure:
+            self._warn(AMBIGUOUS.format(assumed=_ASSUMED[not is_unscaled]))
+        if not is_unscaled:
+            divisors = [step.loss_scale] * count
+            return HandedIn(grads, divisors, None, False, step.losses)
+        chosen = list({id(each): each for each in (*lists, *chosen)}.values())
+        earlier = earlier_check(chosen, grads)
+        for each in chosen:
+            each.applied(grads)
+        step.forget_applied()
+        return HandedIn(grads, [None] * count, earlier, False, step.losses)
+
+    def _pending_of_others(self) -> List[Unscaled]:
+        """Returns what other optimizers here unscaled, and did not apply."""
+        steps = [m._steps.current() for m in self._group.members if m is not self]
+        return [each for step in steps if step is not None for each in step.pending]
+
+    def _only_scaled(self, step: Step) -> bool:
+        """Tells whether all that ever happened to gradients here is scaling, by `step`.
+
+        That is what `fit` does. The graph need not be asked then, which takes time.
+        """
+        is_alone = len(self._group.members) == 1
+        has_unscaled = self._group.marks.has_unscaled or self.loss_scale.has_been_read
+        return step.number > 0 and not step.applied and is_alone and not has_unscaled
+
+    def _by_convention(self, grads: List[Any], is_divided_in_apply: bool) -> Any:
+        """Returns what gradients are divided by whose loss was scaled elsewhere."""
+        never_scaled = self._never_scaled(grads)
+        is_divided = is_divided_in_apply and not never_scaled
+        is_sure = is_divided_in_apply != self._group.marks.has_unscaled
+        if not never_scaled and not (is_sure and self.loss_scale.has_scaled):
+            self._warn(AMBIGUOUS.format(assumed=_ASSUMED[is_divided]))
+        return self.loss_scale() if is_divided else None
+
+    def _never_scaled(self, grads: List[Any]) -> bool:
+        """Tells whether nobody has scaled the loss, here or where this is called."""
+        has_scaled = self.loss_scale.has_scaled or self.loss_scale.has_been_read
+        return not has_scaled and not are_arguments(grads)
+
+    def _warn(self, message: str) -> None:
+        """Says something once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warn(message)
+
+    def _step(self, grads: Sequence[Any] = ()) -> Optional[Step]:
+        """Returns the step that gradients belong to which are handed over now.
+
+        If the loss scale is shared, another optimizer may have scaled their loss.
+
+        Args:
+          grads: What is applied. It may be the rest of what was unscaled.
+        """
+        own = self._steps.current()
+        if own is not None and not own.applied:
+            return own
+        if own is not None and covering(own.pending, list(grads)):
+            return own
+        steps = [member._steps.current() for member in self._group.members]
+        steps.append(self._group.steps.current())
+        scaled = [step for step in steps if step is not None and step.number]
+        latest = max(scaled, key=lambda step: step.number, default=None)
+        if latest is None or (own is not None and own.number >= latest.number):
+            return own
+        return self._follow(latest)
+
+    def _follow(self, other: Optional[Step]) -> Step:
         """Begins a step whose loss another optimizer, or the user, has scaled."""
-        step = self._open(loss_scale if other is None else other.loss_scale)
-        step.losses = [] if other is None else list(other.losses)
-        step.number = 0 if other is None else other.number
-        return step
-
-    def _open(self, loss_scale: Any) -> Step:
-        """Returns the open step, or a new one once the last one has been applied."""
-        step = self.current()
-        if step is None or step.applied:
-            step = self._steps[_replica()] = Step()
-        step.loss_scale = loss_scale
+        step = self._steps.open(
+            self.loss_scale() if other is None else other.loss_scale
+        )
+        if other is not None:
+            step.losses, step.number = list(other.losses), other.number
+            step.pending, step.older = other.pending, other.older
         return step
 
 
-def _replica() -> Any:
-    """Returns what names this replica, across `strategy.run`s, or else this thread."""
-    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-        context = tf.distribute.get_replica_context()
-        number = tf.get_static_value(context.replica_id_in_sync_group)
-        if number is not None:
-            return ("replica", int(number))
-    return threading.get_ident()
-
-
-def _current_graph() -> Any:
-    """Returns the graph that is being built, None in eager mode."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def _visible_graphs() -> Iterator[Any]:
-    """Yields the current graph and those around it whose tensors it may use.
-
-    Within a branch of `tf.cond` or a loop's body the tensors of the graph around it
-    are visible. Those around a nested `tf.function` are not: its trace is used again.
-    """
-    graph = _current_graph()
-    yield graph
-    # Not public, but used all over TensorFlow (seen on 2.4 to 2.21).
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-        yield graph
+def _lists(found: List[Optional[Found]]) -> List[Unscaled]:
+    """Returns the lists of unscaled gradients that gradients come from, each once."""
+    every = [each for one in found if one is not None for each in one.checks]
+    return list({id(each): each for each in every}.values())

@@ -1,78 +1,160 @@
 """One loss scale for several optimizers: adjusted once per step, from all of them.
 
 A GAN's two optimizers may share a loss scale. Each skips on its own gradients. A step
-of the loss scale ends when an optimizer that already applied in it applies again, or
-when the graph changes. Until then each apply takes back what the one before did to the
-state, and adjusts again with the AND of all flags. No variable and no branch is added.
+of the loss scale ends when an optimizer that already applied in it applies again (not
+in the other branch of one `tf.cond`), or where another graph is built. Until then each
+apply takes back what the ones before did to the state, and adjusts again, with the AND
+of all flags: a step was bad before if its count of skipped steps has moved. No variable
+and no branch is added.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Tuple
+from contextlib import nullcontext
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.finite import Finiteness
+from lossscale.optimizer.origin import Marks
+from lossscale.optimizer.readings import Readings
+from lossscale.optimizer.steps import Steps
+from lossscale.optimizer.unscaled import Unscaled
+from lossscale.runtime import mode
 from lossscale.runtime.control import group_ops
+from lossscale.runtime.graphs import (
+    above_branches,
+    current_graph,
+    is_other_branch,
+    visible_graphs,
+)
 from lossscale.scales import adjusting
 from lossscale.scales.base import LossScale
 
-_users: Any = weakref.WeakKeyDictionary()  # LossScale -> WeakSet of optimizers
-_shared_steps: Any = weakref.WeakKeyDictionary()  # LossScale -> _SharedStep
+_groups: Any = weakref.WeakKeyDictionary()  # LossScale -> Group
 
 
 class _SharedStep:
-    """A step of a shared loss scale in which at least one optimizer has applied."""
+    """A step of a shared loss scale in which at least one optimizer has applied.
 
-    def __init__(self, graph: Any, state: List[Tuple[Any, Any]]) -> None:
-        self.graph = graph
-        self.state = state
-        self.applied: Any = weakref.WeakSet()
-        self.is_finite: Any = True
+    Attributes:
+      graph: Where it began; None in eager mode.
+      before: Pairs of a variable of the loss scale and its value before the step.
+      applied: Those that have applied in it, and in which graph.
+      update_op: What was adjusted last. None in eager mode.
+      left: The values that were left, in eager mode.
+    """
+
+    def __init__(self, loss_scale: LossScale) -> None:
+        self.graph = above_branches(current_graph())
+        self.applied: Any = weakref.WeakKeyDictionary()
         self.update_op: Any = None
+        self.left: Optional[List[Any]] = None
+        # Whether a branch that applies will run is not known: read outside of it.
+        outside = nullcontext() if self.graph is None else self.graph.as_default()
+        with outside:
+            self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
+
+    def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
+        """Tells whether `member`, which applies now, does so in this step."""
+        if member in self.applied and not is_other_branch(self.applied[member]):
+            return False
+        if not any(self.graph is graph for graph in visible_graphs()):
+            return False
+        # A checkpoint may have been restored, or the loss scale set, since.
+        return self.left is None or self.left == _values(loss_scale)
 
 
-def share(loss_scale: LossScale, optimizer: Any) -> None:
-    """Makes `optimizer` one of those that `loss_scale` is adjusted by."""
-    _users.setdefault(loss_scale, weakref.WeakSet()).add(optimizer)
+class Group:
+    """The optimizers that share one loss scale, and what they know together.
+
+    Attributes:
+      marks: Where its loss scale was read, and what was unscaled by it.
+      readings: What the loss scale was between applies.
+      steps: Those whose loss the loss scale's own methods scaled.
+      members: The `Progress` of each optimizer.
+    """
+
+    def __init__(self) -> None:
+        self.marks = Marks()
+        self.readings = Readings(self.marks)
+        self.steps = Steps()
+        self.members: Any = weakref.WeakSet()
+        self.step: Optional[_SharedStep] = None
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Group:
+        return Group()  # a copied loss scale has other optimizers
+
+    def note_read(self, loss_scale: Any) -> None:
+        """Remembers a tensor of the loss scale that may multiply a loss."""
+        self.marks.mark_scaled(loss_scale)
+
+    def note_scaled(self, loss: Any, loss_scale: Any) -> None:
+        """Remembers that `LossScale.scale` has multiplied a loss."""
+        self.steps.open(loss_scale).note_scaled(loss)
+
+    def note_unscaled(self, grads: List[Any], scaled: List[Any], divisor: Any) -> None:
+        """Remembers what `LossScale.unscale` returned."""
+        found = Unscaled(grads, None, scaled, [divisor] * len(grads))
+        self.steps.open(divisor).pending.append(found)
+        self.marks.mark_unscaled(grads, found)
 
 
-def latest_step(loss_scale: LossScale) -> Any:
-    """Returns the latest step here in which an optimizer of these scaled a loss."""
-    steps = [user._current_step() for user in _users.get(loss_scale, ())]
-    scaled = [step for step in steps if step is not None and step.number]
-    return max(scaled, key=lambda step: step.number, default=None)
+def group_of(loss_scale: LossScale) -> Group:
+    """Returns the group of the optimizers that share a loss scale."""
+    group: Optional[Group] = _groups.get(loss_scale)
+    if group is None:
+        group = _groups[loss_scale] = Group()
+        loss_scale._noted_by = group
+    return group
 
 
 def adjust(
-    loss_scale: LossScale, optimizer: Any, finiteness: Finiteness
+    loss_scale: LossScale, member: Any, finiteness: Finiteness
 ) -> Tuple[Any, Any]:
-    """Adjusts `loss_scale` to a step that `optimizer` applies or skips.
+    """Adjusts `loss_scale` to a step that one of its optimizers applies or skips.
 
     Args:
       loss_scale: A `LossScale`.
-      optimizer: The optimizer that asks.
+      member: The optimizer's `Progress`.
       finiteness: What is agreed of this optimizer's gradients.
 
     Returns:
       The update op, None in eager mode, and the exact flag.
     """
-    if len(_users.get(loss_scale, ())) < 2:
+    group = group_of(loss_scale)
+    if len(group.members) < 2:
         return adjusting.adjust(loss_scale, finiteness)
     is_finite = finiteness.exact()
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    step = _shared_steps.get(loss_scale)
-    if step is None or step.graph is not graph or optimizer in step.applied:
-        state = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
-        step = _shared_steps[loss_scale] = _SharedStep(graph, state)
+    step = group.step
+    if step is None or not step.goes_on(member, loss_scale):
+        step = group.step = _SharedStep(loss_scale)
+    step.applied[member] = current_graph()
     # A tf.compat.v1 graph keeps no order of its own.
-    with tf.control_dependencies([] if step.update_op is None else [step.update_op]):
-        taken_back = group_ops(
-            [v.assign(old, read_value=False) for v, old in step.state]
-        )
-    step.applied.add(optimizer)
-    step.is_finite = tf.logical_and(step.is_finite, is_finite)
-    with tf.control_dependencies([] if taken_back is None else [taken_back]):
-        step.update_op = loss_scale.adjust(step.is_finite)[0]
-    return step.update_op, is_finite
+    with _after(step.update_op):
+        was_good = _is_as_before(step, loss_scale.skipped_steps)
+    with _after(was_good):
+        restored = [v.assign(old, read_value=False) for v, old in step.before]
+        taken_back = group_ops([was_good, restored])
+    with _after(taken_back):
+        update_op, _ = loss_scale.adjust(tf.logical_and(is_finite, was_good))
+    if mode.current().knows_values:
+        step.left = _values(loss_scale)
+    # What was done in a branch is done when the branch is.
+    is_outside = current_graph() is step.graph
+    step.update_op = update_op if is_outside else None
+    return update_op, is_finite
+
+
+def _is_as_before(step: _SharedStep, variable: Any) -> Any:
+    (old,) = [old for each, old in step.before if each is variable]
+    return tf.equal(tf.convert_to_tensor(variable), old)
+
+
+def _after(update_op: Any) -> Any:
+    return tf.control_dependencies([] if update_op is None else [update_op])
+
+
+def _values(loss_scale: LossScale) -> List[Any]:
+    return [variable.numpy().item() for variable in loss_scale.variables]

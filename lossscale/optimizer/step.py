@@ -1,151 +1,265 @@
-"""The step that the wrappers of all Kerases share: check, agree, adjust, apply or skip.
+"""One attempt to apply gradients: unscale, check, agree, adjust, apply or skip.
 
 Nothing here knows a rule of a loss scale, or a Keras.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.gradients import faults, rows
 from lossscale.gradients.faults import Check
+from lossscale.gradients.finite import (
+    each_is_finite,
+    floating_values,
+)
+from lossscale.gradients.packing import unpack
 from lossscale.optimizer import sharing
-from lossscale.optimizer.agreement import Agreed, Agreement
+from lossscale.optimizer.agreement import Agreed, Alone, Among, Own
 from lossscale.optimizer.fault_record import Entry
-from lossscale.optimizer.unscaling import follows_its_rule, prepare, unscaled
-from lossscale.runtime import replicas
+from lossscale.optimizer.progress import HandedIn, Progress
+from lossscale.optimizer.unscaling import (
+    alone,
+    divided,
+    packed,
+    proof_as_applied,
+)
+from lossscale.runtime import mode, replicas
 from lossscale.runtime.control import either, group_ops, with_dependencies
 from lossscale.scales.base import LossScale
 
 
-def apply_or_skip(
-    optimizer: Any,
-    loss_scale: LossScale,
-    grads: List[Any],
-    variables: Any,
-    apply: Callable[..., Any],
-    *,
-    divisor: Optional[Any],
-    earlier: Optional[Check],
-    is_checked: bool,
-    aggregates: bool,
-    entry: Optional[Entry],
-    losses: List[Any],
-) -> Any:
-    """Unscales gradients and applies them, or skips them on every replica.
+class Local(NamedTuple):
+    """What differs between replicas.
 
-    They are applied only if they were finite on every replica when they were unscaled
-    (`earlier`), are so now, and stay so when they are added up across replicas: two
+    Attributes:
+      grads: This replica's gradients.
+      divisors: What each is to be divided by in the branch. None: they are unscaled.
+      earlier: The check of when the user had them unscaled. None: there was none.
+      losses: The unscaled losses.
+      variables: What the gradients are applied to.
+      vote: What this replica tells the others.
+    """
+
+    grads: List[Any]
+    divisors: Optional[List[Any]]
+    earlier: Optional[Check]
+    losses: List[Any]
+    variables: Whole
+    vote: Any = None
+
+
+class Attempt:
+    """One attempt to apply gradients. Read it from `run` down.
+
+    ```
+    run(handed, variables):
+      local = unscale(handed)      # or leave that to the branch, where it is faster
+      local.vote = check(local)    # this replica's word
+      agreed = agree(local)        # from here on for all replicas at once
+      should_apply = adjust(agreed)
+      if should_apply: apply(local)      else: skip(local)
+    ```
+
+    Each replica makes an attempt; where replicas meet, in `agree`, the first one's runs
+    for all. So its attributes must be equal on all replicas. What differs travels in a
+    `Local`, which then holds each replica's own.
+
+    Gradients are applied only if they were finite on every replica when they were
+    unscaled, are so now, and stay so when they are added up across replicas: two
     float16 gradients of 4e4 are finite, their sum is not. A skipped step changes
     nothing but the loss scale's own state and the record of what was at fault.
-
-    Args:
-      optimizer: The wrapper, one of those that share `loss_scale`.
-      loss_scale: What is adjusted to the step.
-      grads: This replica's gradients; some may be None.
-      variables: What the gradients are applied to.
-      apply: Called as `apply(grads, variables)` on each replica unless the step is
-        skipped. It must hold nothing that differs between replicas.
-      divisor: What they are still to be divided by, a `float32` tensor of shape `[]`.
-        None: they are unscaled.
-      earlier: This replica's check of when they were unscaled. None: there was none.
-      is_checked: Whether nobody has changed them since, so that `earlier` says all.
-      aggregates: Whether `apply` adds the gradients up across replicas.
-      entry: Where a skipped step's faults are kept. None: nowhere.
-      losses: The unscaled losses that the gradients are of, the last ones.
-
-    Returns:
-      In a graph, an op that does it all. None in eager mode.
     """
-    if not loss_scale.checks_gradients:
-        return group_ops([apply(unscaled(loss_scale, grads, divisor), variables)])
-    prepared = prepare(loss_scale, grads, divisor, earlier, is_checked)
-    finish = prepared.finish
-    agreement = Agreement(prepared, aggregates)
 
-    def record(grads: Any, earlier: Any, codes_of_sum: Any, losses: Any) -> Any:
-        codes = replicas.call_for_each_replica(agreement.codes, grads, earlier)
-        return _record(entry, loss_scale, codes, codes_of_sum, losses)
+    def __init__(
+        self,
+        progress: Progress,
+        apply_gradients: Callable[..., Any],
+        are_added: bool,
+        entry: Optional[Entry],
+    ) -> None:
+        """Begins an attempt.
 
-    def agree_and_adjust(vote: Any, grads: Any, earlier: Any) -> Tuple[Any, Any, Any]:
-        agreed = agreement.agree(vote, grads, earlier)
-        adjusted = _adjust(optimizer, loss_scale, agreed, grads)
-        return (*adjusted, agreed.codes_of_sum)
+        Args:
+          progress: How far the optimizer has come, which knows the loss scale.
+          apply_gradients: Called as `apply_gradients(grads, variables)` on each replica
+            unless the step is skipped. It must hold nothing that differs between
+            replicas.
+          are_added: Whether it adds the gradients up across replicas.
+          entry: Where a skipped step's faults are kept. None: nowhere.
+        """
+        self._progress = progress
+        self._loss_scale = progress.loss_scale
+        self._apply_gradients = apply_gradients
+        self._entry = entry
+        self._mode = mode.current()
+        #: Whether the flag is all that moves the loss scale. A subclass that overrides
+        #: `update` whole looks at the gradients itself.
+        self._follows_its_rule = type(self._loss_scale).update is LossScale.update
+        self._agreement = Alone() if replicas.count() == 1 else Among(are_added)
+        self._groups: List[List[int]] = []
+        self._is_checked = False
 
-    def meet(vote: Any, grads: Any, whole: Any, earlier: Any, losses: Any) -> Any:
-        update_op, should_apply, codes_of_sum = agree_and_adjust(vote, grads, earlier)
+    def run(self, handed: HandedIn, variables: Any) -> Any:
+        """Applies gradients, or skips them on all replicas.
 
-        def apply_everywhere() -> Any:
-            done = replicas.call_for_each_replica(
-                _apply_here, apply, finish, grads, whole
-            )
+        Returns:
+          In a graph, an op that does it all. None in eager mode.
+        """
+        local = self.unscale(handed, Whole(variables))
+        if not self._loss_scale.checks_gradients:
+            return group_ops([self.apply(local)])
+        local = local._replace(vote=self.check(local))
+        if not self._mode.knows_values:
+            return replicas.merge_call(self._meet, *local)
+        # Python's own branch may stand in replica context: no thread starts anew.
+        should_apply, codes = replicas.merge_call(self._meet_eagerly, *local)
+        if bool(should_apply):
+            self.apply(local)
+        else:
+            replicas.merge_call(self._skip_eagerly, codes, *local)
+        return None
+
+    def unscale(self, handed: HandedIn, variables: Whole) -> Local:
+        """Divides gradients, or leaves that to the branch, where XLA fuses the two.
+
+        Elsewhere they are divided at once: that runs in place, where a branch must not
+        overwrite what comes into it. In a whole training step on the CPU either takes
+        as long (`benchmarks/training_step.py`).
+        """
+        grads, divisors = handed.grads, handed.divisors
+        # What equal rows add up to is nobody's before they are applied.
+        self._is_checked = handed.is_checked and not rows.any_may_repeat(grads)
+        self._groups = alone(grads)
+        if self._follows_its_rule and self._loss_scale.checks_gradients:
+            grads, self._groups, divisors = packed(grads, divisors)
+        local = Local(grads, divisors, handed.earlier, handed.losses, variables)
+        if self._divides_in_branch():
+            return local
+        quotients = divided(self._loss_scale, grads, divisors)
+        return local._replace(grads=quotients, divisors=None)
+
+    def _divides_in_branch(self) -> bool:
+        is_alone = isinstance(self._agreement, Alone) and self._follows_its_rule
+        checks = self._loss_scale.checks_gradients
+        return is_alone and checks and self._mode.fuses
+
+    def check(self, local: Local) -> Any:
+        """Returns this replica's vote."""
+        earlier = None if local.earlier is None else local.earlier.is_finite
+        look = None if self._is_checked else lambda: self._look(local)
+        prove = partial(proof_as_applied, local.grads, local.divisors)
+        return self._agreement.vote(Own(local.grads, earlier, prove, look))
+
+    def _look(self, local: Local) -> Any:
+        """Returns the exact flag of one replica's gradients, within a branch."""
+        grads = self._divided(local)
+        added = [rows.sums(grad) for grad in grads if rows.may_repeat(grad)]
+        is_finite = each_is_finite(floating_values(grads) + added)
+        if local.earlier is None:
+            return is_finite
+        return tf.logical_and(local.earlier.is_finite, is_finite)
+
+    def agree(self, local: Local) -> Agreed:
+        """Returns what the replicas know together."""
+
+        def look() -> Any:
+            found = replicas.call_for_each_replica(_on(self._look), *local)
+            return replicas.local_result(found)
+
+        return self._agreement.agree(
+            local.vote,
+            None if self._is_checked else look,
+            grads=local.grads,
+            groups=self._groups,
+        )
+
+    def adjust(self, agreed: Agreed, local: Local) -> Tuple[Any, Any]:
+        """Tells the loss scale. Returns its update op, and whether to apply."""
+        if self._follows_its_rule:
+            return sharing.adjust(self._loss_scale, self._progress, agreed.finiteness)
+        # A subclass that overrides update whole sees the gradients, and with them a
+        # scalar that is finite only if the step was: they may have been clipped since.
+        flag = tf.where(agreed.finiteness.exact(), 0.0, float("nan"))
+        return tuple(self._loss_scale.update([*local.grads, flag]))
+
+    def apply(self, local: Local) -> Any:
+        """Applies one replica's gradients, with the inner optimizer."""
+        grads = unpack(self._divided(local), self._groups)
+        return self._apply_gradients(grads, local.variables.whole)
+
+    def skip(self, local: Local, codes_of_sum: Any) -> Any:
+        """Changes nothing but the record of what was at fault. For all replicas."""
+        if self._entry is None:
+            return None
+        codes = replicas.call_for_each_replica(_on(self._codes), *local)
+        skipped = replicas.local_result(self._loss_scale.skipped_steps)
+        of_sum = replicas.local_result(codes_of_sum)
+        return self._entry.write(codes, of_sum, local.losses, skipped)
+
+    def _codes(self, local: Local) -> Any:
+        """Returns the fault codes of one replica's gradients."""
+        now = None
+        if not self._is_checked:
+            grads = self._divided(local)
+            now = faults.check_each(grads, self._groups)
+            if rows.any_may_repeat(grads):
+                added = [rows.sums(g) if rows.may_repeat(g) else None for g in grads]
+                of_rows = faults.check_each(added, self._groups)
+                now = now._replace(codes=tf.maximum(now.codes, of_rows.codes))
+        return faults.combine(local.earlier, now).codes
+
+    def _divided(self, local: Local) -> List[Any]:
+        if local.divisors is None:
+            return local.grads
+        return divided(self._loss_scale, local.grads, local.divisors)
+
+    def _meet(self, *fields: Any) -> Any:
+        """Agrees, adjusts, and applies or skips, in a graph, for all replicas."""
+        local = Local(*fields)
+        agreed = self.agree(local)
+        update_op, should_apply = self.adjust(agreed, local)
+
+        def apply() -> Any:
+            done = replicas.call_for_each_replica(_on(self.apply), *local)
             return with_dependencies([done], True)
 
         def skip() -> Any:
-            recorded = record(grads, earlier, codes_of_sum, losses)
-            return with_dependencies([recorded], True)
+            return with_dependencies([self.skip(local, agreed.codes_of_sum)], True)
 
         if should_apply is True:  # a rule that applies every step needs no branch
-            done = apply_everywhere()
+            done = apply()
         else:
-            done = either(should_apply, apply_everywhere, skip)
+            done = either(should_apply, apply, skip, never=_nothing)
         return group_ops([done, update_op])
 
-    if not tf.executing_eagerly():
-        whole = _Whole(variables)
-        return replicas.merge_call(
-            meet, agreement.vote, prepared.grads, whole, prepared.earlier, losses
-        )
-    # Python's own branch may stand in replica context: no thread needs to start anew.
-    _, should_apply, codes_of_sum = replicas.merge_call(
-        agree_and_adjust, agreement.vote, prepared.grads, prepared.earlier
-    )
-    if bool(should_apply):
-        apply(finish(prepared.grads), variables)
-    else:
-        replicas.merge_call(
-            record, prepared.grads, prepared.earlier, codes_of_sum, losses
-        )
-    return None
+    def _meet_eagerly(self, *fields: Any) -> Tuple[Any, Any]:
+        local = Local(*fields)
+        agreed = self.agree(local)
+        _, should_apply = self.adjust(agreed, local)
+        return should_apply, agreed.codes_of_sum
+
+    def _skip_eagerly(self, codes_of_sum: Any, *fields: Any) -> Any:
+        return self.skip(Local(*fields), codes_of_sum)
 
 
-class _Whole:
+class Whole:
     """Keeps tf.distribute from handing on one replica's copy of each variable.
 
     Optimizers expect the mirrored variable, in replica context too.
     """
 
     def __init__(self, variables: Any) -> None:
-        self.variables = variables
+        self.whole = variables
 
 
-def _apply_here(
-    apply: Callable[..., Any], finish: Callable[..., Any], grads: Any, whole: _Whole
-) -> Any:
-    return apply(finish(grads), whole.variables)
+def _on(method: Callable[[Local], Any]) -> Callable[..., Any]:
+    """Returns `method` as a function of a `Local`'s fields, as replicas get them."""
+    return lambda *fields: method(Local(*fields))
 
 
-def _record(
-    entry: Optional[Entry],
-    loss_scale: LossScale,
-    codes: Any,
-    codes_of_sum: Any,
-    losses: Any,
-) -> Any:
-    """Keeps what was at fault. Called once for all replicas, on a skipped step."""
-    if entry is None:
-        return None
-    skipped = replicas.local_result(loss_scale.skipped_steps)
-    return entry.write(codes, replicas.local_result(codes_of_sum), losses, skipped)
-
-
-def _adjust(
-    optimizer: Any, loss_scale: LossScale, agreed: Agreed, grads: List[Any]
-) -> Tuple[Any, Any]:
-    if follows_its_rule(loss_scale):
-        return sharing.adjust(loss_scale, optimizer, agreed.finiteness)
-    # A subclass that overrides update whole sees the gradients, and with them a scalar
-    # that is finite only if the step was: the gradients may have been clipped since.
-    flag = tf.where(agreed.finiteness.exact(), 0.0, float("nan"))
-    return loss_scale.update([*grads, flag])
+def _nothing() -> Any:
+    return tf.constant(True)

@@ -1,143 +1,108 @@
-"""Unscale and check one replica's gradients, in the order that is fastest here."""
+"""One replica's gradients divided by loss scales, and checked from the scaled ones."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import faults
+from lossscale.gradients import faults, rows
 from lossscale.gradients.faults import Check
 from lossscale.gradients.finite import floating_values, sum_is_finite
-from lossscale.gradients.packing import is_small, pack, unpack
-from lossscale.runtime import replicas
-from lossscale.runtime.control import xla_only_if
-from lossscale.runtime.mode import in_xla
+from lossscale.gradients.packing import in_this_graph, pack, unpack
+from lossscale.runtime import mode
 from lossscale.scales.base import LossScale
 
 
-class Prepared(NamedTuple):
-    """Gradients as the branch of a step takes them.
+class Packed(NamedTuple):
+    """Gradients of which small ones may have become one.
 
     Attributes:
-      grads: A list of tensors, small gradients packed into one perhaps.
-      groups: The positions of the gradients that each of them is made of.
-      finish: Called within the branch. Returns the unscaled gradients from `grads`.
-      earlier: The check of when they were unscaled. None: there was none.
-      is_checked: Whether nobody has changed them since, so that `earlier` says all.
+      grads: The gradients.
+      groups: The positions of the gradients that each is made of.
+      divisors: What each is to be divided by. None: it is unscaled.
     """
 
     grads: List[Any]
     groups: List[List[int]]
-    finish: Callable[[List[Any]], List[Any]]
-    earlier: Optional[Check]
-    is_checked: bool
+    divisors: List[Any]
 
 
-def prepare(
-    loss_scale: LossScale,
-    grads: List[Any],
-    divisor: Any,
-    earlier: Optional[Check],
-    is_checked: bool,
-) -> Prepared:
-    """Unscales gradients, or leaves it to the branch where that is faster.
+def packed(grads: List[Any], divisors: List[Any]) -> Packed:
+    """Packs small gradients, if all are to be divided by the same."""
+    if len(_distinct(grads, divisors)) > 1:
+        return Packed(grads, alone(grads), divisors)
+    found, groups = pack(grads)
+    return Packed(found, groups, [divisors[group[0]] for group in groups])
 
-    Args:
-      loss_scale: The loss scale.
-      grads: This replica's gradients; some may be None.
-      divisor: What they are to be divided by. None: they are unscaled.
-      earlier: The check of when they were unscaled. None: there was none.
-      is_checked: Whether nobody has changed them since, so that `earlier` says all.
-    """
-    alone = [[position] for position in range(len(grads))]
-    if divisor is not None and _unscales_in_branch(loss_scale):
-        if not is_checked:
-            later = _check_quotients(loss_scale, grads, divisor)
-            earlier = faults.combine(earlier, later)
-        finish = functools.partial(unscaled, loss_scale, divisor=divisor)
-        return Prepared(grads, alone, finish, earlier, True)
-    if is_checked or not follows_its_rule(loss_scale):
-        grads = unscaled(loss_scale, grads, divisor)
-        return Prepared(grads, alone, list, earlier, is_checked)
-    packed, groups = pack(grads)
-    packed = unscaled(loss_scale, packed, divisor)
-    finish = functools.partial(unpack, groups=groups)
-    return Prepared(packed, groups, finish, earlier, False)
+
+def alone(grads: List[Any]) -> List[List[int]]:
+    """Returns the groups of gradients of which none are packed."""
+    return [[position] for position in range(len(grads))]
+
+
+def divided(loss_scale: LossScale, grads: List[Any], divisors: List[Any]) -> List[Any]:
+    """Returns gradients divided, each by its divisor; as it came if that is None."""
+    distinct = _distinct(grads, divisors)
+    if len(distinct) == 1:
+        (divisor,) = distinct.values()
+        return grads if divisor is None else list(loss_scale.unscale_by(grads, divisor))
+    # Keras 3 wants all from one graph: those that are divided in a branch, and others.
+    return [
+        in_this_graph(grad) if divisor is None else loss_scale.unscale_by(grad, divisor)
+        for grad, divisor in zip(grads, divisors)
+    ]
 
 
 def unscale_and_check(
-    loss_scale: LossScale, grads: List[Any], divisor: Any
+    loss_scale: LossScale, grads: List[Any], divisors: List[Any]
 ) -> Tuple[List[Any], Optional[Check]]:
     """Returns unscaled gradients, and their check on this replica.
 
     That is None if `loss_scale` does not look at gradients.
     """
     if not loss_scale.checks_gradients:
-        return unscaled(loss_scale, grads, divisor), None
-    if in_xla():
-        check = _check_quotients(loss_scale, grads, divisor)
-        return unscaled(loss_scale, grads, divisor), check
-    packed, groups = pack(grads)
-    packed = unscaled(loss_scale, packed, divisor)
-    return unpack(packed, groups), faults.check(packed, groups)
+        return divided(loss_scale, grads, divisors), None
+    few, groups, by = packed(grads, divisors)
+    quotients = divided(loss_scale, few, by)
+    if not mode.current().fuses:
+        return unpack(quotients, groups), faults.check(quotients, groups)
+
+    def look() -> Check:
+        # Divided once more: what is handed out is kept only if somebody uses it.
+        return faults.check_each(divided(loss_scale, few, by), groups)
+
+    check = faults.look_where(proof_of_quotients(few, by), look, groups)
+    return unpack(quotients, groups), check
 
 
-def unscaled(loss_scale: LossScale, grads: List[Any], divisor: Any) -> List[Any]:
-    """Returns gradients divided by `divisor`, or as they came if that is None."""
-    if divisor is None:
-        return grads
-    return list(loss_scale.unscale_by(grads, divisor))
+def proof_as_applied(grads: List[Any], divisors: Optional[List[Any]]) -> Any:
+    """Returns a cheap proof that gradients are finite, and equal rows added up are.
 
-
-def follows_its_rule(loss_scale: LossScale) -> bool:
-    """Tells whether the flag is all that moves `loss_scale`.
-
-    A subclass that overrides `update` whole looks at the gradients itself.
+    Args:
+      grads: A list of gradients.
+      divisors: What each is still to be divided by. None: all are unscaled.
     """
-    return type(loss_scale).update is LossScale.update
+    proof = proof_of_quotients(grads, divisors or [])
+    if not rows.any_may_repeat(grads):
+        return proof
+    return tf.logical_and(proof, rows.sums_stay_finite(grads, divisors))
 
 
-def _unscales_in_branch(loss_scale: LossScale) -> bool:
-    """Tells whether to unscale within the branch, where XLA fuses it into the update.
+def proof_of_quotients(grads: List[Any], divisors: List[Any]) -> Any:
+    """Returns a cheap proof that gradients are finite once they are divided.
 
-    Elsewhere gradients are divided first: that runs in place, and the sum that checks
-    them finds the smaller ones in the processor's cache.
+    Divided by 1 or more, what is finite stays so, and what is not does: the scaled ones
+    prove it. Below 1 they may overflow, and only the quotients can tell.
     """
-    return in_xla() and replicas.count() == 1 and follows_its_rule(loss_scale)
+    proof = sum_is_finite(floating_values(grads))
+    for divisor in _distinct(grads, divisors).values():
+        if divisor is not None:
+            proof = tf.logical_and(divisor >= 1.0, proof)
+    return proof
 
 
-def _check_quotients(loss_scale: LossScale, grads: List[Any], divisor: Any) -> Check:
-    """Returns the check of unscaled gradients, from the scaled ones. For XLA.
-
-    It would otherwise keep the unscaled ones in memory for the exact check. Divided by
-    1 or more, what is finite stays so, and what is not does. Below 1 it may overflow,
-    and only the exact check of the quotients can tell.
-
-    Small gradients are checked exactly at once: it takes no longer to run, and XLA
-    compiles 1,000 of them in a quarter of the time.
-    """
-
-    def look(positions: List[int]) -> Check:
-        chosen = unscaled(loss_scale, [grads[i] for i in positions], divisor)
-        return faults.check_each(chosen, [[i] for i in range(len(chosen))])
-
-    values = [floating_values([grad]) for grad in grads]
-    small = [i for i, found in enumerate(values) if all(map(is_small, found))]
-    large = [i for i, found in enumerate(values) if not all(map(is_small, found))]
-    if not large:
-        return look(small)
-    large_values = [value for i in large for value in values[i]]
-    proof = tf.logical_and(divisor >= 1.0, sum_is_finite(large_values))
-    of_large = Check(
-        *xla_only_if(
-            tf.logical_not(proof),
-            lambda: tuple(look(large)),
-            tuple(faults.clean(len(large))),
-        )
-    )
-    of_small = look(small)
-    is_finite = tf.logical_and(of_small.is_finite, of_large.is_finite)
-    codes = tf.concat([of_small.codes, of_large.codes], 0)
-    return Check(is_finite, faults.in_order(codes, [small, large]))
+def _distinct(grads: List[Any], divisors: List[Any]) -> Dict[int, Any]:
+    """Returns the different divisors of gradients that are there."""
+    pairs = zip(grads, divisors)
+    return {id(divisor): divisor for grad, divisor in pairs if grad is not None}

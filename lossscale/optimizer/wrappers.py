@@ -63,10 +63,12 @@ def for_config(config: Dict[str, Any]) -> Any:
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     """Raises unless `inner_optimizer` may be wrapped by the class `wrapper`."""
     right = for_optimizer(inner_optimizer)
-    if hasattr(inner_optimizer, "inner_optimizer"):
+    found = _loss_scale_wrapper_in(inner_optimizer)
+    if found is not None:
+        where = "" if found is inner_optimizer else f", which wraps {found!r}"
         raise TypeError(
-            "`inner_optimizer` must not be a LossScaleOptimizer itself, got "
-            f"{inner_optimizer!r}. Wrap its .inner_optimizer, in a new one."
+            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
+            f"{inner_optimizer!r}{where}. Wrap its .inner_optimizer, in a new one."
         )
     if not issubclass(wrapper, right):
         raise TypeError(
@@ -84,6 +86,38 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "`inner_optimizer` must not scale the loss too, got one with "
             f"loss_scale_factor={factor!r}. Pass loss_scale={factor!r} instead."
         )
+
+
+def _loss_scale_wrapper_in(optimizer: Any) -> Any:
+    """Returns the loss scale wrapper that an optimizer is or holds, None without one.
+
+    By class, not by an attribute's name: optimizers that delegate to another one have
+    any names. Looked for in what an optimizer has as attributes, in lists and dicts,
+    too, and in the same of each optimizer that is found there.
+    """
+    seen: Dict[int, Any] = {}
+    waiting = [optimizer]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen[id(thing)] = thing
+        if isinstance(thing, dict):
+            waiting += thing.values()
+        elif isinstance(thing, (list, tuple)):
+            waiting += thing
+        elif isinstance(
+            thing, tuple(optimizer_class for optimizer_class, _ in _wrappers)
+        ):
+            if _is_loss_scale_wrapper(thing):
+                return thing
+            waiting += vars(thing).values()
+    return None
+
+
+def _is_loss_scale_wrapper(optimizer: Any) -> bool:
+    ours = tuple(wrapper for _, wrapper in _wrappers)
+    return isinstance(optimizer, ours) or kerases.is_own_wrapper(optimizer)
 
 
 def mark(inner_optimizer: Any) -> None:

@@ -12,7 +12,7 @@ from lossscale.ranges.batches import first_batches
 from lossscale.ranges.counting import GradientCounter, path_of
 from lossscale.ranges.float32_model import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import GradientRanges
-from lossscale.runtime import kerases
+from lossscale.runtime import kerases, mode
 
 
 def gradient_ranges(
@@ -99,7 +99,7 @@ def _checked(model: Any, loss: Any) -> Any:
             "`model` must be compiled, or `loss` given, got a model without a loss. "
             'Write loss="mse", or what the model is trained with.'
         )
-    if not tf.executing_eagerly() or tf.distribute.has_strategy():
+    if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
             "gradient_ranges must be called eagerly and outside strategy.scope(), "
             "got a graph or a strategy. Call it before or after training."

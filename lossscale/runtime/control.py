@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from lossscale.runtime.mode import in_xla
+from lossscale.runtime import mode
 
 
 def group_ops(results: Any) -> Any:
     """Returns one op that runs all `results`, or None in eager mode: they have run."""
-    if tf.executing_eagerly():
+    if mode.current().knows_values:
         return None
     graph = tf.compat.v1.get_default_graph()
     ops = []
@@ -31,47 +31,28 @@ def with_dependencies(results: Any, value: Any) -> Any:
 
 
 def either(
-    condition: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
+    condition: Any,
+    true_fn: Callable[[], Any],
+    false_fn: Callable[[], Any],
+    never: Optional[Callable[[], Any]] = None,
 ) -> Any:
-    """Runs one of two functions, and the variables that it changes change in place.
+    """Runs one of two functions. What they change changes in place, under XLA too.
 
-    XLA makes a select for each variable of a `tf.cond` around an optimizer's step. The
-    new weights then need the moments both as they were and as they would be, and Adam
-    copies its moments at every step. A loop that runs at most once is left as it is.
+    XLA makes a select for each result and variable of a `tf.cond`: it runs both sides,
+    and Adam copies its moments at every step, as the new weights need them both as they
+    were and as they would be. A conditional of three branches is left as it is, and
+    runs one (TensorFlow 2.4 to 2.21).
 
     Args:
       condition: A `bool` tensor of shape `[]`.
-      true_fn: Run if it holds. Returns a `bool` tensor of shape `[]`.
-      false_fn: Run if it does not. Returns a `bool` tensor of shape `[]`.
+      true_fn: Run if it holds. Returns tensors, or one.
+      false_fn: Run if it does not. Returns as many, of the same dtypes and shapes.
+      never: The third branch under XLA, which returns as many, too. None: `false_fn`.
 
     Returns:
-      A tensor of shape `[]` that depends on what was run.
+      What was returned.
     """
-    if not in_xla():
+    if not mode.current().cond_runs_both:
         return tf.cond(condition, true_fn, false_fn)
-    idle = (tf.constant(True),)
-    (done,) = xla_only_if(condition, lambda: (true_fn(),), idle)
-    with tf.control_dependencies([done]):
-        opposite = tf.logical_not(condition)
-        return xla_only_if(opposite, lambda: (false_fn(),), idle)[0]
-
-
-def xla_only_if(
-    condition: Any, true_fn: Callable[[], Tuple[Any, ...]], default: Tuple[Any, ...]
-) -> Tuple[Any, ...]:
-    """Returns what `true_fn` returns if `condition` holds, else `default`.
-
-    For XLA, which runs both sides of a `tf.cond` with several results. This is a loop
-    that runs at most once.
-
-    Args:
-      condition: A `bool` tensor of shape `[]`.
-      true_fn: Returns tensors, as many as `default` and of the same dtypes and shapes.
-      default: Tensors.
-    """
-
-    def body(*_: Any) -> Tuple[Any, ...]:
-        return (tf.constant(False), *true_fn())
-
-    results = tf.while_loop(lambda is_due, *_: is_due, body, (condition, *default))
-    return tuple(results[1:])
+    index = tf.where(condition, 0, 1)
+    return tf.switch_case(index, [true_fn, false_fn, never or false_fn])

@@ -7,7 +7,8 @@ of them, values are `PerReplica`). Each function here works in all three.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import threading
+from typing import Any, Callable, Hashable
 
 import tensorflow as tf
 
@@ -15,6 +16,17 @@ import tensorflow as tf
 def count() -> int:
     """Returns how many replicas train in step, 1 without a strategy."""
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def this_one() -> Hashable:
+    """Returns what names this replica, across `strategy.run`s, or else this thread."""
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        context = tf.distribute.get_replica_context()
+        with tf.init_scope():  # no constant in the graph of the step
+            number = tf.get_static_value(context.replica_id_in_sync_group)
+        if number is not None:
+            return ("replica", int(number))
+    return threading.get_ident()
 
 
 def on_tpu() -> bool:

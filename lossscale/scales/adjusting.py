@@ -10,9 +10,8 @@ from typing import Any, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.finite import Finiteness
-from lossscale.runtime import replicas
+from lossscale.runtime import mode, replicas
 from lossscale.runtime.control import group_ops, with_dependencies
-from lossscale.runtime.mode import in_plain_graph
 
 
 def adjust(loss_scale: Any, finiteness: Finiteness) -> Tuple[Any, Any]:
@@ -29,7 +28,7 @@ def adjust(loss_scale: Any, finiteness: Finiteness) -> Tuple[Any, Any]:
       `update_op` and `should_apply_gradients`, as `LossScale.update` does.
     """
     stays = None
-    if in_plain_graph() and replicas.count() == 1:
+    if mode.current().branch_saves_time and replicas.count() == 1:
         stays = loss_scale._stays()
     if stays is None:
         return tuple(loss_scale.adjust(finiteness.exact()))
@@ -61,7 +60,7 @@ def adjust_state(loss_scale: Any, is_finite: Any) -> Any:
     ]
     in_a_row = loss_scale.consecutive_skipped_steps
     # Eagerly the answer is known, and adding 0 would cost as much as the rule.
-    if tf.executing_eagerly() and is_finite:
+    if mode.current().knows_values and is_finite:
         return group_ops([*results, in_a_row.assign(0, read_value=False)])
     skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
     now_in_a_row = (tf.convert_to_tensor(in_a_row) + 1) * skipped

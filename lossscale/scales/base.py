@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lossscale.gradients import scaling
 from lossscale.gradients.finite import all_finite, finiteness
-from lossscale.runtime import replicas
+from lossscale.runtime import mode, replicas
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
 from lossscale.scales import adjusting
@@ -43,6 +43,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         `update` applies every step unseen: it returns the Python value True.
       has_scaled: Whether this object has multiplied a loss, in this process. An
         optimizer warns where gradients are applied and it has not.
+      has_been_read: Whether it was read as a tensor, as `loss * optimizer.loss_scale`
+        does, in this process.
       skipped_steps: `int64` variable of shape `[]`, the steps whose gradients were not
         finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
       consecutive_skipped_steps: `int64` variable of shape `[]`, how many of them were
@@ -56,6 +58,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     checks_gradients: bool = True
     has_scaled: bool = False
+    has_been_read: bool = False
+    #: The group of optimizers that want to know where this was used.
+    _noted_by: Any = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +171,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
-        return self.scale_by(loss, self())
+        loss_scale = self()
+        if self._noted_by is not None:
+            self._noted_by.note_scaled(loss, loss_scale)
+        return self.scale_by(loss, loss_scale)
 
     @do_not_convert
     def scale_by(self, loss: Any, loss_scale: Any) -> Any:
@@ -177,6 +185,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           loss_scale: What this object returned when it was called.
         """
         self.has_scaled = True
+        if self._noted_by is not None:
+            self._noted_by.note_read(loss_scale)
         return scaling.multiply(loss, loss_scale)
 
     @do_not_convert
@@ -191,7 +201,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Returns:
           The same nest.
         """
-        return self.unscale_by(grads, self())
+        divisor = self()
+        unscaled = self.unscale_by(grads, divisor)
+        if self._noted_by is not None:
+            lists = tf.nest.flatten(unscaled), tf.nest.flatten(grads)
+            self._noted_by.note_unscaled(*lists, divisor)
+        return unscaled
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
@@ -233,7 +248,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def __repr__(self) -> str:
         shown = dict(self.get_config())
-        if tf.executing_eagerly():
+        if mode.current().knows_values:
             state = {
                 name: value.numpy()
                 for name, value in vars(self).items()
@@ -248,10 +263,13 @@ def _to_tensor(
     value: LossScale, dtype: Any = None, name: Any = None, as_ref: bool = False
 ) -> Any:
     del as_ref  # part of the signature that TensorFlow calls
-    current = value()
+    current = tf.identity(value(), name)
+    value.has_been_read = True
+    if value._noted_by is not None:
+        value._noted_by.note_read(current)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         return NotImplemented
-    return tf.identity(current, name)
+    return current
 
 
 # Code written for Keras 2 reads `optimizer.loss_scale` as a tensor.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
 from lossscale import arguments, presets
-from lossscale.runtime import registry
+from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 
 #: What may clear the count of bad steps.
@@ -153,24 +153,37 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.current_loss_scale)
 
     def _adjust(self, is_finite: Any) -> Any:
-        good = tf.convert_to_tensor(self.good_steps)
-        bad = tf.convert_to_tensor(self.bad_steps)
-        zero = tf.constant(0, tf.int64)
-        if tf.executing_eagerly():
-            is_finite, good, bad, zero = bool(is_finite), int(good), int(bad), 0
-        good = _where(is_finite, good + 1, zero)
-        kept = zero if "good" in self.hysteresis_reset else bad
-        new_bad = _where(is_finite, kept, bad + 1)
+        # Eagerly the rule is Python's: an operation would take longer than all of it.
+        knows = mode.current().knows_values
+        return self._rule(bool(is_finite) if knows else is_finite)
 
-        grows = good >= self.increment_period  # never on a bad step: good is 0
-        backs_off = _where(is_finite, False, new_bad >= self.hysteresis)
-        if "growth" in self.hysteresis_reset:
-            new_bad = _where(grows, zero, new_bad)
-        if "backoff" in self.hysteresis_reset:
-            new_bad = _where(backs_off, zero, new_bad)
-        results = [self.good_steps.assign(_where(grows, zero, good), read_value=False)]
-        if new_bad is not bad:
-            results.append(self.bad_steps.assign(new_bad, read_value=False))
+    def _rule(self, is_finite: Any, grows: Any = None) -> List[Any]:
+        """Moves the state, and says with what operations.
+
+        Args:
+          is_finite: The flag, a tensor, or a Python bool where it is known.
+          grows: False if it is known that the loss scale does not. None: it is not.
+        """
+        knows = isinstance(is_finite, bool)
+        zero = 0 if knows else tf.constant(0, tf.int64)
+        results, bad, backs_off = [], None, False
+        if grows is False:
+            results.append(self.good_steps.assign_add(1, read_value=False))
+        else:
+            good = _where(is_finite, _value(self.good_steps) + 1, zero)
+            grows = good >= self.increment_period  # never on a bad step: good is 0
+            good = _where(grows, zero, good)
+            results.append(self.good_steps.assign(good, read_value=False))
+        if is_finite is not True:
+            bad = _value(self.bad_steps)
+            bad = _where(is_finite, bad, bad + 1)
+            backs_off = _where(is_finite, False, bad >= self.hysteresis)
+        resets = {"good": is_finite, "growth": grows, "backoff": backs_off}
+        for name in self.hysteresis_reset:
+            if resets[name] is not False:
+                bad = _where(resets[name], zero, bad)
+        if bad is not None:
+            results.append(self.bad_steps.assign(bad, read_value=False))
         if grows is not False or backs_off is not False:
             results.append(self._move(grows, backs_off))
         return results
@@ -182,10 +195,7 @@ class DynamicLossScale(LossScale):
         return tf.convert_to_tensor(self.good_steps) < self.increment_period - 1
 
     def _count_good(self) -> Any:
-        results = [self.good_steps.assign_add(1, read_value=False)]
-        if "good" in self.hysteresis_reset:
-            results.append(self.bad_steps.assign(0, read_value=False))
-        return results
+        return self._rule(is_finite=True, grows=False)
 
     def _move(self, grows: Any, backs_off: Any) -> Any:
         scale = self()
@@ -221,6 +231,12 @@ class DynamicLossScale(LossScale):
 
 #: What `_count_good` does a part of.
 _RULE = (DynamicLossScale.adjust, DynamicLossScale._adjust)
+
+
+def _value(variable: Any) -> Any:
+    """Returns what a counter holds: in eager mode a number of Python's."""
+    value = tf.convert_to_tensor(variable)
+    return int(value) if mode.current().knows_values else value
 
 
 def _where(condition: Any, one: Any, other: Any) -> Any:

@@ -69,7 +69,7 @@ def simulate(
             "`is_finite` or `limit` must be given, and not both, got "
             + ("neither." if limit is None else "both.")
         )
-    if not tf.executing_eagerly() or tf.distribute.has_strategy():
+    if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
             "`simulate` must be called eagerly and outside strategy.scope(), got "
             "a graph or a strategy. Call it before or after training."

@@ -178,6 +178,41 @@ def test_it_is_a_callback_of_every_keras_and_looks_at_no_batch_unasked():
     assert monitor.on_train_batch_end._is_default
 
 
+def accumulating(family, steps, scale=2.0**10):
+    """Returns a model whose optimizer accumulates, and its data: 24 batches."""
+    skip_without("gradient_accumulation_steps", family)
+    inner = family.optimizers.SGD(1e-3, gradient_accumulation_steps=steps)
+    optimizer = LossScaleOptimizer(inner, DynamicLossScale(scale))
+    x, y = data(np.random.default_rng(7), rows=96)
+    return regression(family, optimizer), x, y
+
+
+def test_accumulated_gradients_are_counted_by_the_batch(family, tmp_path, capsys):
+    model, x, y = accumulating(family, 3)
+    x[-4:] = np.inf  # the last batch
+    monitor = LossScaleMonitor(record=tmp_path / "run.npz")
+    history = model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor]).history
+    assert history["skipped_steps"] == [1]
+    assert capsys.readouterr().out.startswith(
+        "Loss scale: 23 steps applied, 1 skipped (each a batch, with "
+        "gradient_accumulation_steps=3); it is 512, "
+    )
+    assert load_run(tmp_path / "run.npz").is_finite.tolist() == [True] * 23 + [False]
+    assert int(model.optimizer.applied_steps.numpy()) == 23
+
+
+def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
+    model, x, y = accumulating(family, 1000, scale=2.0**40)
+    x[4:] = np.inf  # all but the first batch
+    monitor = LossScaleMonitor(patience=3, every=1, verbose=0, on_stall="raise")
+    message = (
+        r"3 steps in a row were skipped \(each a batch, with "
+        r"gradient_accumulation_steps=1000\)\. The loss scale is 2\*\*37\."
+    )
+    with pytest.raises(FloatingPointError, match=message):
+        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor])
+
+
 # What it says
 
 

@@ -22,6 +22,7 @@ from models import (
     assert_same,
     compiled,
     data,
+    delegating,
     differ,
     optimizer_state,
     regression,
@@ -396,3 +397,32 @@ def test_a_weights_file_of_keras_3s_own_wrapper(family, rng, tmp_path):
     assert_same(training_state(again), training_state(model))
     assert float(ours.loss_scale) == 2.0**10
     assert ours.loss_scale.good_steps.numpy() == 1
+
+
+def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
+    x, y = data(rng)
+    weights = []
+    for wrap in (lambda inner: inner, lambda inner: LossScaleOptimizer(inner, 8)):
+        optimizer = wrap(delegating(family, family.optimizers.SGD(2.0**-6)))
+        model = regression(family, optimizer)
+        model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
+        weights.append(model.get_weights())
+    assert_same(*weights)
+
+
+def test_conversion_to_a_legacy_optimizer(family):
+    skip_without("convert_to_legacy_optimizer", family)
+    scale = DynamicLossScale(64, 7)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), scale, "mine")
+    convert = family.keras.__internal__.optimizers.convert_to_legacy_optimizer
+    legacy = convert(optimizer)
+    wrapped = LossScaleOptimizer(family.keras.optimizers.legacy.SGD(0.25))
+    assert type(legacy) is type(wrapped)
+    assert type(legacy.inner_optimizer) is type(wrapped.inner_optimizer)
+    assert legacy.loss_scale.get_config() == scale.get_config()
+    assert (legacy.name, float(legacy.learning_rate)) == ("mine", 0.25)
+    variable = variable_of(family, [1.0, 2.0])
+    grads = [legacy.scale_loss(tf.constant([1.0, 2.0]))]
+    grads = legacy.get_unscaled_gradients(grads)
+    legacy.apply_gradients(zip(grads, [variable]))
+    np.testing.assert_array_equal(variable.numpy(), [0.75, 1.5])

@@ -161,7 +161,7 @@ def test_a_fixed_scale_and_a_nan(family, rng, skip):
 
 @pytest.mark.peer_defect(26)
 def test_a_skipped_step_still_updates_moving_statistics(family):
-    """The forward pass has done it: the README says so, and what to do."""
+    """The forward pass has done it: docs/ says so, and what to do."""
     keras = family.keras
     model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1))

@@ -581,6 +581,32 @@ def test_sparse_gradients(family, loop, mode):
     np.testing.assert_array_equal(value(table), expected)
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_rows_of_float16_that_add_up_to_infinity(family, loop, mode):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-10), DynamicLossScale(1))
+    table = variable_of(family, np.ones([5, 2], np.float16), "float16")
+    optimizer.build([table])
+
+    def step(values, indices):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = [tf.IndexedSlices(values, indices, tf.constant([5, 2]))]
+        if loop == "keras2":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(grads, [table]))
+
+    step = compiled(step, mode)
+    values = tf.constant([[4e4, 0], [4e4, 1]], tf.float16)
+    step(values, tf.constant([3, 3]))
+    np.testing.assert_array_equal(value(table), np.ones([5, 2]))
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    (found,) = optimizer.nonfinite_gradients()
+    assert (found.kind, found.variable) == ("inf", table)
+    step(values, tf.constant([3, 1]))
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    np.testing.assert_array_equal(value(table)[3], [1 - 40000 / 1024, 1])
+
+
 @pytest.mark.peer_defect(15)
 @pytest.mark.parametrize(
     "name",

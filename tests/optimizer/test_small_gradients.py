@@ -25,8 +25,8 @@ def test_under_xla_no_cond_runs_both_its_sides(family):
     functions = graph.as_graph_def().library.function
     nodes = [node for function in functions for node in function.node_def]
     types = {node.op for node in [*graph.as_graph_def().node, *nodes]}
-    assert "While" in types or "StatelessWhile" in types
-    assert not types & {"If", "StatelessIf", "Switch"}
+    assert types & {"Case", "StatelessCase"}
+    assert not types & {"If", "StatelessIf", "Switch", "While", "StatelessWhile"}
 
 
 @pytest.mark.parametrize("size", [2, SMALL + 1], ids=["small", "large"])

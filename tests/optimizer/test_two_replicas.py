@@ -204,6 +204,38 @@ def test_sparse_gradients_on_replicas(family, mirrored, mode):
     assert_bit_equal(mirrored, [table])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored, mode):
+    skip_without("adding up over replicas", family)
+    with mirrored.scope():
+        table = variable_of(family, np.ones([5, 2], np.float16), "float16")
+        optimizer = LossScaleOptimizer(
+            family.optimizers.SGD(2.0**-10), DynamicLossScale(1.0)
+        )
+
+    def replica(indices, indices_of_last):
+        optimizer.scale_loss(tf.constant(1.0))
+        values = tf.constant([[2e4, 0], [2e4, 1]], tf.float16)
+        indices = last_replica_gets(indices_of_last, indices)
+        grads = [tf.IndexedSlices(values, indices, tf.constant([5, 2]))]
+        optimizer.apply_gradients(list(zip(grads, [table])))
+
+    def step(*args):
+        mirrored.run(replica, args=tuple(map(tf.constant, args)))
+
+    step = tf.function(step) if mode == "graph" else step
+    step([0, 1], [3, 3])  # 4e4
+    step([3, 3], [1, 3])  # 6e4
+    assert optimizer.loss_scale.skipped_steps.numpy() == 0
+    skipped = copies(mirrored, table)[0].tolist()
+    step([3, 3], [3, 3])  # 8e4
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    assert copies(mirrored, table)[0].tolist() == skipped
+    (found,) = optimizer.nonfinite_gradients()
+    assert found.kind == "inf"
+    assert_bit_equal(mirrored, [table])
+
+
 @pytest.mark.peer_defect(13)
 @pytest.mark.parametrize(
     "setting",

@@ -1,19 +1,77 @@
-"""What is compiled by XLA is seen from wherever it is asked."""
+"""In which mode TensorFlow is, is seen from wherever it is asked."""
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
 import tensorflow as tf
+from installed import ROOT
 
-from lossscale.runtime.mode import COMPILED_BY_XLA, in_xla
+import lossscale
+from lossscale.runtime import mode
+from lossscale.runtime.mode import COMPILED_BY_XLA
+
+#: Private names of TensorFlow, and what asks in which mode it is.
+QUESTIONS = {"executing_eagerly", "executing_eagerly_outside_functions", "IsXLAContext"}
 
 
-def test_xla_is_seen_from_within_branches_and_nested_functions():
-    inner = tf.function(lambda: tf.constant(in_xla()), autograph=False)
-    once = tf.function(
-        lambda x: tf.cond(x > 0, inner, lambda: tf.constant(False)),
-        **COMPILED_BY_XLA,
-        autograph=False,
-    )
-    assert bool(once(tf.constant(1.0)))
-    assert not bool(tf.function(lambda: tf.constant(in_xla()), autograph=False)())
-    assert not in_xla()
+def _seen(trace):
+    """Returns the modes in a function, and in a branch and a nested function in it."""
+    found = []
+
+    def note():
+        found.append(mode.current())
+        return tf.constant(True)
+
+    inner = tf.function(note, autograph=False)
+    trace(lambda x: (note(), tf.cond(x > 0, note, note), inner())[0])
+    return set(found)
+
+
+def test_each_mode_is_seen_from_within_branches_and_nested_functions():
+    one = tf.constant(1.0)
+    assert mode.current() is mode.EAGER
+    assert _seen(lambda f: tf.function(f, autograph=False)(one)) == {mode.GRAPH}
+    compiled = _seen(lambda f: tf.function(f, autograph=False, **COMPILED_BY_XLA)(one))
+    assert compiled == {mode.XLA}
+
+
+def test_a_session_and_xla_in_it_are_seen():
+    # Eager execution can only be left before anything runs: in a process of its own.
+    told = subprocess.check_output([sys.executable, "-c", _IN_SESSION], text=True)
+    assert told.split()[-2:] == ["True", "True"]
+
+
+_IN_SESSION = """
+import tensorflow as tf
+tf.compat.v1.disable_eager_execution()
+from lossscale.runtime import mode
+print(mode.current() is mode.SESSION)
+found = []
+def compiled(x):
+    found.append(mode.current())
+    return x
+tf.xla.experimental.compile(compiled, [tf.constant(1.0)])
+print(found[0] is mode.XLA_IN_SESSION)
+"""
+
+
+def test_one_file_asks_in_which_mode_it_is():
+    asking = set()
+    package = Path(lossscale.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "attr", getattr(node, "value", None))
+            if isinstance(name, str) and name in QUESTIONS:
+                asking.add(path.relative_to(package).as_posix())
+    # The other one hands out the graph itself.
+    assert asking == {"runtime/mode.py", "runtime/graphs.py"}
+
+
+def test_the_page_on_the_inside_names_each_difference():
+    page = (ROOT / "docs" / "inside.md").read_text()
+    for field in mode.Mode._fields:
+        assert f"`{field}`" in page, field

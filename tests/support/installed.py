@@ -13,7 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 
-#: The folder that holds tests/, examples/, benchmarks/ and README.md.
+#: The folder that holds tests/, docs/, examples/, benchmarks/ and README.md.
 ROOT = Path(__file__).parents[2]
 #: The strategy of this process's tests, and its replicas. Slow tests start processes
 #: with others: TensorFlow takes one strategy and one number of devices per process.

@@ -38,6 +38,14 @@ LIMITS = {
         lambda family: family.name != "keras3",
         "only Keras 3's optimizers have a loss_scale_factor",
     ),
+    "aggregation by argument": (
+        lambda family: family.name != "keras2-legacy",
+        "only legacy optimizers have a gradient_aggregator",
+    ),
+    "aggregation by override": (
+        lambda family: family.name == "keras3",
+        "Keras 3's optimizers have no method of their own for it",
+    ),
     "use_ema": (
         lambda family: family.name == "keras2-legacy",
         "legacy optimizers have no moving average",
@@ -45,6 +53,14 @@ LIMITS = {
     "gradient_accumulation_steps": (
         lambda family: family.name != "keras3",
         "only Keras 3's optimizers accumulate gradients",
+    ),
+    "add_variable": (
+        lambda family: family.name == "keras2-legacy",
+        "legacy optimizers have add_weight, whose variables none keeps",
+    ),
+    "iterations to set": (
+        lambda family: family.name == "keras3",
+        "Keras 3's optimizers have no iterations to set",
     ),
     "stateless_apply": (
         lambda family: family.name != "keras3",
@@ -68,6 +84,10 @@ LIMITS = {
     "gradient accumulation and EMA on replicas": (
         lambda family: family.name != "keras3" or _keras_is_older(family, (3, 15)),
         "Keras 2 accumulates nothing; older Kerases 3 fail otherwise",
+    ),
+    "convert_to_legacy_optimizer": (
+        lambda family: family.name != "keras2-new" or TENSORFLOW < (2, 11),
+        "only new optimizers of Keras 2 are converted to legacy ones, from 2.11 on",
     ),
     "copying": (
         lambda family: family.name != "keras3",
@@ -125,9 +145,9 @@ LIMITS = {
         lambda family: TENSORFLOW < (2, 21) or _keras_is_older(family, (3, 15)),
         "peers are looked at on the newest versions only",
     ),
-    "the README": (
-        lambda family: family.name != "keras3",
-        "the README's blocks are written for Keras 3",
+    "the pages": (
+        lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),
+        "the blocks of the README and docs/ are written for `import keras` of today",
     ),
     "jit_compile='auto'": (
         lambda family: family.name != "keras3",

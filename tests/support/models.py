@@ -55,6 +55,27 @@ def regression(
     return model
 
 
+def delegating(family, inner):
+    """Returns an optimizer of the user's own that leaves each step to `inner`."""
+
+    class Delegating(family.optimizers.SGD):
+        def __init__(self):
+            super().__init__(0.5)
+            object.__setattr__(self, "inner_optimizer", inner)
+
+        def build(self, variables):
+            super().build(variables)
+            inner.build(variables)
+
+        def apply(self, grads, trainable_variables=None):
+            inner.apply(grads, trainable_variables)
+
+        def apply_gradients(self, grads_and_vars, **kwargs):
+            return inner.apply_gradients(list(grads_and_vars), **kwargs)
+
+    return Delegating()
+
+
 def inner_variables(optimizer):
     """Returns the variables of a wrapper's inner optimizer, or of a bare optimizer."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)

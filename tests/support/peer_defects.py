@@ -26,7 +26,7 @@ class Row(NamedTuple):
       who: The peers that have it.
       peer: What they do.
       promise: What we do.
-      documented: A sentence of the README, where the row is one of documentation.
+      documented: A sentence of docs/, where the row is one of documentation.
       not_shown: Why no test shows it in a peer.
     """
 
@@ -238,7 +238,7 @@ def main():
         for test in held.get(number, []):
             print(f"   held by {test}")
         if row.documented:
-            print(f"   README: {row.documented}")
+            print(f"   docs: {row.documented}")
         for test in shown.get(number, [row.not_shown]):
             print(f"   shown by {test}" if "::" in test else f"   not shown: {test}")
 

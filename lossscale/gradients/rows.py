@@ -1,0 +1,94 @@
+"""Sparse gradients in which a row comes more than once: what its values add up to.
+
+Each value of a float16 gradient may be finite where the sum of equal rows, which the
+optimizer applies, is not. Wider dtypes are not looked at: there it takes gradients of
+1e38. Nothing here adds an operation where there is no such gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale.runtime import mode
+
+
+def may_repeat(grad: Any) -> bool:
+    """Tells whether equal rows of a gradient may add up to what its dtype lacks."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return False
+    dtype = grad.values.dtype
+    return bool(dtype.is_floating) and dtype.size == 2
+
+
+def any_may_repeat(grads: Iterable[Any]) -> bool:
+    """Tells whether there is such a gradient."""
+    return any(may_repeat(grad) for grad in grads)
+
+
+def sums_stay_finite(
+    grads: List[Any], divisors: Optional[List[Any]] = None, terms: int = 1
+) -> Any:
+    """Tells whether equal rows surely add up to finite numbers, with one read of them.
+
+    Surely so if the magnitudes of all rows together do, equal or not.
+
+    Args:
+      grads: The gradients; some may be None.
+      divisors: What each is still to be divided by. None: all are unscaled.
+      terms: How many gradients of this size will be added.
+
+    Returns:
+      A `bool` tensor of shape `[]`. False proves nothing.
+    """
+    proofs = []
+    for grad, divisor in zip(grads, divisors or [None] * len(grads)):
+        if may_repeat(grad):
+            wide = tf.abs(tf.cast(grad.values, tf.float32))
+            # Half of the room is left to rounding. Infinity is less than nothing.
+            limit = tf.constant(float(grad.values.dtype.max) / (2 * terms))
+            limit = limit if divisor is None else limit * divisor
+            proofs.append(tf.reduce_all(tf.reduce_sum(wide, axis=0) < limit))
+    return tf.reduce_all(proofs) if proofs else tf.constant(True)
+
+
+def sums(grad: Any) -> Any:
+    """Returns what equal rows of a gradient add up to, in its dtype.
+
+    Of three or more the order decides whether they overflow, and it is the optimizer's:
+    their magnitudes are added up. If those are finite, every order is.
+    """
+    values, positions, size = _grouped(grad)
+    wide = tf.cast(values, tf.float32)
+    signed, magnitudes, counts = (
+        tf.math.unsorted_segment_sum(each, positions, size)
+        for each in (wide, tf.abs(wide), tf.ones_like(wide))
+    )
+    largest = tf.where(counts > 2.0, magnitudes, signed)
+    return tf.cast(largest, grad.values.dtype)
+
+
+def _grouped(grad: Any) -> Tuple[Any, Any, Any]:
+    """Returns a gradient's rows, the number of each one's group, and how many."""
+    if not mode.current().fixes_shapes:
+        unique, positions = tf.unique(grad.indices)
+        return grad.values, positions, tf.shape(unique)[0]
+    # It has no tf.unique, and in a branch of TensorFlow 2.4 only inputs' shapes.
+    order = tf.argsort(tf.cast(grad.indices, tf.int32))
+    ordered = tf.gather(grad.indices, order)
+    is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
+    positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
+    return tf.gather(grad.values, order), positions, tf.shape(order)[0]
+
+
+def magnitudes(grad: Any) -> Any:
+    """Returns the magnitudes of each row, added up, as a dense tensor of its dtype.
+
+    None where the gradient does not say how many rows there are.
+    """
+    if grad.dense_shape is None:
+        return None
+    wide = tf.abs(tf.cast(grad.values, tf.float32))
+    total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])
+    return tf.cast(total, grad.values.dtype)

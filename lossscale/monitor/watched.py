@@ -1,0 +1,155 @@
+"""Which optimizers a monitor watches, under which names, and what it read of each."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+from lossscale.arguments import shown
+from lossscale.monitor import diagnosis
+from lossscale.monitor.stalls import Reading, Stalls, read
+from lossscale.optimizer import LossScaleOptimizer
+from lossscale.plotting import scale_text
+from lossscale.runtime import kerases
+
+_NONE_FOUND = """\
+`model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
+
+    model.compile(lossscale.LossScaleOptimizer(optimizer), ...)
+
+or, for optimizers that are elsewhere,
+
+    LossScaleMonitor(optimizers={{"name": optimizer}})
+"""
+_WRAPPED_BY_KERAS = """\
+, Keras's own: under mixed_float16 `compile` wraps an optimizer that is not wrapped"""
+
+
+class Watched:
+    """One optimizer that is watched, and what was read of it.
+
+    Attributes:
+      optimizer: A `LossScaleOptimizer`.
+      name: Stands before what is said and logged of it; empty if it is the only one.
+      start: What was read when training began. None: it has not.
+      last: What was read last.
+    """
+
+    def __init__(self, optimizer: Any, name: str, patience: int) -> None:
+        self.optimizer, self.name = optimizer, name
+        self.start: Optional[Reading] = None
+        self._stalls = Stalls(patience)
+
+    def begin(self) -> None:
+        """Reads what all is compared with."""
+        self.start = self.last = read(self.optimizer)
+        self._lowest = self._highest = self.start.loss_scale
+        self._stalls.start(self.start)
+
+    def read(self) -> None:
+        """Reads the device."""
+        self.last = read(self.optimizer)
+        self._lowest = min(self._lowest, self.last.loss_scale)
+        self._highest = max(self._highest, self.last.loss_scale)
+
+    def stall(self, model: Any) -> Optional[str]:
+        """Returns what to say of a stall, None if there is nothing to be told now."""
+        if not self._stalls.see(self.last, self.optimizer.loss_scale):
+            return None
+        message = diagnosis.of_stall(self.optimizer, model, self.last.in_a_row)
+        return f"{self.name}: {message}" if self.name else message
+
+    def add_to(self, logs: Dict[str, Any]) -> None:
+        """Adds what was read last to Keras's logs."""
+        prefix = f"{self.name}_" if self.name else ""
+        logs[f"{prefix}loss_scale"] = self.last.loss_scale
+        logs[f"{prefix}skipped_steps"] = self.last.skipped
+
+    def summary(self) -> str:
+        """Returns a line that says what happened since the beginning."""
+        start, now = self.start or self.last, self.last
+        scales = [now.loss_scale, self._lowest, self._highest]
+        final, low, high = map(scale_text, scales)
+        whose = f" of {self.name}" if self.name else ""
+        return (
+            f"Loss scale{whose}: {now.applied - start.applied} steps applied, "
+            f"{now.skipped - start.skipped} skipped{diagnosis.unit_of(self.optimizer)}"
+            f"; it is {final}, and was read between {low} and {high}."
+        )
+
+
+def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
+    """Returns an argument's optimizers by name: one without a name has an empty one.
+
+    Args:
+      name: The argument's name.
+      value: One `LossScaleOptimizer`, several in a list, or in a dict by name.
+
+    Raises:
+      TypeError: It is none of these.
+    """
+    found = value
+    if isinstance(value, (list, tuple)):
+        single = len(value) == 1
+        found = {
+            "" if single else f"optimizer_{i}": each for i, each in enumerate(value)
+        }
+    elif not isinstance(value, dict):
+        found = {"": value}
+    for each, optimizer in found.items():
+        if not isinstance(each, str) or not isinstance(optimizer, LossScaleOptimizer):
+            raise TypeError(
+                f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or "
+                f"a dict of them by name, got {shown(value)}. Pass what is compiled: "
+                "lossscale.LossScaleOptimizer(optimizer)."
+            )
+    if not found:
+        raise TypeError(f"`{name}` must hold an optimizer, got {shown(value)}.")
+    return dict(found)
+
+
+def optimizers_of(model: Any) -> Dict[str, Any]:
+    """Returns the optimizers of a model by the names of its attributes.
+
+    The one that it is compiled with, and those that it has as attributes, or in lists
+    and dicts, as a GAN has. One alone has an empty name.
+
+    Raises:
+      TypeError: None of them is a `LossScaleOptimizer`.
+    """
+    every = _optimizers_in(model)
+    ours = [(n, each) for n, each in every if isinstance(each, LossScaleOptimizer)]
+    if not ours:
+        raise TypeError(_none_found(model, every))
+    found: Dict[str, Any] = {}
+    for name, optimizer in ours:
+        if not any(optimizer is known for known in found.values()):
+            found[name] = optimizer
+    return found if len(found) > 1 else {"": ours[0][1]}
+
+
+def _optimizers_in(model: Any) -> List[Tuple[str, Any]]:
+    """Returns pairs of a name and an optimizer that a model has."""
+    things = [("optimizer", getattr(model, "optimizer", None)), *vars(model).items()]
+    pairs = []
+    for name, thing in things:
+        if name.startswith("_") and isinstance(thing, (dict, list, tuple)):
+            continue  # where Keras and TensorFlow themselves keep what they track
+        if isinstance(thing, dict):
+            pairs += [(f"{name}_{key}", each) for key, each in thing.items()]
+        elif isinstance(thing, (list, tuple)):
+            pairs += [(f"{name}_{i}", each) for i, each in enumerate(thing)]
+        else:
+            pairs.append((name, thing))
+    return [
+        (n.strip("_"), each) for n, each in pairs if hasattr(each, "apply_gradients")
+    ]
+
+
+def _none_found(model: Any, every: List[Tuple[str, Any]]) -> str:
+    compiled = getattr(model, "optimizer", None)
+    # Who has others may not know of the one that Keras compiles by default.
+    others = [f"model.{n} = {each!r}" for n, each in every if each is not compiled]
+    why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(compiled) else ""
+    if others:
+        return _NONE_FOUND.format(got=", ".join(others), why="")
+    return _NONE_FOUND.format(got=repr(compiled), why=why)

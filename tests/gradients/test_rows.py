@@ -1,0 +1,82 @@
+"""What equal rows of sparse gradients add up to: only where it may be too much."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled
+
+from lossscale.gradients import rows
+
+MODES = ["eager", "graph", "xla"]
+BIG = 4e4
+
+
+def sparse(values, indices, dtype=tf.float16):
+    values = tf.cast(tf.reshape(tf.constant(values), [-1, 1]), dtype)
+    return tf.IndexedSlices(values, tf.constant(indices), tf.constant([5, 1]))
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=str)
+def test_wider_and_dense_gradients_are_not_looked_at(dtype):
+    wide = sparse([1.0], [0], tf.float32)
+    wide = tf.IndexedSlices(tf.cast(wide.values, dtype), wide.indices)
+    dense = tf.ones([2], tf.float16)
+    assert not rows.any_may_repeat([wide, dense, None, 1.0])
+    assert rows.any_may_repeat([None, sparse([1.0], [0])])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("values", "indices", "is_finite"),
+    [
+        ([BIG, BIG], [1, 3], True),
+        ([BIG, BIG], [3, 3], False),
+        ([BIG, -BIG], [3, 3], True),
+        ([BIG, -BIG, BIG], [3, 3, 3], False),  # in one order it is infinite
+        ([2e4, 2e4, 2e4], [3, 3, 3], True),
+        ([65504.0, 15.0], [0, 0], True),  # rounded it is 65504
+        ([65504.0, 17.0], [0, 0], False),
+        ([np.nan], [2], False),
+        ([np.inf, -np.inf], [2, 2], False),
+    ],
+    ids=str,
+)
+def test_sums_are_exact(values, indices, is_finite, mode):
+    def look(values):
+        grad = tf.IndexedSlices(values, tf.constant(indices), tf.constant([5, 1]))
+        return tf.reduce_all(tf.math.is_finite(rows.sums(grad)))
+
+    given = sparse(values, indices).values
+    assert bool(compiled(look, mode)(given)) == is_finite
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_proof_never_holds_where_a_sum_overflows(mode, rng):
+    def both(values, indices):
+        grad = tf.IndexedSlices(values, indices, tf.constant([5, 1]))
+        exact = tf.reduce_all(tf.math.is_finite(rows.sums(grad)))
+        return rows.sums_stay_finite([None, grad]), exact
+
+    both = compiled(both, mode)
+    seen = set()
+    for size in np.linspace(1e3, 6e4, 60):
+        values = tf.constant(rng.uniform(-size, size, [6, 1]), tf.float16)
+        proof, exact = both(values, tf.constant(rng.integers(0, 5, 6)))
+        seen.add((bool(proof), bool(exact)))
+    assert seen == {(True, True), (False, True), (False, False)}
+
+
+def test_the_proof_looks_at_what_is_still_to_be_divided():
+    grads = [sparse([BIG, 2e4], [1, 2])]
+    assert not bool(rows.sums_stay_finite(grads))
+    assert bool(rows.sums_stay_finite(grads, [tf.constant(8.0)]))
+    assert not bool(rows.sums_stay_finite(grads, [tf.constant(8.0)], terms=16))
+
+
+def test_magnitudes_are_dense_and_need_the_number_of_rows():
+    grad = sparse([1.0, -2.0, 4.0], [3, 3, 0])
+    expected = [[4.0], [0.0], [0.0], [3.0], [0.0]]
+    np.testing.assert_array_equal(rows.magnitudes(grad), expected)
+    assert rows.magnitudes(tf.IndexedSlices(grad.values, grad.indices)) is None

@@ -1,0 +1,168 @@
+"""A model with several optimizers: each is watched, under its own name."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import FEATURES, data, regression
+
+from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
+from lossscale.runtime import kerases
+
+
+def two_optimizers(family, wrap, attributes=("d_optimizer", "g_optimizer"), **kwargs):
+    """Returns a model like a GAN: its `compile` takes two optimizers, and its own none.
+
+    The gradients of the second are infinite where an input is.
+    """
+    keras = family.keras
+
+    class Gan(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras.layers.Dense(1)
+            self.second = keras.layers.Dense(1)
+
+        def compile(self, optimizers, **kwargs):
+            super().compile(**kwargs)
+            for name, optimizer in zip(attributes, optimizers):
+                setattr(self, name, optimizer)
+            self.both = optimizers
+
+        def call(self, x):
+            return self.first(x) + self.second(x)
+
+        def train_step(self, batch):
+            (x,) = batch if isinstance(batch, tuple) else (batch,)
+            inputs = (tf.ones_like(x), x)
+            for layer, optimizer, x in zip(
+                (self.first, self.second), self.both, inputs
+            ):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(layer(x) ** 2)
+                    scaled_loss = optimizer.scale_loss(loss)
+                variables = layer.trainable_variables
+                tensors = [kerases.tensor_of(variable) for variable in variables]
+                grads = tape.gradient(scaled_loss, tensors)
+                optimizer.apply_gradients(zip(grads, variables))
+            return {"loss": tf.constant(0.0)}
+
+    model = Gan()
+    model(tf.ones([1, FEATURES]))
+    model.compile([wrap(family.optimizers.SGD(2.0**-9)) for _ in range(2)], **kwargs)
+    return model
+
+
+def wrapped(inner):
+    return LossScaleOptimizer(inner, DynamicLossScale(2.0**10))
+
+
+def inputs(*bad):
+    """Returns six batches of four rows, of which some are infinite."""
+    x = np.ones([24, FEATURES], np.float32)
+    for batch in bad:
+        x[batch * 4] = np.inf
+    return x
+
+
+@pytest.fixture
+def gan(family):
+    """Under mixed_float16 `compile` makes a wrapper of Keras's own by default."""
+    family.keras.mixed_precision.set_global_policy("mixed_float16")
+    model = two_optimizers(family, wrapped)
+    family.keras.mixed_precision.set_global_policy("float32")
+    return model
+
+
+def fit(model, monitor, *bad, **kwargs):
+    kwargs = {"verbose": 0, "shuffle": False, "batch_size": 4, **kwargs}
+    history = model.fit(inputs(*bad), callbacks=[monitor], **kwargs).history
+    return {name: values for name, values in history.items() if name != "loss"}
+
+
+def test_the_optimizers_of_a_gan_are_found(gan, capsys):
+    history = fit(gan, LossScaleMonitor(), 1, 2, epochs=2)
+    assert history == {
+        "d_optimizer_loss_scale": [2.0**10, 2.0**10],
+        "d_optimizer_skipped_steps": [0, 0],
+        "g_optimizer_loss_scale": [2.0**8, 2.0**6],
+        "g_optimizer_skipped_steps": [2, 4],
+    }
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(
+        "Loss scale of d_optimizer: 12 steps applied, 0 skipped; it"
+    )
+    assert second.startswith(
+        "Loss scale of g_optimizer: 8 steps applied, 4 skipped; it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (lambda first, second: {"D": first, "G": second}, ["D_", "G_"]),
+        (lambda first, second: [first, second], ["optimizer_0_", "optimizer_1_"]),
+        (lambda _, second: second, [""]),
+        (lambda _, second: {"G": second}, ["G_"]),
+    ],
+    ids=["dict", "list", "one", "dict of one"],
+)
+def test_those_that_are_given_are_watched(gan, given, names):
+    monitor = LossScaleMonitor(verbose=0, optimizers=given(*gan.both))
+    history = fit(gan, monitor, 1)
+    logged = [name + what for name in names for what in ("loss_scale", "skipped_steps")]
+    assert list(history) == logged
+    assert history[f"{names[-1]}skipped_steps"] == [1]
+
+
+def test_a_stall_says_whose_it_is(gan):
+    monitor = LossScaleMonitor(3, on_stall="raise", every=1, verbose=0)
+    with pytest.raises(FloatingPointError) as caught:
+        fit(gan, monitor, 2, 3, 4)
+    message = str(caught.value)
+    assert message.startswith("g_optimizer: 3 steps in a row were skipped. The loss ")
+
+
+def test_one_of_several_is_recorded(gan, tmp_path):
+    path = tmp_path / "run.npz"
+    with pytest.raises(ValueError, match="`record` must be None with several"):
+        fit(gan, LossScaleMonitor(record=path))
+    monitor = LossScaleMonitor(record=path, verbose=0, optimizers=gan.both[1])
+    fit(gan, monitor, 1)
+    with np.load(path) as run:
+        assert run["is_finite"].tolist() == [True, False, True, True, True, True]
+
+
+def test_an_optimizer_that_the_user_never_made_is_not_named(family):
+    model = two_optimizers(family, lambda inner: inner)
+    monitor = LossScaleMonitor()
+    monitor.set_model(model)
+    with pytest.raises(TypeError) as caught:
+        monitor.on_train_begin()
+    message = str(caught.value)
+    assert re.search(r"got model\.d_optimizer = .*, model\.g_optimizer = ", message)
+    assert "RMSprop" not in message.partition("Write")[0]
+    assert "optimizers={" in message
+
+
+def test_an_optimizer_beside_the_one_that_is_compiled(family, rng):
+    model = regression(family, wrapped(family.optimizers.SGD(2.0**-9)))
+    model.spare = wrapped(family.optimizers.SGD(2.0**-9))
+    model.same = model.optimizer
+    x, y = data(rng)
+    monitor = LossScaleMonitor(verbose=0)
+    history = model.fit(x, y, verbose=0, callbacks=[monitor]).history
+    names = {"optimizer_loss_scale", "spare_loss_scale"}
+    assert {name for name in history if name.endswith("loss_scale")} == names
+
+
+@pytest.mark.parametrize("value", ["adam", 3, [], {}, [None], {1: None}], ids=repr)
+def test_what_is_no_optimizer_is_refused_at_once(value):
+    with pytest.raises(TypeError, match=r"`optimizers` must .* got "):
+        LossScaleMonitor(optimizers=value)
+    bare = kerases.installed()[0].optimizers.SGD(0.1)
+    with pytest.raises(TypeError, match="`optimizers` must be a lossscale"):
+        LossScaleMonitor(optimizers=bare)

@@ -1,0 +1,150 @@
+"""Gradients that a user's own function aggregates: called at each step, and looked at.
+
+Legacy optimizers take `gradient_aggregator=`; any subclass in Keras 2 may
+have its own way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from limits import skip_without
+from models import compiled
+from strategies import assert_bit_equal, copies
+
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+
+WAYS = ["argument", "override"]
+LOOPS = ["keras2", "keras3"]
+
+
+def sgd(family, way, aggregate):
+    """Returns an optimizer that aggregates with a function of the user's."""
+    skip_without(f"aggregation by {way}", family)
+    if way == "argument":
+        return family.optimizers.SGD(1.0, gradient_aggregator=aggregate)
+
+    class Own(family.optimizers.SGD):
+        def _aggregate_gradients(self, grads_and_vars):
+            return aggregate(grads_and_vars)
+
+        aggregate_gradients = _aggregate_gradients
+
+    return Own(1.0)
+
+
+def make_step(optimizer, variables, loop, mode):
+    """Returns a step on gradients, and how often each was aggregated."""
+
+    def step(*grads):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = [None if g is None else g * optimizer.loss_scale() for g in grads]
+        if loop == "keras2":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(grads, variables))
+
+    return compiled(step, mode)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
+    family, way, loop, mode
+):
+    calls = tf.Variable(0)
+    factor = tf.Variable(1.0)
+
+    def aggregate(pairs):
+        calls.assign_add(1)
+        return [(grad * factor, variable) for grad, variable in pairs]
+
+    scale = DynamicLossScale(8.0)
+    optimizer = LossScaleOptimizer(sgd(family, way, aggregate), scale)
+    variable = tf.Variable([8.0, 8.0], name="v")
+    optimizer.build([variable])
+    step = make_step(optimizer, [variable], loop, mode)
+
+    def after(grad, by):
+        factor.assign(by)
+        step(tf.constant(grad))
+        return variable.numpy().tolist(), float(scale), int(calls.numpy())
+
+    assert after([1.0, 2.0], 1.0) == ([7.0, 6.0], 8.0, 1)  # it sees true gradients
+    assert after([1.0, np.inf], 0.0) == ([7.0, 6.0], 4.0, 2)  # was bad before
+    assert after([1.0, 2.0], np.inf) == ([7.0, 6.0], 2.0, 3)  # is bad since
+    assert [fault.kind for fault in optimizer.nonfinite_gradients()] == ["inf"]
+    assert after([1.0, 2.0], 2.0) == ([5.0, 2.0], 2.0, 4)
+    assert int(optimizer.iterations.numpy()) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("loss_scale", [8.0, "dynamic"])
+def test_it_may_return_others(family, way, loss_scale):
+    def aggregate(pairs):
+        assert [variable is not None for _, variable in pairs] == [True, True]
+        return [*pairs[1:], (tf.constant([3.0]), third)]
+
+    inner = sgd(family, way, aggregate)
+    optimizer = LossScaleOptimizer(inner, loss_scale)
+    first, second, third, none = (tf.Variable([0.0], name=n) for n in "abcd")
+    optimizer.build([first, second, third, none])
+    step = make_step(optimizer, [first, none, second], "keras3", "eager")
+    step(tf.constant([1.0]), None, tf.constant([2.0]))
+    assert [v.numpy().item() for v in (first, second, third)] == [0.0, -2.0, -3.0]
+    if loss_scale == "dynamic":
+        step(tf.constant([1.0]), None, tf.constant([np.nan]))
+        (fault,) = optimizer.nonfinite_gradients()
+        assert (fault.kind, fault.variable) == ("nan", second)
+        step(tf.constant([np.nan]), None, tf.constant([1.0]))  # of which none is left
+        assert optimizer.nonfinite_gradients() == []
+        assert optimizer.loss_scale.skipped_steps.numpy() == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode):
+    seen = []
+
+    def aggregate(pairs):
+        grads = [grad for grad, _ in pairs]
+        context = tf.distribute.get_replica_context()
+        seen.append(context.replica_id_in_sync_group)
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
+        return list(zip(total, [variable for _, variable in pairs]))
+
+    with mirrored.scope():
+        variable = tf.Variable([8.0, 8.0], name="v")
+        optimizer = LossScaleOptimizer(
+            sgd(family, way, aggregate), DynamicLossScale(8.0)
+        )
+        optimizer.build([variable])
+
+    def replica(special):
+        context = tf.distribute.get_replica_context()
+        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = [tf.where(last, special, 1.0) * optimizer.loss_scale() * tf.ones([2])]
+        optimizer.apply_gradients(
+            zip(optimizer.get_unscaled_gradients(grads), [variable])
+        )
+
+    def step(special):
+        mirrored.run(replica, args=(special,))
+
+    step = compiled(step, mode)
+    for special, expected in ((2.0, 5.0), (np.inf, 5.0), (1.0, 3.0)):
+        step(tf.constant(special))
+        np.testing.assert_array_equal(copies(mirrored, variable)[0], [expected] * 2)
+        assert_bit_equal(mirrored, [variable])
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+    assert len(seen) == (6 if mode == "eager" else 2)
+
+
+def test_keras_own_way_stays_within_the_branch(family):
+    skip_without("aggregation by override", family)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), FixedLossScale(8))
+    if family.name == "keras2-legacy":
+        assert not optimizer._has_own_aggregation()
+    assert not optimizer._overrides("aggregate_gradients", "_aggregate_gradients")

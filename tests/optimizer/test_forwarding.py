@@ -1,0 +1,164 @@
+"""Each public attribute of Keras's own wrappers and of optimizers: whose it is here.
+
+They are listed by themselves: one that a new Keras adds fails these tests until it is
+known whether the wrapper, the inner optimizer or the loss scale must answer.
+"""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from limits import skip_without
+from models import inner_variables, variable_of
+
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
+
+#: What the loss scale answers, DynamicLossScale(64, 7) here, and one that is fixed. A
+#: string is the name of its variable.
+OF_THE_SCALE = {
+    "dynamic": (True, False),
+    "dynamic_counter": ("good_steps", None),
+    "dynamic_growth_steps": (7, None),
+    "dynamic_scale": ("current_loss_scale", None),
+    "initial_scale": (64.0, 8.0),
+    "step_counter": ("good_steps", None),
+}
+#: What the wrapper answers for itself.
+OWN = {"built", "inner_optimizer", "loss_scale", "loss_scale_factor", "name"}
+OWN |= {"variables", "weights"}
+#: Keras's methods that do the same on a wrapper.
+INHERITED = {
+    "add_slot": "Keras's wrapper calls the inner optimizer's",
+    "add_weight": "makes a variable that no optimizer keeps",
+    "assign": "changes the variable that it is given",
+    "assign_add": "changes the variable that it is given",
+    "assign_sub": "changes the variable that it is given",
+    "check_finite": "looks at the gradients that it is given",
+    "compute_gradients": "calls our scaling and the inner optimizer's",
+    "finalize_variable_values": "Keras's wrapper calls the inner optimizer's",
+    "get_gradients": "calls our scaling and the inner optimizer's",
+    "get_slot": "Keras's wrapper calls the inner optimizer's",
+    "get_slot_names": "Keras's wrapper calls the inner optimizer's",
+    "get_updates": "calls get_gradients and apply_gradients",
+    "minimize": "computes gradients and calls apply_gradients",
+    "save_own_variables": "saves `variables`",
+    "update_step": "raises: a wrapper has none",
+}
+
+
+def made_unbuilt(family):
+    return LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(64, 7))
+
+
+def made(family, loss_scale=None):
+    """Returns a built wrapper."""
+    loss_scale = DynamicLossScale(64, 7) if loss_scale is None else loss_scale
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), loss_scale)
+    optimizer.build([variable_of(family, [1.0, 2.0])])
+    return optimizer
+
+
+def public(thing):
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def listed(family):
+    """Returns the public attributes of Keras's own wrapper and of every optimizer."""
+    keras, optimizers = family.keras, family.optimizers
+    own = keras.mixed_precision.LossScaleOptimizer(optimizers.SGD(0.25))
+    every = public(optimizers.SGD(0.25)) & public(optimizers.Adam(0.25))
+    # In Keras 3 its state is created with the slots.
+    return sorted(public(own) | every | {"dynamic_scale", "step_counter"})
+
+
+def test_each_method_is_ours_or_known_to_do_the_same(family):
+    optimizer = made(family)
+    unknown = {}
+    for name in listed(family):
+        owner = next((c for c in type(optimizer).__mro__ if name in vars(c)), None)
+        is_ours = owner is not None and owner.__module__.startswith("lossscale")
+        is_method = owner is not None and callable(getattr(owner, name))
+        if is_method and not is_ours and name not in INHERITED:
+            unknown[name] = owner
+    assert unknown == {}
+
+
+def test_each_setting_is_the_inner_optimizers(family):
+    optimizer = made(family)
+    inner = optimizer.inner_optimizer
+    settings = {
+        name
+        for name in listed(family)
+        if not callable(getattr(type(optimizer), name, None))
+    }
+    seen = set()
+    for name in settings - OWN - set(OF_THE_SCALE):
+        if name in vars(inner):  # what nobody can answer by chance
+            before, marker = vars(inner)[name], object()
+            object.__setattr__(inner, name, marker)
+            assert getattr(optimizer, name) is marker, name
+            object.__setattr__(inner, name, before)
+        else:
+            assert getattr(optimizer, name) is getattr(inner, name), name
+        seen.add(name)
+    assert {"clipnorm", "clipvalue", "iterations", "learning_rate"} <= seen
+
+
+def test_the_loss_scale_answers_for_itself(family):
+    optimizer, fixed = made(family), made(family, FixedLossScale(8))
+    for name, (answer, of_fixed) in OF_THE_SCALE.items():
+        found = getattr(optimizer, name)
+        if isinstance(answer, str):
+            assert found is getattr(optimizer.loss_scale, answer), name
+        else:
+            assert found == answer, name
+        assert getattr(fixed, name) == of_fixed, name
+    wrapper = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(2))
+    assert wrapper.initial_scale == 2.0  # before it is built, too
+
+
+@pytest.mark.parametrize("name", OF_THE_SCALE)
+def test_what_the_loss_scale_does_cannot_be_set_on_the_wrapper(family, name):
+    optimizer = made(family)
+    with pytest.raises(AttributeError, match=r"got 3 for .* DynamicLossScale\(\.\.\."):
+        setattr(optimizer, name, 3)
+
+
+def test_a_variable_that_is_added_is_the_inner_optimizers(family):
+    skip_without("add_variable", family)
+    optimizer = made(family)
+    added = optimizer.add_variable(shape=(), name="mine")
+    for variables in (inner_variables(optimizer), optimizer.variables):
+        assert sum(added is variable for variable in variables) == 1
+
+
+def test_the_list_of_keras_own_wrapper_is_not_empty(family):
+    own = family.keras.mixed_precision.LossScaleOptimizer
+    names = listed(family)
+    assert {"initial_scale", "inner_optimizer", "apply_gradients"} <= set(names)
+    assert kerases.is_own_wrapper(own(family.optimizers.SGD(0.25)))
+
+
+def test_iterations_are_set_as_on_a_bare_optimizer(family):
+    def outcome(optimizer):
+        """Returns what `iterations` are once they were set, or the error."""
+        try:
+            optimizer.iterations = 7
+        except Exception as error:
+            return type(error), str(error)
+        return optimizer.iterations
+
+    bare = family.optimizers.SGD(0.25)
+    assert outcome(made_unbuilt(family)) == outcome(bare)
+    if family.name == "keras2-legacy":
+        assert outcome(made_unbuilt(family)) == 7
+
+
+def test_iterations_may_be_a_variable_of_the_users(family):
+    skip_without("iterations to set", family)
+    optimizer = made_unbuilt(family)
+    steps = tf.Variable(7, dtype=tf.int64)
+    optimizer.iterations = steps
+    optimizer.build([variable_of(family, [1.0, 2.0])])
+    assert optimizer.iterations is optimizer.inner_optimizer.iterations is steps

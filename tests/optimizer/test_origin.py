@@ -1,0 +1,813 @@
+"""Where gradients come from, read off the graph: plain loops, and no optimizer."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import tensorflow as tf
+from models import compiled
+
+from lossscale.optimizer.origin import Marks, Origin
+
+SCALED, CHANGED = Origin.SCALED, Origin.CHANGED
+UNTOUCHED, FOREIGN = Origin.UNTOUCHED, Origin.FOREIGN
+
+
+class Loop:
+    """What a training loop does, marked as an optimizer would, and what was seen."""
+
+    def __init__(self):
+        self.marks = Marks()
+        self.scale = tf.Variable(1024.0, trainable=False)
+        self.weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
+        self.seen = []
+
+    def factor(self):
+        """The loss scale as a tensor, as `loss * optimizer.loss_scale` reads it."""
+        scale = tf.convert_to_tensor(self.scale)
+        self.marks.mark_scaled(scale)
+        return tf.identity(scale)
+
+    def loss(self, x=1.0):
+        return sum(tf.reduce_sum(x * w**2) for w in self.weights)
+
+    def scaled(self, x=1.0):
+        with tf.GradientTape() as tape:
+            scaled = self.loss(x) * self.factor()
+        return tape.gradient(scaled, self.weights)
+
+    def unscaled(self, grads, check="check"):
+        # No division by the loss scale itself, which would be seen without a mark.
+        hidden = tf.convert_to_tensor(self.scale) + 0.0
+        grads = [each / hidden for each in grads]
+        self.marks.mark_unscaled(grads, check)
+        return grads
+
+    def apply(self, grads):
+        """Looks at gradients, and gives them to the program's result."""
+        self.seen.append(self.marks.look(grads))
+        return tf.add_n([tf.reduce_sum(each) for each in grads])
+
+    def origins(self):
+        """What each `apply` saw: one origin, one set of checks, of all gradients."""
+        for found in self.seen:
+            assert len({(each.origin, each.checks) for each in found}) == 1
+        return [(found[0].origin, *found[0].checks) for found in self.seen]
+
+
+@pytest.fixture
+def loop():
+    return Loop()
+
+
+@pytest.fixture(params=["graph", "xla"])
+def run(request):
+    """Traces and runs a program. What it returns must be a number: it has run."""
+
+    def run(program, *args):
+        step = compiled(program, request.param)
+        value = float(step(*(tf.constant(arg) for arg in args)))
+        assert isinstance(value, float)
+        return value
+
+    return run
+
+
+def clip(grads):
+    return tf.clip_by_global_norm(grads, 1.0)[0]
+
+
+def zeros(loop):
+    return [tf.zeros(w.shape) for w in loop.weights]
+
+
+def test_scaled_then_applied(loop, run):
+    run(lambda: loop.apply(loop.scaled()))
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_unscaled_then_applied(loop, run):
+    run(lambda: loop.apply(loop.unscaled(loop.scaled())))
+    assert loop.origins() == [(UNTOUCHED, "check")]
+
+
+def test_unscaled_and_clipped(loop, run):
+    run(lambda: loop.apply(clip(loop.unscaled(loop.scaled()))))
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+def accumulated(loop, unscales):
+    def program(count):
+        total = zeros(loop)
+        for i in tf.range(count):
+            grads = loop.scaled(tf.cast(i, tf.float32))
+            if unscales:
+                grads = clip(loop.unscaled(grads))
+            total = [a + b for a, b in zip(total, grads)]
+        return loop.apply(total)
+
+    return program
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_accumulated_in_a_loop(loop, run, unscales):
+    run(accumulated(loop, unscales), 3)
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_accumulated_in_a_while_loop(loop, run, unscales):
+    def body(i, total):
+        grads = loop.scaled(tf.cast(i, tf.float32))
+        grads = loop.unscaled(grads) if unscales else grads
+        return i + 1, [a + b for a, b in zip(total, grads)]
+
+    def program():
+        _, total = tf.while_loop(lambda i, _: i < 3, body, (0, zeros(loop)))
+        return loop.apply(total)
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+def test_what_goes_round_a_loop(loop, run):
+    """Each of three values hands what it has to the next: three times round."""
+
+    def program(count):
+        a = b = c = tf.zeros([2])
+        for _ in tf.range(count):
+            c = b * 2.0
+            b = a * 2.0
+            a = loop.unscaled(loop.scaled())[0]
+        return loop.apply([c])
+
+    run(program, 4)
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_both_branches(loop, run, unscales):
+    def program(flag):
+        if flag:
+            grads = loop.scaled(1.0)
+            if unscales:
+                grads = loop.unscaled(grads, "then")
+        else:
+            grads = loop.scaled(2.0)
+            if unscales:
+                grads = loop.unscaled(grads, "else")
+        return loop.apply(grads)
+
+    run(program, True)
+    assert loop.origins() == [(CHANGED, "then", "else") if unscales else (SCALED,)]
+
+
+def test_a_branch_that_unscales(loop, run):
+    """In one branch unscaled, in the other not: each applies in its branch."""
+
+    def program(flag):
+        grads = loop.scaled()
+        value = 0.0
+        if flag:
+            value += loop.apply(clip(loop.unscaled(grads)))
+        else:
+            value += loop.apply(grads)
+        return value
+
+    run(program, False)
+    assert loop.origins() == [(CHANGED, "check"), (SCALED,)]
+
+
+def test_unscaled_in_a_branch_and_applied_after(loop, run):
+    def program(flag):
+        grads = loop.scaled()
+        grads = tf.cond(flag, lambda: loop.unscaled(grads), lambda: zeros(loop))
+        first = loop.apply(grads)
+        return first + tf.cond(flag, lambda: loop.apply(grads), lambda: 0.0)
+
+    run(program, True)
+    assert loop.origins() == [(CHANGED, "check")] * 2
+
+
+def test_a_branch_that_leaves_them_scaled(loop, run):
+    """Where one branch leaves it scaled, a way leads to the loss scale."""
+
+    def program(flag):
+        grads = loop.scaled()
+        return loop.apply(tf.cond(flag, lambda: loop.unscaled(grads), lambda: grads))
+
+    run(program, True)
+    assert loop.origins() == [(SCALED, "check")]
+
+
+def test_unscaled_outside_and_clipped_in_a_branch(loop, run):
+    def program(flag):
+        grads = loop.unscaled(loop.scaled())
+        return tf.cond(flag, lambda: loop.apply(clip(grads)), lambda: loop.apply(grads))
+
+    run(program, True)
+    assert loop.origins() == [(CHANGED, "check"), (UNTOUCHED, "check")]
+
+
+def test_logged_only(loop, run):
+    """Row 3: a step that was unscaled and not applied says nothing of the next."""
+
+    def program():
+        norm = tf.linalg.global_norm(loop.unscaled(loop.scaled()))
+        return norm + loop.apply(loop.scaled())
+
+    run(program)
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_a_dropped_batch(loop, run):
+    def program():
+        dropped = loop.unscaled(loop.scaled(), "dropped")
+        kept = loop.unscaled(loop.scaled(), "kept")
+        return tf.reduce_sum(dropped[0]) + loop.apply(clip(kept))
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "kept")]
+
+
+def test_two_lists_of_one_loss(loop, run):
+    def program():
+        first, second = loop.scaled()
+        return loop.apply(loop.unscaled([first])) + loop.apply([second])
+
+    run(program)
+    assert loop.origins() == [(UNTOUCHED, "check"), (SCALED,)]
+
+
+def test_one_optimizer_unscales_for_two(loop, run):
+    """Row 8: clipped by the norm of all, each applies its part."""
+
+    def program():
+        first, second = loop.scaled()
+        both = loop.unscaled([first], 1) + loop.unscaled([second], 2)
+        both = clip(both)
+        return loop.apply(both[:1]) + loop.apply(both[1:])
+
+    run(program)
+    assert loop.origins() == [(CHANGED, 1, 2), (CHANGED, 1, 2)]
+
+
+def test_a_function_traced_between(loop, run):
+    """Row 9: another function that scales is traced between unscale and apply."""
+
+    @tf.function
+    def other():
+        return tf.reduce_sum(loop.scaled()[0])
+
+    def program():
+        grads = loop.unscaled(loop.scaled())
+        return other() + loop.apply(clip(grads))
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+def test_applied_before_anything_was_scaled(loop, run):
+    """Row 10: an argument comes from nowhere, before a loss was scaled and after."""
+    run(lambda x: loop.apply([x]), 1.0)
+    run(lambda: loop.apply(loop.scaled()))
+    run(lambda x: loop.apply([x]), 1.0)
+    assert loop.origins() == [(FOREIGN,), (SCALED,), (FOREIGN,)]
+
+
+def test_scaled_by_hand(loop, run):
+    divisors = []
+
+    def program():
+        value = loop.apply(loop.scaled())
+        divisors.extend(each.divisors[0].op.type for each in loop.seen[0])
+        return value
+
+    run(program)
+    assert divisors == ["ReadVariableOp"] * 2
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda grad, factor: grad / factor,
+        lambda grad, factor: grad * (1.0 / factor),
+        lambda grad, factor: tf.math.reciprocal(tf.cast(factor, grad.dtype)) * grad,
+    ],
+)
+def test_unscaled_by_hand(loop, run, divide):
+    def program():
+        grads = loop.scaled()
+        return loop.apply(clip([divide(each, loop.factor()) for each in grads]))
+
+    run(program)
+    assert loop.origins() == [(CHANGED,)]
+
+
+def test_not_every_quotient_is_unscaled(loop, run):
+    def program():
+        grads, factor = loop.scaled(), loop.factor()
+        return loop.apply([each / (factor / 1000.0) for each in grads])
+
+    run(program)
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_arguments_constants_and_none(loop, run):
+    def program(x):
+        loop.scaled()
+        assert loop.marks.look([None]) == [None]
+        return loop.apply([x, tf.constant(2.0)])
+
+    run(program, 1.0)
+    assert loop.origins() == [(FOREIGN,)]
+
+
+def test_only_numbers_that_can_be_scaled_count(loop, run):
+    """A gradient's shape, its zeros, and whether it is finite are not scaled."""
+
+    def program():
+        scaled = loop.scaled()
+        grads = loop.unscaled(scaled)
+        grads = [tf.reshape(g, tf.shape(s)) for g, s in zip(grads, scaled)]
+        flags = [tf.reduce_all(tf.math.is_finite(each)) for each in scaled]
+        grads = [tf.where(f, g, 0.0) for f, g in zip(flags, grads)]
+        return loop.apply(
+            [g + tf.raw_ops.ZerosLike(x=s) for g, s in zip(grads, scaled)]
+        )
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_gradient_penalty(loop, run, unscales):
+    def program():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                scaled = loop.loss() * loop.factor()
+            grads = inner.gradient(scaled, loop.weights)
+            grads = loop.unscaled(grads, "inner")
+            penalty = tf.add_n([tf.reduce_sum(each**2) for each in grads])
+            scaled = (loop.loss() + penalty) * loop.factor()
+        grads = outer.gradient(scaled, loop.weights)
+        if unscales:
+            grads = clip(loop.unscaled(grads, "outer"))
+        return loop.apply(grads)
+
+    run(program)
+    expected = (CHANGED, "outer") if unscales else (SCALED, "inner")
+    assert loop.origins() == [expected]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_gradient_penalty_by_hand(loop, run, unscales):
+    """The derivative of a division by the loss scale is not an unscaling."""
+
+    def program():
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                scaled = loop.loss() * loop.factor()
+            grads = inner.gradient(scaled, loop.weights)
+            penalty = [tf.reduce_sum((each / loop.factor()) ** 2) for each in grads]
+            scaled = tf.add_n(penalty) * loop.factor()
+        grads = outer.gradient(scaled, loop.weights)
+        if unscales:
+            grads = loop.unscaled(grads, "outer")
+        return loop.apply(grads)
+
+    run(program)
+    assert loop.origins() == [(UNTOUCHED, "outer") if unscales else (SCALED,)]
+
+
+def test_clipped_in_a_nested_function(loop, run):
+    nested = tf.function(clip)
+
+    def program():
+        scaled = loop.scaled()
+        first = loop.apply(nested(loop.unscaled(scaled)))
+        return first + loop.apply(nested(scaled))
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "check"), (SCALED,)]
+
+
+def test_a_nested_function_returns_both(loop, run):
+    nested = tf.function(lambda a, b: ([2.0 * x for x in b], [2.0 * x for x in a]))
+
+    def program():
+        scaled = loop.scaled()
+        scaled, unscaled = nested(loop.unscaled(scaled), scaled)
+        return loop.apply(scaled) + loop.apply(unscaled)
+
+    run(program)
+    assert loop.origins() == [(SCALED,), (CHANGED, "check")]
+
+
+@pytest.mark.parametrize("scales", ["inside", "outside"])
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_loss_in_a_nested_function(loop, run, scales, unscales):
+    @tf.function
+    def nested():
+        loss = loop.loss()
+        return loss * loop.factor() if scales == "inside" else loss
+
+    def program():
+        with tf.GradientTape() as tape:
+            loss = nested()
+            if scales == "outside":
+                loss = loss * loop.factor()
+        grads = tape.gradient(loss, loop.weights)
+        return loop.apply(loop.unscaled(grads) if unscales else grads)
+
+    run(program)
+    assert loop.origins() == [(UNTOUCHED, "check") if unscales else (SCALED,)]
+
+
+def test_gradients_made_and_unscaled_in_nested_functions(loop, run):
+    scaled = tf.function(loop.scaled)
+    unscaled = tf.function(loop.unscaled)
+
+    def program():
+        grads = scaled()
+        return loop.apply(grads) + loop.apply(unscaled(grads))
+
+    run(program)
+    assert loop.origins() == [(SCALED,), (CHANGED, "check")]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_loss_computed_again_for_its_gradient(loop, run, unscales):
+    again = tf.recompute_grad(lambda x: tf.sin(x) * 2.0)
+
+    def program():
+        with tf.GradientTape() as tape:
+            scaled = tf.reduce_sum(again(loop.weights[0] * 2.0)) * loop.factor()
+        grads = [tape.gradient(scaled, loop.weights[0])]
+        return loop.apply(loop.unscaled(grads) if unscales else grads)
+
+    run(program)
+    assert loop.origins() == [(UNTOUCHED, "check") if unscales else (SCALED,)]
+
+
+def test_a_function_called_for_several(loop, run):
+    """What a function returns comes from what it was called with this time."""
+    nested = tf.function(lambda x: x * 2.0)
+
+    def program(x):
+        scaled = loop.scaled()[:1]
+        unscaled = [loop.unscaled(scaled, i)[0] for i in range(2)]
+        value = loop.apply([nested(tf.stack([x, x]))])
+        for each in (*scaled, *unscaled):
+            value += loop.apply([nested(each)])
+        return value
+
+    run(program, 1.0)
+    assert loop.origins() == [(FOREIGN,), (SCALED,), (CHANGED, 0), (CHANGED, 1)]
+
+
+def test_on_replicas(loop, mirrored):
+    @tf.function
+    def program():
+        def step():
+            grads = loop.scaled()
+            loop.apply(grads)
+            context = tf.distribute.get_replica_context()
+            clipped = context.all_reduce("SUM", clip(loop.unscaled(grads)))
+            return loop.apply(clipped)
+
+        return mirrored.run(step)
+
+    program()
+    count = mirrored.num_replicas_in_sync
+    assert [each[0].origin for each in loop.seen].count(SCALED) == count
+    assert [each[0].origin for each in loop.seen].count(CHANGED) == count
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_loss_with_a_loop_in_it(loop, run, unscales):
+    """The gradient of a loop is a loop, which nobody marked anything in."""
+
+    def program():
+        with tf.GradientTape() as tape:
+            loss = loop.loss()
+            for _ in tf.range(2):
+                loss = loss * 2.0 + loop.loss()
+            loss = loss * loop.factor()
+        grads = tape.gradient(loss, loop.weights)
+        return loop.apply(clip(loop.unscaled(grads)) if unscales else grads)
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_loss_scaled_in_a_loop(loop, run, unscales):
+    def program():
+        with tf.GradientTape() as tape:
+            loss = tf.constant(0.0)
+            for _ in tf.range(2):
+                loss += loop.loss() * loop.factor()
+        grads = tape.gradient(loss, loop.weights)
+        return loop.apply(loop.unscaled(grads) if unscales else grads)
+
+    run(program)
+    assert loop.origins() == [(UNTOUCHED, "check") if unscales else (SCALED,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_loss_scaled_in_a_branch(loop, run, unscales):
+    def program(flag):
+        with tf.GradientTape() as tape:
+            if flag:
+                loss = loop.loss() * loop.factor()
+            else:
+                loss = loop.loss() * 2.0 * loop.factor()
+        grads = tape.gradient(loss, loop.weights)
+        return loop.apply(clip(loop.unscaled(grads)) if unscales else grads)
+
+    run(program, True)
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_micro_batches_in_map_fn(loop, run, unscales):
+    def one(x):
+        grads = loop.scaled(x)
+        return loop.unscaled(grads) if unscales else grads
+
+    def program(batch):
+        types = [tf.float32] * 2
+        grads = tf.map_fn(one, batch, fn_output_signature=types)
+        return loop.apply([tf.reduce_mean(each, 0) for each in grads])
+
+    run(program, [1.0, 2.0])
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_micro_batches_in_scan(loop, run, unscales):
+    def one(total, x):
+        grads = loop.scaled(x)
+        grads = loop.unscaled(grads) if unscales else grads
+        return [a + b for a, b in zip(total, grads)]
+
+    def program(batch):
+        totals = tf.scan(one, batch, initializer=zeros(loop))
+        return loop.apply([each[-1] for each in totals])
+
+    run(program, [1.0, 2.0])
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+def test_switch_case(loop, run):
+    def program(which):
+        grads = loop.scaled()
+        branches = [
+            lambda: clip(loop.unscaled(grads, 0)),
+            lambda: zeros(loop),
+            lambda: loop.unscaled(loop.scaled(), 2),
+        ]
+        return loop.apply(tf.switch_case(which, branches))
+
+    run(program, 2)
+    assert loop.origins() == [(CHANGED, 0, 2)]
+
+
+def test_a_loop_in_a_branch_in_a_function_in_a_loop(loop, run):
+    @tf.function
+    def nested(grads, flag):
+        if flag:
+            for _ in tf.range(2):
+                grads = clip(loop.unscaled(loop.scaled()))
+        return grads
+
+    def program(flag):
+        total = zeros(loop)
+        for _ in tf.range(2):
+            total = [a + b for a, b in zip(total, nested(zeros(loop), flag))]
+        return loop.apply(total)
+
+    run(program, True)
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+def test_gradients_kept_in_a_tensor_array(loop, run):
+    def program(count):
+        array = tf.TensorArray(tf.float32, count, element_shape=[2])
+        for i in tf.range(count):
+            array = array.write(i, loop.unscaled(loop.scaled())[0])
+        return loop.apply([tf.reduce_sum(array.stack(), 0)])
+
+    run(program, 3)
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+def test_applied_within_the_loop(loop, run):
+    """Row 13. What the iteration before left in `total` cannot be told yet."""
+
+    def program(count):
+        total, value = zeros(loop), 0.0
+        for i in tf.range(count):
+            grads = clip(loop.unscaled(loop.scaled()))
+            total = [a + b for a, b in zip(total, grads)]
+            if i % 2 == 1:
+                value += loop.apply(total)
+        return value
+
+    run(program, 4)
+    assert loop.origins() == [(CHANGED, "check")]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_accumulated_in_variables(loop, unscales):
+    kept = [tf.Variable(tf.zeros(w.shape), trainable=False) for w in loop.weights]
+
+    def program(count):
+        for _ in tf.range(count):
+            grads = loop.scaled()
+            if unscales:
+                grads = clip(loop.unscaled(grads))
+            for variable, grad in zip(kept, grads):
+                variable.assign_add(grad)
+        value = tf.cond(
+            count > 1, lambda: loop.apply([v.read_value() for v in kept]), lambda: 0.0
+        )
+        for variable in kept:
+            variable.assign(tf.zeros_like(variable))
+        return value + loop.apply([v.read_value() for v in kept])
+
+    tf.function(program)(tf.constant(2))
+    expected = (CHANGED, "check") if unscales else (SCALED,)
+    assert loop.origins() == [expected, (FOREIGN,)]
+
+
+def test_weights_that_were_assigned_are_no_way(loop, run):
+    """A second step in one function: its weights come from the first's gradients."""
+
+    def program():
+        grads = loop.unscaled(loop.scaled(), 1)
+        for weight, grad in zip(loop.weights, grads):
+            weight.assign_sub(grad)
+        first = loop.apply(loop.scaled())
+        return first + loop.apply(clip(loop.unscaled(loop.scaled(), 2)))
+
+    run(program)
+    assert loop.origins() == [(SCALED,), (CHANGED, 2)]
+
+
+def test_indexed_slices(loop):
+    table = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function
+    def program():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, [1, 2]) ** 2) * loop.factor()
+        grad = tape.gradient(loss, table)
+        values = loop.unscaled([grad.values])[0]
+        unscaled = tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+        clipped = tf.clip_by_norm(unscaled, 1.0)
+        loop.seen = [loop.marks.look([each]) for each in (grad, unscaled, clipped)]
+
+    program()
+    assert loop.origins() == [(SCALED,), (UNTOUCHED, "check"), (CHANGED, "check")]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_loop_over_a_dataset(loop, unscales):
+    def program(dataset):
+        first, second = zeros(loop)
+        for x in dataset:
+            grads = loop.scaled(x)
+            grads = loop.unscaled(grads) if unscales else grads
+            first, second = first + grads[0], second + grads[1]
+            if x > 100.0:
+                break
+        return loop.apply([first, second])
+
+    tf.function(program)(tf.data.Dataset.from_tensor_slices([1.0, 2.0]))
+    assert loop.origins() == [(CHANGED, "check") if unscales else (SCALED,)]
+
+
+def test_a_loss_scale_of_eager_mode(loop):
+    """A constant, made before the function that captures it."""
+    factor = tf.constant(1024.0)
+
+    @tf.function
+    def program():
+        loop.marks.mark_scaled(factor)
+        with tf.GradientTape() as tape:
+            loss = loop.loss() * factor
+        grads = tape.gradient(loss, loop.weights)
+        return loop.apply(grads) + loop.apply(loop.unscaled(grads))
+
+    program()
+    assert loop.origins() == [(SCALED,), (UNTOUCHED, "check")]
+    assert loop.seen[0][0].divisors == (factor,)
+
+
+def test_every_loss_scale_that_it_is_scaled_by(loop, run):
+    def program():
+        grads = [a + b for a, b in zip(loop.scaled(), loop.scaled())]
+        return loop.apply(grads)
+
+    run(program)
+    assert [len(each.divisors) for each in loop.seen[0]] == [2, 2]
+
+
+@pytest.mark.parametrize("v2", [True, False])
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_graph_of_version_1(unscales, v2):
+    marks = Marks()
+
+    def body(i, total, before):
+        scale = tf.identity(1024.0)
+        marks.mark_scaled(scale)
+        grad = tf.compat.v1.gradients(tf.reduce_sum(weight**2) * scale, weight)[0]
+        if unscales:
+            grad = grad / (scale + 0.0)
+            marks.mark_unscaled([grad], "check")
+        return i + 1, total + before, grad
+
+    switch = "enable_control_flow_v2" if v2 else "disable_control_flow_v2"
+    with tf.Graph().as_default():
+        was = tf.compat.v1.control_flow_v2_enabled()
+        getattr(tf.compat.v1, switch)()
+        try:
+            weight = tf.ones([2])
+            start = (0, tf.zeros([2]), tf.zeros([2]))
+            total = tf.while_loop(lambda i, *_: i < 3, body, start)[1]
+        finally:
+            if was:
+                tf.compat.v1.enable_control_flow_v2()
+        kinds = {
+            each.type for each in tf.compat.v1.get_default_graph().get_operations()
+        }
+        assert ("NextIteration" in kinds) is not v2
+        found = marks.look([total])[0]
+    expected = (CHANGED, ("check",)) if unscales else (SCALED, ())
+    assert (found.origin, found.checks) == expected
+
+
+def test_eagerly_the_very_objects_are_known(loop):
+    grads = loop.unscaled(loop.scaled())
+    assert [each.origin for each in loop.marks.look(grads)] == [UNTOUCHED] * 2
+    assert loop.marks.look(grads)[0].checks == ("check",)
+    assert [each.origin for each in loop.marks.look(clip(grads))] == [FOREIGN] * 2
+    assert [each.origin for each in loop.marks.look(loop.scaled())] == [FOREIGN] * 2
+
+
+def test_eagerly_nothing_is_kept(loop):
+    class Check:
+        pass
+
+    check = Check()
+    grads = loop.unscaled(loop.scaled(), check)
+    check = weakref.ref(check)
+    assert loop.marks.look(grads)[0].checks == (check(),)
+    del grads
+    assert check() is None
+    for _ in range(100):
+        loop.unscaled(loop.scaled())
+    assert not loop.marks._eager
+
+
+def test_no_graph_is_kept(loop):
+    program = tf.function(lambda: loop.apply(clip(loop.unscaled(loop.scaled()))))
+    graph = weakref.ref(program.get_concrete_function().graph)
+    assert graph() is not None
+    loop.seen.clear()
+    del program
+    gc.collect()
+    assert graph() is None
+
+
+def test_marks_are_not_kept_by_a_graph(loop):
+    program = tf.function(lambda: loop.apply(clip(loop.unscaled(loop.scaled()))))
+    program()
+    marks = weakref.ref(loop.marks)
+    loop.marks = None
+    gc.collect()
+    assert marks() is None
+
+
+def test_two_loss_scales_do_not_meet(loop, run):
+    other = Marks()
+
+    def program():
+        grads = loop.scaled()
+        assert [each.origin for each in other.look(grads)] == [FOREIGN] * 2
+        return loop.apply(grads)
+
+    run(program)
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_a_copy_begins_with_nothing(loop):
+    grads = loop.unscaled(loop.scaled())
+    pair = copy.deepcopy([loop.marks, loop.marks])
+    assert pair[0] is pair[1]
+    assert pair[0].look(grads)[0].origin is FOREIGN

@@ -1,0 +1,45 @@
+"""The README and the pages of docs/: their Python blocks, headings and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from installed import ROOT
+
+DOCS = ROOT / "docs"
+#: The pages of the documentation, by their path below docs/, without the ending.
+PAGES = {
+    path.relative_to(DOCS).with_suffix("").as_posix(): path
+    for path in sorted(DOCS.rglob("*.md"))
+    if "_build" not in path.parts
+}
+#: What users of other systems read. Its blocks run on every version of TensorFlow.
+MIGRATIONS = {name: path for name, path in PAGES.items() if "coming-from/" in name}
+
+
+def blocks(path):
+    """Returns the Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def links(path):
+    """Returns the links and pictures of a page that stay in the repository."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text())
+    found = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [link for link in found if not link.startswith(("http:", "https:"))]
+
+
+def is_there(path, link):
+    """Tells whether a link of a page leads somewhere."""
+    name, _, anchor = link.partition("#")
+    target = Path(path.parent, name) if name else path
+    return target.is_file() and (not anchor or anchor in anchors(target))
+
+
+def anchors(path):
+    """Returns the names by which a page's headings can be linked to."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text())
+    headings = re.findall(r"(?m)^#+ (.*)$", text)
+    bare = [re.sub(r"[^\w\- ]", "", each).lower() for each in headings]
+    return {each.replace(" ", "-") for each in bare}

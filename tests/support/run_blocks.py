@@ -1,0 +1,38 @@
+"""Runs files, each as a program, in one process: TensorFlow takes long to start.
+
+    python run_blocks.py FILE...
+
+A process of its own, since one of them makes a strategy of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+# One worker each, where the systems themselves are not installed.
+for stand_in in (Path(__file__).parent / "stand_ins").iterdir():
+    if importlib.util.find_spec(stand_in.name) is None:
+        sys.path.append(str(stand_in.parent))
+
+import tensorflow as tf
+
+import lossscale
+
+# What the pages show is not warned of.
+warnings.simplefilter("error", lossscale.LossScaleWarning)
+failed = []
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except BaseException:  # also what ends a program
+        sys.stderr.write(Path(path).read_text())
+        traceback.print_exc()
+        failed.append(path)
+    for keras in {tf.keras, sys.modules.get("keras", tf.keras)}:
+        keras.mixed_precision.set_global_policy("float32")
+sys.exit(f"failed: {failed}" if failed else 0)
