@@ -46,8 +46,8 @@ class Version(NamedTuple):
     with_tf_keras: bool = False
 
 
-# The names are also the rows of the README's table of tested versions. NumPy 2 came
-# after TensorFlow 2.15, and the protobuf of today after 2.8.
+# The names are also the rows of the table in docs/reliability.md. NumPy 2 came after
+# TensorFlow 2.15, and the protobuf of today after 2.8.
 MATRIX = {
     "2.4": Version("3.8", ["tensorflow-cpu==2.4.*", "protobuf<3.21"]),
     "2.8": Version("3.8", ["tensorflow-cpu==2.8.*", "protobuf<3.21", "numpy<2"]),
@@ -84,7 +84,10 @@ def _tf_keras(version: Version) -> List[str]:
 
 
 #: What the tests read, the package excepted.
-BESIDE = ["tests", "examples", "benchmarks", "README.md", "pyproject.toml"]
+BESIDE = [
+    *("tests", "docs", "examples", "benchmarks"),
+    *("README.md", "CONTRIBUTING.md", "pyproject.toml"),
+]
 
 
 def _leave_checkout(session: nox.Session) -> None:
@@ -111,8 +114,7 @@ def _make_session(name: str, version: Version) -> None:
         # Without what it asks for: that is tensorflow, not tensorflow-cpu.
         session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
         _leave_checkout(session)
-        # Replicas wait for one another: four at a time keep two cores busy.
-        arguments = session.posargs or ["-q", "-n", "4"]
+        arguments = session.posargs or ["-q"]
         session.run("pytest", *arguments, env=dict(version.env))
 
 

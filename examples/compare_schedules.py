@@ -56,10 +56,10 @@ def schedules():
 
 def draw(simulations, path):
     """Draws one panel per schedule, all on the same axes."""
-    columns = 3
+    columns = 2
     rows = -(-len(simulations) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(11, 1.9 * rows), sharex=True, sharey=True
+        rows, columns, figsize=(9, 1.7 * rows), sharex=True, sharey=True
     )
     for ax in axes.flat[len(simulations) :]:
         ax.set_axis_off()
@@ -74,9 +74,9 @@ def draw(simulations, path):
         ax.tick_params(labelbottom=True)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     labels[-1] = "steps lost"
-    figure.legend(handles, labels, loc="lower right", ncol=3, fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
+    figure.legend(handles, labels, loc="upper center", ncol=3, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.97))  # the legend stands above
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

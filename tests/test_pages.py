@@ -1,0 +1,213 @@
+"""The README and docs/: every block runs as pasted, links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pages
+import pytest
+import tensorflow as tf
+from installed import ROOT, families
+from limits import TENSORFLOW, skip_without
+from pages import DOCS, MIGRATIONS, PAGES
+
+import lossscale
+
+README = ROOT / "README.md"
+GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
+BLOCKS = [block for path in GUIDE.values() for block in pages.blocks(path)]
+
+
+def assert_run(found, folder, **environment):
+    """Runs blocks, each on its own."""
+    paths = []
+    for number, block in enumerate(found):
+        paths.append(folder / f"block{number}.py")
+        paths[-1].write_text(block)  # AutoGraph reads the source of a file
+    runner = ROOT / "tests" / "support" / "run_blocks.py"
+    answer = subprocess.run(
+        [sys.executable, str(runner), *map(str, paths)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+
+
+def runs_here(block):
+    """Tells whether a block is for the Keras that `import keras` gives here."""
+    if block.startswith("# Keras 2"):
+        return False
+    return families()[0].name == "keras3" or not block.startswith("# Keras 3")
+
+
+def test_the_readmes_blocks_run(tmp_path):
+    skip_without("the pages", families()[0])
+    assert_run(filter(runs_here, pages.blocks(README)), tmp_path)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_the_guides_blocks_run(half, tmp_path):
+    skip_without("the pages", families()[0])
+    assert_run(filter(runs_here, BLOCKS[half::2]), tmp_path)
+
+
+def test_blocks_for_keras_2_run(tmp_path):
+    skip_without("the pages", families()[0])
+    found = [block for block in BLOCKS if block.startswith("# Keras 2")]
+    assert found
+    environment = {"TF_USE_LEGACY_KERAS": "1"} if TENSORFLOW >= (2, 16) else {}
+    if environment and importlib.util.find_spec("tf_keras") is None:
+        pytest.skip("there is no Keras 2")
+    assert_run(found, tmp_path, **environment)
+
+
+def test_migrations_run_on_every_version(tmp_path):
+    found = [block for path in MIGRATIONS.values() for block in pages.blocks(path)]
+    assert_run(found, tmp_path)
+
+
+@pytest.mark.parametrize("name", MIGRATIONS)
+def test_each_migration_has_its_names_and_its_code(name):
+    assert "| there | here |" in MIGRATIONS[name].read_text()
+    assert len(pages.blocks(MIGRATIONS[name])) == 1
+
+
+def test_there_is_a_page_for_each_system():
+    listed = PAGES["coming-from"].read_text()
+    assert all(f"]({name}.md)" in listed for name in MIGRATIONS)
+    for origin in ("contrib", "train.experimental", "Keras 2", "Keras 3", "torch"):
+        assert origin in listed
+
+
+def test_there_are_blocks():
+    assert len(pages.blocks(README)) >= 3
+    assert len(BLOCKS) >= 20
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *PAGES])
+def test_links_lead_somewhere(name):
+    path = PAGES.get(name, ROOT / name)
+    broken = [link for link in pages.links(path) if not pages.is_there(path, link)]
+    assert not broken
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One & two\n\n[x](#one--two) [y](#three) [z](other.md)\n")
+    found = pages.links(page)
+    assert [pages.is_there(page, link) for link in found] == [True, False, False]
+
+
+def test_the_readme_is_one_page_and_leads_to_the_others():
+    text = README.read_text()
+    assert len(text.splitlines()) <= 260
+    for name in ("start", "choosing", "custom-loops", "replicas", "saving"):
+        assert f"](docs/{name}.md" in text
+    for name in ("watching", "gradient-ranges", "simulate", "coming-from", "cost"):
+        assert f"](docs/{name}.md" in text
+    for name in ("reliability", "inside", "api", "examples"):
+        assert f"](docs/{name}.md" in text
+
+
+def test_the_readmes_two_commands_come_first():
+    text = README.read_text()
+    first = re.search(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line.split("#")[0].strip() for line in first[1].splitlines()]
+    assert commands == [
+        'pip install ".[examples]" && python examples/digits.py',
+        'pip install ".[test]" && pytest',
+    ]
+    assert first.start() < text.index("```python")
+
+
+def entries():
+    """Returns what the API reference has an entry of."""
+    found = []
+    for path in (DOCS / "api").glob("*.md"):
+        module = ""
+        for kind, name in re.findall(r"(?m)^\.\. (\w+):: ([\w.]+)", path.read_text()):
+            if kind in ("currentmodule", "automodule"):
+                module = name
+            found.append(name if kind == "automodule" else f"{module}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("name", lossscale.__all__)
+def test_each_public_name_has_its_entry(name):
+    assert entries().count(f"lossscale.{name}") == 1
+
+
+@pytest.fixture
+def docstrings(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module("docstrings")
+
+
+def test_fenced_blocks_become_literal(docstrings):
+    lines = ["What.", "", "```", "if a: b", "  c", "", "  d", "```", "", "After."]
+    converted = "\n".join(docstrings.to_rest(lines, "class"))
+    body = "\n\n   if a: b\n     c\n\n     d\n\n"
+    assert converted == f"What.\n\n.. code-block:: none{body}After."
+
+
+@pytest.mark.parametrize(
+    ("block", "language"), [("x = f(1)", "python"), ("x == y:\n  z", "none")]
+)
+def test_pseudo_code_is_no_python(docstrings, block, language):
+    converted = docstrings.to_rest(["```", *block.split("\n"), "```"], "function")
+    assert f".. code-block:: {language}" in converted
+
+
+@pytest.mark.parametrize(
+    ("text", "converted"),
+    [
+        ("`a`", "``a``"),
+        ("`None`s stay", "``None``\\ s stay"),
+        ("``a `bool` tensor``", "``a `bool` tensor``"),
+        ("`a\n  b` c", "``a b`` c"),
+        (">>> f('`a`')", ">>> f('`a`')"),
+        ("Source: here", "**Source:** here"),
+    ],
+)
+def test_code_in_backticks_becomes_literal(docstrings, text, converted):
+    found = docstrings.to_rest(text.split("\n"), "function")
+    assert "\n".join(found).strip() == converted
+
+
+def test_no_sentence_becomes_a_type(docstrings):
+    one = docstrings.to_rest(["Returns:", "  An op: it runs.", "", "Raises:"], "method")
+    assert one[:2] == ["Returns:", "  : An op: it runs."]
+    two = docstrings.to_rest(["Returns:", "  a: One.", "  b: Two."], "method")
+    assert two[:4] == ["Returns:", "  :", "  * ``a``: One.", "  * ``b``: Two."]
+    assert docstrings.to_rest(["How: so."], "property") == [": How: so."]
+
+
+def test_a_name_without_an_entry_is_found(docstrings):
+    documented = ["lossscale.get", "lossscale.Run"]
+    assert docstrings.missing(["get", "simulate"], documented) == ["lossscale.simulate"]
+
+
+def test_the_stand_in_adds_up_where_an_optimizer_computes_gradients(monkeypatch):
+    """As Horovod does: else the recipe would say nothing."""
+    stand_ins = ROOT / "tests" / "support" / "stand_ins"
+    monkeypatch.syspath_prepend(str(stand_ins))
+    found = [family for family in families() if family.name != "keras3"]
+    if not found:
+        pytest.skip("there is no Keras 2")
+    hvd = importlib.import_module("horovod.tensorflow.keras")
+    module = importlib.import_module("horovod.tensorflow")
+    for family in found:
+        before, variable = module.reduced, tf.Variable([1.0, 2.0])
+        inner = hvd.DistributedOptimizer(family.optimizers.SGD(0.5))
+        optimizer = lossscale.LossScaleOptimizer(inner, 8)
+        optimizer.minimize(lambda v=variable: tf.reduce_sum(v**2), [variable])
+        assert module.reduced == before + 1
+        assert variable.numpy().tolist() == [0.0, 0.0]
