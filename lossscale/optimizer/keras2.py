@@ -205,7 +205,7 @@ def _mix_into(keras: Any) -> None:
         if is_legacy:
             # `convert_to_legacy_optimizer`, which Keras calls where TensorFlow 2's
             # behaviour is off, looks for a class by the new wrapper's name in small
-            # letters (seen on 2.11 to 2.21).
+            # letters (seen on 2.13 to 2.21).
             keras.utils.get_custom_objects()["keras2lossscaleoptimizer"] = wrapper
 
 

@@ -19,9 +19,8 @@ for stand_in in (Path(__file__).parent / "stand_ins").iterdir():
     if importlib.util.find_spec(stand_in.name) is None:
         sys.path.append(str(stand_in.parent))
 
-import tensorflow as tf
-
 import lossscale
+from lossscale.runtime import kerases
 
 # What the pages show is not warned of.
 warnings.simplefilter("error", lossscale.LossScaleWarning)
@@ -33,6 +32,6 @@ for path in sys.argv[1:]:
         sys.stderr.write(Path(path).read_text())
         traceback.print_exc()
         failed.append(path)
-    for keras in {tf.keras, sys.modules.get("keras", tf.keras)}:
+    for keras in filter(None, [kerases.keras3(), *kerases.keras2()]):
         keras.mixed_precision.set_global_policy("float32")
 sys.exit(f"failed: {failed}" if failed else 0)
