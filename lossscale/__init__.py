@@ -9,7 +9,9 @@ from lossscale.ranges.report import GradientRanges
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.headroom import HeadroomLossScale
 from lossscale.scales.interchange import export_state, import_state
+from lossscale.scales.log_normal import LogNormalLossScale
 from lossscale.scales.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -28,6 +30,8 @@ __all__ = [
     "FixedLossScale",
     "FixedLossScaleManager",
     "GradientRanges",
+    "HeadroomLossScale",
+    "LogNormalLossScale",
     "LossScale",
     "LossScaleManager",
     "LossScaleMonitor",

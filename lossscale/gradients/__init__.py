@@ -5,6 +5,7 @@ imports:
 
 * `packing`: many small gradients as a few tensors;
 * `finite`: are all of them finite?
+* `largest`: their greatest magnitude;
 * `faults`: which of them are not, and how;
 * `rows`: sparse gradients in which a row comes more than once;
 * `scaling`: a loss times a number, and gradients divided by it.

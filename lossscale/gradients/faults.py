@@ -11,6 +11,7 @@ from typing import Any, Callable, List, NamedTuple, Optional
 import tensorflow as tf
 
 from lossscale.gradients.finite import as_stored, floating_values, sum_is_finite
+from lossscale.gradients.largest import greater
 from lossscale.runtime import mode
 from lossscale.runtime.control import either
 
@@ -26,10 +27,12 @@ class Check(NamedTuple):
     Attributes:
       is_finite: A `bool` tensor of shape `[]`, whether all are finite.
       codes: A `float32` tensor of shape `[gradients]`: the fault code of each.
+      largest: Their greatest magnitude. None: nobody asked for it.
     """
 
     is_finite: Any
     codes: Any
+    largest: Optional[Any] = None
 
 
 def clean(count: int) -> Check:
@@ -60,10 +63,13 @@ def look_where(proof: Any, look: Callable[[], Check], groups: List[List[int]]) -
       groups: The positions of the gradients that each tensor is made of.
     """
 
-    def all_clean() -> Any:
-        return tuple(clean(sum(map(len, groups))))
+    def of(found: Check) -> Any:
+        return found.is_finite, found.codes
 
-    return Check(*either(proof, all_clean, lambda: tuple(look()), never=all_clean))
+    def all_clean() -> Any:
+        return of(clean(sum(map(len, groups))))
+
+    return Check(*either(proof, all_clean, lambda: of(look()), never=all_clean))
 
 
 def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
@@ -95,8 +101,11 @@ def combine(earlier: Optional[Check], later: Optional[Check]) -> Any:
         return later
     if later is None:
         return earlier
-    is_finite = tf.logical_and(earlier.is_finite, later.is_finite)
-    return Check(is_finite, tf.where(earlier.is_finite, later.codes, earlier.codes))
+    return Check(
+        tf.logical_and(earlier.is_finite, later.is_finite),
+        tf.where(earlier.is_finite, later.codes, earlier.codes),
+        greater(earlier.largest, later.largest),
+    )
 
 
 def _rows(grad: Any, size: int) -> List[Any]:

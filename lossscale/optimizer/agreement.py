@@ -12,6 +12,7 @@ from lossscale.gradients.finite import (
     floating_values,
     sum_stays_finite,
 )
+from lossscale.gradients.largest import bounded
 from lossscale.runtime import replicas
 
 
@@ -22,10 +23,13 @@ class Agreed(NamedTuple):
       finiteness: Whether the step may be applied, equal on all replicas.
       codes_of_sum: The fault codes that only the sum of all replicas' gradients has.
         None: it cannot have any.
+      largest: The greatest magnitude of the unscaled gradients, equal on all replicas.
+        None: nobody asks.
     """
 
     finiteness: Finiteness
     codes_of_sum: Any
+    largest: Any
 
 
 class Own(NamedTuple):
@@ -36,12 +40,14 @@ class Own(NamedTuple):
       earlier: The flag of when the user had them unscaled. None: there is none.
       prove: Returns a cheap proof that they are finite now.
       look: Returns the exact flag, of then and now. None: `earlier` says all.
+      largest: The greatest magnitude of the unscaled gradients. None: nobody asks.
     """
 
     grads: List[Any]
     earlier: Any
     prove: Callable[[], Any]
     look: Optional[Callable[[], Any]]
+    largest: Any
 
 
 class Alone:
@@ -56,7 +62,9 @@ class Alone:
             return own.earlier
         return _both(own.earlier, own.prove())
 
-    def agree(self, vote: Any, look: Any, *, grads: Any, groups: Any) -> Agreed:
+    def agree(
+        self, vote: Any, look: Any, *, grads: Any, groups: Any, largest: Any
+    ) -> Agreed:
         """Returns what is known of the step.
 
         Args:
@@ -64,9 +72,11 @@ class Alone:
           look: Returns the exact flag. None: the vote is exact.
           grads: The gradients, as they came through it.
           groups: The positions of the gradients that each of them is made of.
+          largest: The greatest magnitude of the unscaled ones. None: nobody asks.
         """
         del grads, groups
-        return Agreed(Finiteness(replicas.local_result(vote), look), None)
+        flag, largest = map(replicas.local_result, (vote, largest))
+        return Agreed(Finiteness(flag, look), None, largest)
 
 
 class Among:
@@ -76,7 +86,8 @@ class Among:
     are so large that their sum with the others' might not be finite votes 1. If the
     votes add up to 0, the step may be applied, and to `replicas + 1` or more, it may
     not. Only between them, which almost never happens, must the gradients be added up
-    to see.
+    to see. Where the loss scale asks for it, the greatest magnitude of each replica
+    crosses with its vote.
     """
 
     def __init__(self, are_added: bool) -> None:
@@ -89,7 +100,10 @@ class Among:
         self._replicas = replicas.count()
 
     def vote(self, own: Own) -> Any:
-        """Returns this replica's vote, a `float32` tensor of shape `[]`."""
+        """Returns this replica's vote, a `float32` tensor of shape `[]`.
+
+        With the greatest magnitudes it has shape `[1 + replicas]`.
+        """
         is_small: Any = True
         if self._are_added:
             is_small = sum_stays_finite(own.grads, self._replicas)
@@ -102,30 +116,39 @@ class Among:
             proof = _both(own.earlier, is_small if self._are_added else own.prove())
         doubt = tf.where(is_small, 0.0, 1.0)
         is_finite = Finiteness(proof, own.look).exact()
-        return tf.where(is_finite, doubt, self._replicas + 1.0)
+        vote = tf.where(is_finite, doubt, self._replicas + 1.0)
+        if own.largest is None:
+            return vote
+        slots = replicas.in_own_slot(bounded(is_finite, own.largest))
+        return tf.concat([[vote], slots], 0)
 
-    def agree(self, vote: Any, look: Any, *, grads: Any, groups: Any) -> Agreed:
+    def agree(
+        self, vote: Any, look: Any, *, grads: Any, groups: Any, largest: Any
+    ) -> Agreed:
         """Like `Alone.agree`. All have looked when they voted."""
         del look
         votes = replicas.all_reduce_sum(vote)
+        if largest is not None:
+            votes, largest = votes[0], tf.reduce_max(votes[1:])
         is_clear = tf.equal(votes, 0.0)
         if not self._are_added:
-            return Agreed(Finiteness(is_clear), None)
+            return Agreed(Finiteness(is_clear), None, largest)
         in_doubt = tf.logical_and(votes > 0.0, votes < self._replicas + 1.0)
         clean = faults.clean(sum(map(len, groups)))
         is_finite, codes_of_sum = tf.cond(
             in_doubt,
-            lambda: tuple(self._check_sum(grads, groups)),
+            lambda: self._check_sum(grads, groups),
             lambda: (is_clear, clean.codes),
         )
-        return Agreed(Finiteness(is_finite), codes_of_sum)
+        return Agreed(Finiteness(is_finite), codes_of_sum, largest)
 
     def _check_sum(self, grads: Any, groups: List[List[int]]) -> Tuple[Any, Any]:
         sums = [None] * len(groups)
         terms = replicas.call_for_each_replica(self._terms, grads)
         for position, term in terms.items():
             sums[position] = replicas.all_reduce_sum(term)
-        return faults.check(sums, groups)
+        found = faults.check(sums, groups)
+        return found.is_finite, found.codes
 
     def _terms(self, grads: List[Any]) -> Any:
         # Of three or more terms the order decides whether they overflow, and it is the

@@ -55,6 +55,9 @@ class _SharedStep:
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
             self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
+            largest = loss_scale.last_largest
+            if largest is not None:  # of those that have applied in this step
+                self.update_op = group_ops([largest.assign(0.0, read_value=False)])
 
     def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
         """Tells whether `member`, which applies now, does so in this step."""
@@ -111,7 +114,7 @@ def group_of(loss_scale: LossScale) -> Group:
 
 
 def adjust(
-    loss_scale: LossScale, member: Any, finiteness: Finiteness
+    loss_scale: LossScale, member: Any, finiteness: Finiteness, largest: Any
 ) -> Tuple[Any, Any]:
     """Adjusts `loss_scale` to a step that one of its optimizers applies or skips.
 
@@ -119,13 +122,14 @@ def adjust(
       loss_scale: A `LossScale`.
       member: The optimizer's `Progress`.
       finiteness: What is agreed of this optimizer's gradients.
+      largest: Their greatest magnitude. None: nobody asks.
 
     Returns:
       The update op, None in eager mode, and the exact flag.
     """
     group = group_of(loss_scale)
     if len(group.members) < 2:
-        return adjusting.adjust(loss_scale, finiteness)
+        return adjusting.adjust(loss_scale, finiteness, largest)
     is_finite = finiteness.exact()
     step = group.step
     if step is None or not step.goes_on(member, loss_scale):
@@ -134,17 +138,23 @@ def adjust(
     # A tf.compat.v1 graph keeps no order of its own.
     with _after(step.update_op):
         was_good = _is_as_before(step, loss_scale.skipped_steps)
-    with _after(was_good):
+        known = [] if largest is None else [_greatest_so_far(loss_scale, largest)]
+    with tf.control_dependencies([was_good, *known]):
         restored = [v.assign(old, read_value=False) for v, old in step.before]
         taken_back = group_ops([was_good, restored])
     with _after(taken_back):
-        update_op, _ = loss_scale.adjust(tf.logical_and(is_finite, was_good))
+        update_op, _ = loss_scale.adjust(tf.logical_and(is_finite, was_good), *known)
     if mode.current().knows_values:
         step.left = _values(loss_scale)
     # What was done in a branch is done when the branch is.
     is_outside = current_graph() is step.graph
     step.update_op = update_op if is_outside else None
     return update_op, is_finite
+
+
+def _greatest_so_far(loss_scale: LossScale, largest: Any) -> Any:
+    """Returns the greatest magnitude of all that has been applied in this step."""
+    return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
 
 
 def _is_as_before(step: _SharedStep, variable: Any) -> Any:

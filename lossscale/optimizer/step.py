@@ -24,6 +24,7 @@ from lossscale.optimizer.progress import HandedIn, Progress
 from lossscale.optimizer.unscaling import (
     alone,
     divided,
+    largest_unscaled,
     packed,
     proof_as_applied,
 )
@@ -41,6 +42,7 @@ class Local(NamedTuple):
       earlier: The check of when the user had them unscaled. None: there was none.
       losses: The unscaled losses.
       variables: What the gradients are applied to.
+      largest: The greatest magnitude of the unscaled gradients. None: nobody asks.
       vote: What this replica tells the others.
     """
 
@@ -49,6 +51,7 @@ class Local(NamedTuple):
     earlier: Optional[Check]
     losses: List[Any]
     variables: Whole
+    largest: Any = None
     vote: Any = None
 
 
@@ -137,10 +140,17 @@ class Attempt:
         if self._follows_its_rule and self._loss_scale.checks_gradients:
             grads, self._groups, divisors = packed(grads, divisors)
         local = Local(grads, divisors, handed.earlier, handed.losses, variables)
+        if self._asks_for_largest():
+            found = largest_unscaled(grads, divisors, handed.earlier, handed.is_checked)
+            local = local._replace(largest=found)
         if self._divides_in_branch():
             return local
         quotients = divided(self._loss_scale, grads, divisors)
         return local._replace(grads=quotients, divisors=None)
+
+    def _asks_for_largest(self) -> bool:
+        asks = self._loss_scale.last_largest is not None and self._follows_its_rule
+        return asks and self._loss_scale.checks_gradients
 
     def _divides_in_branch(self) -> bool:
         is_alone = isinstance(self._agreement, Alone) and self._follows_its_rule
@@ -152,7 +162,9 @@ class Attempt:
         earlier = None if local.earlier is None else local.earlier.is_finite
         look = None if self._is_checked else lambda: self._look(local)
         prove = partial(proof_as_applied, local.grads, local.divisors)
-        return self._agreement.vote(Own(local.grads, earlier, prove, look))
+        return self._agreement.vote(
+            Own(local.grads, earlier, prove, look, local.largest)
+        )
 
     def _look(self, local: Local) -> Any:
         """Returns the exact flag of one replica's gradients, within a branch."""
@@ -175,12 +187,15 @@ class Attempt:
             None if self._is_checked else look,
             grads=local.grads,
             groups=self._groups,
+            largest=local.largest,
         )
 
     def adjust(self, agreed: Agreed, local: Local) -> Tuple[Any, Any]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
         if self._follows_its_rule:
-            return sharing.adjust(self._loss_scale, self._progress, agreed.finiteness)
+            return sharing.adjust(
+                self._loss_scale, self._progress, agreed.finiteness, agreed.largest
+            )
         # A subclass that overrides update whole sees the gradients, and with them a
         # scalar that is finite only if the step was: they may have been clipped since.
         flag = tf.where(agreed.finiteness.exact(), 0.0, float("nan"))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from lossscale.gradients import faults, rows
 from lossscale.gradients.faults import Check
 from lossscale.gradients.finite import floating_values, sum_is_finite
+from lossscale.gradients.largest import greater, largest_magnitude
 from lossscale.gradients.packing import in_this_graph, pack, unpack
 from lossscale.runtime import mode
 from lossscale.scales.base import LossScale
@@ -65,15 +66,40 @@ def unscale_and_check(
         return divided(loss_scale, grads, divisors), None
     few, groups, by = packed(grads, divisors)
     quotients = divided(loss_scale, few, by)
-    if not mode.current().fuses:
-        return unpack(quotients, groups), faults.check(quotients, groups)
 
     def look() -> Check:
         # Divided once more: what is handed out is kept only if somebody uses it.
         return faults.check_each(divided(loss_scale, few, by), groups)
 
-    check = faults.look_where(proof_of_quotients(few, by), look, groups)
+    if mode.current().fuses:
+        check = faults.look_where(proof_of_quotients(few, by), look, groups)
+    else:
+        check = faults.check(quotients, groups)
+    if loss_scale.last_largest is not None:
+        check = check._replace(largest=largest_magnitude(few, by))
     return unpack(quotients, groups), check
+
+
+def largest_unscaled(
+    grads: List[Any], divisors: List[Any], earlier: Optional[Check], is_checked: bool
+) -> Any:
+    """Returns the greatest magnitude of gradients, before anybody clipped them.
+
+    Args:
+      grads: The gradients.
+      divisors: What each is still to be divided by. None: it is unscaled.
+      earlier: The check of those that the user had unscaled. None: there was none, and
+        what is unscaled is looked at as it came.
+      is_checked: Whether that is a check of them all.
+    """
+    if earlier is None or earlier.largest is None:
+        return largest_magnitude(grads, divisors)
+    if is_checked:
+        return earlier.largest
+    rest = [(g, by) for g, by in zip(grads, divisors) if by is not None]
+    if not rest:
+        return earlier.largest
+    return greater(earlier.largest, largest_magnitude(*map(list, zip(*rest))))
 
 
 def proof_as_applied(grads: List[Any], divisors: Optional[List[Any]]) -> Any:

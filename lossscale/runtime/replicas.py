@@ -87,6 +87,31 @@ def agree(is_finite: Any) -> Any:
     return tf.equal(all_reduce_sum(at_fault), 0.0)
 
 
+def in_own_slot(value: Any) -> Any:
+    """Returns `[replicas]` numbers: this replica's own one in its place, 0 in others.
+
+    Their sum over all replicas holds the number of each, and so their greatest, which
+    `tf.distribute` has no reduction for. Called in replica context.
+
+    Args:
+      value: A `float32` tensor of shape `[]`, not NaN.
+    """
+    number = tf.distribute.get_replica_context().replica_id_in_sync_group
+    return tf.one_hot(number, count(), on_value=value, off_value=tf.zeros_like(value))
+
+
+def greatest(value: Any) -> Any:
+    """Returns the greatest of all replicas' numbers, equal on all of them.
+
+    Args:
+      value: A `float32` tensor of shape `[]`, not negative and not NaN, `PerReplica` in
+        cross-replica context.
+    """
+    if count() == 1:
+        return local_result(value)
+    return tf.reduce_max(all_reduce_sum(call_for_each_replica(in_own_slot, value)))
+
+
 def merge_call(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` once for all replicas where they are threads, else right here.
 

@@ -5,6 +5,7 @@ Knows gradients and replicas, no optimizer. In the order of its imports:
 * `adjusting`: how a loss scale is adjusted to one step, in each context;
 * `base`: the contract, LossScale;
 * `fixed`, `dynamic`: a rule each;
+* `headroom`, `log_normal`: rules that look at the gradients;
 * `managers`: the names of TensorFlow 1;
 * `serialization`: loss scales from names, numbers and configs, and configs of them;
 * `state_formats`, `interchange`: the states of other systems, read and written.

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.finite import Finiteness
+from lossscale.gradients.largest import bounded
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.control import group_ops, with_dependencies
 
 
-def adjust(loss_scale: Any, finiteness: Finiteness) -> Tuple[Any, Any]:
+def adjust(
+    loss_scale: Any, finiteness: Finiteness, largest: Optional[Any] = None
+) -> Tuple[Any, Any]:
     """Like `LossScale.adjust`, but looks only where the cheap proof fails.
 
     Where one replica trains, one branch of the graph then holds the exact check and
@@ -23,10 +26,13 @@ def adjust(loss_scale: Any, finiteness: Finiteness) -> Tuple[Any, Any]:
     Args:
       loss_scale: A `LossScale`.
       finiteness: Whether every gradient of the step is finite, equal on all replicas.
+      largest: Their greatest magnitude, equal on all replicas. None: nobody asks.
 
     Returns:
       `update_op` and `should_apply_gradients`, as `LossScale.update` does.
     """
+    if largest is not None:
+        return tuple(loss_scale.adjust(finiteness.exact(), largest))
     stays = None
     if mode.current().branch_saves_time and replicas.count() == 1:
         stays = loss_scale._stays()
@@ -43,21 +49,25 @@ def adjust(loss_scale: Any, finiteness: Finiteness) -> Tuple[Any, Any]:
     return group_ops([is_finite]), is_finite
 
 
-def adjust_state(loss_scale: Any, is_finite: Any) -> Any:
+def adjust_state(loss_scale: Any, is_finite: Any, largest: Any = None) -> Any:
     """Runs the rule, and what every loss scale counts. Once for all replicas.
 
     Args:
       loss_scale: A `LossScale`.
       is_finite: The agreed flag, a `bool` tensor of shape `[]`.
+      largest: The greatest magnitude. None: nobody asks.
 
     Returns:
       What a graph must run; None in eager mode, where it has run.
     """
     is_finite = replicas.local_result(is_finite)
-    results = [
-        loss_scale._adjust(is_finite),
-        loss_scale.last_step_finite.assign(is_finite, read_value=False),
-    ]
+    results, known = [], [is_finite]
+    if largest is not None:
+        largest = bounded(is_finite, replicas.local_result(largest))
+        results.append(loss_scale.last_largest.assign(largest, read_value=False))
+        known += [largest] if loss_scale.needs_largest else []
+    results.append(loss_scale._adjust(*known))
+    results.append(loss_scale.last_step_finite.assign(is_finite, read_value=False))
     in_a_row = loss_scale.consecutive_skipped_steps
     # Eagerly the answer is known, and adding 0 would cost as much as the rule.
     if mode.current().knows_values and is_finite:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients import scaling
 from lossscale.gradients.finite import all_finite, finiteness
+from lossscale.gradients.largest import largest_if_finite
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
@@ -38,7 +39,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     Interface and meaning are those of TensorFlow's `LossScale`. What is new: `adjust`,
     `scale`, `unscale`, the counters, and that every replica context is allowed.
 
+    A rule may look at the gradients, too: with `needs_largest = True` in its class,
+    `_adjust` is called with their greatest magnitude. It costs another look at them.
+
     Attributes:
+      needs_largest: Whether the rule asks for the greatest magnitude of a step's
+        gradients. A subclass sets it in its class.
       checks_gradients: Whether steps are looked at. If False, which a subclass may set,
         `update` applies every step unseen: it returns the Python value True.
       has_scaled: Whether this object has multiplied a loss, in this process. An
@@ -51,11 +57,15 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         the last ones in a row: 0 after a step whose gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
+      last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
+        step's gradients, infinite if the step was skipped. 0 before the first one. In
+        no file. None unless `needs_largest`, or `keep_largest` was called.
 
     Source: Micikevicius et al., "Mixed Precision Training", section 3.2; TensorFlow
     2.21 `python/training/experimental/loss_scale.py`.
     """
 
+    needs_largest: bool = False
     checks_gradients: bool = True
     has_scaled: bool = False
     has_been_read: bool = False
@@ -70,6 +80,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             "consecutive_skipped_steps", 0, tf.int64
         )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
+        self._kept = _Unsaved()
+        if self.needs_largest:
+            self.keep_largest()
 
     @abc.abstractmethod
     def __call__(self) -> Any:
@@ -79,9 +92,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """Moves the subclass's state by one step: the rule, and nothing else.
 
         Called once for all replicas, traced as it is written: branch with `tf.where`.
+        Where `needs_largest`, it is called as `_adjust(is_finite, largest)`.
 
         Args:
           is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
+          largest: A `float32` tensor of shape `[]`, equal on all replicas: the greatest
+            magnitude of the unscaled gradients, before anybody clipped them. Infinite
+            on a bad step, 0 without gradients.
 
         Returns:
           What a graph must run: the results of the variables' `assign`, or None.
@@ -121,29 +138,61 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """
         if not self.checks_gradients:
             return group_ops([]), True
+        if self.last_largest is not None:
+            largest = replicas.call_for_each_replica(largest_if_finite, grads)
+            largest = replicas.greatest(largest)
+            return self.adjust(tf.math.is_finite(largest), largest)
         if not tf.distribute.has_strategy():
             return adjusting.adjust(self, finiteness(grads))
         is_finite = replicas.call_for_each_replica(all_finite, grads)
         return self.adjust(replicas.agree(is_finite))
 
+    @property
+    def last_largest(self) -> Any:
+        """The greatest magnitude of the last step, or None, as in the class's text."""
+        return self._kept.largest
+
+    def keep_largest(self) -> None:
+        """Asks for the greatest magnitude of each step to be kept in `last_largest`.
+
+        For who wants to see it: the rule is not told. Of functions that have been
+        traced before, nothing is kept. Under a strategy, call it in its scope.
+        """
+        if self.last_largest is None:
+            self._kept.largest = _scalar("last_largest", 0.0, tf.float32)
+
     @do_not_convert
-    def adjust(self, is_finite: Any) -> Tuple[Any, Any]:
+    def adjust(self, is_finite: Any, largest: Optional[Any] = None) -> Tuple[Any, Any]:
         """Adjusts the loss scale to one step of which the agreed flag is known.
 
         Args:
           is_finite: A `bool`, or a `bool` tensor of shape `[]`, which must be equal on
             all replicas: whether every gradient of the step was finite.
+          largest: The greatest magnitude of the step's unscaled gradients, a number or
+            a `float32` tensor of shape `[]`, equal on all replicas. On a bad step it
+            may be anything. None where the loss scale does not need it.
 
         Returns:
           `update_op` and `should_apply_gradients`, as `update` does.
+
+        Raises:
+          TypeError: The loss scale needs `largest`, and it is None.
         """
         if not self.checks_gradients:
             return group_ops([]), True
-        is_finite = tf.convert_to_tensor(is_finite, tf.bool)
+        known = [tf.convert_to_tensor(is_finite, tf.bool)]
+        if self.needs_largest and largest is None:
+            raise TypeError(
+                "`largest` must be the greatest magnitude of the step's unscaled "
+                f"gradients, which {type(self).__name__} looks at, got None. "
+                "`update(grads)` finds it out by itself."
+            )
+        if self.last_largest is not None and largest is not None:
+            known.append(tf.cast(tf.convert_to_tensor(largest), tf.float32))
         update_op = replicas.merge_call(
-            lambda flag: adjusting.adjust_state(self, flag), is_finite
+            lambda *agreed: adjusting.adjust_state(self, *agreed), *known
         )
-        return update_op, is_finite
+        return update_op, known[0]
 
     # The two that follow save time, and go together. In a graph the rule then stands in
     # a branch, and a good step at which the loss scale stays passes it by.
@@ -227,15 +276,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Assign it to an attribute. Named as in TensorFlow's LossScale, so that
         subclasses written for that one go on working.
         """
-        with tf.init_scope():  # also when constructed while a function is traced
-            variable = tf.Variable(
-                initial_value,
-                name=name,
-                dtype=dtype,
-                trainable=False,
-                # Every replica computes the same value, and one must be taken.
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
+        variable = _scalar(name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
 
@@ -257,6 +298,28 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             shown = {**state, **shown}
         listed = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({listed})"
+
+
+class _Unsaved:
+    """What a loss scale keeps that is in no file: tf.Module does not look in here.
+
+    Attributes:
+      largest: The variable `LossScale.last_largest`, or None.
+    """
+
+    largest: Any = None
+
+
+def _scalar(name: str, initial_value: Any, dtype: Any) -> Any:
+    with tf.init_scope():  # also when constructed while a function is traced
+        return tf.Variable(
+            initial_value,
+            name=name,
+            dtype=dtype,
+            trainable=False,
+            # Every replica computes the same value, and one must be taken.
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
 
 def _to_tensor(

@@ -122,9 +122,10 @@ def _run(loss_scale: LossScale, trace: Any) -> Tuple[Any, Any, float]:
 
 def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy whose variables are plain ones, on one device."""
+    kept = loss_scale.last_largest
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in loss_scale.variables
+        for variable in (*loss_scale.variables, *([] if kept is None else [kept]))
     }
     for module in (loss_scale, *loss_scale.submodules):
         # What a restored checkpoint had and the object has not, kept in case it comes:

@@ -26,6 +26,11 @@ def finite(run):
     return [letter == "T" for letter in run]
 
 
+def magnitude(number):
+    """Returns the greatest magnitude of a step's gradients, by the step's number."""
+    return 2.0 ** (number * 5 % 13 - 9)
+
+
 def run(loss_scale, flags):
     """Returns the scale after each step of a run, adjusted eagerly."""
     seen = []
@@ -41,7 +46,7 @@ def drive(make, flags, mode, mirrored=None):
     Args:
       make: Returns a new loss scale.
       flags: Whether each step is finite. On two replicas the infinity of a bad step is
-        on the last one only.
+        on the last one only, and so is the largest gradient of a good one.
       mode: One of `MODES`.
       mirrored: The strategy of the modes with replicas.
 
@@ -60,8 +65,8 @@ def drive(make, flags, mode, mirrored=None):
     if mode != "eager":
         update = compiled(update, mode)
     scales, applied = [], []
-    for flag in flags:
-        applied.append(bool(update(tf.constant(_gradient(flag)))))
+    for number, flag in enumerate(flags):
+        applied.append(bool(update(tf.constant(_gradient(flag, number)))))
         scales.append(float(loss_scale()))
     return scales, applied
 
@@ -74,11 +79,12 @@ def _drive_session(make, flags):
         update_op, should_apply = loss_scale.update([grad, None])
         current = loss_scale()
         session.run(tf.compat.v1.global_variables_initializer())
-        for flag in flags:
+        for number, flag in enumerate(flags):
             fetched = [should_apply, update_op]
             if should_apply is True:
                 fetched[0] = tf.constant(True)
-            applied.append(bool(session.run(fetched, {grad: _gradient(flag)})[0]))
+            fed = {grad: _gradient(flag, number)}
+            applied.append(bool(session.run(fetched, fed)[0]))
             scales.append(float(session.run(current)))
     return scales, applied
 
@@ -87,27 +93,27 @@ def _drive_replicas(make, flags, mode, mirrored):
     with mirrored.scope():
         loss_scale = make()
 
-    def gradients(flag):
+    def gradients(grad):
         context = tf.distribute.get_replica_context()
         last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-        bad = tf.logical_and(last, tf.logical_not(flag))
-        return [tf.where(bad, _gradient(False), _gradient(True)), None]
+        return [tf.where(last, grad, [0.0, 2.0**-20]), None]
 
-    def in_replica(flag):
-        return loss_scale.update(gradients(flag))[1]
+    def in_replica(grad):
+        return loss_scale.update(gradients(grad))[1]
 
-    def step(flag):
+    def step(grad):
         if mode.startswith("replica"):
-            return mirrored.run(in_replica, args=(flag,))
-        grads = mirrored.run(gradients, args=(flag,))
+            return mirrored.run(in_replica, args=(grad,))
+        grads = mirrored.run(gradients, args=(grad,))
         with mirrored.scope():
             return loss_scale.update(grads)[1]
 
     if mode.endswith("graph"):
         step = tf.function(step)
     scales, applied = [], []
-    for flag in flags:
-        answers = mirrored.experimental_local_results(step(tf.constant(flag)))
+    for number, flag in enumerate(flags):
+        grad = tf.constant(_gradient(flag, number))
+        answers = mirrored.experimental_local_results(step(grad))
         assert len({bool(answer) for answer in answers}) == 1
         applied.append(bool(answers[0]))
         scales.append(float(loss_scale.numpy()))
@@ -117,5 +123,6 @@ def _drive_replicas(make, flags, mode, mirrored):
     return scales, applied
 
 
-def _gradient(flag):
-    return np.array([1.0, 2.0 if flag else np.inf], np.float32)
+def _gradient(flag, number):
+    largest = magnitude(number)
+    return np.array([-largest, largest / 4 if flag else np.inf], np.float32)

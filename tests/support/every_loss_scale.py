@@ -6,7 +6,12 @@ What it must keep is in test_conformance.py: a new loss scale adds one entry her
 from __future__ import annotations
 
 import lossscale
-from lossscale import DynamicLossScale, FixedLossScale
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    HeadroomLossScale,
+    LogNormalLossScale,
+)
 
 CASES = {
     "fixed": lambda: FixedLossScale(64),
@@ -16,6 +21,12 @@ CASES = {
     ),
     "dynamic-hysteresis": lambda: DynamicLossScale(
         64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
+    ),
+    "headroom": lambda: HeadroomLossScale(
+        64, 3, 5.0, increment_period=3, min_loss_scale=2.0, max_loss_scale=2.0**40
+    ),
+    "log-normal": lambda: LogNormalLossScale(
+        64, 15.0, 0.875, 0.75, 2.0, min_loss_scale=2.0, max_loss_scale=2.0**40
     ),
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)

@@ -1,0 +1,161 @@
+"""HeadroomLossScale: as high as the gradients allow, without trying."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.runtime import registry
+from lossscale.scales.base import LossScale
+
+#: The largest number of float16, which scaled gradients must not pass.
+FLOAT16_MAX = 65504.0
+#: The largest power of two of float32.
+_HIGHEST = 2.0**127
+#: The bits of a float32 that hold its exponent.
+_EXPONENT = 0x7F800000
+
+
+@registry.serializable
+class HeadroomLossScale(LossScale):
+    """A loss scale that looks at the largest gradient and stays just above it.
+
+    Other loss scales learn from overflows alone: they lose steps to find out how high
+    they can be, or stay far too low without a sign. This one reads off the largest
+    gradient how much float16 can take, and leaves `headroom` doublings to what the next
+    steps bring. It is right from the second step on.
+
+    ```
+    state   S = initial_loss_scale, peak = 0, good = 0
+            highest = 2**127 if max_loss_scale is None else max_loss_scale
+            ceiling = highest
+    adjust(is_finite, largest):
+      if is_finite:
+        peak = max(largest, peak * 2**(-1 / half_life))
+        good += 1
+        if good >= increment_period:
+          good = 0
+          ceiling = min(2 * ceiling, highest)
+      else:               # an overflow that the gradients of weights did not announce
+        good = 0
+        ceiling = max(min(ceiling, S) / 2, min_loss_scale)
+      wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
+      S = max(min(wanted, ceiling), min_loss_scale)
+      should_apply_gradients = is_finite
+    ```
+
+    Gradients of activations are float16 too, and may be larger than those of weights.
+    Where they overflow, the ceiling holds the scale below, as a dynamic one's backoff
+    does, and rises again as slowly.
+
+    >>> loss_scale = HeadroomLossScale()
+    >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
+    >>> float(loss_scale)  # 2**-10 times 2**21 is 2**11, 4 doublings below 65504
+    2097152.0
+
+    Args:
+      initial_loss_scale: The scale of the first step.
+      headroom: How many doublings below float16's 65504 the largest scaled gradient is
+        kept. A whole number: the scale stays a power of two.
+      half_life: After how many steps a peak counts half, and gives back a doubling.
+      increment_period: After how many good steps in a row the ceiling rises.
+      min_loss_scale: The floor.
+      max_loss_scale: The highest ceiling. None: 2**127.
+
+    Attributes:
+      current_loss_scale: `float32` variable of shape `[]`.
+      peak: `float32` variable of shape `[]`, the largest gradient lately.
+      ceiling: `float32` variable of shape `[]`, what overflows have taught.
+      good_steps: `int64` variable of shape `[]`, finite steps in a row.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of its range, or the bounds are out of order.
+
+    Source: ours. The initial scale, the period and the floor are those of
+    `DynamicLossScale`; headroom and half-life were chosen on runs
+    (`benchmarks/policies.py`).
+    """
+
+    needs_largest = True
+
+    def __init__(
+        self,
+        initial_loss_scale: float = 2.0**15,
+        headroom: int = 4,
+        half_life: float = 100,
+        *,
+        increment_period: int = 2000,
+        min_loss_scale: float = 1.0,
+        max_loss_scale: Optional[float] = None,
+    ) -> None:
+        initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
+        doublings = arguments.count("headroom", headroom, least=0, most=126)
+        life = arguments.factor("half_life", half_life, above=0.0)
+        period = arguments.count("increment_period", increment_period)
+        floor = arguments.loss_scale("min_loss_scale", min_loss_scale)
+        ceiling = arguments.optional(
+            arguments.loss_scale, "max_loss_scale", max_loss_scale
+        )
+        highest = _HIGHEST if ceiling is None else ceiling
+        arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
+        arguments.ordered("initial_loss_scale", initial, "max_loss_scale", highest)
+        super().__init__()
+        self.initial_loss_scale = initial
+        self.headroom = doublings
+        self.half_life = life
+        self.increment_period = period
+        self.min_loss_scale = floor
+        self.max_loss_scale = ceiling
+        self._highest = highest
+        self.current_loss_scale = self._add_weight(
+            "current_loss_scale", initial, tf.float32
+        )
+        self.peak = self._add_weight("peak", 0.0, tf.float32)
+        self.ceiling = self._add_weight("ceiling", highest, tf.float32)
+        self.good_steps = self._add_weight("good_steps", 0, tf.int64)
+
+    def __call__(self) -> Any:
+        return tf.convert_to_tensor(self.current_loss_scale)
+
+    def _adjust(self, is_finite: Any, largest: Any = None) -> Any:
+        peak, good = map(tf.convert_to_tensor, (self.peak, self.good_steps))
+        zero = tf.constant(0, tf.int64)
+        lasting = peak * 2.0 ** (-1.0 / self.half_life)
+        peak = tf.where(is_finite, tf.maximum(largest, lasting), peak)
+        good = tf.where(is_finite, good + 1, zero)
+        grows = good >= self.increment_period  # never on a bad step: good is 0
+        good = tf.where(grows, zero, good)
+        ceiling = self._ceiling(is_finite, grows)
+        wanted = tf.where(peak > 0.0, self._borne(peak), self())
+        scale = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
+        pairs = [(self.peak, peak), (self.good_steps, good), (self.ceiling, ceiling)]
+        pairs.append((self.current_loss_scale, scale))
+        return [variable.assign(value, read_value=False) for variable, value in pairs]
+
+    def _ceiling(self, is_finite: Any, grows: Any) -> Any:
+        ceiling = tf.convert_to_tensor(self.ceiling)
+        # Halved first: twice the highest may be more than float32 holds.
+        raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
+        lowered = tf.maximum(tf.minimum(ceiling, self()) / 2.0, self.min_loss_scale)
+        kept = tf.where(grows, raised, ceiling)
+        return tf.where(is_finite, kept, lowered)
+
+    def _borne(self, peak: Any) -> Any:
+        """Returns the power of two that a gradient of this size bears."""
+        # The exponent bits of a number are its power of two: no logarithm rounds.
+        bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
+        power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
+        return power * 2.0**-self.headroom
+
+    def get_config(self) -> Dict[str, Any]:
+        return {
+            "initial_loss_scale": self.initial_loss_scale,
+            "headroom": self.headroom,
+            "half_life": self.half_life,
+            "increment_period": self.increment_period,
+            "min_loss_scale": self.min_loss_scale,
+            "max_loss_scale": self.max_loss_scale,
+        }

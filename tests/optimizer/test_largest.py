@@ -1,0 +1,266 @@
+"""LossScaleOptimizer with loss scales that look at the gradients.
+
+They must see the greatest magnitude of the unscaled gradients, before anybody clipped
+them, on all replicas: here the last one has it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from impossible import why_not
+from installed import STRATEGY
+from limits import skip_without
+from models import compiled, data, regression, variable_of
+
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    HeadroomLossScale,
+    LogNormalLossScale,
+    LossScaleOptimizer,
+)
+
+MODES = ["eager", "graph", "xla"]
+LOOPS = ["keras2", "keras3", "untouched", "in-a-loop"]
+
+
+def make(family, loss_scale, count=1):
+    optimizers = [
+        LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(count)
+    ]
+    return optimizers, [variable_of(family, [1.0, 1.0]) for _ in range(count)]
+
+
+def step_of(optimizer, variable, loop):
+    """Returns a step whose gradient, unscaled, is what it is called with."""
+
+    def step(grad):
+        scaled = optimizer.scale_loss(grad)
+        if loop == "in-a-loop":
+            total = tf.zeros([2])
+            for _ in tf.range(2):
+                (part,) = optimizer.get_unscaled_gradients([scaled])
+                total += part
+            scaled = total / 2
+        elif loop in ("keras2", "untouched"):
+            (scaled,) = optimizer.get_unscaled_gradients([scaled])
+        if loop == "keras2":
+            scaled = tf.clip_by_norm(scaled, 2.0**-6)
+        optimizer.apply_gradients([(scaled, variable)])
+
+    return tf.autograph.to_graph(step) if loop == "in-a-loop" else step
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_sees_what_was_there_before_clipping(family, loop, mode):
+    loss_scale = HeadroomLossScale(half_life=1e4)
+    (optimizer,), (variable,) = make(family, loss_scale)
+    step = compiled(step_of(optimizer, variable, loop), mode)
+    for number, largest in enumerate([2.0**-3, 2.0**-20, 3.0, 0.0]):
+        step(tf.constant([-largest, largest / 2]))
+        assert float(loss_scale.last_largest) == largest
+        assert float(loss_scale) == 2.0 ** (14 if number < 2 else 10)
+    step(tf.constant([1.0, np.nan]))
+    assert float(loss_scale.last_largest) == np.inf
+    assert int(loss_scale.skipped_steps) == 1
+    assert int(optimizer.iterations.numpy()) == 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_list_unscaled_and_one_as_it_came(family, mode):
+    loss_scale = HeadroomLossScale(half_life=1e4)
+    (optimizer,), _ = make(family, loss_scale)
+    variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
+
+    def step(first, second):
+        grads = [optimizer.scale_loss(each) for each in (first, second)]
+        grads[:1] = optimizer.get_unscaled_gradients(grads[:1])
+        grads[0] = tf.clip_by_value(grads[0], -1.0, 1.0)
+        optimizer.apply_gradients(zip(grads, variables))
+
+    if mode == "eager":
+        pytest.skip("eagerly, only whole lists can be told apart")
+    step = compiled(step, mode)
+    for first, second in ((4.0, 2.0), (2.0, 8.0)):
+        step(tf.constant([first]), tf.constant([-second]))
+        assert float(loss_scale.last_largest) == max(first, second)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit(family, rng, jit_compile):
+    if jit_compile:
+        skip_without("compile(jit_compile=...)", family)
+    x, y = data(rng)
+    models = []
+    compiled_by = {"jit_compile": True} if jit_compile else {}
+    for loss_scale in (
+        HeadroomLossScale(half_life=1e4),
+        LogNormalLossScale(),
+        FixedLossScale(1),
+    ):
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), loss_scale)
+        model = regression(family, optimizer, **compiled_by)
+        model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+        models.append(model)
+    headroom, log_normal, fixed = models
+    for model in (headroom, log_normal):
+        scale = model.optimizer.loss_scale
+        assert int(scale.skipped_steps) == 0
+        assert float(scale.last_largest) > 0
+        for ours, theirs in zip(model.get_weights(), fixed.get_weights()):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-5)
+    scale = headroom.optimizer.loss_scale
+    assert 65504 / 32 < float(scale.peak) * float(scale) <= 65504 / 16
+    assert float(scale.last_largest) <= float(scale.peak)
+
+
+@pytest.mark.parametrize("loop", ["keras2", "keras3"])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
+    if why_not(STRATEGY, family.name, "loop"):
+        pytest.skip("impossible, see impossible.py")
+    with mirrored.scope():
+        loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
+        (optimizer,), (variable,) = make(family, loss_scale)
+
+    def replica(grad):
+        context = tf.distribute.get_replica_context()
+        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
+        grad = tf.where(last, grad, [0.0, 2.0**-22])
+        step_of(optimizer, variable, loop)(grad)
+
+    def step(grad):
+        mirrored.run(replica, args=(grad,))
+
+    step = tf.function(step) if mode == "graph" else step
+    for largest in (2.0**-12, 2.0**-2):
+        step(tf.constant([-largest, 0.0]))
+        assert loss_scale.last_largest.numpy() == largest
+        assert loss_scale.numpy() == 2.0**11 / largest
+    step(tf.constant([np.inf, 0.0]))
+    assert loss_scale.last_largest.numpy() == np.inf
+    assert loss_scale.numpy() == 2.0**12  # the ceiling
+    for variable in (*loss_scale.variables, loss_scale.last_largest):
+        copies = mirrored.experimental_local_results(variable)
+        assert len({copy.numpy().item() for copy in copies}) == 1
+
+
+def test_no_more_messages_cross_replicas(family, mirrored):
+    if why_not(STRATEGY, family.name, "loop"):
+        pytest.skip("impossible, see impossible.py")
+
+    def reductions(loss_scale_class):
+        with mirrored.scope():
+            (optimizer,), (variable,) = make(family, loss_scale_class())
+
+        @tf.function
+        def step(grad):
+            mirrored.run(step_of(optimizer, variable, "keras3"), args=(grad,))
+
+        graph = step.get_concrete_function(tf.constant([1.0, 2.0])).graph
+        kinds = [operation.type for operation in graph.get_operations()]
+        return sum("Reduce" in kind and "Collective" in kind for kind in kinds), sum(
+            kind in ("NcclAllReduce", "AddN") for kind in kinds
+        )
+
+    assert reductions(HeadroomLossScale) == reductions(DynamicLossScale)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_optimizers_share_one(family, mode):
+    loss_scale = HeadroomLossScale(half_life=1e4)
+    optimizers, variables = make(family, loss_scale, 2)
+
+    def step(factors):
+        for optimizer, variable, factor in zip(
+            optimizers, variables, tf.unstack(factors)
+        ):
+            step_of(optimizer, variable, "keras3")(tf.stack([factor, 0.0]))
+
+    step = compiled(step, mode)
+    for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [2.0**-9, 2.0**-8]):
+        step(tf.constant(factors))
+        assert float(loss_scale.last_largest) == max(factors)
+    assert float(loss_scale) == 2.0**14
+    step(tf.constant([np.inf, 1.0]))
+    assert float(loss_scale.last_largest) == np.inf
+    assert int(loss_scale.skipped_steps) == 1
+    assert int(loss_scale.good_steps) == 0
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_one_of_two_applied_in_a_branch(family, mode):
+    loss_scale = HeadroomLossScale(half_life=1e4)
+    optimizers, variables = make(family, loss_scale, 2)
+    steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
+
+    def step(factors, both):
+        def first():
+            steps[0](tf.stack([factors[0], 0.0]))
+            return 0
+
+        tf.cond(both, first, lambda: 0)
+        steps[1](tf.stack([factors[1], 0.0]))
+
+    for optimizer, variable in zip(optimizers, variables):
+        optimizer.build([variable])
+    step = compiled(step, mode)
+    for factors, both in (([8.0, 2.0], True), ([8.0, 2.0], False), ([8.0, 1.0], True)):
+        step(tf.constant(factors), tf.constant(both))
+        assert float(loss_scale.last_largest) == (factors[0] if both else factors[1])
+
+
+def test_activations_that_overflow_before_the_weights_gradients(family):
+    # The gradient of the activation is 2**14 times that of the weight.
+    loss_scale = HeadroomLossScale(half_life=1e4, increment_period=50)
+    (optimizer,), (variable,) = make(family, loss_scale)
+
+    @tf.function
+    def step(x):
+        value = tf.convert_to_tensor(variable)
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            half = tf.cast(value * x, tf.float16)
+            loss = tf.reduce_sum(
+                tf.cast(half * tf.constant(2.0, tf.float16), tf.float32)
+            )
+            scaled = optimizer.scale_loss(loss)
+        optimizer.apply_gradients([(tape.gradient(scaled, value), variable)])
+
+    applied = []
+    for _ in range(120):
+        before = int(optimizer.iterations.numpy())
+        step(tf.constant(2.0**-14))
+        applied.append(int(optimizer.iterations.numpy()) > before)
+    # At 2 * S float16 ends: from 2**15 on the activation's gradient is infinite.
+    assert float(loss_scale.last_largest) == 2.0**-13
+    assert float(loss_scale) == 2.0**14
+    assert applied[0] is False
+    assert applied.count(False) == 3  # and one try after each 50 good steps
+    assert np.isfinite(variable.numpy()).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
+    kept, plain = DynamicLossScale(64.0, 2), DynamicLossScale(64.0, 2)
+    files = [variable.name for variable in kept.variables]
+    kept.keep_largest()
+    assert [variable.name for variable in kept.variables] == files
+    assert plain.last_largest is None
+    tf.train.Checkpoint(scale=kept).write(str(tmp_path / "checkpoint"))
+    status = tf.train.Checkpoint(scale=plain).read(str(tmp_path / "checkpoint"))
+    status.assert_consumed()
+    scales = []
+    for loss_scale in (kept, plain):
+        (optimizer,), (variable,) = make(family, loss_scale)
+        step = step_of(optimizer, variable, "keras2")
+        step = compiled(step, mode)
+        for largest in (2.0, 3.0, np.inf, 2.0**-5):
+            step(tf.constant([-largest, 0.0]))
+            scales.append(float(loss_scale))
+            if loss_scale is kept:
+                assert float(loss_scale.last_largest) == largest
+    assert scales[:4] == scales[4:]

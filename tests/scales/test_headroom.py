@@ -1,0 +1,151 @@
+"""HeadroomLossScale against its rule in plain Python, bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled
+
+import lossscale
+from lossscale import HeadroomLossScale
+
+MODES = ["eager", "graph", "xla"]
+
+
+def reference(run, config):
+    """Returns the scale after each step of `(is_finite, largest)`, in float32."""
+    given = {
+        "initial_loss_scale": 2.0**15,
+        "headroom": 4,
+        "half_life": 100,
+        "increment_period": 2000,
+        "min_loss_scale": 1.0,
+        "max_loss_scale": None,
+        **config,
+    }
+    highest = given["max_loss_scale"] or 2.0**127
+    floor = given["min_loss_scale"]
+    scale, peak, ceiling, good = given["initial_loss_scale"], np.float32(0), highest, 0
+    fades = np.float32(2.0 ** (-1 / given["half_life"]))
+    scales = []
+    for is_finite, largest in run:
+        if is_finite:
+            peak = max(np.float32(largest), peak * fades)
+            good += 1
+            if good >= given["increment_period"]:
+                good, ceiling = 0, min(2 * ceiling, highest)
+        else:
+            good, ceiling = 0, max(min(ceiling, scale) / 2, floor)
+        wanted = scale
+        if peak > 0:
+            borne = float(np.float32(65504) / peak)
+            wanted = 2.0 ** (math.frexp(borne)[1] - 1 - given["headroom"])
+        scale = max(min(wanted, ceiling), floor)
+        scales.append(scale)
+    return scales
+
+
+def random_run(rng, steps):
+    """Returns a run of gradients that wander over 60 doublings, with bad steps."""
+    log2 = np.cumsum(rng.normal(size=steps)) - rng.integers(0, 60)
+    largest = (2.0 ** np.clip(log2, -90, 60)).astype(np.float32)
+    largest[rng.random(steps) < 0.05] = 0
+    is_finite = rng.random(steps) > rng.choice([0.0, 0.02, 0.2])
+    return list(zip(is_finite.tolist(), largest.tolist()))
+
+
+def random_config(rng):
+    floor = float(2.0 ** rng.integers(-8, 4))
+    initial = float(floor * 2.0 ** rng.integers(0, 30))
+    highest = rng.choice([None, initial * 2.0 ** rng.integers(0, 30)])
+    return {
+        "initial_loss_scale": initial,
+        "headroom": int(rng.integers(0, 9)),
+        "half_life": float(rng.choice([0.5, 3.0, 100.0, 1e4])),
+        "increment_period": int(rng.integers(1, 50)),
+        "min_loss_scale": floor,
+        "max_loss_scale": highest,
+    }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_step_is_the_references(rng, mode):
+    for _ in range(20 if mode == "eager" else 5):
+        config, run = random_config(rng), random_run(rng, 150)
+        loss_scale = HeadroomLossScale(**config)
+
+        def step(is_finite, largest, loss_scale=loss_scale):
+            loss_scale.adjust(is_finite, largest)
+            return loss_scale()
+
+        step = compiled(step, mode)
+        seen = [
+            float(step(tf.constant(flag), tf.constant(m, tf.float32)))
+            for flag, m in run
+        ]
+        assert seen == reference(run, config)
+
+
+def test_from_the_second_step_on():
+    for log2 in range(-80, 14):
+        loss_scale = HeadroomLossScale()
+        loss_scale.update([tf.constant([2.0**log2 * 1.5, 0.0])])
+        scaled = float(loss_scale) * 2.0**log2 * 1.5
+        if float(loss_scale) > 1:
+            assert 65504 / 2**5 < scaled <= 65504 / 2**4
+    assert float(HeadroomLossScale()) == 2.0**15
+
+
+def test_a_ceiling_holds_what_gradients_do_not_announce():
+    loss_scale = HeadroomLossScale(increment_period=5)
+    seen = []
+    for _ in range(60):  # the gradients would bear 2**21, the activations 2**10
+        fits = float(loss_scale) <= 2.0**10
+        seen.append(fits)
+        loss_scale.adjust(fits, 2.0**-10)
+    assert seen.index(True) == 5  # 2**15 halves until it fits
+    assert sum(seen[5:]) >= 40  # then one step of six tries more, as a dynamic one
+    assert float(loss_scale) <= 2.0**11
+
+
+def test_zero_gradients_move_nothing():
+    loss_scale = HeadroomLossScale(2.0**7)
+    for _ in range(3):
+        loss_scale.adjust(True, 0.0)
+    assert float(loss_scale) == 2.0**7
+    loss_scale.adjust(False, 0.0)
+    assert float(loss_scale) == 2.0**6
+
+
+def test_without_the_largest_it_says_what_is_missing():
+    loss_scale = HeadroomLossScale()
+    before = [variable.numpy() for variable in loss_scale.variables]
+    with pytest.raises(TypeError, match="`largest` must be the greatest magnitude"):
+        loss_scale.adjust(True)
+    assert [variable.numpy() for variable in loss_scale.variables] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"headroom": 2.5}, ValueError, "`headroom` must be a whole number"),
+        ({"headroom": -1}, ValueError, "`headroom`"),
+        ({"headroom": "4"}, TypeError, "`headroom` must be a number"),
+        ({"half_life": 0}, ValueError, "`half_life` must be greater than 0"),
+        ({"increment_period": 0}, ValueError, "`increment_period`"),
+        ({"min_loss_scale": 2.0**16}, ValueError, "`initial_loss_scale`"),
+        ({"max_loss_scale": 2.0**14}, ValueError, "`max_loss_scale`"),
+        ({"initial_loss_scale": np.nan}, ValueError, "`initial_loss_scale`"),
+    ],
+)
+def test_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
+        HeadroomLossScale(**arguments)
+
+
+def test_it_is_found_by_its_config():
+    config = lossscale.serialize(HeadroomLossScale(headroom=2))
+    assert lossscale.get(config).headroom == 2

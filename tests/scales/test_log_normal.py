@@ -1,0 +1,137 @@
+"""LogNormalLossScale against its rule in NumPy, and against OpenSeq2Seq's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled
+
+from lossscale import LogNormalLossScale
+
+MODES = ["eager", "graph", "xla"]
+
+
+def reference(run, log2_max=16.0, beta1=0.99, beta2=0.999, deviations=3.09, **bounds):
+    """Returns the scale after each step of `(is_finite, largest)`."""
+    low, high = bounds.get("low", 1.0), bounds.get("high", 2.0**24)
+    scale, t, mean, slow, square = bounds.get("initial", 1.0), 0, 0.0, 0.0, 0.0
+    scales = []
+    for is_finite, largest in run:
+        if not (is_finite and largest == 0):
+            x = np.log2(largest) if is_finite else log2_max - np.log2(scale) + 1
+            t += 1
+            mean = beta1 * mean + (1 - beta1) * x
+            slow = beta2 * slow + (1 - beta2) * x
+            square = beta2 * square + (1 - beta2) * x * x
+            m, s = mean / (1 - beta1**t), slow / (1 - beta2**t)
+            sigma = np.sqrt(max(square / (1 - beta2**t) - s * s, 0.0))
+            scale = np.clip(2.0 ** (log2_max - (m + deviations * sigma)), low, high)
+        scales.append(float(scale))
+    return scales
+
+
+def random_run(rng, steps):
+    log2 = rng.normal(-8, 3, size=steps) + np.sin(np.arange(steps) / 300) * 5
+    largest = (2.0**log2).astype(np.float32)
+    largest[rng.random(steps) < 0.01] = 0
+    return (rng.random(steps) > 0.02), largest
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_5000_random_steps_are_the_references(rng, mode):
+    steps = 5000 if mode != "eager" else 1000
+    flags, largest = random_run(rng, steps)
+    loss_scale = LogNormalLossScale()
+
+    def replay(flags, largest):
+        scales = tf.TensorArray(tf.float32, steps)
+        for i in tf.range(steps):
+            loss_scale.adjust(flags[i], largest[i])
+            scales = scales.write(i, loss_scale())
+        return scales.stack()
+
+    if mode == "eager":
+        seen = []
+        for flag, m in zip(flags, largest):
+            loss_scale.adjust(bool(flag), m)
+            seen.append(float(loss_scale))
+    else:
+        replay = compiled(replay, mode)
+        seen = replay(tf.constant(flags), tf.constant(largest)).numpy()
+    expected = reference(list(zip(flags.tolist(), largest.astype(np.float64).tolist())))
+    np.testing.assert_allclose(seen, expected, rtol=2e-6)
+    assert 1.0 < np.median(seen) < 2.0**24  # neither bound does it all
+
+
+def openseq2seqs(largest):
+    """Returns the scales of OpenSeq2Seq's `LogMaxScaler` where no step is bad."""
+    x_hat = slow_x_hat = xsquared_hat = 0.0
+    b1_correction = b2_correction = 1.0
+    scales = []
+    for amax in largest:
+        x = np.log(amax) / np.log(2.0)
+        x_hat = 0.99 * x_hat + (1 - 0.99) * x
+        b1_correction *= 0.99
+        mu = x_hat / (1 - b1_correction)
+        slow_x_hat = 0.999 * slow_x_hat + (1 - 0.999) * x
+        xsquared_hat = 0.999 * xsquared_hat + (1 - 0.999) * (x * x)
+        b2_correction *= 0.999
+        e_xsquared = xsquared_hat / (1 - b2_correction)
+        slow_mu = slow_x_hat / (1 - b2_correction)
+        sigma = np.sqrt(max(e_xsquared - slow_mu * slow_mu, 0.0))
+        log_cutoff = sigma * 3.09 + mu
+        scales.append(np.clip(2.0 ** (16 - log_cutoff), 1.0, 2.0**24))
+    return scales
+
+
+def test_on_good_steps_it_is_openseq2seqs(rng):
+    largest = 2.0 ** rng.normal(-2, 2, size=400)
+    loss_scale, seen = LogNormalLossScale(), []
+    for each in largest:
+        loss_scale.adjust(True, each)
+        seen.append(float(loss_scale))
+    np.testing.assert_allclose(
+        seen, openseq2seqs(largest.astype(np.float32)), rtol=1e-5
+    )
+
+
+def test_one_bad_step_does_not_hold_it_down(rng):
+    loss_scale = LogNormalLossScale()
+    for each in 2.0 ** rng.normal(-2, 1, size=300):
+        loss_scale.adjust(True, each)
+    before = float(loss_scale)
+    loss_scale.adjust(False, np.inf)
+    assert before / 2 < float(loss_scale) < before
+
+
+def test_zero_gradients_move_nothing():
+    loss_scale = LogNormalLossScale(2.0**5)
+    state = [variable.numpy() for variable in loss_scale.variables]
+    loss_scale.adjust(True, 0.0)
+    assert [variable.numpy() for variable in loss_scale.variables] == state
+
+
+def test_beyond_float32_it_is_bounded():
+    bounds = {"min_loss_scale": 2.0**-126, "max_loss_scale": 2.0**127}
+    for largest, expected in ((2.0**-120, 2.0**127), (3e38, 2.0**-112)):
+        loss_scale = LogNormalLossScale(**bounds)
+        loss_scale.adjust(True, np.float64(largest))
+        assert float(loss_scale) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"beta1": 1.0}, ValueError, "`beta1` must be greater than 0 and less than 1"),
+        ({"beta2": 0}, ValueError, "`beta2`"),
+        ({"standard_deviations": -1}, ValueError, "`standard_deviations`"),
+        ({"log2_max": 200}, ValueError, "`log2_max`"),
+        ({"initial_loss_scale": 2.0**30}, ValueError, "`max_loss_scale`"),
+        ({"min_loss_scale": 2.0}, ValueError, "`initial_loss_scale`"),
+        ({"beta1": "0.9"}, TypeError, "`beta1` must be a number"),
+    ],
+)
+def test_arguments(arguments, error, words):
+    with pytest.raises(error, match=words):
+        LogNormalLossScale(**arguments)
