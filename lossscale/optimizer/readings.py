@@ -8,7 +8,6 @@ scale.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Callable, List, NamedTuple
 
 from lossscale.optimizer.origin import Marks
@@ -19,10 +18,8 @@ from lossscale.runtime.graphs import (
     graphs_around_branches,
     is_other_branch,
     is_traced_in_place,
+    notes_of,
 )
-
-#: The attribute of a graph that holds its applies. They die with it.
-_ATTRIBUTE = "_lossscale_applies"
 
 
 class _Apply(NamedTuple):
@@ -95,8 +92,6 @@ class Readings:
         return self._marks.last_scale(graph, applies[-1].number if applies else -1)
 
     def _applies(self, graph: Any) -> List[_Apply]:
-        if not hasattr(graph, _ATTRIBUTE):
-            setattr(graph, _ATTRIBUTE, weakref.WeakKeyDictionary())
-        of_replicas = getattr(graph, _ATTRIBUTE).setdefault(self, {})
+        of_replicas = notes_of(graph, self)
         applies: List[_Apply] = of_replicas.setdefault(replicas.this_one(), [])
         return applies

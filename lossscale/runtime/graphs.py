@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List
+import weakref
+from typing import Any, Dict, Iterator, List
 
 import tensorflow as tf
+
+#: The attribute of a graph that holds what is noted of it.
+_NOTES = "_lossscale_notes"
 
 LOOPS = {"While", "StatelessWhile"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
@@ -99,3 +103,15 @@ def bodies(operation: Any) -> List[Any]:
     # own name is not enough: functions of one name have several.
     functions = [operation.graph._get_function(each.name) for each in named]
     return [getattr(function, "graph", None) for function in functions]
+
+
+def notes_of(graph: Any, owner: Any) -> Dict[Any, Any]:
+    """Returns what `owner` has noted of a graph: a dictionary, empty at first.
+
+    It dies with the graph, and with `owner`.
+    """
+    # On the graph: in a dictionary of graphs, tensors that are noted would keep it.
+    if not hasattr(graph, _NOTES):
+        setattr(graph, _NOTES, weakref.WeakKeyDictionary())
+    notes: Dict[Any, Any] = getattr(graph, _NOTES).setdefault(owner, {})
+    return notes
