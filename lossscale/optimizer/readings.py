@@ -8,7 +8,7 @@ scale.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from lossscale.optimizer.origin import Marks
 from lossscale.optimizer.sweep import Mark
@@ -48,16 +48,17 @@ class Readings:
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
 
-    def note_apply(self, read: Callable[[], Any]) -> None:
+    def note_apply(self, read: Optional[Callable[[], Any]] = None) -> None:
         """Remembers that the loss scale may move now.
 
         Args:
           read: Called if nothing else holds its value. Returns it as a tensor, or None.
+            None: nothing is read.
         """
         number = self._marks.next_number()
         for depth, graph in enumerate(graphs_around_branches()):
             reading = self._last(graph)
-            if reading is None and depth == 0 and not self._applies(graph):
+            if read and reading is None and depth == 0 and not self._applies(graph):
                 with graph.as_default():  # outside of a branch, which may not run
                     reading = read()
             self._applies(graph).append(_Apply(number, current_graph(), reading))
