@@ -129,10 +129,11 @@ class Marks:
 
     def _mark(self, tensor: Any, is_scale: bool, check: Any = None) -> None:
         graph, key = graph_of(tensor), id(tensor)
-        marks, kept = self.of(graph), tensor
+        marks, kept, replica = self.of(graph), tensor, None
         if graph is None:
             kept = weakref.ref(tensor, lambda _: marks.pop(key, None))
-        replica = replicas.this_one() if is_scale else None
+        elif is_scale:
+            replica = replicas.this_one()
         marks[key] = Mark(next(_numbers), kept, is_scale, check, replica)
 
     def _handed_out(self, tensor: Any) -> Found:

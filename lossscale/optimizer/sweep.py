@@ -46,7 +46,7 @@ class Mark(NamedTuple):
       tensor: The tensor; where eager mode's are kept, a weak reference to it.
       is_scale: Whether it is the loss scale.
       check: What is known of the gradient, perhaps None.
-      replica: Where a loss scale was read; None of a gradient.
+      replica: Where a loss scale was read in a graph; None of any other mark.
     """
 
     number: int
