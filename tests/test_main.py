@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from models import policy_of
 
 import lossscale
 from lossscale.__main__ import on_device, report, versions
@@ -39,11 +40,8 @@ def test_it_names_every_keras_and_its_policy():
     assert f"Keras {version.rstrip(',')}" in lines["tf.keras"]
     assert "policy float32" in lines["tf.keras"]
     assert ("backend tensorflow" in lines["tf.keras"]) == kerases.is_keras3(first)
-    first.mixed_precision.set_global_policy("mixed_float16")
-    try:
+    with policy_of(first, "mixed_float16"):
         assert "policy mixed_float16" in lines_of(report())["tf.keras"]
-    finally:
-        first.mixed_precision.set_global_policy("float32")
 
 
 @pytest.mark.parametrize(

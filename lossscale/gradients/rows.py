@@ -53,6 +53,11 @@ def sums_stay_finite(
     return tf.reduce_all(proofs) if proofs else tf.constant(True)
 
 
+def added(grads: Iterable[Any]) -> List[Any]:
+    """Returns the `sums` of each gradient whose rows may repeat, None of the others."""
+    return [sums(grad) if may_repeat(grad) else None for grad in grads]
+
+
 def sums(grad: Any) -> Any:
     """Returns what equal rows of a gradient add up to, in its dtype.
 

@@ -60,7 +60,7 @@ class Alone:
         """Returns this replica's vote, a `bool` tensor of shape `[]`."""
         if own.look is None:
             return own.earlier
-        return _both(own.earlier, own.prove())
+        return both(own.earlier, own.prove())
 
     def agree(
         self, vote: Any, look: Any, *, grads: Any, groups: Any, largest: Any
@@ -113,7 +113,7 @@ class Among:
         if own.look is None:
             proof = own.earlier
         else:  # being small proves that they are finite, too
-            proof = _both(own.earlier, is_small if self._are_added else own.prove())
+            proof = both(own.earlier, is_small if self._are_added else own.prove())
         doubt = tf.where(is_small, 0.0, 1.0)
         is_finite = Finiteness(proof, own.look).exact()
         vote = tf.where(is_finite, doubt, self._replicas + 1.0)
@@ -171,5 +171,6 @@ def _real(grad: Any) -> Any:
     return values[0] if len(values) == 1 else tf.stack(values)
 
 
-def _both(earlier: Any, now: Any) -> Any:
+def both(earlier: Any, now: Any) -> Any:
+    """Tells whether a flag of earlier, unless it is None, and one of now hold."""
     return now if earlier is None else tf.logical_and(earlier, now)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from lossscale.optimizer.sweep import Mark, Sweep, graph_of
 from lossscale.runtime import replicas
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import notes_of
 
 
 class Origin(enum.Enum):
@@ -49,8 +50,6 @@ class Found(NamedTuple):
 
 FOREIGN = Found(Origin.FOREIGN)
 _numbers = itertools.count()
-#: The attribute of a graph that holds its marks. They die with it, and with `Marks`.
-_ATTRIBUTE = "_lossscale_marks"
 
 
 class Marks:
@@ -107,13 +106,7 @@ class Marks:
 
     def of(self, graph: Any) -> Dict[int, Mark]:
         """Returns the marks in a graph, or of eager mode, by the tensors' `id`s."""
-        if graph is None:
-            return self._eager
-        # On the graph: in a dictionary of graphs the marks' tensors would keep it.
-        if not hasattr(graph, _ATTRIBUTE):
-            setattr(graph, _ATTRIBUTE, weakref.WeakKeyDictionary())
-        marks: Dict[int, Mark] = getattr(graph, _ATTRIBUTE).setdefault(self, {})
-        return marks
+        return self._eager if graph is None else notes_of(graph, self)
 
     def on(self, tensor: Any) -> Optional[Mark]:
         """Returns the mark on this very tensor."""
@@ -136,10 +129,11 @@ class Marks:
 
     def _mark(self, tensor: Any, is_scale: bool, check: Any = None) -> None:
         graph, key = graph_of(tensor), id(tensor)
-        marks, kept = self.of(graph), tensor
+        marks, kept, replica = self.of(graph), tensor, None
         if graph is None:
             kept = weakref.ref(tensor, lambda _: marks.pop(key, None))
-        replica = replicas.this_one() if is_scale else None
+        elif is_scale:
+            replica = replicas.this_one()
         marks[key] = Mark(next(_numbers), kept, is_scale, check, replica)
 
     def _handed_out(self, tensor: Any) -> Found:

@@ -117,28 +117,25 @@ class Progress:
         step = self._steps.current()
         if step is not None and self._only_scaled(step):
             step.applied = True
-            self._note_apply(lambda: None)
-            return HandedIn(
-                grads, [step.loss_scale] * len(grads), None, False, step.losses
-            )
+            self._note_apply()
+            return _unchecked(grads, step.loss_scale, step.losses)
         if self._never_scaled(grads):
             self._warn(NEVER_SCALED)
         found = self._group.marks.look(grads)
         step = self._step(grads)
-        present = [each for each in found if each is not None]
-        foreign = [each for each in present if each.origin is Origin.FOREIGN]
-        is_told_by_order = current_graph() is None or len(foreign) == len(present)
-        if foreign and is_told_by_order:
+        origins = [each.origin for each in found if each is not None]
+        foreign = origins.count(Origin.FOREIGN)
+        is_told = foreign < len(origins)
+        if foreign and (current_graph() is None or not is_told):
             handed = self._by_order(grads, found, step, is_divided_in_apply)
         else:
             handed = self._by_graph(grads, found, step)
         if step is not None:
             step.applied = True
-        is_told = len(foreign) < len(present)
-        self._note_apply(self._divisors.read if is_told else lambda: None)
+        self._note_apply(self._divisors.read if is_told else None)
         return handed
 
-    def _note_apply(self, read: Callable[[], Any]) -> None:
+    def _note_apply(self, read: Optional[Callable[[], Any]] = None) -> None:
         if current_graph() is not None:
             self._group.readings.note_apply(read)
 
@@ -152,8 +149,7 @@ class Progress:
             each.applied(grads)
         if step is not None:
             step.forget_applied()
-        present = [each for each in found if each is not None]
-        is_untouched = all(each.origin is Origin.UNTOUCHED for each in present)
+        is_untouched = all(f is None or f.origin is Origin.UNTOUCHED for f in found)
         earlier = earlier_check([each for each in lists if each.is_here()], grads)
         if is_untouched and earlier is not None:
             # Across replicas they are divided before anybody knows: once is enough.
@@ -173,16 +169,14 @@ class Progress:
         is_divided_in_apply: bool,
     ) -> HandedIn:
         """Returns what the order of calls tells of gradients."""
-        count = len(grads)
         if step is None:
             divisor = self._by_convention(grads, is_divided_in_apply)
-            return HandedIn(grads, [divisor] * count, None, False, [])
+            return _unchecked(grads, divisor, [])
         lists = _lists(found)
         rest = [g for g, f in zip(grads, found) if f and f.origin is Origin.FOREIGN]
         if not lists and any(each.were(rest) for each in (*step.pending, *step.older)):
             # Unscaled to be looked at, and applied as they were before.
-            divisors = [step.loss_scale] * count
-            return HandedIn(grads, divisors, None, False, step.losses)
+            return _unchecked(grads, step.loss_scale, step.losses)
         chosen = covering(step.pending, rest)
         is_sure = bool(chosen) or not covering(step.older, rest)
         if not chosen and step.pending:
@@ -194,14 +188,13 @@ class Progress:
         if not is_sure:
             self._warn(AMBIGUOUS.format(assumed=_ASSUMED[not is_unscaled]))
         if not is_unscaled:
-            divisors = [step.loss_scale] * count
-            return HandedIn(grads, divisors, None, False, step.losses)
+            return _unchecked(grads, step.loss_scale, step.losses)
         chosen = list({id(each): each for each in (*lists, *chosen)}.values())
         earlier = earlier_check(chosen, grads)
         for each in chosen:
             each.applied(grads)
         step.forget_applied()
-        return HandedIn(grads, [None] * count, earlier, False, step.losses)
+        return HandedIn(grads, [None] * len(grads), earlier, False, step.losses)
 
     def _pending_of_others(self) -> List[Unscaled]:
         """Returns what other optimizers here unscaled, and did not apply."""
@@ -267,6 +260,11 @@ class Progress:
             step.losses, step.number = list(other.losses), other.number
             step.pending, step.older = other.pending, other.older
         return step
+
+
+def _unchecked(grads: List[Any], divisor: Any, losses: List[Any]) -> HandedIn:
+    """Returns unchecked gradients, all still to be divided by `divisor` or by None."""
+    return HandedIn(grads, [divisor] * len(grads), None, False, losses)
 
 
 def _lists(found: List[Optional[Found]]) -> List[Unscaled]:

@@ -8,8 +8,7 @@ scale.
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, List, NamedTuple
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from lossscale.optimizer.origin import Marks
 from lossscale.optimizer.sweep import Mark
@@ -19,10 +18,8 @@ from lossscale.runtime.graphs import (
     graphs_around_branches,
     is_other_branch,
     is_traced_in_place,
+    notes_of,
 )
-
-#: The attribute of a graph that holds its applies. They die with it.
-_ATTRIBUTE = "_lossscale_applies"
 
 
 class _Apply(NamedTuple):
@@ -51,16 +48,17 @@ class Readings:
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
 
-    def note_apply(self, read: Callable[[], Any]) -> None:
+    def note_apply(self, read: Optional[Callable[[], Any]] = None) -> None:
         """Remembers that the loss scale may move now.
 
         Args:
           read: Called if nothing else holds its value. Returns it as a tensor, or None.
+            None: nothing is read.
         """
         number = self._marks.next_number()
         for depth, graph in enumerate(graphs_around_branches()):
             reading = self._last(graph)
-            if reading is None and depth == 0 and not self._applies(graph):
+            if read and reading is None and depth == 0 and not self._applies(graph):
                 with graph.as_default():  # outside of a branch, which may not run
                     reading = read()
             self._applies(graph).append(_Apply(number, current_graph(), reading))
@@ -95,8 +93,6 @@ class Readings:
         return self._marks.last_scale(graph, applies[-1].number if applies else -1)
 
     def _applies(self, graph: Any) -> List[_Apply]:
-        if not hasattr(graph, _ATTRIBUTE):
-            setattr(graph, _ATTRIBUTE, weakref.WeakKeyDictionary())
-        of_replicas = getattr(graph, _ATTRIBUTE).setdefault(self, {})
+        of_replicas = notes_of(graph, self)
         applies: List[_Apply] = of_replicas.setdefault(replicas.this_one(), [])
         return applies

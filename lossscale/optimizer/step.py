@@ -12,13 +12,10 @@ import tensorflow as tf
 
 from lossscale.gradients import faults, rows
 from lossscale.gradients.faults import Check
-from lossscale.gradients.finite import (
-    each_is_finite,
-    floating_values,
-)
+from lossscale.gradients.finite import each_is_finite, floating_values
 from lossscale.gradients.packing import unpack
 from lossscale.optimizer import sharing
-from lossscale.optimizer.agreement import Agreed, Alone, Among, Own
+from lossscale.optimizer.agreement import Agreed, Alone, Among, Own, both
 from lossscale.optimizer.fault_record import Entry
 from lossscale.optimizer.progress import HandedIn, Progress
 from lossscale.optimizer.unscaling import (
@@ -53,6 +50,11 @@ class Local(NamedTuple):
     variables: Whole
     largest: Any = None
     vote: Any = None
+
+    @property
+    def was_finite(self) -> Any:
+        """The flag of `earlier`, None if there was none."""
+        return None if self.earlier is None else self.earlier.is_finite
 
 
 class Attempt:
@@ -159,21 +161,16 @@ class Attempt:
 
     def check(self, local: Local) -> Any:
         """Returns this replica's vote."""
-        earlier = None if local.earlier is None else local.earlier.is_finite
         look = None if self._is_checked else lambda: self._look(local)
         prove = partial(proof_as_applied, local.grads, local.divisors)
-        return self._agreement.vote(
-            Own(local.grads, earlier, prove, look, local.largest)
-        )
+        own = Own(local.grads, local.was_finite, prove, look, local.largest)
+        return self._agreement.vote(own)
 
     def _look(self, local: Local) -> Any:
         """Returns the exact flag of one replica's gradients, within a branch."""
         grads = self._divided(local)
-        added = [rows.sums(grad) for grad in grads if rows.may_repeat(grad)]
-        is_finite = each_is_finite(floating_values(grads) + added)
-        if local.earlier is None:
-            return is_finite
-        return tf.logical_and(local.earlier.is_finite, is_finite)
+        values = floating_values([*grads, *rows.added(grads)])
+        return both(local.was_finite, each_is_finite(values))
 
     def agree(self, local: Local) -> Agreed:
         """Returns what the replicas know together."""
@@ -222,8 +219,7 @@ class Attempt:
             grads = self._divided(local)
             now = faults.check_each(grads, self._groups)
             if rows.any_may_repeat(grads):
-                added = [rows.sums(g) if rows.may_repeat(g) else None for g in grads]
-                of_rows = faults.check_each(added, self._groups)
+                of_rows = faults.check_each(rows.added(grads), self._groups)
                 now = now._replace(codes=tf.maximum(now.codes, of_rows.codes))
         return faults.combine(local.earlier, now).codes
 

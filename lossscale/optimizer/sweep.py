@@ -35,6 +35,8 @@ from typing import (
 
 import tensorflow as tf
 
+from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, bodies
+
 
 class Mark(NamedTuple):
     """A mark on a tensor: the loss scale, or a gradient that was handed out.
@@ -44,7 +46,7 @@ class Mark(NamedTuple):
       tensor: The tensor; where eager mode's are kept, a weak reference to it.
       is_scale: Whether it is the loss scale.
       check: What is known of the gradient, perhaps None.
-      replica: Where a loss scale was read; None of a gradient.
+      replica: Where a loss scale was read in a graph; None of any other mark.
     """
 
     number: int
@@ -68,17 +70,6 @@ _EMPTY = {"ZerosLike", "OnesLike"}
 _COUNTS = {tf.bool, tf.string, tf.int8, tf.int16, tf.int32, tf.int64}
 _COUNTS |= {tf.uint8, tf.uint16, tf.uint32, tf.uint64}
 _ASSIGNS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
-_LOOPS = {"While", "StatelessWhile"}
-_BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
-_DATASETS = {"ScanDataset", "ReduceDataset"}  # AutoGraph's `for batch in dataset`
-#: Operations with bodies, and the attributes that name those.
-_BODIES = {
-    **dict.fromkeys(_LOOPS, ("body",)),
-    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
-    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
-    **dict.fromkeys(_DATASETS, ("f",)),
-}
 #: What a body returns: the bits of its outputs, and of its inputs when it has run.
 _Returned = Tuple[List[int], List[int]]
 
@@ -164,7 +155,7 @@ class Sweep:
     def _pass_on(self, operation: Any, table: Dict[int, int], marks: Any) -> None:
         """Hands on the bits of an operation's inputs to its outputs."""
         kind, each = operation.type, [table.get(id(x), 0) for x in operation.inputs]
-        if kind in _BODIES:
+        if kind in BODIES:
             bits = self._enter(operation, kind, each, table)
         elif not any(each) or kind in _EMPTY:
             return
@@ -200,13 +191,13 @@ class Sweep:
         self, operation: Any, kind: str, each: List[int], table: Dict[int, int]
     ) -> List[int]:
         """Returns the bits of what a loop, a branch or a function returns."""
-        bodies, inputs = _bodies(operation, kind), list(operation.inputs)
-        if kind in _DATASETS:
-            return [self._mixed(bodies[0], _union(each))] * len(operation.outputs)
-        if kind in _BRANCHES:
+        graphs, inputs = bodies(operation), list(operation.inputs)
+        if kind in DATASETS:
+            return [self._mixed(graphs[0], _union(each))] * len(operation.outputs)
+        if kind in BRANCHES:
             inputs, each = inputs[1:], each[1:]
-        run = self._loop if kind in _LOOPS else self._body
-        results = [run(body, each, len(operation.outputs)) for body in bodies]
+        run = self._loop if kind in LOOPS else self._body
+        results = [run(graph, each, len(operation.outputs)) for graph in graphs]
         for tensor, bits in zip(inputs, zip(*(after for _, after in results))):
             if tensor.dtype == tf.resource:
                 table[id(tensor)] = _union(bits)
@@ -243,16 +234,6 @@ class Sweep:
             outs, _ = self._body(graph, [bits] * len(graph.inputs), 0)
             bits |= _union(outs) & ~_ROLES
         return bits
-
-
-def _bodies(operation: Any, kind: str) -> List[Any]:
-    """Returns the graphs of an operation's bodies, None for one that is not known."""
-    values = [operation.get_attr(attribute) for attribute in _BODIES[kind]]
-    named = values[0] if isinstance(values[0], list) else values
-    # Not public, and the same on TensorFlow 2.4, 2.8, 2.10, 2.15 and 2.21. A graph's
-    # own name is not enough: functions of one name have several.
-    functions = [operation.graph._get_function(each.name) for each in named]
-    return [getattr(function, "graph", None) for function in functions]
 
 
 def graph_of(tensor: Any) -> Any:

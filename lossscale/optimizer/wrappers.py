@@ -95,6 +95,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     any names. Looked for in what an optimizer has as attributes, in lists and dicts,
     too, and in the same of each optimizer that is found there.
     """
+    optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers)
     seen: Dict[int, Any] = {}
     waiting = [optimizer]
     while waiting:
@@ -106,9 +107,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
             waiting += thing.values()
         elif isinstance(thing, (list, tuple)):
             waiting += thing
-        elif isinstance(
-            thing, tuple(optimizer_class for optimizer_class, _ in _wrappers)
-        ):
+        elif isinstance(thing, optimizers):
             if _is_loss_scale_wrapper(thing):
                 return thing
             waiting += vars(thing).values()

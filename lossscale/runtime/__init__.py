@@ -3,7 +3,7 @@
 Knows no loss scale and no gradient. In the order of its imports:
 
 * `autograph`: functions that `tf.function` traces as they are written;
-* `graphs`: which graph is built, and which are in sight;
+* `graphs`: which graph is built, which are in sight, and their bodies;
 * `mode`: eager, graph, session or XLA;
 * `control`: what a graph must be told of branches and order;
 * `kerases`: which Kerases are installed, and how they differ;

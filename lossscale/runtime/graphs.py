@@ -1,15 +1,25 @@
-"""Which graph is built now, and which around it are in sight."""
+"""Which graph is built now, which around it are in sight, and the bodies in one."""
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+import weakref
+from typing import Any, Dict, Iterator, List
 
 import tensorflow as tf
 
-_SIDES = ("then_branch", "else_branch")
-_BRANCHES = {
-    **dict.fromkeys(("If", "StatelessIf"), _SIDES),
+#: The attribute of a graph that holds what is noted of it.
+_NOTES = "_lossscale_notes"
+
+LOOPS = {"While", "StatelessWhile"}
+BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+DATASETS = {"ScanDataset", "ReduceDataset"}  # AutoGraph's `for batch in dataset`
+#: Operations with bodies, and the attributes that name those.
+BODIES = {
+    **dict.fromkeys(LOOPS, ("body",)),
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
     **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+    **dict.fromkeys(DATASETS, ("f",)),
 }
 
 
@@ -77,14 +87,31 @@ def is_other_branch(graph: Any) -> bool:
         inner, graph = graph, getattr(graph, "outer_graph", None)
     if graph is None or type(inner).__name__ != "CondBranchFuncGraph":
         return False
-    return not any(inner is each for each in _branches_in(graph))
+    forks = (each for each in graph.get_operations() if each.type in BRANCHES)
+    return not any(inner is each for fork in forks for each in bodies(fork))
 
 
-def _branches_in(graph: Any) -> Iterator[Any]:
-    """Yields the branches of all operations of a graph that have some."""
-    for operation in graph.get_operations():
-        for attribute in _BRANCHES.get(operation.type, ()):
-            value = operation.get_attr(attribute)
-            for each in value if isinstance(value, list) else [value]:
-                # Not public (seen on TensorFlow 2.4, 2.15 and 2.21).
-                yield getattr(graph._get_function(each.name), "graph", None)
+def bodies(operation: Any) -> List[Any]:
+    """Returns the graphs of an operation's bodies, None for one that is not known.
+
+    Args:
+      operation: One of the types in `BODIES`.
+    """
+    values = [operation.get_attr(name) for name in BODIES[operation.type]]
+    named = values[0] if isinstance(values[0], list) else values
+    # Not public, and the same on TensorFlow 2.4, 2.8, 2.10, 2.15 and 2.21. A graph's
+    # own name is not enough: functions of one name have several.
+    functions = [operation.graph._get_function(each.name) for each in named]
+    return [getattr(function, "graph", None) for function in functions]
+
+
+def notes_of(graph: Any, owner: Any) -> Dict[Any, Any]:
+    """Returns what `owner` has noted of a graph: a dictionary, empty at first.
+
+    It dies with the graph, and with `owner`.
+    """
+    # On the graph: in a dictionary of graphs, tensors that are noted would keep it.
+    if not hasattr(graph, _NOTES):
+        setattr(graph, _NOTES, weakref.WeakKeyDictionary())
+    notes: Dict[Any, Any] = getattr(graph, _NOTES).setdefault(owner, {})
+    return notes

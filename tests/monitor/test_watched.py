@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import FEATURES, data, regression
+from models import FEATURES, data, policy_of, regression
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 from lossscale.runtime import kerases
@@ -71,10 +71,8 @@ def inputs(*bad):
 @pytest.fixture
 def gan(family):
     """Under mixed_float16 `compile` makes a wrapper of Keras's own by default."""
-    family.keras.mixed_precision.set_global_policy("mixed_float16")
-    model = two_optimizers(family, wrapped)
-    family.keras.mixed_precision.set_global_policy("float32")
-    return model
+    with policy_of(family.keras, "mixed_float16"):
+        return two_optimizers(family, wrapped)
 
 
 def fit(model, monitor, *bad, **kwargs):

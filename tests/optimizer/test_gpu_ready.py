@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import variable_of
+from models import policy_of, variable_of
 from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21)
     kernels,
     op_def_registry,
@@ -217,12 +217,9 @@ def test_steps_run_on_a_gpu(family, mode):
 def test_fit_runs_on_a_gpu(jit_compile):
     import keras
 
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
+    with policy_of(keras, "mixed_float16"):
         model = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
         optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.01))
         model.compile(optimizer, "mse", jit_compile=jit_compile)
         history = model.fit(np.ones([64, 4]), np.ones([64, 1]), epochs=20, verbose=0)
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
     assert history.history["loss"][-1] < history.history["loss"][0]

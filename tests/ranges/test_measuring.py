@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from models import FEATURES, assert_same, regression, training_state
+from models import FEATURES, assert_same, policy_of, regression, training_state
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
 from lossscale.ranges.float32_model import layers_of
@@ -168,17 +168,16 @@ def test_training_with_the_recommended_scale(family):
 def with_state(family):
     """Returns a trained model with all kinds of state, and data for it."""
     keras = family.keras
-    keras.mixed_precision.set_global_policy("mixed_float16")
     layers = keras.layers
-    model = keras.Sequential(
-        [
-            layers.Dense(4, kernel_regularizer="l2"),  # and no Input
-            layers.BatchNormalization(),
-            layers.Dropout(0.5),
-            layers.Dense(1, dtype="float32"),
-        ]
-    )
-    keras.mixed_precision.set_global_policy("float32")
+    with policy_of(keras, "mixed_float16"):
+        model = keras.Sequential(
+            [
+                layers.Dense(4, kernel_regularizer="l2"),  # and no Input
+                layers.BatchNormalization(),
+                layers.Dropout(0.5),
+                layers.Dense(1, dtype="float32"),
+            ]
+        )
     optimizer = LossScaleOptimizer(family.optimizers.Adam(0.01), 256)
     model.compile(optimizer, loss="mse", metrics=["mae"])
     rng = np.random.default_rng(9)

@@ -8,6 +8,9 @@ import pytest
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
+#: The steps of a `fit`, each of `BATCH` rows.
+STEPS = 40
+BATCH = 4
 #: So large that the first steps overflow in float16, whatever the model.
 TOO_LARGE = 2.0**40
 
@@ -28,6 +31,22 @@ def keras3():
 
 def wrapped(inner):
     return LossScaleOptimizer(inner, DynamicLossScale(TOO_LARGE, 1000))
+
+
+def tokens(dtype):
+    """Returns the numbers of 8 tokens for each row of a `fit`."""
+    return np.random.default_rng(1).integers(0, 32, [STEPS * BATCH, 8], dtype)
+
+
+def assert_trains_with_fit(keras, model, inputs, ids):
+    """Asserts that a built classifier learns what the first of `ids` are."""
+    optimizer = wrapped(keras.optimizers.Adam(1e-3))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss=loss)
+    before = model.get_weights()
+    model.fit(inputs, ids[:, 0] % 2, batch_size=BATCH, verbose=0)
+    assert model.optimizer is optimizer
+    assert_trained(optimizer, before, model.get_weights(), STEPS)
 
 
 def assert_trained(optimizer, before, after, steps):

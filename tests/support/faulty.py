@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from models import policy_of
 from strategies import scope_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
@@ -51,14 +52,12 @@ class Faulty:
     def __init__(self, family, strategy=None, **compile_arguments):
         self.family, self.strategy = family, strategy
         keras = family.keras
-        keras.mixed_precision.set_global_policy("mixed_float16")
-        with scope_of(strategy):
+        with policy_of(keras, "mixed_float16"), scope_of(strategy):
             self.scale = DynamicLossScale(2.0**10)
             inner = family.optimizers.SGD(2.0**-6)
             self.optimizer = LossScaleOptimizer(inner, self.scale)
             self.model = _network(keras)
             self.model.compile(self.optimizer, loss="mse", **compile_arguments)
-        keras.mixed_precision.set_global_policy("float32")
         self._weights = self.model.get_weights()
 
     def reset(self, scale=2.0**10, applied=1):

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import tensorflow as tf
 
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 FEATURES = 6
+
+
+@contextmanager
+def policy_of(keras, policy):
+    """Gives new layers of a Keras a dtype policy, and after that float32 again."""
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
 
 
 def variable_of(family, value, dtype="float32", name="v"):
@@ -37,15 +49,14 @@ def regression(
       **compile_arguments: For `compile`.
     """
     keras = family.keras
-    keras.mixed_precision.set_global_policy(policy)
-    model = (model_class or keras.Sequential)(
-        [
-            keras.Input((FEATURES,)),
-            keras.layers.Dense(8, activation="relu"),
-            keras.layers.Dense(1, dtype="float32"),
-        ]
-    )
-    keras.mixed_precision.set_global_policy("float32")
+    with policy_of(keras, policy):
+        model = (model_class or keras.Sequential)(
+            [
+                keras.Input((FEATURES,)),
+                keras.layers.Dense(8, activation="relu"),
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
     rng = np.random.default_rng(3)
     model.set_weights(
         [rng.normal(size=w.shape).astype(np.float32) / 2 for w in model.get_weights()]

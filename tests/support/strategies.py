@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import tensorflow as tf
-from models import variable_of
+from models import policy_of, variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
@@ -156,10 +156,9 @@ def rows(run):
 def linear(family, optimizer, policy, **compile_arguments):
     """Returns a model whose gradients do not depend on its weights, so stay exact."""
     keras = family.keras
-    keras.mixed_precision.set_global_policy(policy)
-    layer = keras.layers.Dense(1, kernel_initializer="ones")
-    model = keras.Sequential([keras.Input((2,)), layer])
-    keras.mixed_precision.set_global_policy("float32")
+    with policy_of(keras, policy):
+        layer = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((2,)), layer])
     model.compile(optimizer, loss=_product, **compile_arguments)
     return model
 
