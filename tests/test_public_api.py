@@ -20,10 +20,11 @@ DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2
     backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
     min_loss_scale=1.0, max_loss_scale=None)
 DynamicLossScale.__call__()
-DynamicLossScale.adjust(is_finite)
+DynamicLossScale.adjust(is_finite, largest=None)
 DynamicLossScale.from_config(config)
 DynamicLossScale.from_preset(name, **overrides)
 DynamicLossScale.get_config()
+DynamicLossScale.keep_largest()
 DynamicLossScale.numpy()
 DynamicLossScale.scale(loss)
 DynamicLossScale.scale_by(loss, loss_scale)
@@ -37,9 +38,10 @@ ExponentialUpdateLossScaleManager.get_loss_scale()
 ExponentialUpdateLossScaleManager.update_loss_scale(finite_grads)
 FixedLossScale(loss_scale_value, skip_nonfinite=False)
 FixedLossScale.__call__()
-FixedLossScale.adjust(is_finite)
+FixedLossScale.adjust(is_finite, largest=None)
 FixedLossScale.from_config(config)
 FixedLossScale.get_config()
+FixedLossScale.keep_largest()
 FixedLossScale.numpy()
 FixedLossScale.scale(loss)
 FixedLossScale.scale_by(loss, loss_scale)
@@ -53,11 +55,38 @@ FixedLossScaleManager.update_loss_scale(finite_grads)
 GradientRanges(names, counts, largest, loss_scale, batches)
 GradientRanges.at(loss_scale)
 GradientRanges.plot(ax=None, *, rows=24)
+HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
+    increment_period=2000, min_loss_scale=1.0, max_loss_scale=None)
+HeadroomLossScale.__call__()
+HeadroomLossScale.adjust(is_finite, largest=None)
+HeadroomLossScale.from_config(config)
+HeadroomLossScale.get_config()
+HeadroomLossScale.keep_largest()
+HeadroomLossScale.numpy()
+HeadroomLossScale.scale(loss)
+HeadroomLossScale.scale_by(loss, loss_scale)
+HeadroomLossScale.unscale(grads)
+HeadroomLossScale.unscale_by(grads, loss_scale)
+HeadroomLossScale.update(grads)
+LogNormalLossScale(initial_loss_scale=1.0, log2_max=16.0, beta1=0.99, beta2=0.999,
+    standard_deviations=3.09, *, min_loss_scale=1.0, max_loss_scale=16777216.0)
+LogNormalLossScale.__call__()
+LogNormalLossScale.adjust(is_finite, largest=None)
+LogNormalLossScale.from_config(config)
+LogNormalLossScale.get_config()
+LogNormalLossScale.keep_largest()
+LogNormalLossScale.numpy()
+LogNormalLossScale.scale(loss)
+LogNormalLossScale.scale_by(loss, loss_scale)
+LogNormalLossScale.unscale(grads)
+LogNormalLossScale.unscale_by(grads, loss_scale)
+LogNormalLossScale.update(grads)
 LossScale()
 LossScale.__call__()
-LossScale.adjust(is_finite)
+LossScale.adjust(is_finite, largest=None)
 LossScale.from_config(config)
 LossScale.get_config()
+LossScale.keep_largest()
 LossScale.numpy()
 LossScale.scale(loss)
 LossScale.scale_by(loss, loss_scale)
@@ -69,7 +98,7 @@ LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()
 LossScaleManager.update_loss_scale(finite_grads)
 LossScaleMonitor(patience=10, *, on_stall='warn', every=None, record=None, verbose=1,
-    optimizers=None)
+    check_underflow=False, optimizers=None)
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
 LossScaleMonitor.on_train_begin(logs=None)
@@ -83,7 +112,7 @@ LossScaleOptimizer.get_unscaled_gradients(grads)
 LossScaleOptimizer.nonfinite_gradients()
 LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
-Run(is_finite, loss_scale=None)
+Run(is_finite, loss_scale=None, largest=None)
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
 all_finite(grads)
@@ -94,9 +123,9 @@ gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=N
     batches=10, batch_size=None, activations=False, verbose=1)
 import_state(system, state, **overrides)
 load_run(path)
-save_run(path, is_finite, loss_scale=None)
+save_run(path, is_finite, loss_scale=None, largest=None)
 serialize(loss_scale)
-simulate(loss_scale, *, is_finite=None, limit=None)
+simulate(loss_scale, *, is_finite=None, limit=None, largest=None)
 """
 #: What is public besides: a module, and a class of warnings.
 NOT_CALLED = {"presets", "LossScaleWarning"}
@@ -183,6 +212,46 @@ FILE_FORMAT = {
             "max_loss_scale",
             "min_loss_scale",
             "multiplier",
+        ],
+    ),
+    "HeadroomLossScale": (
+        [
+            "ceiling",
+            "consecutive_skipped_steps",
+            "current_loss_scale",
+            "good_steps",
+            "last_step_finite",
+            "peak",
+            "skipped_steps",
+        ],
+        [
+            "half_life",
+            "headroom",
+            "increment_period",
+            "initial_loss_scale",
+            "max_loss_scale",
+            "min_loss_scale",
+        ],
+    ),
+    "LogNormalLossScale": (
+        [
+            "consecutive_skipped_steps",
+            "current_loss_scale",
+            "last_step_finite",
+            "mean",
+            "seen_steps",
+            "skipped_steps",
+            "slow_mean",
+            "slow_square",
+        ],
+        [
+            "beta1",
+            "beta2",
+            "initial_loss_scale",
+            "log2_max",
+            "max_loss_scale",
+            "min_loss_scale",
+            "standard_deviations",
         ],
     ),
 }

@@ -25,7 +25,7 @@ _SEVERAL_OPTIMIZERS = """\
 `record` must be None with several optimizers, since a file holds the steps of one, \
 got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
 _NOT_CHECKED = """\
-`record` must be None with a loss scale that does not look at the gradients, got {!r}. \
+`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
 FixedLossScale(S, skip_nonfinite=True) does."""
 
 
@@ -56,6 +56,11 @@ class LossScaleMonitor(_Callback):
     applied and the scale still falls, nothing is said. Then `patience` counts the
     steps that did not lower it.
 
+    Of a loss scale that looks at the gradients, as `HeadroomLossScale`, it logs
+    `headroom`, too: how many doublings the largest scaled gradient was below float16's
+    65504 at the last step. It warns once of underflow, which is silent otherwise: when
+    for `patience` epochs no step was skipped and that stayed above 16.
+
     It reads a few scalars from the device once per epoch, so it sees what is so at the
     epoch's end. With `every` it reads, and looks, every so many steps too.
 
@@ -66,10 +71,14 @@ class LossScaleMonitor(_Callback):
         as `EarlyStopping` does.
       every: Also look every so many steps, and add what was read last to the logs of
         batches. Keras's progress bar then shows averages over an epoch's batches.
-      record: A path. Keeps whether each step was applied, and the loss scale it was
-        taken with, as `lossscale.simulate` and `lossscale.load_run` read them. Written
-        at the end of each epoch. Reads the device before and after every batch.
+      record: A path. Keeps whether each step was applied, the loss scale it was taken
+        with, and its largest gradient where that is known, as `lossscale.simulate` and
+        `lossscale.load_run` read them. Written at the end of each epoch. Reads the
+        device before and after every batch.
       verbose: 0 prints no line at the end. Warnings come all the same.
+      check_underflow: Whether to find the headroom of a loss scale that does not look,
+        too. It costs another look at the gradients at every step, and the model's
+        training step is traced anew if it has been.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the one that the model is compiled with, and those that it
         has as attributes, as a GAN's `d_optimizer` and `g_optimizer`. Of several each
@@ -92,6 +101,7 @@ class LossScaleMonitor(_Callback):
         every: Optional[int] = None,
         record: Any = None,
         verbose: int = 1,
+        check_underflow: bool = False,
         optimizers: Any = None,
     ) -> None:
         self.patience = arguments.count("patience", patience)
@@ -99,6 +109,7 @@ class LossScaleMonitor(_Callback):
         self.every = arguments.optional(arguments.count, "every", every)
         self.record = arguments.optional(arguments.writable_path, "record", record)
         self.verbose = arguments.count("verbose", verbose, least=0)
+        self.check_underflow = arguments.boolean("check_underflow", check_underflow)
         self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
         super().__init__()
         # Keras asks whether these are overridden, and is faster if none is.
@@ -110,6 +121,7 @@ class LossScaleMonitor(_Callback):
         self._recorded: Any = None
         self._flags: List[bool] = []
         self._scales: List[float] = []
+        self._largest: List[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
@@ -129,6 +141,8 @@ class LossScaleMonitor(_Callback):
         ]
         for each in self._watched:
             each.start = None
+        if self.check_underflow:
+            self._keep_largest()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
@@ -141,6 +155,8 @@ class LossScaleMonitor(_Callback):
         del epoch
         self._save()
         self._look()
+        for message in filter(None, [each.underflow() for each in self._watched]):
+            _warn(message)
         if self._skipped() != self._skipped_when_checked:
             self._check_statistics()
         self._add_to(logs)
@@ -170,6 +186,19 @@ class LossScaleMonitor(_Callback):
             if self._unseen >= self.every:
                 self._look()
             self._add_to(logs)
+
+    def _keep_largest(self) -> None:
+        scales = [each.optimizer.loss_scale for each in self._watched]
+        for scale in scales:
+            if not scale.checks_gradients:
+                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
+        if all(scale.last_largest is not None for scale in scales):
+            return
+        with self.model.distribute_strategy.scope():
+            for scale in scales:
+                scale.keep_largest()
+        self.model.train_function = None  # what was traced before keeps nothing
+        self.model.make_train_function()
 
     def _begin(self) -> None:
         for each in self._watched:
@@ -216,10 +245,17 @@ class LossScaleMonitor(_Callback):
             raise ValueError(_SEVERAL_STEPS.format(self._steps_kept - before))
         self._scales.append(self._taken_with)
         self._flags.append(now.in_a_row == 0)
+        if now.largest is not None:
+            self._largest.append(now.largest)
 
     def _save(self) -> None:
         if self.record:
-            save_run(self.record, self._flags, np.asarray(self._scales, np.float32))
+            scales, largest = (
+                np.asarray(each, np.float32) for each in (self._scales, self._largest)
+            )
+            # In a training that goes on, the first steps' may not be known.
+            known = len(largest) == len(scales)
+            save_run(self.record, self._flags, scales, largest if known else None)
 
 
 def _check(optimizers: List[Any], record: Any) -> None:
@@ -232,7 +268,8 @@ def _check(optimizers: List[Any], record: Any) -> None:
     if record and len(optimizers) > 1:
         raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
     if record and not optimizers[0].loss_scale.checks_gradients:
-        raise ValueError(_NOT_CHECKED.format(optimizers[0].loss_scale))
+        scale = optimizers[0].loss_scale
+        raise ValueError(_NOT_CHECKED.format("record", None, scale))
 
 
 def _warn(message: str) -> None:

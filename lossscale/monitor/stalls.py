@@ -21,22 +21,27 @@ class Reading(NamedTuple):
       skipped: How many steps were skipped.
       in_a_row: How many of them since the last good step.
       applied: How many steps were applied.
+      largest: The greatest magnitude of the last step's unscaled gradients, infinite if
+        it was skipped. None: the loss scale does not keep it.
     """
 
     loss_scale: float
     skipped: int
     in_a_row: int
     applied: int
+    largest: Optional[float] = None
 
 
 def read(optimizer: Any) -> Reading:
     """Reads an optimizer's counters and its loss scale from the device."""
     loss_scale = optimizer.loss_scale
+    largest = loss_scale.last_largest
     return Reading(  # numpy(): a mirrored variable has no int()
         float(loss_scale),
         int(loss_scale.skipped_steps.numpy()),
         int(loss_scale.consecutive_skipped_steps.numpy()),
         int(optimizer.applied_steps.numpy()),
+        None if largest is None else float(largest.numpy()),
     )
 
 

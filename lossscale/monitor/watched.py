@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Optional, Tuple
 
 from lossscale.arguments import shown
 from lossscale.monitor import diagnosis
 from lossscale.monitor.stalls import Reading, Stalls, read
+from lossscale.monitor.underflow import Underflow, headroom
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
@@ -38,6 +40,8 @@ class Watched:
         self.optimizer, self.name = optimizer, name
         self.start: Optional[Reading] = None
         self._stalls = Stalls(patience)
+        self._underflow = Underflow(patience)
+        self._room: Optional[float] = None  # the last that was known
 
     def begin(self) -> None:
         """Reads what all is compared with."""
@@ -48,6 +52,8 @@ class Watched:
     def read(self) -> None:
         """Reads the device."""
         self.last = read(self.optimizer)
+        found = headroom(self.last)
+        self._room = self._room if found is None else found
         self._lowest = min(self._lowest, self.last.loss_scale)
         self._highest = max(self._highest, self.last.loss_scale)
 
@@ -58,11 +64,18 @@ class Watched:
         message = diagnosis.of_stall(self.optimizer, model, self.last.in_a_row)
         return f"{self.name}: {message}" if self.name else message
 
+    def underflow(self) -> Optional[str]:
+        """Returns what to say of underflow when an epoch has ended, None if nothing."""
+        message = self._underflow.see(self.last)
+        return f"{self.name}: {message}" if message and self.name else message
+
     def add_to(self, logs: Dict[str, Any]) -> None:
         """Adds what was read last to Keras's logs."""
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self.last.skipped
+        if self.last.largest is not None:
+            logs[f"{prefix}headroom"] = math.nan if self._room is None else self._room
 
     def summary(self) -> str:
         """Returns a line that says what happened since the beginning."""
@@ -70,11 +83,14 @@ class Watched:
         scales = [now.loss_scale, self._lowest, self._highest]
         final, low, high = map(scale_text, scales)
         whose = f" of {self.name}" if self.name else ""
-        return (
+        line = (
             f"Loss scale{whose}: {now.applied - start.applied} steps applied, "
             f"{now.skipped - start.skipped} skipped{diagnosis.unit_of(self.optimizer)}"
             f"; it is {final}, and was read between {low} and {high}."
         )
+        if self._room is None:
+            return line
+        return f"{line} Headroom: {self._room:.1f} doublings."
 
 
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:

@@ -2,6 +2,7 @@
 
 Knows gradients and replicas, no optimizer. In the order of its imports:
 
+* `variables`: what loss scales are made of;
 * `adjusting`: how a loss scale is adjusted to one step, in each context;
 * `base`: the contract, LossScale;
 * `fixed`, `dynamic`: a rule each;

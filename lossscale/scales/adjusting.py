@@ -5,14 +5,43 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import Finiteness
-from lossscale.gradients.largest import bounded
+from lossscale.gradients.finite import Finiteness, all_finite, finiteness
+from lossscale.gradients.largest import bounded, largest_if_finite
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.control import group_ops, with_dependencies
+
+
+def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
+    """Adjusts a loss scale to gradients, as `LossScale.update` promises."""
+    if loss_scale.last_largest is not None:
+        largest = replicas.call_for_each_replica(largest_if_finite, grads)
+        largest = replicas.greatest(largest)
+        return tuple(loss_scale.adjust(tf.math.is_finite(largest), largest))
+    if not tf.distribute.has_strategy():
+        return adjust(loss_scale, finiteness(grads))
+    is_finite = replicas.call_for_each_replica(all_finite, grads)
+    return tuple(loss_scale.adjust(replicas.agree(is_finite)))
+
+
+def known_of(loss_scale: Any, is_finite: Any, largest: Optional[Any]) -> List[Any]:
+    """Returns what `adjust_state` is told of a step.
+
+    Raises:
+      TypeError: The loss scale needs `largest`, and it is None.
+    """
+    if loss_scale.needs_largest and largest is None:
+        raise TypeError(
+            "`largest` must be the greatest magnitude of the step's unscaled "
+            f"gradients, which {type(loss_scale).__name__} looks at, got None. "
+            "`update(grads)` finds it out by itself."
+        )
+    if loss_scale.last_largest is None or largest is None:
+        return [is_finite]
+    return [is_finite, tf.cast(tf.convert_to_tensor(largest), tf.float32)]
 
 
 def adjust(

@@ -8,12 +8,11 @@ from typing import Any, Dict, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import scaling
-from lossscale.gradients.finite import all_finite, finiteness
-from lossscale.gradients.largest import largest_if_finite
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
 from lossscale.scales import adjusting
+from lossscale.scales.variables import Unsaved, scalar
 
 
 class LossScale(tf.Module, metaclass=abc.ABCMeta):
@@ -80,7 +79,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             "consecutive_skipped_steps", 0, tf.int64
         )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
-        self._kept = _Unsaved()
+        self._kept = Unsaved()
         if self.needs_largest:
             self.keep_largest()
 
@@ -138,28 +137,21 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """
         if not self.checks_gradients:
             return group_ops([]), True
-        if self.last_largest is not None:
-            largest = replicas.call_for_each_replica(largest_if_finite, grads)
-            largest = replicas.greatest(largest)
-            return self.adjust(tf.math.is_finite(largest), largest)
-        if not tf.distribute.has_strategy():
-            return adjusting.adjust(self, finiteness(grads))
-        is_finite = replicas.call_for_each_replica(all_finite, grads)
-        return self.adjust(replicas.agree(is_finite))
+        return adjusting.update(self, grads)
 
     @property
     def last_largest(self) -> Any:
-        """The greatest magnitude of the last step, or None, as in the class's text."""
+        """The greatest magnitude of the last step, or None: see the class."""
         return self._kept.largest
 
     def keep_largest(self) -> None:
         """Asks for the greatest magnitude of each step to be kept in `last_largest`.
 
-        For who wants to see it: the rule is not told. Of functions that have been
-        traced before, nothing is kept. Under a strategy, call it in its scope.
+        For who wants to see it: the rule is not told. What was traced before keeps
+        nothing. Under a strategy, call it in its scope.
         """
         if self.last_largest is None:
-            self._kept.largest = _scalar("last_largest", 0.0, tf.float32)
+            self._kept.largest = scalar("last_largest", 0.0, tf.float32)
 
     @do_not_convert
     def adjust(self, is_finite: Any, largest: Optional[Any] = None) -> Tuple[Any, Any]:
@@ -180,19 +172,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """
         if not self.checks_gradients:
             return group_ops([]), True
-        known = [tf.convert_to_tensor(is_finite, tf.bool)]
-        if self.needs_largest and largest is None:
-            raise TypeError(
-                "`largest` must be the greatest magnitude of the step's unscaled "
-                f"gradients, which {type(self).__name__} looks at, got None. "
-                "`update(grads)` finds it out by itself."
-            )
-        if self.last_largest is not None and largest is not None:
-            known.append(tf.cast(tf.convert_to_tensor(largest), tf.float32))
+        is_finite = tf.convert_to_tensor(is_finite, tf.bool)
+        known = adjusting.known_of(self, is_finite, largest)
         update_op = replicas.merge_call(
             lambda *agreed: adjusting.adjust_state(self, *agreed), *known
         )
-        return update_op, known[0]
+        return update_op, is_finite
 
     # The two that follow save time, and go together. In a graph the rule then stands in
     # a branch, and a good step at which the loss scale stays passes it by.
@@ -276,7 +261,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Assign it to an attribute. Named as in TensorFlow's LossScale, so that
         subclasses written for that one go on working.
         """
-        variable = _scalar(name, initial_value, dtype)
+        variable = scalar(name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
 
@@ -298,28 +283,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             shown = {**state, **shown}
         listed = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({listed})"
-
-
-class _Unsaved:
-    """What a loss scale keeps that is in no file: tf.Module does not look in here.
-
-    Attributes:
-      largest: The variable `LossScale.last_largest`, or None.
-    """
-
-    largest: Any = None
-
-
-def _scalar(name: str, initial_value: Any, dtype: Any) -> Any:
-    with tf.init_scope():  # also when constructed while a function is traced
-        return tf.Variable(
-            initial_value,
-            name=name,
-            dtype=dtype,
-            trainable=False,
-            # Every replica computes the same value, and one must be taken.
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
 
 
 def _to_tensor(

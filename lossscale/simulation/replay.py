@@ -12,6 +12,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.runtime import mode
 from lossscale.scales.base import LossScale
+from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.simulation import run_file
 from lossscale.simulation.result import Simulation
 
@@ -24,7 +25,11 @@ _NOT_COMPILED = (
 
 
 def simulate(
-    loss_scale: LossScale, *, is_finite: Any = None, limit: Any = None
+    loss_scale: LossScale,
+    *,
+    is_finite: Any = None,
+    limit: Any = None,
+    largest: Any = None,
 ) -> Simulation:
     """Replays a loss scale over a run of steps, without a model.
 
@@ -41,7 +46,11 @@ def simulate(
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
     The scale falls from 2**15 to 2**12 in three steps, and then tries 2**13 after every
-    20 good ones, in vain.
+    20 good ones, in vain. A loss scale that looks at the gradients is told `largest`,
+    or of which size they are if they just reach the limit:
+
+    >>> simulate(lossscale.HeadroomLossScale(), limit=limit)
+    Simulation(steps=100, steps_lost=3, longest_stall=3, log2_below_limit=3.96)
 
     Args:
       loss_scale: A `LossScale`.
@@ -49,14 +58,20 @@ def simulate(
         file that holds them, as `lossscale.save_run` writes it.
       limit: In place of flags, a float array of shape `[steps]`, none of it NaN: a step
         overflows if the scale it is taken with is greater than its limit.
+      largest: A float array of shape `[steps]`: the greatest magnitude of each step's
+        unscaled gradients, none of it negative or NaN. By itself it is a limit, of
+        65504 by it. With flags or a limit, it is what a loss scale sees that looks at
+        the gradients. None: what a file of flags holds, or 65504 by the limit.
 
     Returns:
       A `Simulation`.
 
     Raises:
-      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, or not
-        exactly one of `is_finite` and `limit` is given.
-      ValueError: An array is empty, not one-dimensional, or a limit is NaN.
+      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, both of
+        `is_finite` and `limit` are given or nothing is, or `loss_scale` looks at the
+        gradients and only flags are known.
+      ValueError: An array is empty, not one-dimensional, or as long as another, or a
+        number is NaN or a magnitude negative.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     if not isinstance(loss_scale, LossScale):
@@ -64,27 +79,71 @@ def simulate(
             f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
             "lossscale.get makes one of a number or a name."
         )
-    if (is_finite is None) == (limit is None):
+    given = [each is not None for each in (is_finite, limit)]
+    if all(given) or not (any(given) or largest is not None):
         raise TypeError(
             "`is_finite` or `limit` must be given, and not both, got "
-            + ("neither." if limit is None else "both.")
+            + ("both." if all(given) else "neither, and no `largest`.")
         )
     if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
             "`simulate` must be called eagerly and outside strategy.scope(), got "
             "a graph or a strategy. Call it before or after training."
         )
+    if isinstance(is_finite, (str, bytes, os.PathLike)):
+        run = run_file.load_run(arguments.path("is_finite", is_finite))
+        is_finite, largest = run.is_finite, run.largest if largest is None else largest
+    if largest is not None:
+        largest = _magnitudes(largest)
+    if is_finite is None and limit is None:
+        limit = _ratios(largest)
     trace = _flags(is_finite) if limit is None else _limits(limit)
-    scales, applied, last = _run(loss_scale, trace)
+    if largest is None and limit is not None:
+        largest = _ratios(trace)
+    scales, applied, last = _run(loss_scale, trace, _seen(loss_scale, largest, trace))
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
     return Simulation(scales, trace, applied, last, limit)
 
 
+def _seen(loss_scale: LossScale, largest: Any, trace: Any) -> Any:
+    """Returns what a loss scale is told of the gradients, None if it does not look."""
+    if loss_scale.last_largest is None:
+        return None
+    if largest is None:
+        raise TypeError(
+            f"`largest` must be given with flags, since {type(loss_scale).__name__} "
+            "looks at the gradients, got None. Pass the greatest magnitude of each "
+            "step, or a `limit` in place of flags."
+        )
+    if len(largest) != len(trace):
+        raise ValueError(
+            f"`largest` must have one entry per step, {len(trace)}, got {len(largest)}."
+        )
+    return largest
+
+
+def _ratios(values: Any) -> Any:
+    """Returns magnitudes for limits, and limits for magnitudes: 65504 by them."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
+
+
+def _magnitudes(largest: Any) -> Any:
+    array = arguments.array("largest", largest)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"`largest` must hold numbers, got dtype {array.dtype}.")
+    array = _not_empty("largest", run_file.one_dimensional("largest", array))
+    if not (array >= 0).all():
+        raise ValueError(
+            f"`largest` must hold no NaN and nothing negative, got {array.min()}. "
+            "Write numpy.inf where a step overflowed."
+        )
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
+
+
 def _flags(is_finite: Any) -> Any:
-    if isinstance(is_finite, (str, bytes, os.PathLike)):
-        path = arguments.path("is_finite", is_finite)
-        is_finite = run_file.load_run(path).is_finite
     return _not_empty("is_finite", run_file.flags("is_finite", is_finite))
 
 
@@ -111,13 +170,13 @@ def _not_empty(name: str, array: Any) -> Any:
     return array
 
 
-def _run(loss_scale: LossScale, trace: Any) -> Tuple[Any, Any, float]:
+def _run(loss_scale: LossScale, trace: Any, largest: Any) -> Tuple[Any, Any, float]:
     # On the CPU: a GPU would be asked for a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            return _replay(_copy(loss_scale), trace, mode.COMPILED_BY_XLA)
+            return _replay(_copy(loss_scale), trace, largest, mode.COMPILED_BY_XLA)
         except _NOT_COMPILED:
-            return _replay(_copy(loss_scale), trace, {})
+            return _replay(_copy(loss_scale), trace, largest, {})
 
 
 def _copy(loss_scale: LossScale) -> LossScale:
@@ -138,26 +197,27 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale, trace: Any, options: Dict[str, bool]
+    loss_scale: LossScale, trace: Any, largest: Any, options: Dict[str, bool]
 ) -> Tuple[Any, Any, float]:
     steps = len(trace)
+    told = [trace] if largest is None else [trace, largest]
 
-    def body(i: Any, trace: Any, scales: Any, applied: Any) -> Any:
+    def body(i: Any, told: Any, scales: Any, applied: Any) -> Any:
         scale = tf.reshape(tf.cast(loss_scale(), tf.float32), [])
-        entry = trace[i]
+        entry, *seen = [array[i] for array in told]
         is_finite = entry if entry.dtype.is_bool else scale <= entry
-        _, should_apply = loss_scale.adjust(is_finite)
+        _, should_apply = loss_scale.adjust(is_finite, *seen)
         should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
-        return i + 1, trace, scales.write(i, scale), applied.write(i, should_apply)
+        return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
 
-    def replay(trace: Any) -> Any:
+    def replay(told: Any) -> Any:
         scales = tf.TensorArray(tf.float32, steps, element_shape=[])
         applied = tf.TensorArray(tf.bool, steps, element_shape=[])
         _, _, scales, applied = tf.while_loop(
-            lambda i, *_: i < steps, body, [0, trace, scales, applied]
+            lambda i, *_: i < steps, body, [0, told, scales, applied]
         )
         return scales.stack(), applied.stack()
 
     compiled = tf.function(replay, autograph=False, **options)
-    scales, applied = compiled(tf.convert_to_tensor(trace))
+    scales, applied = compiled([tf.convert_to_tensor(array) for array in told])
     return scales.numpy(), applied.numpy(), float(loss_scale().numpy())

@@ -1,4 +1,4 @@
-"""A recorded run: which steps were finite, and the loss scale of each. One file format.
+"""A recorded run: which steps were finite, and what else is known. One file format.
 
 The format is NumPy's `.npz`, a zip archive of plain arrays, that NumPy reads and writes
 without this package. Its keys:
@@ -8,6 +8,8 @@ without this package. Its keys:
 | `is_finite`  | `bool`    | `[steps]` | were the step's gradients finite everywhere?  |
 | `loss_scale` | `float32` | `[steps]` | the scale the step was taken with; may be     |
 |              |           |           | missing                                       |
+| `largest`    | `float32` | `[steps]` | the greatest magnitude of its unscaled        |
+|              |           |           | gradients; may be missing                     |
 
 Steps are in order and without gaps, the skipped ones among them. Other keys are
 allowed and ignored: whoever records may add what it likes. Nothing is ever unpickled.
@@ -30,13 +32,21 @@ class Run(NamedTuple):
     Attributes:
       is_finite: A `bool` array of shape `[steps]`.
       loss_scale: A `float32` array of shape `[steps]`, or None.
+      largest: A `float32` array of shape `[steps]`, the greatest magnitudes of the
+        unscaled gradients, or None.
     """
 
     is_finite: Any
     loss_scale: Optional[Any] = None
+    largest: Optional[Any] = None
 
 
-def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> None:
+def save_run(
+    path: Any,
+    is_finite: Any,
+    loss_scale: Optional[Any] = None,
+    largest: Optional[Any] = None,
+) -> None:
     """Writes a recorded run, as `simulate` and `load_run` read it.
 
     The file appears whole or not at all: it is written as `path + ".part"`,
@@ -46,6 +56,8 @@ def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> Non
       path: Where to write. No suffix is added.
       is_finite: A `bool` array of shape `[steps]`.
       loss_scale: A `float32` array of shape `[steps]`, or None.
+      largest: A `float32` array of shape `[steps]`, the greatest magnitude of each
+        step's unscaled gradients, or None.
 
     Raises:
       TypeError: An array has the wrong type.
@@ -53,8 +65,9 @@ def save_run(path: Any, is_finite: Any, loss_scale: Optional[Any] = None) -> Non
     """
     file_name = arguments.path("path", path)
     arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
-    if loss_scale is not None:
-        arrays["loss_scale"] = _scales(loss_scale, len(arrays["is_finite"]))
+    for name, value in (("loss_scale", loss_scale), ("largest", largest)):
+        if value is not None:
+            arrays[name] = _numbers(name, value, len(arrays["is_finite"]))
     beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -66,8 +79,8 @@ def load_run(path: Any) -> Run:
 
     Args:
       path: A NumPy `.npz` file that holds `is_finite`, a `bool` array of shape
-        `[steps]`, and may hold `loss_scale`, a `float32` array of the same shape. What
-        else is in it is ignored.
+        `[steps]`, and may hold `loss_scale` and `largest`, `float32` arrays of the same
+        shape. What else is in it is ignored.
 
     Returns:
       A `Run`.
@@ -92,9 +105,12 @@ def load_run(path: Any) -> Run:
                     f"with {sorted(found)}."
                 )
             is_finite = flags("is_finite", found["is_finite"])
-            if "loss_scale" not in found:
-                return Run(is_finite)
-            return Run(is_finite, _scales(found["loss_scale"], len(is_finite)))
+            numbers = {
+                name: _numbers(name, found[name], len(is_finite))
+                for name in ("loss_scale", "largest")
+                if name in found
+            }
+            return Run(is_finite, **numbers)
 
 
 def flags(name: str, value: Any) -> Any:
@@ -118,12 +134,12 @@ def one_dimensional(name: str, array: Any) -> Any:
     return array
 
 
-def _scales(value: Any, steps: int) -> Any:
-    array = arguments.array("loss_scale", value)
+def _numbers(name: str, value: Any, steps: int) -> Any:
+    array = arguments.array(name, value)
     if not (np.issubdtype(array.dtype, np.floating) or array.size == 0):
-        raise TypeError(f"`loss_scale` must hold floats, got dtype {array.dtype}.")
-    if one_dimensional("loss_scale", array).shape != (steps,):
+        raise TypeError(f"`{name}` must hold floats, got dtype {array.dtype}.")
+    if one_dimensional(name, array).shape != (steps,):
         raise ValueError(
-            f"`loss_scale` must have one entry per step, {steps}, got {array.size}."
+            f"`{name}` must have one entry per step, {steps}, got {array.size}."
         )
     return array.astype(np.float32)

@@ -1,0 +1,156 @@
+"""LossScaleMonitor tells of a loss scale that is far too low, which is silent else."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from models import data, regression
+
+import lossscale
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    HeadroomLossScale,
+    LogNormalLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+)
+from lossscale.monitor.stalls import Reading
+from lossscale.monitor.underflow import Underflow, headroom
+
+#: The weight of the loss, which makes gradients small.
+TINY = 2.0**-40
+
+
+def trained(family, rng, loss_scale, monitor, epochs=4, **compiled_by):
+    """Returns the history of a model whose gradients are tiny, and the warnings."""
+    x, y = data(rng)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
+    model = regression(family, optimizer, loss_weights=[TINY], **compiled_by)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = model.fit(
+            x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[monitor]
+        )
+    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
+    return model, found.history, [str(warning.message) for warning in ours]
+
+
+def reading(log2_scale, log2_largest, skipped=0):
+    largest = None if log2_largest is None else 2.0**log2_largest
+    return Reading(2.0**log2_scale, skipped, 0, 100, largest)
+
+
+def test_headroom_of_a_reading():
+    assert headroom(reading(10, 2)) == pytest.approx(4, abs=1e-3)
+    assert headroom(reading(10, None)) is None
+    assert headroom(reading(10, -np.inf)) is None  # all gradients are zero
+    assert headroom(Reading(2.0, 1, 1, 1, np.inf)) is None
+
+
+@pytest.mark.parametrize(
+    ("readings", "told_at"),
+    [
+        ([(15, -20)] * 5, 2),
+        ([(15, -15)] * 5, None),  # not far enough
+        ([(15, -20), (15, -20), (30, -20), (15, -20), (15, -20), (15, -20)], 5),
+        ([(15, -20), (15, -20, 3), (15, -20, 3), (15, -20, 3)], None),
+        ([(15, -20, 3)] * 3, 2),  # skipped before: not in these epochs
+        ([(15, -20), (15, None), (15, -20), (15, -20)], 3),
+    ],
+)
+def test_after_so_many_epochs_once(readings, told_at):
+    underflow = Underflow(3)
+    told = [underflow.see(reading(*each)) is not None for each in readings]
+    assert [i for i, each in enumerate(told) if each] == (
+        [] if told_at is None else [told_at]
+    )
+
+
+def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
+    monitor = LossScaleMonitor(patience=3, check_underflow=True, verbose=0)
+    scale = DynamicLossScale()
+    _, history, messages = trained(family, rng, scale, monitor)
+    (message,) = messages
+    assert "Gradients may underflow: for 3 epochs" in message
+    assert "The loss scale is 2**15" in message
+    assert "scale = lossscale.HeadroomLossScale()" in message
+    # What it says that the gradients would bear, they do: and hardly more.
+    borne = 2.0 ** int(message.split("would bear 2**")[1].split(".")[0])
+    largest = float(scale.last_largest.numpy())
+    assert 65504 / 32 < largest * borne < 65504
+    for room in history["headroom"]:
+        assert 16 < room < 60
+
+
+def test_nothing_is_said_unasked(family, rng):
+    scale = DynamicLossScale()
+    monitor = LossScaleMonitor(patience=1, verbose=0)
+    _, history, messages = trained(family, rng, scale, monitor)
+    assert messages == []
+    assert scale.last_largest is None
+    assert "headroom" not in history
+
+
+def test_a_loss_scale_that_looks_is_told_of_unasked(family, rng, capsys):
+    low = LogNormalLossScale(max_loss_scale=2.0**10)
+    _, _, messages = trained(family, rng, low, LossScaleMonitor(patience=2))
+    assert len(messages) == 1
+    assert "Headroom: " in capsys.readouterr().out
+    right = HeadroomLossScale()
+    monitor = LossScaleMonitor(patience=2)
+    _, history, messages = trained(family, rng, right, monitor)
+    assert messages == []
+    assert all(3.9 < room < 8 for room in history["headroom"])
+    assert "doublings." in capsys.readouterr().out
+
+
+def test_what_was_traced_before_is_traced_anew(family, rng):
+    x, y = data(rng)
+    scale = DynamicLossScale()
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), scale)
+    model = regression(family, optimizer, loss_weights=[TINY])
+    model.fit(x, y, verbose=0)
+    monitor = LossScaleMonitor(check_underflow=True, verbose=0)
+    found = model.fit(x, y, verbose=0, callbacks=[monitor])
+    assert np.isfinite(found.history["headroom"]).all()
+    again = model.fit(x, y, verbose=0, callbacks=[monitor])
+    assert np.isfinite(again.history["headroom"]).all()
+
+
+def test_on_two_replicas(family, rng, mirrored):
+    x, y = data(rng)
+    with mirrored.scope():
+        scale = DynamicLossScale()
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), scale)
+        model = regression(family, optimizer, loss_weights=[TINY])
+    monitor = LossScaleMonitor(patience=1, check_underflow=True, verbose=0)
+    with pytest.warns(lossscale.LossScaleWarning, match="may underflow"):
+        model.fit(x, y, verbose=0, callbacks=[monitor])
+    copies = mirrored.experimental_local_results(scale.last_largest)
+    assert len({copy.numpy().item() for copy in copies}) == 1
+
+
+def test_a_loss_scale_that_looks_at_nothing_is_refused(family, rng):
+    monitor = LossScaleMonitor(check_underflow=True)
+    with pytest.raises(ValueError, match="`check_underflow` must be False"):
+        trained(family, rng, FixedLossScale(8), monitor)
+    with pytest.raises(TypeError, match="`check_underflow` must be True or False"):
+        LossScaleMonitor(check_underflow=1)
+
+
+def test_the_record_holds_the_largest(family, rng, tmp_path):
+    path = tmp_path / "run.npz"
+    scale = HeadroomLossScale()
+    monitor = LossScaleMonitor(record=path, verbose=0)
+    trained(family, rng, scale, monitor, epochs=2)
+    run = lossscale.load_run(path)
+    assert run.largest.shape == run.is_finite.shape == (8,)
+    assert run.largest[-1] == float(scale.last_largest.numpy())
+    replayed = lossscale.simulate(HeadroomLossScale(), is_finite=path)
+    np.testing.assert_array_equal(replayed.loss_scale, run.loss_scale)
+    assert replayed.final_loss_scale == float(scale)
+    assert math.log2(run.loss_scale[-1]) > 20
