@@ -17,6 +17,7 @@ CASES = {
     "dynamic-hysteresis": lambda: DynamicLossScale(
         64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
     ),
+    "dynamic-search": lambda: DynamicLossScale(64, 3, hysteresis=2, search_period=1),
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),
