@@ -25,7 +25,7 @@ from lossscale.presets import PRESETS
 
 STEPS = 30_000
 #: What presets ask their user for.
-ASKED = {"initial_loss_scale": 2.0**16, "increment_period": 2000, "hysteresis": 2}
+ASKED = {"initial_loss_scale": 2.0**15, "increment_period": 2000, "hysteresis": 2}
 
 
 def made_up_run(steps=STEPS, seed=0):

@@ -197,27 +197,26 @@ class PaddleStatic:
         import paddle
 
         self.feed = lambda is_finite: np.full([1, 1], 2.0**-30 if is_finite else np.inf)
-        self.program, startup = paddle.static.Program(), paddle.static.Program()
         # As Paddle 3 writes programs now, decorate fails without a GPU (3.3.1).
-        with paddle.pir_utils.OldIrGuard(), paddle.static.program_guard(
-            self.program, startup
-        ):
-            x = paddle.static.data("x", [1, 1], "float32")
-            loss = paddle.mean(paddle.static.nn.fc(x, 1))
-            optimizer = paddle.static.amp.decorate(
-                paddle.optimizer.SGD(0.0),
-                init_loss_scaling=scale,
-                incr_every_n_steps=period,
-                decr_every_n_nan_or_inf=bad,
-                incr_ratio=growth,
-                decr_ratio=backoff,
-                use_fp16_guard=False,  # the older of two functions of that name
-            )
-            optimizer.minimize(loss)
-            self.scale = optimizer.get_loss_scaling()
-            self.executor = paddle.static.Executor(paddle.CPUPlace())
-            self.executor.run(startup)
         self.guard = paddle.pir_utils.OldIrGuard
+        with self.guard():
+            self.program, startup = paddle.static.Program(), paddle.static.Program()
+            with paddle.static.program_guard(self.program, startup):
+                x = paddle.static.data("x", [1, 1], "float32")
+                loss = paddle.mean(paddle.static.nn.fc(x, 1))
+                optimizer = paddle.static.amp.decorate(
+                    paddle.optimizer.SGD(0.0),
+                    init_loss_scaling=scale,
+                    incr_every_n_steps=period,
+                    decr_every_n_nan_or_inf=bad,
+                    incr_ratio=growth,
+                    decr_ratio=backoff,
+                    use_fp16_guard=False,  # the older of two functions of that name
+                )
+                optimizer.minimize(loss)
+                self.scale = optimizer.get_loss_scaling()
+                self.executor = paddle.static.Executor(paddle.CPUPlace())
+                self.executor.run(startup)
 
     def step(self, is_finite):
         feed = {"x": self.feed(is_finite).astype(np.float32)}
