@@ -25,7 +25,7 @@ from lossscale.presets import PRESETS
 
 STEPS = 30_000
 #: What presets ask their user for.
-ASKED = {"initial_loss_scale": 2.0**16, "increment_period": 2000, "hysteresis": 2}
+ASKED = {"initial_loss_scale": 2.0**15, "increment_period": 2000, "hysteresis": 2}
 
 
 def made_up_run(steps=STEPS, seed=0):
@@ -68,14 +68,14 @@ def draw(simulations, path):
         ax.set_title(f"{name}: {simulation.steps_lost} steps lost", fontsize=9)
         ax.label_outer()
         ax.get_legend().remove()
-        ax.set_ylim(2.0**2, 2.0**36)
+        ax.set_ylim(2.0**0, 2.0**36)
         ax.tick_params(labelsize=7)
     for ax in axes.flat[: len(simulations)][-columns:]:
         ax.tick_params(labelbottom=True)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     labels[-1] = "steps lost"
     figure.legend(handles, labels, loc="upper center", ncol=3, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.97))  # the legend stands above
+    figure.tight_layout(rect=(0, 0, 1, 0.985))  # the legend stands above
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -75,6 +75,7 @@ SCALE_ARGUMENTS = [
 COUNT_ARGUMENTS = [
     (DynamicLossScale, "increment_period"),
     (DynamicLossScale, "hysteresis"),
+    (DynamicLossScale, "search_period"),
     (ExponentialUpdateLossScaleManager, "incr_every_n_steps"),
     (ExponentialUpdateLossScaleManager, "decr_every_n_nan_or_inf"),
 ]
@@ -87,7 +88,7 @@ BACKOFF_ARGUMENTS = [
     (ExponentialUpdateLossScaleManager, "decr_ratio"),
 ]
 #: Arguments for which None means something.
-OPTIONAL = {"max_loss_scale", "backoff_factor"}
+OPTIONAL = {"max_loss_scale", "backoff_factor", "search_period"}
 
 
 @pytest.mark.peer_defect(10)

@@ -164,7 +164,8 @@ def drive_compiled(loss_scale, seed, **options):
 
 
 def _state(loss_scale):
-    return loss_scale.current_loss_scale, loss_scale.good_steps, loss_scale.bad_steps
+    names = ("current_loss_scale", "good_steps", "bad_steps", "skipped_steps")
+    return [getattr(loss_scale, name) for name in names]
 
 
 @functools.lru_cache(maxsize=None)
@@ -173,7 +174,7 @@ def _compiled(hysteresis_reset, **options):
 
     @functools.partial(tf.function, autograph=False, **options)
     def run(values, state, trace):
-        for name in ("backoff_factor", "max_loss_scale"):
+        for name in ("backoff_factor", "max_loss_scale", "search_period"):
             setattr(shell, name, None)
         for name, value in values.items():
             setattr(shell, name, value)
@@ -251,6 +252,7 @@ def test_the_same_of_very_many(name, tmp_path, monkeypatch):
         {},
         {"backoff_factor": 0.5, "hysteresis": 2, "hysteresis_reset": ["good"]},
         {"max_loss_scale": 2.0**16, "increment_period": 3, "multiplier": 4.0},
+        {"search_period": 2, "increment_period": 5},
     ],
     ids=str,
 )

@@ -34,7 +34,19 @@ TABLE = {
     "colossalai": (2.0**16, 1000, 2, 0.5, 2, {"growth"}, 1, 2.0**32),
     "paddle": (2.0**16, 2000, 2, 0.5, 1, {"good", "backoff"}, TINY, None),
     "contrib": (..., ..., 2, 0.8, 2, {"growth", "backoff"}, 1, None),
+    "openseq2seq": (2.0**24, 2000, 2, None, 1, None, 1, 2.0**24),
+    "mindspore": (2.0**24, 2000, 2, None, 1, None, 1, None),
+    "oneflow": (2.0**16, 2000, 2, None, 1, None, 1, MAX),
+    "paddle_static": (2.0**15, 1000, 2, 0.8, 2, {"good", "backoff"}, 1, None),
+    "guided_diffusion": (2.0**20, 1, 2**0.001, 0.5, 1, None, TINY, None),
+    "nemo": (2.0**16, 2000, 2, 0.5, ..., {"good"}, TINY, None),
+    "mpx": (..., 2000, 2, None, 1, None, 1, 65504),
+    "mmcv": (2.0**32, 1000, 2, None, 1, None, 1, None),
+    "fairseq": (2.0**15, 2000, 2, None, 1, None, 2.0**-13, None),
+    "chainer": (1, 1000, 2, 0.5, 1, None, 1, 65504),
 }
+#: What it is until the first bad step, where it is another.
+SEARCH_PERIOD = {"chainer": 1}
 COLUMNS = (
     "initial_loss_scale",
     "increment_period",
@@ -62,6 +74,7 @@ def test_the_table(name):
     asks_for = [column for column in COLUMNS if row[column] is ...]
     assert list(PRESETS[name].asks_for) == asks_for
     config = DynamicLossScale.from_preset(name, **asked_by(name)).get_config()
+    assert config.get("search_period") == SEARCH_PERIOD.get(name)
     for column, value in row.items():
         if value is ...:
             assert config[column] == ASKED[column]
@@ -110,6 +123,7 @@ def test_every_argument_can_be_overridden():
         "hysteresis_reset": ["good"],
         "min_loss_scale": 2.0,
         "max_loss_scale": 128.0,
+        "search_period": 9,
     }
     for name in PRESETS:
         assert DynamicLossScale.from_preset(name, **given).get_config() == given
@@ -153,22 +167,26 @@ def test_the_page_shows_the_table():
     split = [(name, [cell.strip() for cell in line.split("|")]) for name, line in lines]
     rows = [(name, cells) for name, cells in split if len(cells) == len(COLUMNS)]
     assert rows == [
-        (name, [shown(column, row) for column in COLUMNS])
-        for name, row in TABLE.items()
+        (name, [shown(name, column) for column in COLUMNS]) for name in TABLE
     ]
 
 
-def shown(column, row):
+def shown(name, column):
     """Returns a cell as the page writes it."""
-    value = dict(zip(COLUMNS, row))[column]
+    value = dict(zip(COLUMNS, TABLE[name]))[column]
+    if column == "increment_period" and name in SEARCH_PERIOD:
+        return f"{SEARCH_PERIOD[name]}, then {value}"
     if column == "backoff_factor" and value is None:
         return "1/2"
     if isinstance(value, set):
         return ", ".join(n for n in ("good", "growth", "backoff") if n in value)
-    words = {...: "yours", None: "-", TINY: "none", MAX: "-"}
+    if name == "guided_diffusion" and column == "multiplier":
+        return "2^0.001"
+    words = {...: "yours", None: "-", TINY: "none", MAX: "-", 65504: "65504"}
     if value in words:
         return words[value]
-    return f"{value:g}" if value < 2**15 else f"2^{int(np.log2(value))}"
+    exact = 0.1 <= value < 2**15
+    return f"{value:g}" if exact else f"2^{int(np.log2(value))}"
 
 
 def torch_rule(scale, period, growth, backoff, flags):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from functools import partial
 from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
@@ -38,8 +39,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     Interface and meaning are those of TensorFlow's `LossScale`. What is new: `adjust`,
     `scale`, `unscale`, the counters, and that every replica context is allowed.
 
-    A rule may look at the gradients, too: with `needs_largest = True` in its class,
-    `_adjust` is called with their greatest magnitude. It costs another look at them.
+    With `needs_largest = True` in its class a rule looks at the gradients: `_adjust` is
+    called with their greatest magnitude. It costs another look at them.
 
     Attributes:
       needs_largest: Whether the rule asks for the greatest magnitude of a step's
@@ -96,7 +97,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Args:
           is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
           largest: A `float32` tensor of shape `[]`, equal on all replicas: the greatest
-            magnitude of the unscaled gradients, before anybody clipped them. Infinite
+            magnitude of the gradients, unscaled, before anybody clipped them. Infinite
             on a bad step, 0 without gradients.
 
         Returns:
@@ -147,8 +148,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def keep_largest(self) -> None:
         """Asks for the greatest magnitude of each step to be kept in `last_largest`.
 
-        For who wants to see it: the rule is not told. What was traced before keeps
-        nothing. Under a strategy, call it in its scope.
+        The rule is not told. Call it before tracing, in the scope of the strategy.
         """
         if self.last_largest is None:
             self._kept.largest = scalar("last_largest", 0.0, tf.float32)
@@ -174,10 +174,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             return group_ops([]), True
         is_finite = tf.convert_to_tensor(is_finite, tf.bool)
         known = adjusting.known_of(self, is_finite, largest)
-        update_op = replicas.merge_call(
-            lambda *agreed: adjusting.adjust_state(self, *agreed), *known
-        )
-        return update_op, is_finite
+        adjust = partial(adjusting.adjust_state, self)
+        return replicas.merge_call(adjust, *known), is_finite
 
     # The two that follow save time, and go together. In a graph the rule then stands in
     # a branch, and a good step at which the loss scale stays passes it by.

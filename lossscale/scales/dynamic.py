@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -23,10 +23,11 @@ class DynamicLossScale(LossScale):
     ```
     state   S = initial_loss_scale, good = 0, bad = 0
     adjust(is_finite):
+      searches = search_period is not None and no step was bad so far
       if is_finite:
         good += 1
         if "good" in hysteresis_reset: bad = 0
-        if good >= increment_period:
+        if good >= (search_period if searches else increment_period):
           good = 0
           if "growth" in hysteresis_reset: bad = 0
           if max_loss_scale is not None: S = min(S * multiplier, max_loss_scale)
@@ -66,6 +67,10 @@ class DynamicLossScale(LossScale):
       min_loss_scale: The floor.
       max_loss_scale: The ceiling. None: only float32 bounds the scale; a growth that
         would be infinite is refused.
+      search_period: After how many finite steps in a row the scale grows as long as no
+        step was bad: 1 finds a scale that is far from `initial_loss_scale` in a few
+        steps. The first bad step ends the search, also where `hysteresis` keeps the
+        scale. None: there is no search.
 
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
@@ -82,7 +87,7 @@ class DynamicLossScale(LossScale):
     `("growth", "backoff")`; DeepSpeed `runtime/fp16/loss_scaler.py` and Megatron-LM
     `core/optimizer/grad_scaler.py` for `("growth",)`; apex
     `csrc/update_scale_hysteresis.cu` for `("good",)`; Paddle `amp/grad_scaler.py` for
-    `("good", "backoff")`.
+    `("good", "backoff")`. The search: Chainer 7.8.1 `chainer/optimizer.py`.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class DynamicLossScale(LossScale):
         hysteresis_reset: Sequence[str] = ("growth", "backoff"),
         min_loss_scale: float = 1.0,
         max_loss_scale: Optional[float] = None,
+        search_period: Optional[int] = None,
     ) -> None:
         initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
         period = arguments.count("increment_period", increment_period)
@@ -111,6 +117,7 @@ class DynamicLossScale(LossScale):
         ceiling = arguments.optional(
             arguments.loss_scale, "max_loss_scale", max_loss_scale
         )
+        search = arguments.optional(arguments.count, "search_period", search_period)
         arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
         if ceiling is not None:
             arguments.ordered("initial_loss_scale", initial, "max_loss_scale", ceiling)
@@ -123,6 +130,7 @@ class DynamicLossScale(LossScale):
         self.hysteresis_reset = resets
         self.min_loss_scale = floor
         self.max_loss_scale = ceiling
+        self.search_period = search
         # The first two names are also TensorFlow's: its checkpoints restore into them.
         self.current_loss_scale = self._add_weight(
             "current_loss_scale", initial, tf.float32
@@ -171,7 +179,8 @@ class DynamicLossScale(LossScale):
             results.append(self.good_steps.assign_add(1, read_value=False))
         else:
             good = _where(is_finite, _value(self.good_steps) + 1, zero)
-            grows = good >= self.increment_period  # never on a bad step: good is 0
+            # Never on a bad step: good is 0.
+            grows = self._in_period(lambda period: good >= period)
             good = _where(grows, zero, good)
             results.append(self.good_steps.assign(good, read_value=False))
         if is_finite is not True:
@@ -191,8 +200,21 @@ class DynamicLossScale(LossScale):
     def _stays(self) -> Any:
         if (type(self).adjust, type(self)._adjust) != _RULE:
             return None  # a subclass has a rule of its own
-        # That is good + 1 < increment_period, without an addition at each step.
-        return tf.convert_to_tensor(self.good_steps) < self.increment_period - 1
+        # That is good + 1 < period, without an addition at each step.
+        good = tf.convert_to_tensor(self.good_steps)
+        return self._in_period(lambda period: good < period - 1)
+
+    def _in_period(self, holds: Callable[[int], Any]) -> Any:
+        """Returns `holds(period)`, of the period after which the scale grows now.
+
+        `skipped_steps` says whether there was a bad step. A bad step changes it, in a
+        session perhaps before it is read here: at such a step nothing grows.
+        """
+        usual = holds(self.increment_period)
+        if self.search_period is None:
+            return usual
+        searches = _value(self.skipped_steps) < 1
+        return _where(searches, holds(self.search_period), usual)
 
     def _count_good(self) -> Any:
         return self._rule(is_finite=True, grows=False)
@@ -217,7 +239,7 @@ class DynamicLossScale(LossScale):
         return tf.minimum(scale, tf.maximum(lower, self.min_loss_scale))
 
     def get_config(self) -> Dict[str, Any]:
-        return {
+        config = {
             "initial_loss_scale": self.initial_loss_scale,
             "increment_period": self.increment_period,
             "multiplier": self.multiplier,
@@ -227,6 +249,9 @@ class DynamicLossScale(LossScale):
             "min_loss_scale": self.min_loss_scale,
             "max_loss_scale": self.max_loss_scale,
         }
+        if self.search_period is not None:  # versions before it read the others' files
+            config["search_period"] = self.search_period
+        return config
 
 
 #: What `_count_good` does a part of.

@@ -49,20 +49,23 @@ def import_state(
       `overrides` has one.
 
     Raises:
-      TypeError: `state` is no dict, or a value is no number.
+      TypeError: `state` is no dict, a value is no number, or an argument is missing
+        that neither the state nor the preset has, as NeMo's `hysteresis`.
       ValueError: The system is unknown, a key is missing or unknown, or a value is out
         of its range.
     """
     theirs = _state_format(system)
     found = _read(theirs, state)
-    settings = presets.preset_arguments(theirs.preset, {})
+    call = f"import_state({system!r}, state"
+    settings = presets.preset_arguments(theirs.preset, overrides, call)
     settings["initial_loss_scale"] = found["current_loss_scale"]
     settings.update({k: v for k, v in found.items() if k not in STATE})
     settings.update(overrides)
     _check_bounds(theirs, found["current_loss_scale"], settings)
     if "bad_steps_left" in found:
         hysteresis = arguments.count("hysteresis", settings.get("hysteresis", 1))
-        found["bad_steps"] = _bad_steps(hysteresis, found["bad_steps_left"])
+        name = f"state[{_key(theirs, 'bad_steps_left')!r}]"
+        found["bad_steps"] = _bad_steps(name, hysteresis, found["bad_steps_left"])
     loss_scale = DynamicLossScale(**settings)
     loss_scale.current_loss_scale.assign(found["current_loss_scale"])
     loss_scale.good_steps.assign(found["good_steps"])
@@ -92,7 +95,8 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
     Raises:
       TypeError: `loss_scale` is no `DynamicLossScale`.
       ValueError: The system is unknown, or cannot do what `loss_scale` does: hysteresis
-        or a ceiling where it has none, another growth than doubling in Keras.
+        or a ceiling where it has none, another growth than doubling in Keras, a search
+        that is not over.
     """
     theirs = _state_format(system)
     if not isinstance(loss_scale, DynamicLossScale):
@@ -178,8 +182,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _check_bounds(theirs: StateFormat, scale: float, settings: Dict[str, Any]) -> None:
-    key = next(k for k, ours in theirs.keys.items() if ours == "current_loss_scale")
-    name = f"state[{key!r}]"
+    name = f"state[{_key(theirs, 'current_loss_scale')!r}]"
     floor = settings.get("min_loss_scale", 1.0)
     floor = arguments.loss_scale("min_loss_scale", floor)
     arguments.ordered("min_loss_scale", floor, name, scale)
@@ -189,11 +192,16 @@ def _check_bounds(theirs: StateFormat, scale: float, settings: Dict[str, Any]) -
         arguments.ordered(name, scale, "max_loss_scale", ceiling)
 
 
-def _bad_steps(hysteresis: int, left: int) -> int:
+def _key(theirs: StateFormat, attribute: str) -> str:
+    """Returns the system's key for an attribute of ours."""
+    return next(key for key, ours in theirs.keys.items() if ours == attribute)
+
+
+def _bad_steps(name: str, hysteresis: int, left: int) -> int:
     if left > hysteresis:
         raise ValueError(
-            "`state['hysteresis_tracker']` must be at most the hysteresis, "
-            f"{hysteresis}, got {left}. Pass hysteresis=... as it was there."
+            f"`{name}` must be at most the hysteresis, {hysteresis}, got {left}. "
+            "Pass hysteresis=... as it was there."
         )
     return min(hysteresis - left, arguments.MOST_STEPS)
 
@@ -216,6 +224,8 @@ def _check_it_can(
         resets = presets.PRESETS[theirs.preset].arguments["hysteresis_reset"]
         must["hysteresis_reset"] = (resets, loss_scale.hysteresis_reset)
     ceiling = loss_scale.max_loss_scale
+    if int(loss_scale.skipped_steps.numpy()) == 0:  # later the search is over
+        must["search_period"] = (None, loss_scale.search_period)
     if not theirs.has_ceiling and ceiling != arguments.FLOAT32_MAX:
         must["max_loss_scale"] = (None, ceiling)
     for name, (wanted, got) in must.items():

@@ -2,8 +2,8 @@
 
 A state is a dict of plain numbers under the names that the system itself uses. Of
 TensorFlow's `DynamicLossScale` and each Keras's `LossScaleOptimizer` these are two
-variables; of torch and Paddle `GradScaler.state_dict()`; of Megatron its grad scaler's;
-of apex `amp.state_dict()`. The rest are arguments of that system's constructor.
+variables; of torch, NeMo and Paddle `GradScaler.state_dict()`; of Megatron its grad
+scaler's; of apex `amp.state_dict()`. The rest are arguments of that system's own.
 
 Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
@@ -38,6 +38,13 @@ class StateFormat(NamedTuple):
     has_ceiling: bool = False
 
 
+_TORCH_KEYS = {
+    "scale": "current_loss_scale",
+    "growth_factor": "multiplier",
+    "backoff_factor": "backoff_factor",
+    "growth_interval": "increment_period",
+    "_growth_tracker": "good_steps",
+}
 _KERAS2_KEYS = {"current_loss_scale": "current_loss_scale", "good_steps": "good_steps"}
 _DOUBLING = {"multiplier": 2.0, "backoff_factor": 0.5, "hysteresis": 1}
 
@@ -52,16 +59,10 @@ STATE_FORMATS: Mapping[str, StateFormat] = {
         {"dynamic_scale": "current_loss_scale", "step_counter": "good_steps"},
         _DOUBLING,
     ),
-    "torch": StateFormat(
-        "torch",
-        {
-            "scale": "current_loss_scale",
-            "growth_factor": "multiplier",
-            "backoff_factor": "backoff_factor",
-            "growth_interval": "increment_period",
-            "_growth_tracker": "good_steps",
-        },
-        {"hysteresis": 1},
+    "torch": StateFormat("torch", _TORCH_KEYS, {"hysteresis": 1}),
+    # Its own loader misspells the last key, and then takes 1.
+    "nemo": StateFormat(
+        "nemo", {**_TORCH_KEYS, "_hysteresis_tracker": "bad_steps_left"}
     ),
     "megatron": StateFormat(
         "megatron",

@@ -18,7 +18,7 @@ class Unsaved:
 
 
 def scalar(name: str, initial_value: Any, dtype: Any) -> Any:
-    """Returns a new variable of shape `[]` that every replica holds the same value of."""
+    """Returns a new variable of shape `[]`, of one value on all replicas."""
     with tf.init_scope():  # also when constructed while a function is traced
         return tf.Variable(
             initial_value,

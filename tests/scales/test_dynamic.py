@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import EAGER_REPLICAS, MODES, drive, finite
+from driving import EAGER_REPLICAS, MODES, drive, finite, run
 
 from lossscale import DynamicLossScale
 
@@ -147,6 +147,58 @@ def test_the_backoff_factor_may_differ_from_the_multiplier():
         loss_scale.adjust(flag)
         seen.append(float(loss_scale))
     assert seen == [256, 64, 16, 4, 2, 8]
+
+
+SEARCHES = [
+    # start, period, search_period, hysteresis, run, scales
+    (8, 3, 1, 1, "TTTFTTTTTFTT", [16, 32, 64, 32, 32, 32, 64, 64, 64, 32, 32, 32]),
+    (8, 2, 1, 2, "TTFTTFFT", [16, 32, 32, 32, 64, 64, 32, 32]),
+    (8, 3, 2, 1, "TTTFTTTT", [8, 16, 16, 8, 8, 8, 16, 16]),
+    (8, 1, 3, 1, "TTTTFTT", [8, 8, 16, 16, 8, 16, 32]),
+    (8, 2, 1, 1, "FTTTT", [4, 4, 8, 8, 16]),
+]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: f"{search[2:5]}")
+@pytest.mark.parametrize("mode", [m for m in MODES if m not in EAGER_REPLICAS])
+def test_searches_until_the_first_bad_step(search, mode, mirrored):
+    start, period, search_period, hysteresis, letters, expected = search
+
+    def make():
+        return DynamicLossScale(
+            start, period, hysteresis=hysteresis, search_period=search_period
+        )
+
+    scales, applied = drive(make, finite(letters), mode, mirrored)
+    assert scales == expected
+    assert applied == finite(letters)
+
+
+def test_what_searches_where_an_overflow_is_known_of_is_the_usual_rule():
+    flags = finite("FTTTTFTTTFFTTTTTT")
+    assert run(DynamicLossScale(64, 3, search_period=1), flags) == run(
+        DynamicLossScale(64, 3), flags
+    )
+
+
+@pytest.mark.parametrize(("done", "expected"), [("TT", [64, 128]), ("TF", [16, 16])])
+def test_a_restored_search_goes_on_and_a_restored_end_is_one(done, expected, tmp_path):
+    first = DynamicLossScale(8, 100, search_period=1)
+    run(first, finite(done))
+    first.current_loss_scale.assign(32.0 if done == "TT" else 16.0)
+    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
+    second = DynamicLossScale(8, 100, search_period=1)
+    tf.train.Checkpoint(scale=second).read(path).assert_consumed()
+    assert run(second, finite("TT")) == expected
+
+
+def test_without_a_search_no_file_knows_of_it():
+    assert "search_period" not in DynamicLossScale().get_config()
+    assert "search_period" not in repr(DynamicLossScale())
+    assert len(DynamicLossScale(search_period=3).variables) == len(
+        DynamicLossScale().variables
+    )
+    assert DynamicLossScale(search_period=3).get_config()["search_period"] == 3
 
 
 def test_repr_shows_the_live_values():

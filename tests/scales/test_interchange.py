@@ -15,6 +15,7 @@ from driving import run
 
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, export_state, import_state
+from lossscale.presets import PRESETS
 from lossscale.scales.state_formats import STATE_FORMATS
 
 STEPS = 16
@@ -51,6 +52,36 @@ class Megatron:
         return cls(*ours.values()), ours
 
 
+class Nemo:
+    """NeMo 2.2.1, `lightning/_strategy_lib.py`, in plain Python."""
+
+    def __init__(self, period, hysteresis):
+        self.hysteresis = hysteresis
+        self.state = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5}
+        self.state.update(growth_interval=period, _growth_tracker=0)
+        self.state["_hysteresis_tracker"] = hysteresis
+
+    def step(self, is_finite):
+        state = self.state
+        if is_finite:
+            state["_hysteresis_tracker"] = self.hysteresis
+            state["_growth_tracker"] += 1
+            if state["_growth_tracker"] == state["growth_interval"]:
+                state["_growth_tracker"] = 0
+                state["scale"] *= state["growth_factor"]
+        else:
+            state["_growth_tracker"] = 0
+            state["_hysteresis_tracker"] -= 1
+            if state["_hysteresis_tracker"] <= 0:
+                state["scale"] *= state["backoff_factor"]
+        return state["scale"]
+
+    @classmethod
+    def draw(cls, rng):
+        period, hysteresis = (int(n) for n in rng.integers(1, 5, 2))
+        return cls(period, hysteresis), {"hysteresis": hysteresis}
+
+
 class Apex:
     """apex at b82c6bd, `amp/scaler.py`, in plain Python."""
 
@@ -79,7 +110,7 @@ def flags_of(rng):
     return (rng.random(STEPS) < rng.uniform(0.2, 0.95)).tolist()
 
 
-@pytest.mark.parametrize("original", [Megatron, Apex])
+@pytest.mark.parametrize("original", [Megatron, Nemo, Apex])
 def test_a_run_goes_on_here_and_goes_back(original):
     rng, system = np.random.default_rng(21), original.__name__.lower()
     for _ in range(100):
@@ -107,6 +138,13 @@ RUNS = {
         "hysteresis_reset": ("growth",),
         "min_loss_scale": 4.0,
     },
+    "nemo": {
+        "increment_period": 3,
+        "multiplier": 4.0,
+        "backoff_factor": 0.25,
+        "hysteresis": 3,
+        "hysteresis_reset": ("good",),
+    },
     "apex": {"increment_period": 2000, "max_loss_scale": 2.0**12},
     "paddle": {
         "increment_period": 2,
@@ -119,6 +157,19 @@ RUNS = {
 
 def test_every_system_is_tried():
     assert set(RUNS) == set(STATE_FORMATS)
+
+
+def asked_by(system):
+    """Returns what neither the state nor the preset has."""
+    asks_for = PRESETS[STATE_FORMATS[system].preset].asks_for
+    return {argument: {"hysteresis": 2}[argument] for argument in asks_for}
+
+
+def as_preset(system):
+    """Returns a loss scale that `system` can go on with."""
+    return DynamicLossScale.from_preset(
+        STATE_FORMATS[system].preset, **asked_by(system)
+    )
 
 
 def begin(system):
@@ -197,6 +248,33 @@ def test_megatrons_counter_runs_below_zero():
     assert run(loss_scale, [False]) == [32.0]
 
 
+def test_nemos_hysteresis_is_asked_for():
+    state = export_state("nemo", as_preset("nemo"))
+    with pytest.raises(TypeError, match=r"`hysteresis` must be given") as raised:
+        import_state("nemo", state)
+    assert "Write import_state('nemo', state, hysteresis=...)." in str(raised.value)
+
+
+def test_nemos_count_of_bad_steps_goes_on():
+    # NeMo's own loader looks for another key, and backs off at the next bad step.
+    loss_scale = DynamicLossScale.from_preset("nemo", hysteresis=3)
+    run(loss_scale, [False])
+    state = export_state("nemo", loss_scale)
+    assert state["_hysteresis_tracker"] == 2
+    again = import_state("nemo", state, hysteresis=3)
+    assert run(again, [False, False]) == [2.0**16, 2.0**15]
+
+
+def test_a_search_that_is_over_can_go_on_elsewhere():
+    loss_scale = DynamicLossScale.from_preset("torch", search_period=1)
+    message = "must have search_period=None to go on under 'torch'"
+    with pytest.raises(ValueError, match=message):
+        export_state("torch", loss_scale)
+    run(loss_scale, [True, False, True])
+    state = export_state("torch", loss_scale)
+    assert (state["scale"], state["_growth_tracker"]) == (2.0**16, 1)
+
+
 class Tensorlike:
     """One entry, as a torch tensor on any device gives it."""
 
@@ -255,6 +333,12 @@ def test_a_mirrored_state(mirrored):
             ValueError,
             "`state['hysteresis_tracker']` must be at most the hysteresis, 2, got 3",
         ),
+        (
+            "nemo",
+            {"_hysteresis_tracker": 3},
+            ValueError,
+            "`state['_hysteresis_tracker']` must be at most the hysteresis, 2, got 3",
+        ),
         ("megatron", {"scale": 0.5}, ValueError, "`state['scale']` must be at least"),
         ("apex", {"loss_scaler1": {}}, ValueError, "unknown ['loss_scaler1']"),
         ("apex", {"loss_scaler0": 8.0}, TypeError, "`state['loss_scaler0']` must be a"),
@@ -281,10 +365,10 @@ def test_a_mirrored_state(mirrored):
     ],
 )
 def test_bad_states_are_refused_by_the_keys_name(system, change, error, words):
-    loss_scale = lossscale.get(STATE_FORMATS[system].preset)
+    loss_scale = as_preset(system)
     state = {**export_state(system, loss_scale), **change}
     with pytest.raises(error) as raised:
-        import_state(system, state)
+        import_state(system, state, **asked_by(system))
     assert words in str(raised.value)
 
 
@@ -306,13 +390,14 @@ def test_counters_at_the_end_of_what_int64_holds(hysteresis):
 
 @pytest.mark.parametrize("system", RUNS)
 def test_every_key_is_needed(system):
-    state = export_state(system, lossscale.get(STATE_FORMATS[system].preset))
+    state = export_state(system, as_preset(system))
+    asked = asked_by(system)
     for key in state:
         short = {other: value for other, value in state.items() if other != key}
         with pytest.raises(ValueError, match=rf"missing are \['{key}'\]"):
-            import_state(system, short)
+            import_state(system, short, **asked)
     with pytest.raises(ValueError, match="missing are"):
-        import_state(system, {})  # what a scaler that is turned off saves
+        import_state(system, {}, **asked)  # what a scaler that is turned off saves
 
 
 @pytest.mark.parametrize("state", [None, 8.0, [("scale", 8.0)], b"pickle"], ids=repr)

@@ -1,7 +1,9 @@
 """The presets against the systems they are named after, as PyPI installs them.
 
-`pip install ".[reference]"` brings torch, jmp, flax and Paddle; Keras and tf_keras are
-there anyway. What is not installed is skipped. Every run draws its parameters.
+`pip install ".[reference]"` brings torch, jmp, flax, mpx and Paddle; Keras and tf_keras
+are there anyway. MindSpore (2.10.0 was tried), mmcv before 2 (1.7.2) and Chainer (7.8.1
+on NumPy 1.22) want environments of their own. What is not installed is skipped. Every
+run draws its parameters.
 
 "Bit for bit" is `==` on float32. It holds for factors that float32 holds exactly; torch
 multiplies by others in float64, and the last bit may differ.
@@ -24,6 +26,8 @@ from installed import families
 
 import lossscale
 from lossscale import DynamicLossScale
+from lossscale.presets import PRESETS
+from lossscale.scales.state_formats import STATE_FORMATS
 
 RUNS = 300
 STEPS = 14
@@ -130,15 +134,20 @@ class Keras3:
 
 LOCAL = {"tensorflow": TensorFlow, "tf_keras": Keras2, "keras3": Keras3}
 NAMES = [*originals.ORIGINALS, *LOCAL]
-#: Those that save a state.
-MOVING = [name for name in NAMES if name not in ("jmp", "flax")]
+#: Those that save a state in a format of `import_state`.
+MOVING = [name for name in NAMES if name in STATE_FORMATS]
 
 
 def is_here(name):
     if name in ("keras3", "tf_keras"):
         start = name.replace("tf_keras", "keras2")
         return any(family.name.startswith(start) for family in families())
-    return name in LOCAL or importlib.util.find_spec(name) is not None
+    if name in LOCAL:
+        return True
+    spec = importlib.util.find_spec("paddle" if name == "paddle_static" else name)
+    if name == "mmcv" and spec is not None:
+        return Path(spec.origin).with_name("runner").exists()
+    return spec is not None
 
 
 class Original:
@@ -205,16 +214,22 @@ def draw(rng, name):
     theirs["period"] = int(rng.integers(1, 5))
     ours = {"initial_loss_scale": theirs["scale"], "multiplier": theirs["growth"]}
     ours["increment_period"] = theirs["period"]
-    if name in ("torch", "paddle", "flax"):
+    if name in ("torch", "paddle", "paddle_static", "flax"):
         theirs["backoff"] = ours["backoff_factor"] = float(backoff)
-    if name == "paddle":
+    if name in ("paddle", "paddle_static"):
         theirs["bad"] = ours["hysteresis"] = int(rng.integers(1, 4))
     if name == "flax":
         ours["increment_period"] += 1
-    if name == "jmp":
+    if name in ("mpx", "chainer"):  # they end at 65504
+        theirs["scale"] = ours["initial_loss_scale"] = float(2.0 ** rng.integers(5, 16))
+    if name in ("jmp", "mpx"):
         theirs["growth"] = ours["multiplier"] = int(rng.integers(2, 6))
         theirs["floor"] = ours["min_loss_scale"] = float(2.0 ** rng.integers(-3, 5))
-    if name in ("keras3", "tf_keras"):
+    if name in ("mindspore", "mmcv"):  # they multiply in float64
+        theirs["growth"] = ours["multiplier"] = int(2 ** rng.integers(1, 4))
+    if name == "chainer":
+        theirs["period"] = ours["increment_period"] = 1  # others it does smoothly
+    if name in ("keras3", "tf_keras", "chainer"):
         del theirs["growth"], ours["multiplier"]
     flags = (rng.random(STEPS) < rng.uniform(0.3, 0.95)).tolist()
     return theirs, ours, flags
@@ -268,9 +283,8 @@ def test_their_state_brings_the_hyper_parameters_both_ways(name, ask):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_defaults_are_the_originals(name, ask):
-    config = DynamicLossScale.from_preset(
-        preset_of(name), **({"initial_loss_scale": 8.0} if name == "jmp" else {})
-    ).get_config()
+    asked = dict.fromkeys(PRESETS[preset_of(name)].asks_for, 8.0)
+    config = DynamicLossScale.from_preset(preset_of(name), **asked).get_config()
     defaults = ask(name).ask({})["defaults"]
     assert len(defaults) >= 2
     assert {argument: config[argument] for argument in defaults} == defaults
@@ -298,6 +312,28 @@ class TestDocumentedDifferences:
             assert abs(found - theirs) <= np.spacing(np.float32(theirs))
             differ += found != theirs
         assert 0 < differ < RUNS
+
+    def test_chainer_searches_alike_and_then_grows_smoothly(self, ask):
+        flags = [True] * 9 + [False]
+        ours = DynamicLossScale.from_preset("chainer")
+        theirs = ask("chainer").run({}, flags + [True] * 1000)
+        assert run(ours, flags) == theirs[:10]
+        assert run(ours, [True] * 999) == [2.0**8] * 999
+        assert run(ours, [True]) == [2.0**9]
+        assert theirs[10] == pytest.approx(2.0 ** (8 + 1 / 1000))
+        assert theirs[-1] == pytest.approx(2.0**9)
+
+    def test_static_paddle_has_two_bounds(self, ask):
+        down, up = [False] * 6, [True] * 4
+        for start, flags in ((2.0, down), (2.0**126, up)):
+            ours = DynamicLossScale.from_preset(
+                "paddle_static",
+                initial_loss_scale=start,
+                increment_period=1,
+                backoff_factor=0.5,
+            )
+            parameters = {"scale": start, "period": 1, "backoff": 0.5}
+            assert run(ours, flags) == ask("paddle_static").run(parameters, flags)
 
     @pytest.mark.parametrize("name", ["torch", "paddle", "keras3"])
     def test_theirs_falls_to_zero(self, name, ask):

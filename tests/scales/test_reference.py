@@ -15,7 +15,7 @@ from reference import reference
 from lossscale import DynamicLossScale
 
 RESETS = ["good", "growth", "backoff"]
-RATES = [0.2, 0.5, 0.8]
+RATES = [0.2, 0.5, 0.8, 0.95]
 SUBSETS = [list(chosen) for n in range(4) for chosen in combinations(RESETS, n)]
 
 
@@ -38,6 +38,7 @@ def configs(draw):
         "hysteresis_reset": draw(st.sampled_from(SUBSETS)),
         "min_loss_scale": 2.0**floor,
         "max_loss_scale": None if ceiling is None else 2.0**ceiling,
+        "search_period": draw(st.one_of(st.none(), st.integers(1, 5))),
     }
 
 

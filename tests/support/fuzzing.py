@@ -109,6 +109,7 @@ DYNAMIC = {
     "hysteresis_reset": st.lists(st.sampled_from(["good", "growth", "backoff"])),
     "min_loss_scale": st.floats(float(FLOAT32.tiny), 1.0),
     "max_loss_scale": st.none() | st.floats(2.0**127, float(FLOAT32.max)),
+    "search_period": st.none() | counts,
 }
 FIXED = {"loss_scale_value": scales, "skip_nonfinite": st.booleans()}
 MANAGER = {

@@ -163,8 +163,184 @@ class Flax:
         }
 
 
+class Mpx:
+    """mpx.DynamicLossScaling."""
+
+    def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
+        import jax.numpy as jnp
+        import mpx
+
+        self.array = jnp.asarray
+        self.scaler = mpx.DynamicLossScaling(
+            jnp.asarray(scale, jnp.float32),
+            jnp.asarray(floor, jnp.float32),
+            growth,
+            period,
+        )
+
+    def step(self, is_finite):
+        self.scaler = self.scaler.adjust(self.array(is_finite))
+        return float(self.scaler.loss_scaling)
+
+    def save(self):
+        return None
+
+    def defaults(self):
+        found = arguments_of(type(self.scaler))
+        return {"increment_period": found["period"], "multiplier": found["factor"]}
+
+
+class PaddleStatic:
+    """paddle.static.amp.decorate in a program that is trained."""
+
+    def __init__(self, scale=2.0**15, growth=2.0, backoff=0.8, period=1000, bad=2):
+        import paddle
+
+        self.feed = lambda is_finite: np.full([1, 1], 2.0**-30 if is_finite else np.inf)
+        # As Paddle 3 writes programs now, decorate fails without a GPU (3.3.1).
+        self.guard = paddle.pir_utils.OldIrGuard
+        with self.guard():
+            self.program, startup = paddle.static.Program(), paddle.static.Program()
+            with paddle.static.program_guard(self.program, startup):
+                x = paddle.static.data("x", [1, 1], "float32")
+                loss = paddle.mean(paddle.static.nn.fc(x, 1))
+                optimizer = paddle.static.amp.decorate(
+                    paddle.optimizer.SGD(0.0),
+                    init_loss_scaling=scale,
+                    incr_every_n_steps=period,
+                    decr_every_n_nan_or_inf=bad,
+                    incr_ratio=growth,
+                    decr_ratio=backoff,
+                    use_fp16_guard=False,  # the older of two functions of that name
+                )
+                optimizer.minimize(loss)
+                self.scale = optimizer.get_loss_scaling()
+                self.executor = paddle.static.Executor(paddle.CPUPlace())
+                self.executor.run(startup)
+
+    def step(self, is_finite):
+        feed = {"x": self.feed(is_finite).astype(np.float32)}
+        with self.guard():
+            found = self.executor.run(self.program, feed, [self.scale])
+        return found[0].item()
+
+    def save(self):
+        return None
+
+    def defaults(self):
+        from paddle.static.amp import function_overload
+
+        overloads = function_overload.Namespace.get_instance().function_map
+        older = overloads[function_overload.FunctionType.FP16_ONLY]
+        found = arguments_of(older)
+        return {
+            "initial_loss_scale": found["init_loss_scaling"],
+            "increment_period": found["incr_every_n_steps"],
+            "multiplier": found["incr_ratio"],
+            "backoff_factor": found["decr_ratio"],
+            "hysteresis": found["decr_every_n_nan_or_inf"],
+        }
+
+
+class MindSpore:
+    """mindspore.amp.DynamicLossScaleManager, and the cell that it trains with."""
+
+    def __init__(self, scale=2.0**24, growth=2, period=2000):
+        import mindspore
+
+        mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
+        self.tensor = mindspore.Tensor
+        self.cls = mindspore.amp.DynamicLossScaleManager
+        self.scaler = self.cls(scale, growth, period)
+        self.cell = self.scaler.get_update_cell()
+        value = mindspore.Tensor(float(scale), mindspore.float32)
+        self.scale = mindspore.Parameter(value, name="scale")
+
+    def step(self, is_finite):
+        self.scaler.update_loss_scale(not is_finite)
+        self.cell(self.scale, self.tensor(not is_finite))
+        found = float(self.scale.asnumpy())
+        return found if found == self.scaler.get_loss_scale() else "they differ"
+
+    def save(self):
+        return None
+
+    def defaults(self):
+        found = arguments_of(self.cls)
+        return {
+            "initial_loss_scale": found["init_loss_scale"],
+            "increment_period": found["scale_window"],
+            "multiplier": found["scale_factor"],
+        }
+
+
+class Mmcv:
+    """mmcv's LossScaler, which mmcv 2 has no more."""
+
+    def __init__(self, scale=2.0**32, growth=2.0, period=1000):
+        from mmcv.runner.fp16_utils import LossScaler
+
+        self.cls = LossScaler
+        self.scaler = LossScaler(scale, "dynamic", growth, period)
+
+    def step(self, is_finite):
+        self.scaler.update_scale(not is_finite)
+        return float(self.scaler.cur_scale)
+
+    def save(self):
+        return None
+
+    def defaults(self):
+        found = arguments_of(self.cls)
+        return {
+            "initial_loss_scale": found["init_scale"],
+            "increment_period": found["scale_window"],
+            "multiplier": found["scale_factor"],
+        }
+
+
+class Chainer:
+    """A chainer optimizer's dynamic loss scaling."""
+
+    def __init__(self, scale=1.0, period=1000):
+        import chainer
+
+        self.link = chainer.Link()
+        with self.link.init_scope():
+            self.link.weight = chainer.Parameter(np.zeros(1, np.float32))
+        self.optimizer = chainer.optimizers.SGD(0.0).setup(self.link)
+        self.optimizer.loss_scaling(period)
+        self.optimizer._loss_scale = scale
+
+    def step(self, is_finite):
+        value = 1.0 if is_finite else np.inf
+        self.link.weight.grad = np.array([value], np.float32)
+        self.optimizer.update()
+        return float(self.optimizer._loss_scale)
+
+    def save(self):
+        return None
+
+    def defaults(self):
+        found = arguments_of(type(self.optimizer).loss_scaling)
+        return {
+            "increment_period": found["interval"],
+            "max_loss_scale": self.optimizer._loss_scale_max,
+        }
+
+
 #: Name of the preset -> the class.
-ORIGINALS = {"torch": Torch, "paddle": Paddle, "jmp": Jmp, "flax": Flax}
+ORIGINALS = {
+    "torch": Torch,
+    "paddle": Paddle,
+    "jmp": Jmp,
+    "flax": Flax,
+    "mpx": Mpx,
+    "paddle_static": PaddleStatic,
+    "mindspore": MindSpore,
+    "mmcv": Mmcv,
+    "chainer": Chainer,
+}
 
 
 def arguments_of(cls):
@@ -197,6 +373,10 @@ def answer(cls, request):
 def main():
     """Answers requests, one per line."""
     cls, out = ORIGINALS[sys.argv[1]], sys.stdout
+    if sys.argv[1] == "paddle_static":
+        import paddle
+
+        paddle.enable_static()
     sys.stdout = sys.stderr  # Paddle prints
     for line in sys.stdin:
         found = answer(cls, json.loads(line))

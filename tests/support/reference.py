@@ -8,17 +8,21 @@ import numpy as np
 def reference(config, flags):
     """Returns the scale after each step, from the rule as it is written down."""
     scale, good, bad, seen = config["initial_loss_scale"], 0, 0, []
-    for is_finite in flags:
+    search, period = config.get("search_period"), config["increment_period"]
+    for done, is_finite in enumerate(flags):
+        if search is not None:
+            searches = all(flags[:done])
+            period = search if searches else config["increment_period"]
         if is_finite:
             good += 1
             bad = 0 if "good" in config["hysteresis_reset"] else bad
-            if good >= config["increment_period"]:
+            if good >= period:
                 good = 0
                 bad = 0 if "growth" in config["hysteresis_reset"] else bad
                 grown = scale * config["multiplier"]
                 if config["max_loss_scale"] is not None:
                     scale = min(grown, config["max_loss_scale"])
-                elif grown <= np.finfo(np.float32).max:
+                elif grown <= float(np.finfo(np.float32).max):
                     scale = grown
         else:
             good = 0

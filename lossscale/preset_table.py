@@ -1,0 +1,246 @@
+"""The rows of `presets`: where each schedule was read, and what it is.
+
+Sources are read, not remembered: a row names what was, and in which version. Most are
+run against the original, in `tests/scales/test_originals.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, NamedTuple
+
+from lossscale import arguments
+
+#: The floor of systems that have none: the smallest normal float32.
+NO_FLOOR = arguments.FLOAT32_MIN
+
+
+class Row(NamedTuple):
+    """What `presets.Preset` is made of. `...` marks what the caller must give."""
+
+    source: str
+    differs: str
+    given: Dict[str, Any]
+
+
+def _row(source: str, differs: str = "", **given: Any) -> Row:
+    return Row(source, differs, given)
+
+
+#: Name -> `Row`.
+ROWS: Mapping[str, Row] = {
+    "tensorflow": _row(
+        "TensorFlow 2.21, tensorflow/python/training/experimental/loss_scale.py, "
+        "DynamicLossScale; tf_keras 2.21, "
+        "tf_keras/src/mixed_precision/loss_scale_optimizer.py",
+        initial_loss_scale=2.0**15,
+        increment_period=2000,
+    ),
+    "keras3": _row(
+        "Keras 3.15.1, keras/src/optimizers/loss_scale_optimizer.py, "
+        "LossScaleOptimizer",
+        "Theirs falls to 0 and grows to infinity, and stays there.",
+        initial_loss_scale=2.0**15,
+        increment_period=2000,
+        backoff_factor=0.5,
+        min_loss_scale=NO_FLOOR,
+    ),
+    "torch": _row(
+        "PyTorch 2.13.0, torch/amp/grad_scaler.py, GradScaler",
+        "Theirs falls to 0.",
+        initial_loss_scale=2.0**16,
+        increment_period=2000,
+        backoff_factor=0.5,
+        min_loss_scale=NO_FLOOR,
+    ),
+    "jmp": _row(
+        "jmp 0.0.4, jmp/_src/loss_scale.py, DynamicLossScale",
+        "Under jax.jit theirs loses a floor other than 1.",
+        initial_loss_scale=...,
+        increment_period=2000,
+    ),
+    "flax": _row(
+        "flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale",
+        "Theirs counts one step more: growth_interval=2000 grows on the 2001st "
+        "good step. For their n give increment_period=n + 1.",
+        initial_loss_scale=2.0**16,
+        increment_period=2001,
+        backoff_factor=0.5,
+        min_loss_scale=NO_FLOOR,
+        max_loss_scale=arguments.FLOAT32_MAX,
+    ),
+    "apex": _row(
+        "apex at b82c6bd, apex/amp/scaler.py, LossScaler, and "
+        "apex/amp/frontend.py, initialize",
+        "Theirs falls to 0, unless initialize is given min_loss_scale.",
+        initial_loss_scale=2.0**16,
+        increment_period=2000,
+        backoff_factor=0.5,
+        min_loss_scale=NO_FLOOR,
+        max_loss_scale=2.0**24,
+    ),
+    "apex_hysteresis": _row(
+        "apex at 16aaa78, csrc/update_scale_hysteresis.cu",
+        "Theirs falls to 0.",
+        initial_loss_scale=...,
+        increment_period=...,
+        backoff_factor=0.5,
+        hysteresis=...,
+        hysteresis_reset=("good",),
+        min_loss_scale=NO_FLOOR,
+    ),
+    "deepspeed": _row(
+        "DeepSpeed at 0336518, deepspeed/runtime/fp16/loss_scaler.py, "
+        "DynamicLossScaler; defaults: deepspeed/runtime/precision_config.py",
+        "Theirs ends the run at the floor (raise_error_at_min_scale). From some "
+        "later version on (0.19.8 has it) the first growth after the start, and "
+        "after an overflow, comes one step later, on the 1001st good step.",
+        initial_loss_scale=2.0**16,
+        increment_period=1000,
+        hysteresis=2,
+        hysteresis_reset=("growth",),
+    ),
+    "deepspeed_consecutive": _row(
+        "DeepSpeed at 0336518, deepspeed/runtime/fp16/loss_scaler.py, "
+        "DynamicLossScaler with consecutive_hysteresis=True",
+        "As deepspeed.",
+        initial_loss_scale=2.0**16,
+        increment_period=1000,
+        hysteresis=2,
+        hysteresis_reset=("good",),
+    ),
+    "megatron": _row(
+        "megatron-core 0.16.1, megatron/core/optimizer/grad_scaler.py, "
+        "DynamicGradScaler; defaults: megatron/core/optimizer/optimizer_config.py",
+        "Theirs grows to infinity.",
+        initial_loss_scale=2.0**32,
+        increment_period=1000,
+        backoff_factor=0.5,
+        hysteresis=2,
+        hysteresis_reset=("growth",),
+    ),
+    "colossalai": _row(
+        "ColossalAI 0.5.0, colossalai/amp/naive_amp/grad_scaler/"
+        "dynamic_grad_scaler.py, DynamicGradScaler; bounds: colossalai/amp/"
+        "naive_amp/mixed_precision_mixin/fp16.py",
+        "Its booster plugins start at 2**32.",
+        initial_loss_scale=2.0**16,
+        increment_period=1000,
+        backoff_factor=0.5,
+        hysteresis=2,
+        hysteresis_reset=("growth",),
+        max_loss_scale=2.0**32,
+    ),
+    "paddle": _row(
+        "PaddlePaddle 3.3.1, paddle/amp/grad_scaler.py, GradScaler",
+        "Theirs falls to 0 and grows to infinity.",
+        initial_loss_scale=2.0**16,
+        increment_period=2000,
+        backoff_factor=0.5,
+        hysteresis=1,
+        hysteresis_reset=("good", "backoff"),
+        min_loss_scale=NO_FLOOR,
+    ),
+    "contrib": _row(
+        "TensorFlow 1.15.5, tensorflow/contrib/mixed_precision/python/"
+        "loss_scale_manager.py, ExponentialUpdateLossScaleManager",
+        initial_loss_scale=...,
+        increment_period=...,
+        backoff_factor=0.8,
+        hysteresis=2,
+        hysteresis_reset=("growth", "backoff"),
+    ),
+    "openseq2seq": _row(
+        "OpenSeq2Seq at 2383d5d, open_seq2seq/optimizers/automatic_loss_scaler.py, "
+        "BackoffScaler",
+        "Theirs reads its count of steps while it is incremented, in no fixed order: a "
+        "growth may come a step early or late.",
+        initial_loss_scale=2.0**24,
+        increment_period=2000,
+        max_loss_scale=2.0**24,
+    ),
+    "mindspore": _row(
+        "MindSpore 2.10.0, mindspore/train/loss_scale_manager.py, "
+        "DynamicLossScaleManager, and mindspore/nn/wrap/loss_scale.py, "
+        "DynamicLossScaleUpdateCell",
+        "Theirs grows to infinity. The manager's update_loss_scale raises an error at "
+        "the 1001st bad step in a row.",
+        initial_loss_scale=2.0**24,
+        increment_period=2000,
+    ),
+    "oneflow": _row(
+        "OneFlow 0.9.0, oneflow/amp/grad_scaler.py, GradScaler; rule and bounds: "
+        "oneflow/user/kernels/dynamic_loss_scale_schedule_kernel.cpp at 9d8039e",
+        "An older kernel (at 2f1c18a) stops at 2**16. For it give "
+        "max_loss_scale=2.0**16.",
+        initial_loss_scale=2.0**16,
+        increment_period=2000,
+        max_loss_scale=arguments.FLOAT32_MAX,
+    ),
+    "paddle_static": _row(
+        "PaddlePaddle 3.3.1, paddle/static/amp/decorator.py, decorate",
+        "There are two of that name. These are the defaults of the older one, which is "
+        "called if use_pure_fp16, use_fp16_guard or use_bf16 is given. The other's are "
+        "those of paddle, with a floor of 1.",
+        initial_loss_scale=2.0**15,
+        increment_period=1000,
+        backoff_factor=0.8,
+        hysteresis=2,
+        hysteresis_reset=("good", "backoff"),
+    ),
+    "guided_diffusion": _row(
+        "guided-diffusion at 22e0df8, guided_diffusion/fp16_util.py, "
+        "MixedPrecisionTrainer",
+        "Theirs adds 0.001 to the logarithm of the scale, in float64, and has no "
+        "bounds. Ours, in float32, is 0.05 % off after 10,000 good steps in a row.",
+        initial_loss_scale=2.0**20,
+        increment_period=1,
+        multiplier=2.0**0.001,
+        backoff_factor=0.5,
+        min_loss_scale=NO_FLOOR,
+    ),
+    "nemo": _row(
+        "NeMo 2.2.1, nemo/lightning/_strategy_lib.py, GradScaler",
+        "Theirs falls to 0. Its load_state_dict misspells a key: after a restore the "
+        "next bad step always lowers its scale, whatever the hysteresis.",
+        initial_loss_scale=2.0**16,
+        increment_period=2000,
+        backoff_factor=0.5,
+        hysteresis=...,
+        hysteresis_reset=("good",),
+        min_loss_scale=NO_FLOOR,
+    ),
+    "mpx": _row(
+        "mixed-precision-for-JAX 0.1.8, mpx/_loss_scaling.py, DynamicLossScaling",
+        "Theirs asks for the floor; its README gives 1.",
+        initial_loss_scale=...,
+        increment_period=2000,
+        max_loss_scale=65504.0,
+    ),
+    "mmcv": _row(
+        "mmcv 1.7.2, mmcv/runner/fp16_utils.py, LossScaler",
+        "Theirs grows to infinity. Fp16OptimizerHook has it before torch 1.6, and "
+        "torch's GradScaler since; its default, 512, is a fixed scale.",
+        initial_loss_scale=2.0**32,
+        increment_period=1000,
+    ),
+    "fairseq": _row(
+        "fairseq 0.12.2, fairseq/optim/dynamic_loss_scaler.py, DynamicLossScaler; "
+        "its arguments in training: fairseq/optim/fp16_optimizer.py",
+        "Theirs grows to infinity. It ends the run where the scale would be 1e-4 or "
+        "less: the floor is the last power of two above. Its trainer starts at 2**7 "
+        "and grows after 2**14 / (workers * update_freq) steps.",
+        initial_loss_scale=2.0**15,
+        increment_period=2000,
+        min_loss_scale=2.0**-13,
+    ),
+    "chainer": _row(
+        "Chainer 7.8.1, chainer/optimizer.py, Optimizer.loss_scaling",
+        "After the first bad step theirs grows by 2**(1 / 1000) at each good one, ours "
+        "by 2 after 1000 in a row. Theirs is in no snapshot: it starts again.",
+        initial_loss_scale=1.0,
+        increment_period=1000,
+        backoff_factor=0.5,
+        max_loss_scale=65504.0,
+        search_period=1,
+    ),
+}
