@@ -88,18 +88,29 @@ def flags(seed, steps=60):
     return np.random.default_rng(seed).random(steps) < 0.7
 
 
-def by_hand(loss_scale, trace):
+#: What loss scales are told that look at the gradients.
+LARGEST = 2.0 ** np.random.default_rng(8).uniform(-12, -2, 60).astype(np.float32)
+
+
+def by_hand(loss_scale, trace, largest=LARGEST):
     """Returns what `simulate` should, from stepping the object itself."""
     scales, finite, applied = [], [], []
-    for entry in trace:
+    for entry, seen in zip(trace, largest):
         scales.append(float(loss_scale))
         finite.append(entry if isinstance(entry, np.bool_) else scales[-1] <= entry)
-        applied.append(bool(loss_scale.adjust(bool(finite[-1]))[1]))
+        known = [seen] if loss_scale.needs_largest else []
+        applied.append(bool(loss_scale.adjust(bool(finite[-1]), *known)[1]))
     return scales, finite, applied, float(loss_scale)
 
 
 def state(loss_scale):
     return [variable.numpy().item() for variable in loss_scale.variables]
+
+
+def same(expected):
+    """Returns what to compare with: compiled, LogNormalLossScale's logarithm rounds."""
+    scales, finite, applied, last = expected
+    return pytest.approx(scales, rel=1e-6), finite, applied, pytest.approx(last, 1e-6)
 
 
 def results(simulation):
@@ -109,12 +120,16 @@ def results(simulation):
 
 def test_a_replay_is_the_objects_own_run(make):
     trace = flags(1)
-    assert results(simulate(make(), is_finite=trace)) == by_hand(make(), trace)
+    found = results(simulate(make(), is_finite=trace, largest=LARGEST))
+    assert found == same(by_hand(make(), trace))
 
 
 def test_a_made_up_limit_is_the_objects_own_run(make):
     limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 60)
-    assert results(simulate(make(), limit=limit)) == by_hand(make(), limit)
+    expected = by_hand(make(), limit, 65504 / limit.astype(np.float32))
+    assert results(simulate(make(), limit=limit)) == same(expected)
+    found = results(simulate(make(), limit=limit, largest=LARGEST))
+    assert found == same(by_hand(make(), limit))
 
 
 def test_it_goes_on_from_the_present_state_and_changes_nothing(make):
@@ -122,10 +137,11 @@ def test_it_goes_on_from_the_present_state_and_changes_nothing(make):
     by_hand(loss_scale, trace)
     by_hand(other, trace)
     before = state(loss_scale)
-    first = simulate(loss_scale, is_finite=flags(4))
+    told = {"is_finite": flags(4), "largest": LARGEST}
+    first = simulate(loss_scale, **told)
     assert state(loss_scale) == before
-    assert results(simulate(loss_scale, is_finite=flags(4))) == results(first)
-    assert results(first) == by_hand(other, flags(4))
+    assert results(simulate(loss_scale, **told)) == results(first)
+    assert results(first) == same(by_hand(other, flags(4)))
 
 
 def test_a_rule_that_fails_changes_nothing():
