@@ -5,7 +5,8 @@
 The run is a limit for each step: the greatest loss scale whose gradients do not
 overflow. It drifts as training goes on, jitters, drops for single bad batches, sinks
 for a bad stretch, and once a few batches are NaN whatever the scale. Each schedule
-meets the same run. The script prints what each one lost and draws how it followed.
+meets the same run, and those that look at the gradients see such as just reach the
+limit. The script prints what each one lost and draws how it followed.
 """
 
 import argparse
@@ -45,8 +46,12 @@ def made_up_run(steps=STEPS, seed=0):
 
 
 def schedules():
-    """Returns every preset, by name, and a fixed scale to compare with."""
-    found = {"fixed at 2**10": lossscale.FixedLossScale(2.0**10, skip_nonfinite=True)}
+    """Returns every preset by name, a fixed scale, and those that see the gradients."""
+    found = {
+        "fixed at 2**10": lossscale.FixedLossScale(2.0**10, skip_nonfinite=True),
+        "HeadroomLossScale": lossscale.HeadroomLossScale(),
+        "LogNormalLossScale": lossscale.LogNormalLossScale(),
+    }
     for name, preset in PRESETS.items():
         if name != "dynamic":  # another name of tensorflow's
             asked = {argument: ASKED[argument] for argument in preset.asks_for}

@@ -9,15 +9,17 @@ from lossscale.monitor.stalls import Reading
 from lossscale.plotting import scale_text
 from lossscale.scales.headroom import FLOAT16_MAX
 
-#: So many doublings may stand between the largest scaled gradient and 65504. float16
-#: has 40, from 2**-24 on; the 24 that are left hold all that changes a weight.
+#: So many are there in float16, from 2**-24 to 65504.
+_DOUBLINGS = 40
+#: So many may stand between the largest scaled gradient and 65504. The others hold all
+#: that changes a weight.
 FAR_BELOW = 16
 
 _MESSAGE = """\
 Gradients may underflow: for {epochs} epochs no step was skipped, and the largest \
 scaled gradient stayed {room:.0f} doublings or more below 65504, where float16 ends. \
-What is {left:.0f} doublings smaller than that gradient is lost. The loss scale is \
-{now}, and the gradients would bear {borne}. Write
+Of float16's 40 doublings {left} are left below it, and what is smaller is lost. The \
+loss scale is {now}, and the gradients would bear {borne}. Write
 
     scale = lossscale.HeadroomLossScale()  # finds it by itself
     optimizer = lossscale.LossScaleOptimizer(inner_optimizer, scale)
@@ -71,7 +73,7 @@ class Underflow:
         return _MESSAGE.format(
             epochs=self._epochs,
             room=math.floor(self._least),
-            left=24 + 16 - math.floor(self._least),
+            left=max(_DOUBLINGS - math.floor(self._least), 0),
             now=scale_text(reading.loss_scale),
             borne=scale_text(borne),
         )

@@ -117,10 +117,13 @@ def gradients(dtype, rows):
     return [*dense, sparse]
 
 
-def stepper(family, optimizer_name="SGD", dtype="float32", clips=False):
+def stepper(
+    family, optimizer_name="SGD", dtype="float32", clips=False, loss_scale=None
+):
     """Returns an optimizer, its variables, and its step as a function of gradients."""
     optimizer = lossscale.LossScaleOptimizer(
-        getattr(family.optimizers, optimizer_name)(0.5), lossscale.DynamicLossScale(8.0)
+        getattr(family.optimizers, optimizer_name)(0.5),
+        loss_scale or lossscale.DynamicLossScale(8.0),
     )
     variables = [
         variable_of(family, tf.ones(shape, dtype), dtype)
@@ -150,10 +153,19 @@ def _host_reads_of_bare(family):
     return host_reads(tf.function(step).get_concrete_function(ROWS))
 
 
+#: What only looks at flags, and what looks at the gradients.
+POLICIES = [
+    lossscale.DynamicLossScale,
+    lossscale.HeadroomLossScale,
+    lossscale.LogNormalLossScale,
+]
+
+
 @needs_cuda_build
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("clips", [False, True])
-def test_only_the_branchs_predicate_goes_to_the_host(family, clips):
-    _, _, step = stepper(family, clips=clips)
+def test_only_the_branchs_predicate_goes_to_the_host(family, clips, policy):
+    _, _, step = stepper(family, clips=clips, loss_scale=policy())
 
     def trace(rows):
         step(gradients("float32", rows))

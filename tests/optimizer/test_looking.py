@@ -213,6 +213,30 @@ def test_one_of_two_applied_in_a_branch(family, mode):
         assert float(loss_scale.last_largest) == (factors[0] if both else factors[1])
 
 
+def test_in_a_graph_and_session(family):
+    skip_without("a tf.compat.v1 graph", family)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loss_scale = HeadroomLossScale(half_life=1e4)
+        optimizers, _ = make(family, loss_scale, 2)
+        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+        factors = tf.compat.v1.placeholder(tf.float32, [2])
+        train = [
+            optimizer.minimize(lambda f=factor, v=variable: f * v, [variable])
+            for optimizer, variable, factor in zip(
+                optimizers, variables, tf.unstack(factors)
+            )
+        ]
+        current = loss_scale()
+        session.run(tf.compat.v1.global_variables_initializer())
+        for fed in ([2.0**-3, 2.0**-9], [2.0**-9, 1.0], [2.0**-9, 2.0**-8]):
+            session.run(train, {factors: fed})
+            assert session.run(loss_scale.last_largest) == max(fed)
+        assert session.run(current) == 2.0**11
+        session.run(train, {factors: [np.inf, 1.0]})
+        assert session.run(loss_scale.last_largest) == np.inf
+        assert session.run(loss_scale.skipped_steps) == 1
+
+
 def test_activations_that_overflow_before_the_weights_gradients(family):
     # The gradient of the activation is 2**14 times that of the weight.
     loss_scale = HeadroomLossScale(half_life=1e4, increment_period=50)

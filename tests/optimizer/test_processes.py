@@ -58,6 +58,17 @@ def test_both_workers_skip_what_either_cannot_apply(family, entry, tmp_path):
             assert_same(ours, theirs)
 
 
+def test_both_workers_see_the_largest_gradient(family, tmp_path):
+    seen, same = train(tmp_path, family.name, "look")
+    assert seen == same
+    assert seen == [
+        [2.0**-12, 2.0**23, 0.0],
+        [2.0**-2, 2.0**13, 0.0],
+        [np.inf, 2.0**12, 1.0],  # the ceiling
+        [2.0**-20, 2.0**12, 1.0],
+    ]
+
+
 def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
     entry = "fit" if family.name == "keras2-new" else "loop"
     interrupted = commands(

@@ -17,6 +17,9 @@ import benchmark
 import installed
 import strategies
 import tensorflow as tf
+from models import variable_of
+
+import lossscale
 
 #: Worker 0 overflows at step 5, worker 1 at step 9.
 RUN = [("none", None)] * 12
@@ -30,7 +33,7 @@ def arguments():
     parser.add_argument("ports")
     parser.add_argument("folder", type=Path)
     parser.add_argument("keras")
-    parser.add_argument("entry", choices=["fit", "loop", "bare-fit", "count"])
+    parser.add_argument("entry", choices=["fit", "loop", "bare-fit", "count", "look"])
     parser.add_argument("--save-at", type=int)
     parser.add_argument("--wait-at", type=int)
     parser.add_argument("--restore", action="store_true")
@@ -81,6 +84,31 @@ def dataset_of(strategy, rank):
     return make
 
 
+def look(strategy, family, rank):
+    """Returns what a loss scale sees whose largest gradients are the last worker's."""
+    with strategy.scope():
+        loss_scale = lossscale.HeadroomLossScale(2.0**10, half_life=1e4)
+        sgd = family.optimizers.SGD(1.0)
+        optimizer = lossscale.LossScaleOptimizer(sgd, loss_scale)
+        variable = variable_of(family, [1.0, 1.0])
+
+    def replica(grad):
+        grads = optimizer.get_unscaled_gradients([optimizer.scale_loss(grad)])
+        grads = [tf.clip_by_norm(grad, 2.0**-6) for grad in grads]
+        optimizer.apply_gradients(zip(grads, [variable]))
+
+    @tf.function
+    def step(grad):
+        strategy.run(replica, args=(grad,))
+
+    seen = []
+    for largest in (2.0**-12, 2.0**-2, float("nan"), 2.0**-30):
+        step(tf.constant([0.0, -largest if rank == 1 else 2.0**-20]))
+        state = (loss_scale.last_largest, loss_scale, loss_scale.skipped_steps)
+        seen.append([float(each.numpy()) for each in state])
+    return seen
+
+
 def main():
     given = arguments()
     workers = [f"localhost:{port}" for port in given.ports.split(",")]
@@ -99,6 +127,10 @@ def main():
     if given.entry == "count":
         counts = benchmark.count(strategy, family, [(2,), (3, 4)])
         (given.folder / f"{given.rank}.json").write_text(json.dumps(counts))
+        return
+    if given.entry == "look":
+        seen = look(strategy, family, given.rank)
+        (given.folder / f"{given.rank}.json").write_text(json.dumps(seen))
         return
     if given.entry == "fit":
         seen = strategies.fit(strategy, family, RUN, hook=hook, data=data)
