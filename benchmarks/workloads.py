@@ -221,7 +221,7 @@ class Contender:
         found = getattr(self._optimizer, "loss_scale", None)
         found = getattr(self._optimizer, "dynamic_scale", found)  # Keras 3's own
         found = found() if callable(found) else found
-        return None if found is None else float(found)
+        return None if found is None else float(np.asarray(found))
 
     def check(self):
         """Raises `RuntimeError` if a step was skipped: it took another time."""
