@@ -2,8 +2,8 @@
 
     python benchmarks/packing.py
 
-Divides, sums and subtracts gradients, as a step does, one by one and stacked. Below 1
-stacking is faster.
+Divides, sums and subtracts gradients, as a step does, one by one and stacked: medians,
+± the error (`timing.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-import numpy as np  # noqa: E402 - after the path is set
-import tensorflow as tf  # noqa: E402
-from workloads import interleaved, timed  # noqa: E402
+import tensorflow as tf  # noqa: E402 - after the path is set
+import timing  # noqa: E402
+from workloads import timed  # noqa: E402
 
 from lossscale.gradients import packing  # noqa: E402
 
@@ -51,24 +51,29 @@ def make_step(size, count, limit):
 
 
 def main():
-    """Prints the time stacked as a fraction of the time one by one."""
+    """Prints the time one by one, and what stacking adds to it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--counts", type=int, nargs="+", default=[10, 100, 1000])
     sizes = [256, 1024, 4096, 16384, 65536]
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes)
     parser.add_argument("--seconds", type=float, default=10)
+    timing.add_plain(parser)
     options = parser.parse_args()
+    timing.keep_memory(options.plain)
     for count in options.counts:
         for size in options.sizes:
             runs = {
                 "alone": make_step(size, count, 0),
                 "stacked": make_step(size, count, size),
             }
-            times = interleaved(runs, options.seconds)
-            alone, stacked = (1e3 * np.median(times[name]) for name in runs)
+            times = timing.interleaved(runs, options.seconds)
+            alone = timing.milliseconds(times["alone"])
+            more = timing.added(times["stacked"], times["alone"])
+            share = f"{more.median / alone.median:+.0%}"
             print(
-                f"{count:5d} of {size:6d}: one by one {alone:8.3f} ms, stacked "
-                f"{stacked:8.3f} ms, {stacked / alone:.2f} of it",
+                f"{count:5d} of {size:6d}: one by one {alone.shown(3)} ms, "
+                f"stacked {more.shown(3, '+')} ms, "
+                f"{timing.NOISE if more.is_noise else share}",
                 flush=True,
             )
 

@@ -5,21 +5,23 @@
 The replicas are virtual: parts of this machine's CPU under MirroredStrategy, so figures
 for several of them say what is computed, not how fast a real network is. Beside ours
 stands Keras 2's wrapper. Keras 3's does not compute the same thing: it looks at one
-replica alone. All kinds of steps take turns in one process; the median counts. Each
-number of replicas has a process of its own, as TensorFlow reads it once.
+replica alone. All kinds of steps take turns in one process: medians, ± the error
+(`timing.py`). Each number of replicas has a process of its own, as TensorFlow reads it
+once.
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
 import sys
-import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+import timing
 
 import lossscale
 from lossscale.runtime import kerases
@@ -27,8 +29,6 @@ from lossscale.runtime import kerases
 REPLICAS = (1, 2, 4, 8)
 #: The weights: 20 matrices, 5 MB.
 SHAPES = [(256, 256)] * 20
-#: A round is so many steps of one kind, then the next kind has its turn.
-STEPS, ROUNDS = 5, 40
 
 
 # Kinds of steps
@@ -84,26 +84,15 @@ def bare_of(name):
     return name.split(",")[0] + ", bare"
 
 
-def measure(steps):
-    """Returns each kind of step's median time and what it adds, in seconds.
-
-    They take turns. What is added is the median of the differences within a round: what
-    else the machine does meets both.
-    """
+def measure(steps, seconds):
+    """Returns each kind of step's figure and that of what it adds, in ms."""
     factor = tf.constant(2.0**-10)
-    times = {name: [] for name in steps}
-    for step in steps.values():
-        step(factor)
-    for _ in range(ROUNDS):
-        for name, step in steps.items():
-            started = time.perf_counter()
-            for _ in range(STEPS):
-                step(factor)
-            times[name].append((time.perf_counter() - started) / STEPS)
-    seen = {name: np.array(values) for name, values in times.items()}
+    calls = {name: functools.partial(step, factor) for name, step in steps.items()}
+    runs = {name: timing.timed(call) for name, call in calls.items()}
+    times = timing.interleaved(runs, seconds)
     return {
-        name: (np.median(values), np.median(values - seen[bare_of(name)]))
-        for name, values in seen.items()
+        name: (timing.milliseconds(found), timing.added(found, times[bare_of(name)]))
+        for name, found in times.items()
     }
 
 
@@ -163,7 +152,7 @@ def crossings(function, replicas):
 # The table
 
 
-def run_here(replicas):
+def run_here(replicas, seconds):
     """Measures on so many replicas in this process, and prints the result as JSON."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * replicas
@@ -179,13 +168,14 @@ def run_here(replicas):
         name: crossings(step.get_concrete_function(spec), replicas)
         for name, step in steps.items()
     }
-    print(json.dumps({"times": measure(steps), "counts": counts}))
+    print(json.dumps({"times": measure(steps, seconds), "counts": counts}))
 
 
-def run_in_a_process(replicas):
+def run_in_a_process(replicas, seconds):
     """Returns what `run_here` prints."""
+    command = [sys.executable, __file__, "--here", "--replicas", str(replicas)]
     answer = subprocess.run(  # noqa: S603 - this very script
-        [sys.executable, __file__, "--replicas", str(replicas)],
+        [*command, "--seconds", str(seconds)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -194,31 +184,35 @@ def run_in_a_process(replicas):
 
 
 def table(results):
-    """Returns the lines of a Markdown table, in brackets the reductions."""
+    """Returns a Markdown table, in brackets the reductions."""
     names = list(next(iter(results.values()))["times"])
-    lines = ["| replicas | " + " | ".join(names) + " |"]
-    lines.append("| ---: |" + " ---: |" * len(names))
+    rows = []
     for replicas, result in results.items():
         cells = [str(replicas)]
         for name in names:
-            seconds, more = result["times"][name]
+            step, more = (timing.Figure(*each) for each in result["times"][name])
             is_bare = name == bare_of(name)
-            shown = f"{1e3 * seconds:.2f} ms" if is_bare else f"{1e3 * more:+.2f} ms"
+            shown = step.shown(2) if is_bare else more.shown(2, "+")
             cells.append(f"{shown} ({result['counts'][name]})")
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(cells)
+    return timing.markdown(["replicas, ms", *names], rows)
 
 
 def main():
     """Prints the table, or one row's figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--replicas", type=int, help="measure here, on so many alone")
-    replicas = parser.parse_args().replicas
-    if replicas is not None:
-        run_here(replicas)
+    parser.add_argument("--replicas", type=int, nargs="+", default=REPLICAS)
+    parser.add_argument("--seconds", type=float, default=10, help="rounds of one row")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    timing.add_plain(parser)
+    options = parser.parse_args()
+    if options.here:
+        run_here(*options.replicas, options.seconds)
         return
-    results = {count: run_in_a_process(count) for count in REPLICAS}
-    print("\n".join(table(results)))
+    timing.keep_memory(options.plain)
+    every = options.replicas
+    results = {count: run_in_a_process(count, options.seconds) for count in every}
+    print(table(results))
 
 
 if __name__ == "__main__":

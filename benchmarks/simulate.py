@@ -2,11 +2,12 @@
 
     python benchmarks/simulate.py
 
-Each figure is the least and the greatest of several calls in one process, after one
-short call that starts TensorFlow. Every call compiles anew.
+Each figure is the median of several calls in one process, ± its error (`timing.py`),
+after one short call that starts TensorFlow. Every call compiles anew; cases take turns.
 """
 
 import argparse
+import itertools
 import os
 import time
 
@@ -14,6 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+import timing
 
 import lossscale
 
@@ -56,7 +58,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--calls", type=int, default=5)
+    timing.add_plain(parser)
     options = parser.parse_args()
+    timing.keep_memory(options.plain)
     rng = np.random.default_rng(0)
     runs = {
         "is_finite": rng.random(options.steps) < 0.999,
@@ -66,11 +70,13 @@ def main():
     print(f"TensorFlow {tf.__version__}, {os.cpu_count()} CPU cores")
     print(f"the first call in the process, one step: {first:.2f} s")
     print(f"{options.steps} steps, {options.calls} calls:\n")
-    print(f"{'':28}{'':12}{'least':>9}{'greatest':>12}")
-    for title, make in CASES.items():
-        for name, array in runs.items():
-            found = [seconds(make, {name: array}) for _ in range(options.calls)]
-            print(f"{title:28}{name:12}{min(found):>7.2f} s{max(found):>10.2f} s")
+    cases = list(itertools.product(CASES, runs))
+    times = {case: [] for case in cases}
+    for _ in range(options.calls):
+        for title, name in cases:
+            times[title, name].append(seconds(CASES[title], {name: runs[name]}))
+    for (title, name), found in times.items():
+        print(f"{title:28}{name:12}{timing.figure(found).shown(2):>14} s")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ sys.path.insert(0, os.environ.get("STEPS_OF", str(Path(__file__).parents[1])))
 
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
-from workloads import INNER, executed_nodes, keras, tf_keras
+from workloads import INNER, executed_nodes, families, keras, tf_keras
 
 import lossscale
 
@@ -57,32 +57,9 @@ INSTRUCTION = re.compile(r"^\s*(?:ROOT )?\S+ = .*?\s([a-z][a-z0-9-]*)\(", re.MUL
 # The steps
 
 
-def families():
-    """Returns each kind of optimizer that is installed.
-
-    Nothing is asked of lossscale: another checkout may have it elsewhere.
-
-    Returns:
-      A dictionary: name -> (the module of the optimizers, what makes a variable).
-    """
-    is_3 = keras.__version__.startswith("3")
-    found = {"keras3": (keras.optimizers, keras.Variable)} if is_3 else {}
-    keras2 = tf_keras or (None if is_3 else tf.keras)
-    if keras2 is None:
-        return found
-    legacy = getattr(keras2.optimizers, "legacy", None)
-    if legacy is not None:
-        # TensorFlow 2.10 has the new ones under another name.
-        is_default = not issubclass(legacy.Adam, keras2.optimizers.Adam)
-        new = keras2.optimizers if is_default else keras2.optimizers.experimental
-        found["keras2-new"] = new, tf.Variable
-    found["keras2-legacy"] = legacy or keras2.optimizers, tf.Variable
-    return found
-
-
 def make_step(family, loop, inner, scale):
     """Returns a step, with variables and an optimizer of its own."""
-    optimizers, make_variable = families()[family]
+    optimizers, make_variable, _ = families()[family]
     variables = [make_variable(tf.fill(shape, 0.01)) for shape in SHAPES]
     class_name, rate = INNER[inner]
     bare = getattr(optimizers, class_name)(rate)

@@ -1,9 +1,10 @@
 """What loss scaling adds to an optimizer's step, ours and the wrappers of Keras.
 
-Times the step alone: gradients in, variables changed. All contenders stand in one
-process, hold the same shapes and take turns in every round, so that a busy machine
-slows them alike. What a wrapper adds is the median over rounds of its time less that
-of its bare optimizer in the same round.
+Times the step alone: gradients in, variables changed. It explains what the whole step
+of `training_step.py` costs. All contenders stand in one process, share their variables
+and take turns in every round, so that a busy machine slows them alike. What a wrapper
+adds is the median over rounds of its time less that of its bare optimizer in the same
+round; `timing.py` says what its error is.
 
     python benchmarks/step_overhead.py                            # everything: an hour
     python benchmarks/step_overhead.py --workloads resnet50 --inner sgd --modes graph
@@ -13,10 +14,9 @@ of its bare optimizer in the same round.
 TensorFlow's own graph optimizer takes minutes with thousands of variables, for a bare
 optimizer too: `--as-traced` switches it off for all contenders.
 
-Gradients are fresh temporaries in graph mode, as after a backward pass, so that a
-division may run in place. Under XLA they are the values of variables: arithmetic before
-the step would be fused into the bare step, and real gradients come out of a matrix
-product, which is not.
+Each gradient comes out of a matrix product that has the scaled loss as a factor, as a
+layer's does: a fresh temporary, that a division may overwrite and that XLA does not
+fuse. The products are in every contender's time, the bare one's too.
 
 Next to the times stands their *limit*: one `reduce_sum` over one flat tensor of the
 gradients' bytes, the one read of memory that a check needs.
@@ -25,11 +25,11 @@ gradients' bytes, the one read of memory that a check needs.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +37,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
 import tensorflow as tf
+import timing
 from workloads import (
     CONTENDERS,
     INNER,
@@ -46,9 +46,8 @@ from workloads import (
     WORKLOADS,
     Contender,
     Gradients,
-    interleaved,
+    installed,
     keras,
-    share_no_variables,
     tf_keras,
     timed,
 )
@@ -57,22 +56,35 @@ from workloads import (
 MANY = 1000
 
 
+def contenders_of(workload, inner, mode, names):
+    """Returns contenders, and the gradients that they share with the variables."""
+    gc.collect()  # those of the table before
+    gradients = Gradients(*WORKLOADS[workload])
+    variables = gradients.make_variables()
+    kind = inner, mode, variables, gradients
+    return [Contender(name, *kind) for name in names], gradients
+
+
 def cpu_peak(workload, inner, name):
     """Returns the megabytes that a contender's first step takes, in a new process.
 
-    TensorFlow keeps what it once had, so that later steps show nothing.
+    TensorFlow keeps what it once had, so that later steps show nothing, and so does a
+    malloc that is told to.
     """
     command = [sys.executable, __file__, "--peak-of", name, "--workloads", workload]
     child = subprocess.run(  # noqa: S603 - this file
-        [*command, "--inner", inner], check=True, capture_output=True, text=True
+        [*command, "--inner", inner],
+        env=timing.without_keep(),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     return float(child.stdout.split()[-1])
 
 
 def print_peak(workload, inner, name):
     """Prints what `cpu_peak` reads. Linux only."""
-    gradients = Gradients("graph", *WORKLOADS[workload])
-    contender = Contender(name, inner, gradients, "graph")
+    (contender,), _ = contenders_of(workload, inner, "graph", [name])
     contender.trace()
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
@@ -89,7 +101,7 @@ def _status(key):
 
 def limit_of(gradients, mode):
     """Returns a function that reads the gradients' bytes once."""
-    flat = tf.Variable(tf.ones([gradients.count()], gradients.value.dtype))
+    flat = tf.Variable(tf.ones([gradients.count()], gradients.dtype))
     function = tf.function(lambda: tf.reduce_sum(flat), jit_compile=mode == "xla")
     return timed(function)
 
@@ -121,8 +133,8 @@ def probe(workload, inner, mode, name):
         print(phase, flush=True)
 
     note("making variables and optimizer")
-    gradients = Gradients(mode, *WORKLOADS[workload])
-    Contender(name, inner, gradients, mode).prepare(note)
+    (contender,), _ = contenders_of(workload, inner, mode, [name])
+    contender.prepare(note)
 
 
 def able(options, chosen):
@@ -140,38 +152,32 @@ def able(options, chosen):
 
 def measure(options, workload, inner, mode):
     """Returns the facts and times of all contenders for one table, None without any."""
-    share_no_variables()
     names = able(options, (workload, inner, mode))
     if not names:
         return None
-    gradients = Gradients(mode, *WORKLOADS[workload])
-    contenders = [Contender(name, inner, gradients, mode) for name in names]
+    contenders, gradients = contenders_of(workload, inner, mode, names)
     for contender in contenders:
         contender.prepare()
         if options.peaks and mode == "graph":
             contender.facts["peak_mb"] = cpu_peak(workload, inner, contender.name)
     runs = {contender.name: contender.run for contender in contenders}
     runs["limit"] = limit_of(gradients, mode)
-    times = interleaved(runs, options.seconds)
+    times = timing.interleaved(runs, options.seconds)
     rows = {contender.name: _row(contender, times) for contender in contenders}
     _compare(rows)
     result = {"workload": workload, "inner": inner, "mode": mode, "rows": rows}
     result["gradients"] = len(gradients.shapes)
-    result["limit_ms"] = 1e3 * statistics.median(times["limit"])
+    result["limit_ms"] = timing.milliseconds(times["limit"])
     result["rounds"] = len(times["limit"])
     return result
 
 
 def _row(contender, times):
-    own = np.array(times[contender.name])
-    row = dict(contender.facts, step_ms=1e3 * float(np.median(own)))
+    contender.check()
+    own = times[contender.name]
+    row = dict(contender.facts, step_ms=timing.milliseconds(own))
     if contender.base in times:
-        added = 1e3 * (own - np.array(times[contender.base]))
-        low, middle, high = np.percentile(added, [25, 50, 75])
-        # The median's own uncertainty: rounds are independent.
-        spread = (high - low) / np.sqrt(len(added))
-        row.update(added_ms=float(middle), added_iqr=[float(low), float(high)])
-        row.update(added_error_ms=float(spread))
+        row["added_ms"] = timing.added(own, times[contender.base])
     return row
 
 
@@ -186,26 +192,26 @@ def _compare(rows):
             row["peak_added_mb"] = row["peak_mb"] - base["peak_mb"]
         rival = rows.get(RIVAL.get(name))
         if rival is not None:
-            row["of_rival"] = row["added_ms"] / rival["added_ms"]
+            row["of_rival"] = timing.ratio(row["added_ms"], rival["added_ms"])
 
 
 def report(result):
     """Prints one table."""
     title = "{workload}, {inner}, {mode}: {gradients} gradients, {rounds} rounds"
-    print("\n" + title.format(**result) + f", limit {result['limit_ms']:.2f} ms")
-    head = ("", "step", "added", "quartiles", "of rival", "of limit", "nodes")
-    columns = "{:14s} {:>9} {:>9} {:>15} {:>9} {:>9} {:>6} {:>7} {:>8} {:>7}"
+    limit = result["limit_ms"]
+    print("\n" + title.format(**result) + f", limit {limit.shown(3)} ms")
+    head = ("", "step", "added", "of rival", "of limit", "nodes")
+    columns = "{:15s} {:>15} {:>15} {:>12} {:>12} {:>6} {:>7} {:>8} {:>7}"
     print(columns.format(*head, "trace", "compile", "peak"))
     for name, row in result["rows"].items():
-        cells = [name, f"{row['step_ms']:.3f}", "", "", "", "", row["nodes"] or ""]
+        cells = [name, row["step_ms"].shown(3), "", "", "", row["nodes"] or ""]
         if "added_ms" in row:
-            cells[2] = f"{row['added_ms']:.3f}"
-            cells[3] = "{:.2f} {:.2f}".format(*row["added_iqr"])
-            cells[5] = f"{row['added_ms'] / result['limit_ms']:.2f}"
-        if "nodes_added" in row:
-            cells[6] = f"+{row['nodes_added']}"
+            cells[2] = row["added_ms"].shown(3)
+            cells[4] = timing.shown_ratio(timing.ratio(row["added_ms"], limit))
         if "of_rival" in row:
-            cells[4] = f"{row['of_rival']:.2f}"
+            cells[3] = timing.shown_ratio(row["of_rival"])
+        if "nodes_added" in row:
+            cells[5] = f"+{row['nodes_added']}"
         cells.append(f"{row['trace_s']:.2f}")
         cells.append(f"{row['compile_s']:.2f}")
         peak = row.get("peak_added_mb", row["peak_mb"])
@@ -219,7 +225,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     modes = ["graph", "xla"]
-    there = [name for name, (of, *_) in CONTENDERS.items() if of is not None]
+    there = installed()
     add("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     add("--inner", nargs="+", choices=INNER, default=INNER)
     add("--modes", nargs="+", choices=modes, default=modes)
@@ -232,6 +238,7 @@ def parse():
     add("--peak-of", choices=there, help=argparse.SUPPRESS)
     add("--probe", choices=there, help=argparse.SUPPRESS)
     add("--json", default="step_overhead.json")
+    timing.add_plain(parser)
     options = parser.parse_args()
     if options.device == "gpu" and not tf.config.list_physical_devices("GPU"):
         parser.error("`--device` must be cpu here, got gpu: TensorFlow sees no GPU.")
@@ -271,8 +278,10 @@ def main():
         "tf_keras": getattr(tf_keras, "__version__", None),
         "device": options.device,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "malloc": timing.keep_memory(options.plain),
     }
     print(about, "times in ms, trace and compile in s, peak in MB")
+    print("A figure is a median over rounds, ± its error; see timing.py.")
     tables(options, about)
 
 

@@ -2,144 +2,184 @@
 
 The step alone (`step_overhead.py`) tells why; this tells what a user pays, since where
 a gradient lies when the update reads it decides much. The layout of memory moves a
-result by a factor of two, so it is measured in several processes, and each one's
-median is shown. Within a process all contenders share the model's variables and take
-turns; what one adds is the median of its differences to the bare step of that round.
+result by a factor of two, so each row is measured in several processes. Within a
+process all contenders share the model's variables and take turns; what one adds is the
+median of its differences to the bare step of the same round. The row's figure is the
+median over processes, its error that of `timing.py`; each process's median is printed,
+too. The last thing printed is the table of README.md and docs/cost.md.
 
-    python benchmarks/training_step.py                       # graph and XLA, five each
-    python benchmarks/training_step.py --inner adam --modes graph --processes 7
+    python benchmarks/training_step.py                       # all of it: hours
+    python benchmarks/training_step.py --inner adam --modes graph --processes 8
+    python benchmarks/training_step.py --families keras3 keras2-new keras2-legacy
+    python benchmarks/training_step.py --models transformer mlp --dtypes float16
     python benchmarks/training_step.py --against ../other    # that checkout's, in turn
 
-Processes are started with glibc told to keep the memory that it has: on machines that
-hand freed memory back to the host a fresh temporary costs more than its arithmetic.
-`--plain` leaves that out. The model is a deep network whose weights outweigh its
-arithmetic: six matrices of 2000 x 2000, 32 rows of data.
+A transformer's embedding has sparse gradients; "float16" is a policy under which
+variables and gradients are float16. Of five processes the error is the farthest one's;
+of eight or eleven it leaves out one or two at each end.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Behind PYTHONPATH: there is another checkout's, if one is compared with.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import networks
+import tensorflow as tf
+import timing
+from workloads import CONTENDERS, INNER, RIVAL, Contender, families, timed
+
 HERE = Path(__file__).resolve().parents[1]
-#: glibc keeps what it has, and takes it from one place.
-KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
-CONTENDERS = ("bare", "keras3", "ours")
-LAYERS, WIDTH, ROWS = 6, 2000, 32
+MODES = ["graph", "xla"]
+DTYPES = ["float32", "mixed_float16", "float16"]
+#: What a family's optimizers are called in the table.
+TITLES = {
+    "keras3": "Keras 3",
+    "keras2-new": "tf_keras",
+    "keras2-legacy": "tf_keras, legacy",
+}
+HEAD = ["training step", "optimizer of", "bare", "its own adds", "ours adds"]
+HEAD.append("ours of its own")
 
 
-def make_steps(inner, mode):
-    """Returns a function for each contender that trains one step, and waits for it."""
-    import keras  # noqa: PLC0415 - only in the process that is timed
-    import tensorflow as tf  # noqa: PLC0415
-
-    import lossscale  # noqa: PLC0415
-
-    weights = [
-        keras.Variable(tf.random.normal([WIDTH, WIDTH], stddev=WIDTH**-0.5))
-        for _ in range(LAYERS)
-    ]
-    x, y = tf.random.normal([2, ROWS, WIDTH])
-
-    def step_of(name):
-        optimizer = getattr(keras.optimizers, inner)(1e-6)
-        if name == "keras3":
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
-        elif name == "ours":
-            optimizer = lossscale.LossScaleOptimizer(optimizer, "dynamic")
-        optimizer.build(weights)
-        scale_loss = (lambda loss: loss) if name == "bare" else optimizer.scale_loss
-
-        @tf.function(jit_compile=mode == "xla", autograph=False)
-        def step():
-            with tf.GradientTape() as tape:
-                found = x
-                for weight in weights:
-                    found = tf.tanh(found @ weight.value)
-                loss = scale_loss(tf.reduce_mean((found - y) ** 2))
-            grads = tape.gradient(loss, [weight.value for weight in weights])
-            optimizer.apply_gradients(zip(grads, weights))
-            return loss
-
-        return lambda: step().numpy()
-
-    return {name: step_of(name) for name in CONTENDERS}
+def names_of(family):
+    """Returns a family's contenders: bare, its own wrapper, ours."""
+    ours = next(
+        name
+        for name, (of, wrapping, _) in CONTENDERS.items()
+        if (of, wrapping) == (family, "dynamic")
+    )
+    return [CONTENDERS[ours][2], RIVAL[ours], ours]
 
 
-def measure(inner, mode, rounds):
-    """Prints the bare step's milliseconds, and what the others add to it."""
-    steps = make_steps(inner, mode)
-    times = {name: [] for name in steps}
-    for number in range(rounds + 3):
-        order = list(steps.items())
-        for name, step in order[number % 3 :] + order[: number % 3]:
-            start = time.perf_counter()
-            step()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    bare = times["bare"][3:]
-    added = {
-        name: statistics.median(t - b for t, b in zip(found[3:], bare))
-        for name, found in times.items()
-    }
-    print(statistics.median(bare), added["keras3"], added["ours"])
+# One process
 
 
-def in_process(root, inner, mode, options):
+def measure(options):
+    """Prints each contender's times of one row, as JSON: a median, or what it adds."""
+    (model,), (dtype,) = options.models, options.dtypes
+    (inner,), (mode,) = options.inner, options.modes
+    shared = networks.make(model, dtype)
+    names = [name for family in options.families for name in names_of(family)]
+    contenders = [Contender(name, inner, mode, *shared) for name in names]
+    runs = {each.name: timed(each.function) for each in contenders}
+    times = timing.interleaved(runs, options.seconds)
+    found = {}
+    for each in contenders:
+        each.check()
+        base = times.get(each.base)
+        own = times[each.name]
+        found[each.name] = timing.added(own, base) if base else timing.milliseconds(own)
+    print(json.dumps(found))
+
+
+def in_process(root, row, options):
     """Returns what `measure` prints in a new process, of a checkout's lossscale."""
-    keep = {} if options.plain else KEEP
-    command = [sys.executable, __file__, "--measure", "--inner", inner]
-    command += ["--modes", mode, "--rounds", str(options.rounds)]
+    model, dtype, inner, mode = row
+    command = [sys.executable, __file__, "--measure", "--seconds", str(options.seconds)]
+    command += ["--models", model, "--dtypes", dtype, "--inner", inner]
+    command += ["--modes", mode, "--families", *options.families]
     child = subprocess.run(  # noqa: S603 - this file
         command,
-        env={**os.environ, **keep, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root)},
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
-    return [float(word) for word in child.stdout.split()[-3:]]
+    found = json.loads(child.stdout.splitlines()[-1])
+    return {name: timing.Figure(*figure) for name, figure in found.items()}
+
+
+# The table
+
+
+def title_of(row):
+    """Returns how a row is called."""
+    model, dtype, inner, mode = row
+    return f"{model}, {INNER[inner][0]}, {dtype}, {'XLA' if mode == 'xla' else mode}"
+
+
+def rows_of(title, family, found):
+    """Prints a family's figures, each process's too, and returns its row of the table.
+
+    Args:
+      title: What was measured.
+      family: Whose optimizers.
+      found: What `in_process` returned, a list.
+    """
+    figures = []
+    for name in names_of(family):
+        processes = [process[name] for process in found]
+        figures.append(timing.over_processes(processes))
+        listed = " ".join(f"{each.median:.2f}" for each in processes)
+        print(f"  {name:14} {figures[-1].shown(2):>14} ms, by process: {listed}")
+    bare, own, ours = figures
+    of_own = timing.shown_ratio(timing.ratio(ours, own))
+    cells = [figure.shown(2) for figure in (bare, own, ours)]
+    return [title, TITLES[family], *cells, of_own]
+
+
+def table(options):
+    """Measures, prints what each process found, and returns the rows of the table."""
+    roots = {"": HERE}
+    if options.against:
+        roots[f", {options.against.name}"] = options.against.resolve()
+    rows = []
+    every = options.models, options.dtypes, options.inner, options.modes
+    for row in itertools.product(*every):
+        found = {name: [] for name in roots}
+        for _ in range(options.processes):
+            for name, root in roots.items():
+                found[name].append(in_process(root, row, options))
+        for name, processes in found.items():
+            title = title_of(row) + name
+            print(title, flush=True)
+            rows += [rows_of(title, family, processes) for family in options.families]
+    return rows
+
+
+def parse():
+    """Returns the arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n", maxsplit=1)[0],
+        epilog="Milliseconds: medians over processes, ± their error.",
+    )
+    add = parser.add_argument
+    there = list(families())
+    two = [name for name in there if name != "keras2-legacy"] or there
+    add("--models", nargs="+", choices=networks.MODELS, default=list(networks.MODELS))
+    add("--dtypes", nargs="+", choices=DTYPES, default=DTYPES[:2])
+    add("--inner", nargs="+", choices=INNER, default=list(INNER))
+    add("--modes", nargs="+", choices=MODES, default=MODES)
+    add("--families", nargs="+", choices=there, default=two)
+    add("--processes", type=int, default=5)
+    add("--seconds", type=float, default=20, help="rounds of one process")
+    add("--against", type=Path, help="another checkout's folder")
+    add("--measure", action="store_true", help=argparse.SUPPRESS)
+    timing.add_plain(parser)
+    return parser.parse_args()
 
 
 def main():
     """Measures in processes, or is one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--inner", nargs="+", default=["SGD", "Adam"])
-    parser.add_argument("--modes", nargs="+", default=["graph", "xla"])
-    parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--against", type=Path, help="another checkout's folder")
-    parser.add_argument("--plain", action="store_true", help="as malloc is")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse()
+    tf.config.set_visible_devices([], "GPU")
     if options.measure:
-        measure(options.inner[0], options.modes[0], options.rounds)
+        measure(options)
         return
-    roots = {"ours": HERE}
-    if options.against:
-        roots["theirs"] = options.against.resolve()
-    print("added ms, by process; in brackets the median")
-    for mode in options.modes:
-        for inner in options.inner:
-            found = {name: [] for name in roots}
-            for _ in range(options.processes):
-                for name, root in roots.items():
-                    found[name].append(in_process(root, inner, mode, options))
-            report(mode, inner, found)
-
-
-def report(mode, inner, found):
-    """Prints one workload's rows."""
-    every = [row for rows in found.values() for row in rows]
-    print(f"{mode} {inner}: bare {statistics.median(row[0] for row in every):.1f} ms")
-    columns = {"Keras 3's own": [row[1] for row in every]}
-    columns.update({name: [row[2] for row in rows] for name, rows in found.items()})
-    for name, values in columns.items():
-        listed = " ".join(f"{value:.1f}" for value in values)
-        print(f"  {name:14} {listed} ({statistics.median(values):.1f})", flush=True)
+    timing.keep_memory(options.plain)
+    print("ms; what a wrapper adds, by process; ± the error, see timing.py")
+    rows = table(options)
+    print("\n" + timing.markdown(HEAD, rows))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What `DynamicLossScale.update` costs, ours and `tf.compat.v1`'s.
 
-python benchmarks/update.py
+    python benchmarks/update.py
 
 Calling a `tf.function` takes most of the time of a small update. So there is a third
-contender, a call that only reads the gradients' variables, and its time is taken off.
-Medians of one run.
+contender, a call that only reads the gradients' variables, and its time is taken off,
+round by round: medians, ± the error (`timing.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import statistics
 import sys
 from pathlib import Path
 
@@ -20,7 +19,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import tensorflow as tf  # noqa: E402 - after the path is set
-from workloads import interleaved, resnet50, timed  # noqa: E402
+import timing  # noqa: E402
+from workloads import resnet50, timed  # noqa: E402
 
 import lossscale  # noqa: E402
 
@@ -46,27 +46,31 @@ def main():
     """Prints the milliseconds of one update, in `tf.function` and eagerly."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seconds", type=float, default=10, help="rounds of one line")
+    add = parser.add_argument
+    add("--gradients", nargs="+", choices=GRADIENTS, default=list(GRADIENTS))
+    timing.add_plain(parser)
     options = parser.parse_args()
+    timing.keep_memory(options.plain)
     makers = {
         "ours": lossscale.DynamicLossScale,
         "tf.compat.v1": tf.compat.v1.mixed_precision.DynamicLossScale,
     }
-    for title, shapes in GRADIENTS.items():
-        variables = [tf.Variable(tf.ones(shape)) for shape in shapes]
+    for title in options.gradients:
+        variables = [tf.Variable(tf.ones(shape)) for shape in GRADIENTS[title]]
         for mode in ("tf.function", "eager"):
             calls = {name: updating(make(), variables) for name, make in makers.items()}
             calls["call"] = functools.partial(read, variables)
             if mode == "tf.function":
                 calls = {k: tf.function(v, autograph=False) for k, v in calls.items()}
-            times = interleaved(
-                {k: timed(v) for k, v in calls.items()}, options.seconds
-            )
-            ours, theirs, call = (1e3 * statistics.median(times[k]) for k in calls)
-            added = f"ours +{ours - call:.3f}, tf.compat.v1 +{theirs - call:.3f}"
-            faster = (theirs - call) / (ours - call)
+            runs = {name: timed(call) for name, call in calls.items()}
+            times = timing.interleaved(runs, options.seconds)
+            call = timing.milliseconds(times["call"])
+            ours, theirs = (timing.added(times[k], times["call"]) for k in makers)
             print(
-                f"{title:13s} {mode:11s} call {call:.3f} ms, {added}: {faster:.2f} "
-                f"times as fast, {theirs / ours:.2f} with the call"
+                f"{title:13s} {mode:11s} call {call.shown(3)} ms, "
+                f"ours {ours.shown(3, '+')}, tf.compat.v1 {theirs.shown(3, '+')}, "
+                f"ours of theirs: {timing.shown_ratio(timing.ratio(ours, theirs))}",
+                flush=True,
             )
 
 

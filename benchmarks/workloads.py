@@ -1,13 +1,15 @@
-"""What the optimizer step's benchmark measures: workloads, contenders, their steps."""
+"""What is measured with the wrappers: workloads, contenders, their steps."""
 
 from __future__ import annotations
 
-import gc
+import functools
 import time
+from typing import Any, Callable, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+import timing
 from tensorflow.python.eager import context
 
 import lossscale
@@ -18,23 +20,64 @@ except ImportError:
     tf_keras = None
 
 INNER = {"sgd": ("SGD", 1e-6), "adam": ("Adam", 1e-6)}
-#: Name -> the Keras of the optimizer, what wraps it, and whom it is compared with.
+#: Name -> whose optimizer, what wraps it, and whom it is compared with.
 CONTENDERS = {
-    "bare": (keras, None, None),
-    "keras3": (keras, "theirs", "bare"),
-    "ours": (keras, "dynamic", "bare"),
-    "ours-fixed": (keras, 1024.0, "bare"),
-    "ours-unrecorded": (keras, "unrecorded", "bare"),
-    "tf_keras-bare": (tf_keras, None, None),
-    "tf_keras": (tf_keras, "theirs", "tf_keras-bare"),
-    "ours-tf_keras": (tf_keras, "dynamic", "tf_keras-bare"),
+    "bare": ("keras3", None, None),
+    "keras3": ("keras3", "theirs", "bare"),
+    "ours": ("keras3", "dynamic", "bare"),
+    "ours-fixed": ("keras3", 1024.0, "bare"),
+    "ours-unrecorded": ("keras3", "unrecorded", "bare"),
+    "tf_keras-bare": ("keras2-new", None, None),
+    "tf_keras": ("keras2-new", "theirs", "tf_keras-bare"),
+    "ours-tf_keras": ("keras2-new", "dynamic", "tf_keras-bare"),
+    "legacy-bare": ("keras2-legacy", None, None),
+    "legacy": ("keras2-legacy", "theirs", "legacy-bare"),
+    "ours-legacy": ("keras2-legacy", "dynamic", "legacy-bare"),
 }
 RIVAL = {
     "ours": "keras3",
     "ours-fixed": "keras3",
     "ours-unrecorded": "ours",
     "ours-tf_keras": "tf_keras",
+    "ours-legacy": "legacy",
 }
+
+
+class Family(NamedTuple):
+    """One kind of optimizer: the modules and functions that it takes."""
+
+    optimizers: Any
+    make_variable: Callable[..., Any]
+    wrap: Callable[..., Any]
+
+
+def families():
+    """Returns each kind of optimizer that is installed, as a `Family`, by name.
+
+    Nothing is asked of lossscale: another checkout may have it elsewhere.
+    """
+    is_3 = keras.__version__.startswith("3")
+    found = {}
+    if is_3:
+        of_3 = keras.optimizers
+        found["keras3"] = Family(of_3, keras.Variable, of_3.LossScaleOptimizer)
+    keras2 = tf_keras or (None if is_3 else tf.keras)
+    if keras2 is None:
+        return found
+    rest = tf.Variable, keras2.mixed_precision.LossScaleOptimizer
+    legacy = getattr(keras2.optimizers, "legacy", None)
+    if legacy is not None:
+        # TensorFlow 2.10 has the new ones under another name.
+        is_default = not issubclass(legacy.Adam, keras2.optimizers.Adam)
+        new = keras2.optimizers if is_default else keras2.optimizers.experimental
+        found["keras2-new"] = Family(new, *rest)
+    found["keras2-legacy"] = Family(legacy or keras2.optimizers, *rest)
+    return found
+
+
+def installed():
+    """Returns the names of the contenders whose optimizers are installed."""
+    return [name for name, (family, *_) in CONTENDERS.items() if family in families()]
 
 
 def resnet50():
@@ -67,65 +110,124 @@ WORKLOADS = {
 
 
 class Gradients:
-    """Where the gradients of a workload come from, the same for all contenders."""
+    """The gradients of a workload: its variables, and where their gradients come from.
 
-    def __init__(self, mode, shapes, rows, dtype=tf.float32):
-        self.rows = rows
-        self.shapes = [(rows, *shape[1:]) for shape in shapes] if rows else shapes
+    Each comes out of a matrix product of its own that has the loss as a factor, as a
+    layer's weights' do: a fresh temporary, which XLA fuses with nothing.
+    """
+
+    #: As of a batch of so many rows: its arithmetic takes no longer than the writing.
+    DEPTH = 8
+
+    def __init__(self, shapes, rows=None, dtype=tf.float32):
         self.dense_shapes = shapes
-        self.value = tf.Variable(tf.constant(32.0, dtype), trainable=False)
-        self.indices = tf.range(rows) * 7 if rows else None
-        self.stored = None
-        if mode == "xla":
-            fill = self.value.value()
-            self.stored = [tf.Variable(tf.fill(shape, fill)) for shape in self.shapes]
+        self.shapes = [(rows, *shape[1:]) for shape in shapes] if rows else shapes
+        self.dtype = dtype
+        self._indices = tf.range(rows) * 7 if rows else None
+        self._loss = tf.Variable(2.0**-8, trainable=False)
+        sides = [_sides(shape) for shape in self.shapes]
+        self._left = {
+            side: tf.Variable(tf.ones([side, self.DEPTH], dtype)) for side, _ in sides
+        }
+        self._right = [
+            tf.Variable(tf.ones([self.DEPTH, side], dtype)) for _, side in sides
+        ]
 
-    def __call__(self):
-        dense = self.stored or [tf.fill(shape, self.value) for shape in self.shapes]
-        if not self.rows:
-            return [tf.convert_to_tensor(value) for value in dense]
-        shape = self.dense_shapes[0]
-        return [tf.IndexedSlices(v, self.indices, shape) for v in dense]
+    def make_variables(self):
+        """Returns variables of these shapes, as `shared_by` takes them."""
+        make = next(iter(families().values())).make_variable
+        return [make(tf.ones(shape, self.dtype)) for shape in self.dense_shapes]
+
+    def __call__(self, scale_loss):
+        """Returns the gradients of the scaled loss."""
+        loss = tf.cast(scale_loss(self._loss.value()), self.dtype)
+        left = {side: value * loss for side, value in self._left.items()}
+        dense = [
+            tf.reshape(left[_sides(shape)[0]] @ right, shape)
+            for shape, right in zip(self.shapes, self._right)
+        ]
+        if self._indices is None:
+            return dense
+        shape = tf.constant(self.dense_shapes[0])
+        return [tf.IndexedSlices(values, self._indices, shape) for values in dense]
 
     def count(self):
         """Returns the number of elements."""
         return sum(int(np.prod(shape)) for shape in self.shapes)
 
 
-class Contender:
-    """One optimizer, wrapped or bare, with variables of its own, and its step."""
+def _sides(shape):
+    """Returns the sides of a matrix of a shape's elements, nearly a square."""
+    count = int(np.prod(shape))
+    side = next(n for n in range(int(count**0.5), 0, -1) if count % n == 0)
+    return side, count // side
 
-    def __init__(self, name, inner, gradients, mode):
+
+def shared_by(family, variables):
+    """Returns variables as a family takes them, which hold the same memory."""
+    if family == "keras3":
+        return variables
+    # Keras 2 takes what a variable of Keras 3 holds.
+    return [v if isinstance(v, tf.Variable) else v.value for v in variables]
+
+
+class Contender:
+    """One optimizer, wrapped or bare, and its step.
+
+    Args:
+      name: One of `CONTENDERS`.
+      inner: One of `INNER`.
+      mode: "graph" or "xla".
+      variables: What all contenders share.
+      gradients: Computes gradients for them, of a loss that it scales with what it is
+        given.
+    """
+
+    def __init__(self, name, inner, mode, variables, gradients):
         self.name = name
-        keras_of, wrapping, self.base = CONTENDERS[name]
+        family, wrapping, self.base = CONTENDERS[name]
         class_name, rate = INNER[inner]
-        optimizer = getattr(keras_of.optimizers, class_name)(rate)
-        self._variables = _variables(keras_of, gradients)
+        optimizers, _, wrap = families()[family]
+        optimizer = getattr(optimizers, class_name)(rate)
         if wrapping == "theirs":
-            module = keras if keras_of is keras else keras_of.mixed_precision
-            where = module.optimizers if keras_of is keras else module
-            optimizer = where.LossScaleOptimizer(optimizer)
+            optimizer = wrap(optimizer)
         elif wrapping == "unrecorded":  # what a record of faults costs a good step
             optimizer = lossscale.LossScaleOptimizer(optimizer, "dynamic")
             optimizer._fault_record.entry_of = lambda _: None
         elif wrapping is not None:
             optimizer = lossscale.LossScaleOptimizer(optimizer, wrapping)
-        optimizer.build(self._variables)
+        variables = shared_by(family, variables)
+        if hasattr(optimizer, "build"):  # Keras 2's legacy ones have none
+            optimizer.build(variables)
+        scale_loss = getattr(optimizer, "scale_loss", None)
+        if scale_loss is None:
+            scale_loss = getattr(optimizer, "get_scaled_loss", lambda loss: loss)
         # Keras 2's convention is that the loop unscales.
-        unscales = wrapping is not None and keras_of is not keras
+        unscales = wrapping is not None and family != "keras3"
 
         def step():
-            grads = gradients()
-            if wrapping is not None:
-                scale = getattr(optimizer, "scale_loss", None)
-                (scale or optimizer.get_scaled_loss)(tf.constant(1.0))
+            grads = gradients(scale_loss)
             if unscales:
                 grads = optimizer.get_unscaled_gradients(grads)
-            optimizer.apply_gradients(list(zip(grads, self._variables)))
+            optimizer.apply_gradients(list(zip(grads, variables)))
 
+        self._optimizer = optimizer
+        self._first_loss_scale = self._loss_scale()
         self.function = tf.function(step, jit_compile=mode == "xla", autograph=False)
-        self._mode = mode
         self.facts = {}
+
+    def _loss_scale(self):
+        """Returns the loss scale as a number, None without one."""
+        found = getattr(self._optimizer, "loss_scale", None)
+        found = getattr(self._optimizer, "dynamic_scale", found)  # Keras 3's own
+        found = found() if callable(found) else found
+        return None if found is None else float(np.asarray(found))
+
+    def check(self):
+        """Raises `RuntimeError` if a step was skipped: it took another time."""
+        now = self._loss_scale()
+        if now is not None and now < self._first_loss_scale:
+            raise RuntimeError(f"{self.name}: steps were skipped")
 
     def trace(self):
         """Returns the traced step."""
@@ -150,26 +252,6 @@ class Contender:
         # In a graph: what TensorFlow's own optimizer takes, and two steps.
         self.facts["compile_s"] = first - traced
         self.facts["peak_mb"] = gpu_peak(self.function)
-
-
-_SHARED = {}
-
-
-def _variables(keras_of, gradients):
-    """Returns variables: one set for all contenders of one Keras, to save memory."""
-    if keras_of not in _SHARED:
-        make = keras.Variable if keras_of is keras else tf.Variable
-        one = tf.ones([], gradients.value.dtype)
-        values = [tf.fill(shape, one) for shape in gradients.dense_shapes]
-        dtype = {"dtype": one.dtype.name} if keras_of is keras else {}
-        _SHARED[keras_of] = [make(value, **dtype) for value in values]
-    return _SHARED[keras_of]
-
-
-def share_no_variables():
-    """Makes what follows start with new variables."""
-    _SHARED.clear()
-    gc.collect()
 
 
 def settle():
@@ -211,32 +293,5 @@ def gpu_peak(function):
     return (info["peak"] - info["current"]) / 1e6
 
 
-def timed(function):
-    """Returns a function of a number of calls, that returns the seconds of one."""
-    function()
-
-    def run(calls):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        settle()
-        return (time.perf_counter() - start) / calls
-
-    return run
-
-
-def interleaved(runs, seconds):
-    """Returns each run's seconds per call, in rounds that hold every one of them."""
-    slowest = max(run(2) for run in runs.values())
-    calls = max(1, min(20, int(0.02 / slowest)))
-    times = {name: [] for name in runs}
-    names = list(runs)
-    end = time.perf_counter() + seconds
-    done = 0
-    while time.perf_counter() < end or done < 5:
-        # Nobody always follows the same neighbour, who leaves the caches as they are.
-        np.random.default_rng(done).shuffle(names)
-        for name in names:
-            times[name].append(runs[name](calls))
-        done += 1
-    return times
+#: A function of a number of calls of a function, that returns the seconds of one.
+timed = functools.partial(timing.timed, settle=settle)

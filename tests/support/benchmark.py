@@ -1,8 +1,8 @@
-"""benchmarks/replicas.py, as a module: its count of what crosses replicas."""
+"""benchmarks/replicas.py and timing.py as modules; what crosses replicas, counted."""
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import tensorflow as tf
 from installed import ROOT
@@ -10,10 +10,10 @@ from models import variable_of
 
 from lossscale import LossScaleOptimizer
 
-_PATH = ROOT / "benchmarks" / "replicas.py"
-_spec = importlib.util.spec_from_file_location("replicas", _PATH)
-replicas = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(replicas)
+sys.path.append(str(ROOT / "benchmarks"))
+
+import replicas
+import timing as timing
 
 
 def count(strategy, family, shapes):

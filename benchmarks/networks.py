@@ -1,0 +1,97 @@
+"""Small networks of the usual kinds, for whole training steps."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+from workloads import shared_by
+
+layers = keras.layers
+CLASSES = 10
+
+
+def mlp(width=2000, depth=6):
+    """A deep network whose weights outweigh its arithmetic: 24 million, of 8 rows."""
+    hidden = [layers.Dense(width, "relu") for _ in range(depth)]
+    return [keras.Input([width]), *hidden], tf.random.normal([8, width])
+
+
+def tiny():
+    """Two layers of 16: what a step costs that computes next to nothing."""
+    return mlp(16, 2)
+
+
+def convnet():
+    """Images of 32 x 32 through six convolutions with batch normalization."""
+    found = [keras.Input([32, 32, 3])]
+    for filters in (32, 64, 128):
+        for strides in (1, 2):
+            found.append(layers.Conv2D(filters, 3, strides, "same", use_bias=False))
+            found += [layers.BatchNormalization(), layers.ReLU()]
+    found.append(layers.GlobalAveragePooling2D())
+    return found, tf.random.normal([8, 32, 32, 3])
+
+
+class Block(layers.Layer):
+    """A transformer's: attention, then two dense layers, each added to what came in."""
+
+    def __init__(self, width, heads=4):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(heads, width // heads)
+        self.inner = layers.Dense(4 * width, "gelu")
+        self.outer = layers.Dense(width)
+        self.norms = [layers.LayerNormalization() for _ in range(2)]
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        self.inner.build(shape)
+        self.outer.build((*shape[:-1], 4 * shape[-1]))
+        for norm in self.norms:
+            norm.build(shape)
+        super().build(shape)
+
+    def call(self, x):
+        """Returns what comes out, in the shape of what came in."""
+        seen = self.norms[0](x)
+        x += self.attention(seen, seen)
+        return x + self.outer(self.inner(self.norms[1](x)))
+
+
+def transformer(width=128, words=20_000, length=32):
+    """Two blocks behind an embedding, whose gradients are sparse: 8 short texts."""
+    texts = tf.random.uniform([8, length], maxval=words, dtype=tf.int32)
+    embedding = layers.Embedding(words, width)
+    blocks = [Block(width) for _ in range(2)]
+    pooled = layers.GlobalAveragePooling1D()
+    return [keras.Input([length], dtype="int32"), embedding, *blocks, pooled], texts
+
+
+MODELS = {
+    "mlp": mlp,
+    "convnet": convnet,
+    "transformer": transformer,
+    "tiny": tiny,
+}
+
+
+def make(name, dtype):
+    """Returns a model's variables, and what computes their gradients of a loss.
+
+    Args:
+      name: One of `MODELS`.
+      dtype: A policy of Keras: of "float16" the variables are float16, too.
+    """
+    keras.mixed_precision.set_global_policy(dtype)
+    found, x = MODELS[name]()
+    model = keras.Sequential([*found, layers.Dense(CLASSES, dtype="float32")])
+    y = tf.random.uniform([len(x)], maxval=CLASSES, dtype=tf.int32)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    variables = model.trainable_variables
+    held = shared_by("keras2", variables)
+
+    def gradients(scale_loss):
+        with tf.GradientTape() as tape:
+            loss = scale_loss(loss_of(y, model(x, training=True)))
+        return tape.gradient(loss, held)
+
+    return variables, gradients

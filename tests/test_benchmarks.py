@@ -1,0 +1,159 @@
+"""The benchmarks: each runs, in small; and what their figures are worth.
+
+Nothing here looks at a time: machines are as busy as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from benchmark import timing
+from installed import ROOT
+
+from lossscale.runtime import kerases
+
+FOLDER = ROOT / "benchmarks"
+FIGURE = r"[+-]?\d+\.\d+ ±(\d+\.\d+|\?)"
+#: Of each benchmark its smallest run, and what it prints.
+SMALL = {
+    "step_overhead": (
+        "--workloads tiny --inner sgd --modes graph --seconds 0",
+        rf"(?m)^ours-legacy +{FIGURE} +{FIGURE} +({FIGURE}|within noise) ",
+    ),
+    "training_step": (
+        "--models tiny --inner sgd --modes graph --dtypes mixed_float16 --processes 1 "
+        "--seconds 0",
+        rf"(?m)^\| tiny, SGD, mixed_float16, graph \| tf_keras( \| {FIGURE}){{3}} \| ",
+    ),
+    "replicas": ("--replicas 1 --seconds 0", rf"\| 1 \| .*{FIGURE} \(0\) \|"),
+    "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
+    "packing": ("--counts 10 --sizes 256 --seconds 0", rf"stacked {FIGURE} ms, "),
+    "simulate": ("--steps 1000 --calls 1", rf"a subclass +limit +{FIGURE} s"),
+    "step_graphs": (
+        "--modes graph --families keras3 --inner sgd",
+        r"scale-apply +sgd +dynamic +\d+ ops +\d+ executed",
+    ),
+}
+QUICK = "packing"
+
+
+def is_benchmark(path):
+    return '__name__ == "__main__"' in path.read_text()
+
+
+def test_every_benchmark_is_run():
+    assert {path.stem for path in FOLDER.glob("*.py") if is_benchmark(path)} == {*SMALL}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == QUICK else pytest.mark.slow) for n in SMALL],
+)
+def test_it_runs(name, tmp_path):
+    if kerases.keras3() is None or len(kerases.keras2()) == 0:
+        pytest.skip("benchmarks set both Kerases side by side")
+    arguments, printed = SMALL[name]
+    words = [each.strip("'") for each in re.findall(r"'[^']*'|\S+", arguments)]
+    plain = [] if name == "step_graphs" else ["--plain"]
+    answer = run([FOLDER / f"{name}.py", *words, *plain], tmp_path)
+    assert re.search(printed, answer), answer
+
+
+def run(command, folder):
+    """Returns what a Python prints."""
+    answer = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**timing.without_keep(), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return answer.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="settings of glibc")
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_benchmark_starts_again_once_with_another_malloc(plain, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, timing\n"
+        "print('begun', sys.argv[1:], flush=True)\n"
+        "timing.keep_memory('--plain' in sys.argv)\n"
+        "print([os.environ.get(name) for name in timing.KEEP])\n"
+    )
+    arguments = ["a b", "--plain"] if plain else ["a b"]
+    lines = run([program, *arguments], tmp_path).splitlines()
+    if plain:
+        told, values = "malloc is as it is", [None, None]
+    else:
+        settings = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184"
+        told = f"started again with {settings}; --plain leaves that out"
+        values = ["0", "17179869184"]
+    begun = [f"begun {arguments}"] * (1 if plain else 2)
+    assert lines == [*begun, told, str(values)]
+
+
+# What a figure is worth
+
+
+@pytest.mark.parametrize("count", [5, 6, 7, 8, 9, 11, 14])
+def test_the_error_is_the_narrowest_that_holds_the_median_with_90_percent(count):
+    found = timing.figure(range(count))
+    cut = round(found.median - found.error) + 1  # the interval's ends, counted inwards
+
+    def missed(cut):
+        # Each value is as likely above the true median as below it.
+        below = [sum(each) for each in itertools.product([0, 1], repeat=count)]
+        return sum(n < cut or count - n < cut for n in below) / 2**count
+
+    assert missed(cut) <= 0.1 < missed(cut + 1)
+
+
+def test_of_fewer_than_five_values_nothing_is_sure():
+    found = timing.figure([3.0, 3.05, 3.05, 3.1])
+    assert found.error == math.inf
+    assert found.is_noise
+    assert found.shown(2) == "3.05 ±?"
+    # One process repeats itself as well as its rounds say.
+    assert timing.over_processes([timing.Figure(3.0, 0.2)]) == (3.0, 0.2)
+    assert timing.over_processes([timing.Figure(n, 0.2) for n in range(5)]) == (2, 2)
+
+
+def test_the_error_is_the_longer_side_and_many_values_have_one():
+    assert timing.figure([1, 2, 3, 4, 9]) == (3, 6)
+    assert timing.figure(range(2001)) == (1000, 37)
+
+
+def test_what_is_added_is_taken_within_a_round():
+    base = [0.010, 0.500, 0.020, 0.300, 0.011]  # the machine is busy now and then
+    found = timing.added([each + 0.002 for each in base], base)
+    assert found.median == pytest.approx(2)
+    assert found.error == pytest.approx(0, abs=1e-9)
+
+
+def test_what_is_within_noise_has_no_ratio():
+    sure, unsure = timing.Figure(4.0, 0.4), timing.Figure(0.3, 0.4)
+    less = timing.Figure(-2.0, 0.1)
+    for mine, other in [(unsure, sure), (sure, unsure), (less, sure), (sure, less)]:
+        assert timing.shown_ratio(timing.ratio(mine, other)) == "within noise"
+    found = timing.ratio(timing.Figure(2.0, 0.2), sure)
+    assert found == pytest.approx((0.5, 0.5 * math.hypot(0.1, 0.1)))
+    assert timing.shown_ratio(found) == "0.50 ±0.07"
+
+
+def test_every_round_holds_every_contender():
+    called = []
+    runs = {name: lambda n, name=name: called.append(name) or n * 1e-6 for name in "ab"}
+    times = timing.interleaved(runs, 0)
+    assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5}
+    rounds = list(zip(called[2::2], called[3::2]))
+    assert {*rounds} == {("a", "b"), ("b", "a")}
