@@ -69,7 +69,7 @@ def look_where(proof: Any, look: Callable[[], Check], groups: List[List[int]]) -
     def all_clean() -> Any:
         return of(clean(sum(map(len, groups))))
 
-    return Check(*either(proof, all_clean, lambda: of(look()), never=all_clean))
+    return Check(*either(proof, all_clean, lambda: of(look())))
 
 
 def check_each(packed: List[Any], groups: List[List[int]]) -> Check:

@@ -31,7 +31,7 @@ class Finiteness(NamedTuple):
         """Returns the exact flag, and looks only where the proof fails."""
         if self.look is None:
             return self.proof
-        return either(self.proof, _true, self.look, never=_true)
+        return either(self.proof, _true, self.look)
 
 
 def _true() -> Any:

@@ -241,10 +241,8 @@ class Attempt:
         def skip() -> Any:
             return with_dependencies([self.skip(local, agreed.codes_of_sum)], True)
 
-        if should_apply is True:  # a rule that applies every step needs no branch
-            done = apply()
-        else:
-            done = either(should_apply, apply, skip, never=_nothing)
+        # A rule that applies every step needs no branch.
+        done = apply() if should_apply is True else either(should_apply, apply, skip)
         return group_ops([done, update_op])
 
     def _meet_eagerly(self, *fields: Any) -> Tuple[Any, Any]:
@@ -270,7 +268,3 @@ class Whole:
 def _on(method: Callable[[Local], Any]) -> Callable[..., Any]:
     """Returns `method` as a function of a `Local`'s fields, as replicas get them."""
     return lambda *fields: method(Local(*fields))
-
-
-def _nothing() -> Any:
-    return tf.constant(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import TENSORFLOW
 from models import variable_of
 
 import lossscale
@@ -25,8 +26,22 @@ def test_under_xla_no_cond_runs_both_its_sides(family):
     functions = graph.as_graph_def().library.function
     nodes = [node for function in functions for node in function.node_def]
     types = {node.op for node in [*graph.as_graph_def().node, *nodes]}
-    assert types & {"Case", "StatelessCase"}
-    assert not types & {"If", "StatelessIf", "Switch", "While", "StatelessWhile"}
+    assert not types & {"Switch", "While", "StatelessWhile", "Case", "StatelessCase"}
+    branches = [
+        node.attr["else_branch"].func.name
+        for node in [*graph.as_graph_def().node, *nodes]
+        if node.op in ("If", "StatelessIf")
+    ]
+    assert branches
+    drawn = {f.signature.name for f in functions if _draws(f)}
+    assert set(branches) <= drawn
+    if TENSORFLOW >= (2, 10):  # older ones do not show what they compile
+        compiled = step.experimental_get_compiler_ir(tf.ones([SMALL + 1]))
+        assert " conditional(" in compiled(stage="optimized_hlo")
+
+
+def _draws(function):
+    return any(node.op == "RandomUniform" for node in function.node_def)
 
 
 @pytest.mark.parametrize("size", [2, SMALL + 1], ids=["small", "large"])
