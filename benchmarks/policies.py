@@ -65,6 +65,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--headroom", type=int, nargs="+", default=[])
     parser.add_argument("--half-life", type=float, nargs="+", default=[])
+    parser.add_argument("--only", default="", help="those with this in their name")
     given = parser.parse_args()
     policies = dict(POLICIES)
     for name, values in (("headroom", given.headroom), ("half_life", given.half_life)):
@@ -79,6 +80,8 @@ def main():
     for weight in given.weights:
         digits.LOSS_WEIGHT = 2.0**weight
         for name, make_loss_scale in policies.items():
+            if given.only not in name:
+                continue
             accuracies, lost, scale = train(make_loss_scale, data, given.epochs)
             cells = " | ".join(f"{100 * accuracy:.0f}" for accuracy in accuracies)
             end = f"2**{np.log2(scale):.0f}" if make_loss_scale else "-"

@@ -34,6 +34,10 @@ SMALL = {
     "replicas": ("--replicas 1 --seconds 0", rf"\| 1 \| .*{FIGURE} \(0\) \|"),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
     "packing": ("--counts 10 --sizes 256 --seconds 0", rf"stacked {FIGURE} ms, "),
+    "policies": (
+        "--weights -18 --epochs 1 --only Headroom",
+        r"(?m)^\| 2\*\*-18 \| .*Headroom.* \| ",
+    ),
     "simulate": ("--steps 1000 --calls 1", rf"a subclass +limit +{FIGURE} s"),
     "step_graphs": (
         "--modes graph --families keras3 --inner sgd",
@@ -60,7 +64,7 @@ def test_it_runs(name, tmp_path):
         pytest.skip("benchmarks set both Kerases side by side")
     arguments, printed = SMALL[name]
     words = [each.strip("'") for each in re.findall(r"'[^']*'|\S+", arguments)]
-    plain = [] if name == "step_graphs" else ["--plain"]
+    plain = [] if name in ("step_graphs", "policies") else ["--plain"]
     answer = run([FOLDER / f"{name}.py", *words, *plain], tmp_path)
     assert re.search(printed, answer), answer
 

@@ -26,8 +26,15 @@ import numpy as np
 from lossscale import arguments
 
 
-class Run(NamedTuple):
-    """A recorded run.
+class _Flags(NamedTuple):
+    """What a `Run` is unpacked into, as it was before it held more."""
+
+    is_finite: Any
+    loss_scale: Optional[Any] = None
+
+
+class Run(_Flags):
+    """A recorded run, a pair of `is_finite` and `loss_scale` that may hold more.
 
     Attributes:
       is_finite: A `bool` array of shape `[steps]`.
@@ -36,9 +43,17 @@ class Run(NamedTuple):
         unscaled gradients, or None.
     """
 
-    is_finite: Any
-    loss_scale: Optional[Any] = None
-    largest: Optional[Any] = None
+    largest: Optional[Any]
+
+    def __new__(
+        cls,
+        is_finite: Any,
+        loss_scale: Optional[Any] = None,
+        largest: Optional[Any] = None,
+    ) -> Run:  # noqa: PYI034 - Self is not in Python 3.8
+        run = super().__new__(cls, is_finite, loss_scale)
+        run.largest = largest
+        return run
 
 
 def save_run(
