@@ -45,12 +45,12 @@ class Run(_Flags):
 
     largest: Optional[Any]
 
-    def __new__(
+    def __new__(  # noqa: PYI034 - Python 3.8 has no Self
         cls,
         is_finite: Any,
         loss_scale: Optional[Any] = None,
         largest: Optional[Any] = None,
-    ) -> Run:  # noqa: PYI034 - Self is not in Python 3.8
+    ) -> Run:
         run = super().__new__(cls, is_finite, loss_scale)
         run.largest = largest
         return run
