@@ -121,8 +121,8 @@ def _leave_checkout(session: nox.Session) -> None:
         session.error(f"lossscale must be the installed one, got {found}")
 
 
-def _make_session(name: str, version: Version) -> None:
-    @nox.session(name=f"tests-{name}", python=version.python)
+def _make_session(name: str, version: Version, default: bool = True) -> None:
+    @nox.session(name=f"tests-{name}", python=version.python, default=default)
     def tests(session: nox.Session) -> None:
         """Runs the test suite on one version of TensorFlow."""
         wanted = [*version.pins, *_tf_keras(version), *_test_requirements()]
@@ -136,3 +136,5 @@ def _make_session(name: str, version: Version) -> None:
 
 for _name, _version in MATRIX.items():
     _make_session(_name, _version)
+# What is to come. Run it now and then: `nox -s tests-nightly`.
+_make_session("nightly", Version("3.13", ["tf-nightly-cpu"]), default=False)
