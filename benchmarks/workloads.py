@@ -26,6 +26,7 @@ CONTENDERS = {
     "keras3": ("keras3", "theirs", "bare"),
     "ours": ("keras3", "dynamic", "bare"),
     "ours-fixed": ("keras3", 1024.0, "bare"),
+    "ours-headroom": ("keras3", "headroom", "bare"),
     "ours-unrecorded": ("keras3", "unrecorded", "bare"),
     "tf_keras-bare": ("keras2-new", None, None),
     "tf_keras": ("keras2-new", "theirs", "tf_keras-bare"),
@@ -37,6 +38,7 @@ CONTENDERS = {
 RIVAL = {
     "ours": "keras3",
     "ours-fixed": "keras3",
+    "ours-headroom": "ours",
     "ours-unrecorded": "ours",
     "ours-tf_keras": "tf_keras",
     "ours-legacy": "legacy",
@@ -194,6 +196,9 @@ class Contender:
         elif wrapping == "unrecorded":  # what a record of faults costs a good step
             optimizer = lossscale.LossScaleOptimizer(optimizer, "dynamic")
             optimizer._fault_record.entry_of = lambda _: None
+        elif wrapping == "headroom":  # what it costs to look at the gradients
+            scale = lossscale.HeadroomLossScale()
+            optimizer = lossscale.LossScaleOptimizer(optimizer, scale)
         elif wrapping is not None:
             optimizer = lossscale.LossScaleOptimizer(optimizer, wrapping)
         variables = shared_by(family, variables)
@@ -225,8 +230,11 @@ class Contender:
 
     def check(self):
         """Raises `RuntimeError` if a step was skipped: it took another time."""
+        ours = getattr(self._optimizer, "loss_scale", None)
+        skipped = getattr(ours, "skipped_steps", None)
         now = self._loss_scale()
-        if now is not None and now < self._first_loss_scale:
+        fell = now is not None and now < self._first_loss_scale
+        if fell if skipped is None else int(skipped.numpy()):
             raise RuntimeError(f"{self.name}: steps were skipped")
 
     def trace(self):
