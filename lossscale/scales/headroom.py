@@ -75,8 +75,8 @@ class HeadroomLossScale(LossScale):
       ValueError: An argument is out of its range, or the bounds are out of order.
 
     Source: ours. The initial scale, the period and the floor are those of
-    `DynamicLossScale`; headroom and half-life were chosen on runs
-    (`benchmarks/policies.py`).
+    `DynamicLossScale`. What headroom and half-life make of a run shows
+    `benchmarks/policies.py`.
     """
 
     needs_largest = True
