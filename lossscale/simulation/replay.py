@@ -108,7 +108,7 @@ def simulate(
 
 def _seen(loss_scale: LossScale, largest: Any, trace: Any) -> Any:
     """Returns what a loss scale is told of the gradients, None if it does not look."""
-    if loss_scale.last_largest is None:
+    if not loss_scale.needs_largest:
         return None
     if largest is None:
         raise TypeError(

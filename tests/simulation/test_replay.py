@@ -124,6 +124,14 @@ def test_a_replay_is_the_objects_own_run(make):
     assert found == same(by_hand(make(), trace))
 
 
+def test_a_loss_scale_that_only_keeps_the_largest_needs_none():
+    kept = DynamicLossScale(64, 2)
+    kept.keep_largest()
+    trace = flags(5)
+    found = results(simulate(kept, is_finite=trace))
+    assert found == results(simulate(DynamicLossScale(64, 2), is_finite=trace))
+
+
 def test_a_made_up_limit_is_the_objects_own_run(make):
     limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 60)
     expected = by_hand(make(), limit, 65504 / limit.astype(np.float32))
