@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -24,17 +24,16 @@ def largest_magnitude(grads: List[Any], divisors: Optional[List[Any]] = None) ->
       A `float32` tensor of shape `[]`, 0 without gradients. It may be anything if a
       gradient is not finite.
     """
-    of_divisor: Dict[int, List[Any]] = {}
     divisors = divisors or [None] * len(grads)
+    of_divisor: Dict[int, Tuple[Any, List[Any]]] = {}
     for grad, divisor in zip(grads, divisors):
-        of_divisor.setdefault(id(divisor), []).extend(floating_values([grad]))
-    found = {id(divisor): divisor for divisor in divisors}
+        _, values = of_divisor.setdefault(id(divisor), (divisor, []))
+        values.extend(floating_values([grad]))
     quotients = [tf.constant(0.0)]
-    for key, values in of_divisor.items():
+    for divisor, values in of_divisor.values():
         magnitudes = [_magnitude(value) for value in pack(values)[0]]
         if magnitudes:
             greatest = tf.reduce_max(tf.stack(magnitudes))
-            divisor = found[key]
             quotients.append(greatest if divisor is None else greatest / divisor)
     return tf.reduce_max(tf.stack(quotients))
 

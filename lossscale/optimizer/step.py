@@ -139,25 +139,18 @@ class Attempt:
         # What equal rows add up to is nobody's before they are applied.
         self._is_checked = handed.is_checked and not rows.any_may_repeat(grads)
         self._groups = alone(grads)
-        if self._follows_its_rule and self._loss_scale.checks_gradients:
+        checks_itself = self._follows_its_rule and self._loss_scale.checks_gradients
+        if checks_itself:
             grads, self._groups, divisors = packed(grads, divisors)
         local = Local(grads, divisors, handed.earlier, handed.losses, variables)
-        if self._asks_for_largest():
+        if checks_itself and self._loss_scale.last_largest is not None:
             found = largest_unscaled(grads, divisors, handed.earlier, handed.is_checked)
             local = local._replace(largest=found)
-        if self._divides_in_branch():
+        is_alone = isinstance(self._agreement, Alone)
+        if checks_itself and is_alone and self._mode.fuses:  # divided in the branch
             return local
         quotients = divided(self._loss_scale, grads, divisors)
         return local._replace(grads=quotients, divisors=None)
-
-    def _asks_for_largest(self) -> bool:
-        asks = self._loss_scale.last_largest is not None and self._follows_its_rule
-        return asks and self._loss_scale.checks_gradients
-
-    def _divides_in_branch(self) -> bool:
-        is_alone = isinstance(self._agreement, Alone) and self._follows_its_rule
-        checks = self._loss_scale.checks_gradients
-        return is_alone and checks and self._mode.fuses
 
     def check(self, local: Local) -> Any:
         """Returns this replica's vote."""
