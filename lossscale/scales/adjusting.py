@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
@@ -25,6 +26,23 @@ def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
         return adjust(loss_scale, finiteness(grads))
     is_finite = replicas.call_for_each_replica(all_finite, grads)
     return tuple(loss_scale.adjust(replicas.agree(is_finite)))
+
+
+def check_takes_largest(loss_scale: Any) -> None:
+    """Refuses a loss scale that cannot be told of the largest gradient.
+
+    Raises:
+      TypeError: Its subclass overrides `adjust` without the argument `largest`.
+    """
+    signature = inspect.signature(loss_scale.adjust)
+    try:
+        signature.bind(True, 1.0)
+    except TypeError:
+        raise TypeError(
+            f"`adjust` of {type(loss_scale).__name__} must take `largest`, which is to "
+            f"be kept, got adjust{signature}. Write `def adjust(self, is_finite, "
+            "largest=None)`, and hand it on to `super().adjust(is_finite, largest)`."
+        ) from None
 
 
 def known_of(loss_scale: Any, is_finite: Any, largest: Optional[Any]) -> List[Any]:

@@ -149,8 +149,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """Asks for the greatest magnitude of each step to be kept in `last_largest`.
 
         The rule is not told. Call it before tracing, in the scope of the strategy.
+
+        Raises:
+          TypeError: A subclass overrides `adjust` without the argument `largest`.
         """
         if self.last_largest is None:
+            adjusting.check_takes_largest(self)
             self._kept.largest = scalar("last_largest", 0.0, tf.float32)
 
     @do_not_convert
@@ -271,14 +275,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return float(self.numpy())
 
     def __repr__(self) -> str:
-        shown = dict(self.get_config())
-        if mode.current().knows_values:
-            state = {
-                name: value.numpy()
-                for name, value in vars(self).items()
-                if isinstance(value, tf.Variable)
-            }
-            shown = {**state, **shown}
+        kinds = (tf.Variable,) if mode.current().knows_values else ()
+        variables = {k: v for k, v in vars(self).items() if isinstance(v, kinds)}
+        state = {name: variable.numpy() for name, variable in variables.items()}
+        shown = {**state, **self.get_config()}
         listed = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({listed})"
 

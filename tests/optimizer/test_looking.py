@@ -288,3 +288,15 @@ def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
             if loss_scale is kept:
                 assert float(loss_scale.last_largest) == largest
     assert scales[:4] == scales[4:]
+
+
+def test_an_adjust_that_takes_no_largest_cannot_keep_it():
+    class Mine(DynamicLossScale):
+        def adjust(self, is_finite):
+            return super().adjust(is_finite)
+
+    mine = Mine()
+    with pytest.raises(TypeError, match=r"`adjust` of Mine must take `largest`.*got"):
+        mine.keep_largest()
+    assert mine.last_largest is None
+    assert bool(mine.update([tf.ones([2])])[1])
