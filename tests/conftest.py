@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import left_over
 from installed import families, make_strategy
 
 _STRATEGY = []
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(items):
+    """Leaves to the slow tests what only combines anew what quick ones have."""
+    for item in left_over(items):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

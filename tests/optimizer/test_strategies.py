@@ -258,7 +258,7 @@ def test_a_random_run_of_500_steps(trainings, mirrored, family, number, share):
 
 def run_tests(on, *arguments, **environment):
     """Runs tests of this folder on another strategy, and returns the process."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n0"]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "slow or not slow"]
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", "--color=no", *arguments],
         cwd=environment.pop("cwd", ROOT),
@@ -278,7 +278,6 @@ def test_other_strategies(on):
         on,
         str(HERE),
         str(HERE.with_name("test_sharing.py")),
-        *("-m", "slow or not slow"),
         *("-k", f"({chosen}) and not other and not flag_of_one and not one-device"),
     )
     assert answer.returncode == 0, answer.stdout[-3000:]
