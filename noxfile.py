@@ -20,6 +20,9 @@ nox.options.default_venv_backend = "uv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = "CI" in os.environ
 
+# uv compiles nothing, and without this each process of the tests would: ten seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 if shutil.which("pyenv"):  # it hides every Python that is not chosen
     _names = subprocess.run(
         ["pyenv", "versions", "--bare"],  # noqa: S607 - the user's own, on PATH
@@ -115,8 +118,9 @@ def _leave_checkout(session: nox.Session) -> None:
         copy = shutil.copytree if Path(name).is_dir() else shutil.copy
         copy(name, folder / name)
     session.chdir(folder)
-    find = "from importlib.util import find_spec; print(find_spec('lossscale').origin)"
-    found = str(session.run("python", "-c", find, silent=True)).strip()
+    # This compiles TensorFlow and Keras, too: once, not in each process of the tests.
+    find = "import lossscale; print(lossscale.__file__)"
+    found = str(session.run("python", "-c", find, silent=True)).splitlines()[-1]
     if "site-packages" not in found:
         session.error(f"lossscale must be the installed one, got {found}")
 
