@@ -50,6 +50,7 @@ def make_step(optimizer, variables, loop, mode):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.every_combination
 def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
     family, way, loop, mode
 ):
@@ -81,6 +82,7 @@ def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss_scale", [8.0, "dynamic"])
+@pytest.mark.every_combination
 def test_it_may_return_others(family, way, loss_scale):
     def aggregate(pairs):
         assert [variable is not None for _, variable in pairs] == [True, True]
@@ -104,6 +106,7 @@ def test_it_may_return_others(family, way, loss_scale):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.every_combination
 def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode):
     seen = []
 

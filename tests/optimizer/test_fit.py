@@ -88,6 +88,7 @@ def test_an_infinity_in_a_batch_changes_nothing(family, rng, how):
     ],
     ids=str,
 )
+@pytest.mark.every_combination
 def test_a_skipped_step_moves_no_ema_and_no_decay(family, rng, settings):
     for name in settings.keys() & {"use_ema", "weight_decay"}:
         skip_without(name, family)

@@ -70,6 +70,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.every_combination
 def test_one_list_unscaled_and_one_as_it_came(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
     (optimizer,), _ = make(family, loss_scale)

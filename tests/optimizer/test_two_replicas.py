@@ -245,6 +245,7 @@ def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored, mode):
     ],
     ids=str,
 )
+@pytest.mark.every_combination
 def test_settings_for_which_keras3_meets_in_a_branch(family, mirrored, setting):
     """Bare, Keras 3 can do it eagerly, and in a graph it fails: so do we."""
     skip_without("gradient accumulation and EMA on replicas", family)

@@ -13,7 +13,8 @@ def left_over(items):
     """
     functions = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        marks = {mark.name for mark in item.iter_markers()}
+        if not marks & {"slow", "every_combination"}:
             functions[item.nodeid.partition("[")[0]].append((item, _values(item)))
     found = []
     for group in functions.values():
