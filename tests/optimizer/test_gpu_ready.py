@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import predicates
 import pytest
 import tensorflow as tf
+from installed import ROOT, families
+from limits import TENSORFLOW
 from models import policy_of, variable_of
 from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21)
     kernels,
@@ -174,6 +179,52 @@ def test_only_the_branchs_predicate_goes_to_the_host(family, clips, policy):
     assert reads & PREDICATES, "no branch was found"
     # Keras 2 looks at the shape of sparse gradients, wrapped or not.
     assert reads - _host_reads_of_bare(family) <= PREDICATES
+
+
+def wrapped(family, by):
+    """Returns an optimizer: "bare", in "its own" Keras's wrapper, or in "ours"."""
+    inner = family.optimizers.SGD(0.5)
+    if by == "bare":
+        return inner
+    owner = family.keras.mixed_precision if by == "its own" else lossscale
+    return owner.LossScaleOptimizer(inner)
+
+
+def waits(family, by, count):
+    """Returns how often the host waits, in the loop that its own wrapper wants."""
+    optimizer = wrapped(family, by)
+    variables = [variable_of(family, tf.ones([64, 64])), variable_of(family, [1.0])]
+    if hasattr(optimizer, "build"):
+        optimizer.build(variables)
+    held = [v if isinstance(v, tf.Variable) else v.value for v in variables]
+    name = "scale_loss" if family.name == "keras3" else "get_scaled_loss"
+    scale = getattr(optimizer, name, tf.identity)
+    unscales = family.name != "keras3" and by != "bare"
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = scale(tf.add_n([tf.reduce_sum(value * value) for value in held]))
+        grads = tape.gradient(loss, held)
+        grads = optimizer.get_unscaled_gradients(grads) if unscales else grads
+        optimizer.apply_gradients(list(zip(grads, variables)))
+
+    return count(step)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TENSORFLOW < (2, 21), reason="the page's figures are of 2.21")
+def test_the_host_waits_as_often_as_the_page_says():
+    names = {
+        "keras3": "Keras 3",
+        "keras2-new": "tf_keras",
+        "keras2-legacy": "tf_keras's legacy optimizers",
+    }
+    counts = {"a graph": predicates.in_graph, "XLA": predicates.under_xla}
+    page = (ROOT / "docs" / "cost.md").read_text()
+    for family, mode in itertools.product(families(), counts):
+        found = [waits(family, by, counts[mode]) for by in ("bare", "its own", "ours")]
+        told = " | ".join(map(str, found))
+        assert f"| {names[family.name]}, {mode} | {told} |\n" in page, found
 
 
 @needs_cuda_build

@@ -1,0 +1,45 @@
+"""How often the host must wait for a step: each branch that runs asks it for a bool.
+
+Counted on the way of a good step, in what TensorFlow runs: at most so many, as a branch
+within a branch may stay out.
+"""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # no public name (seen on 2.16 to 2.21)
+
+#: What asks, of the nodes that a `tf.cond` of a graph becomes.
+ASKS = re.compile(r"(^|/)switch_pred/_\d+$")
+
+
+def in_graph(step):
+    """Counts them in a function that is run as a graph of TensorFlow."""
+    context.enable_graph_collection()
+    try:
+        tf.function(step, autograph=False)()
+        graphs = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_graph_collection()
+    nodes = [node for graph in graphs for node in graph.post_optimization_graph.node]
+    asked = {node.name for node in nodes if ASKS.search(node.name)}
+    return sum("/else/" not in name for name in asked)
+
+
+def under_xla(step):
+    """Counts them in a function that XLA compiles: its branches, and turns of loops."""
+    function = tf.function(step, autograph=False, jit_compile=True)
+    program = function.experimental_get_compiler_ir()(stage="optimized_hlo")
+    bodies = {}
+    for body in program.split("\n\n"):
+        head = body.strip().partition(" ")[0]
+        bodies[head] = body
+
+    def asked(body):
+        branches = re.findall(r" conditional\(.* true_computation=(%[\w.-]+)", body)
+        loops = re.findall(r" while\(.* body=(%[\w.-]+)", body)
+        return sum(1 + asked(bodies[name]) for name in [*branches, *loops])
+
+    return asked(bodies["ENTRY"])
