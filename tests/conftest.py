@@ -11,10 +11,23 @@ _STRATEGY = []
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
+    elsewhere = [item for item in items if _is_compiled_elsewhere(item)]
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if item not in elsewhere]
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
+
+
+def _is_compiled_elsewhere(item):
+    """Tells whether XLA compiles this of another Keras, and that is enough."""
+    if item.get_closest_marker("compiled_once") is None or not hasattr(
+        item, "callspec"
+    ):
+        return False
+    family = item.callspec.params.get("family", families()[0])
+    return item.callspec.params.get("mode") == "xla" and family != families()[0]
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import START, S, Trained, gradients, sharing, warned
-from installed import families
 from limits import skip_without
 from models import compiled, variable_of
 from strategies import copies
@@ -25,19 +24,9 @@ MODES = ["eager", "graph", "xla"]
 COMPILED = ["graph", "xla"]
 NAN, INF = float("nan"), float("inf")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.compiled_once
 every_mode = pytest.mark.parametrize("mode", MODES)
 in_a_graph = pytest.mark.parametrize("mode", COMPILED)
-
-
-@pytest.fixture(autouse=True)
-def one_keras_under_xla(request):
-    """What XLA compiles is the graph, which is tested of each Keras."""
-    given = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    families_here = [each.name for each in families()]
-    family = given.get("family")
-    if given.get("mode") == "xla" and family and family.name != families_here[0]:
-        pytest.skip("compiled once, of the first Keras that is here")
 
 
 @pytest.fixture
@@ -926,6 +915,7 @@ def only_keras3(family):
 
 @every_mode
 @pytest.mark.parametrize("get", GETS)
+@pytest.mark.every_combination
 def test_an_inner_optimizer_that_was_built_before(family, get, mode):
     only_keras3(family)
     trained = Trained(family)
@@ -950,6 +940,7 @@ def test_an_inner_optimizer_that_was_built_before(family, get, mode):
 
 @every_mode
 @pytest.mark.parametrize("value", [0.5, INF])
+@pytest.mark.every_combination
 def test_gradients_that_are_all_new_values(family, value, mode):
     """float8 layers hand them over: of such a step the loss scale is told nothing."""
     only_keras3(family)
@@ -969,6 +960,7 @@ def test_gradients_that_are_all_new_values(family, value, mode):
 
 
 @every_mode
+@pytest.mark.every_combination
 def test_new_values_beside_gradients(family, mode):
     only_keras3(family)
     trained = Trained(family, sizes=(4, 4))
@@ -1033,6 +1025,7 @@ def unscale_again_and_again(trained):
         unscale_again_and_again,
     ],
 )
+@pytest.mark.slow
 def test_nothing_grows_with_the_steps(trained, once):
     def count():
         gc.collect()
@@ -1098,6 +1091,7 @@ MODES_OF_TWO = ["eager", "graph"]
 @pytest.mark.parametrize("mode", MODES_OF_TWO)
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])
 @collections
+@pytest.mark.slow
 def test_replicas_make_them_in_loops_and_branches(distributed, collect, way, mode):
     def step(trained, factor):
         get = getattr(trained, way)
@@ -1109,6 +1103,7 @@ def test_replicas_make_them_in_loops_and_branches(distributed, collect, way, mod
 
 @pytest.mark.parametrize("clips", [True, False])
 @pytest.mark.parametrize("mode", MODES_OF_TWO)
+@pytest.mark.slow
 def test_replicas_branch(distributed, clips, mode):
     """In a graph replicas cannot meet in a branch of it: the flag is Python's."""
 
@@ -1124,6 +1119,7 @@ def test_replicas_branch(distributed, clips, mode):
 
 @pytest.mark.parametrize("mode", MODES_OF_TWO)
 @pytest.mark.parametrize("change", [as_it_is, by_value])
+@pytest.mark.slow
 def test_replicas_apply_one_list_unscaled_and_one_as_it_came(
     family, mirrored, change, mode
 ):
@@ -1155,6 +1151,7 @@ def test_replicas_apply_one_list_unscaled_and_one_as_it_came(
 @pytest.mark.parametrize("mode", MODES_OF_TWO)
 @pytest.mark.parametrize("both_scale", [True, False], ids=["both", "one"])
 @pytest.mark.parametrize("clip", [True, False], ids=["clipped", "as it is"])
+@pytest.mark.slow
 def test_replicas_unscale_for_both(distributed, both_scale, clip, mode):
     def step(first, second, factor):
         factors = tf.stack([factor, factor])
