@@ -943,7 +943,7 @@ def test_an_inner_optimizer_that_was_built_before(family, get, mode):
 @pytest.mark.every_combination
 def test_gradients_that_are_all_new_values(family, value, mode):
     """float8 layers hand them over: of such a step the loss scale is told nothing."""
-    only_keras3(family)
+    skip_without("gradients that are all new values", family)
     trained = Trained(family)
     (variable,) = trained.variables
     variable.overwrite_with_gradient = True

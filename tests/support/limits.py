@@ -85,6 +85,10 @@ LIMITS = {
         lambda family: family.name != "keras3" or _keras_is_older(family, (3, 15)),
         "Keras 2 accumulates nothing; older Kerases 3 fail otherwise",
     ),
+    "gradients that are all new values": (
+        lambda family: family.name != "keras3" or _keras_is_older(family, (3, 10)),
+        "only Keras 3 has them, and before 3.10 takes no list of such alone, bare too",
+    ),
     "convert_to_legacy_optimizer": (
         lambda family: family.name != "keras2-new" or TENSORFLOW < (2, 13),
         "only new optimizers of Keras 2 are converted; Keras 2.11's fails on wrappers",
