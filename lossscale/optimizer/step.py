@@ -234,6 +234,9 @@ class Attempt:
         def skip() -> Any:
             return with_dependencies([self.skip(local, agreed.codes_of_sum)], True)
 
+        if self._mode.branch_saves_time:
+            skip = tf.function(skip, autograph=False, experimental_attributes={"_noinline": True})
+
         # A rule that applies every step needs no branch.
         done = apply() if should_apply is True else either(should_apply, apply, skip)
         return group_ops([done, update_op])

@@ -91,6 +91,7 @@ def adjust(
         is_finite = proof if look is None else look()
         return with_dependencies(adjust_state(loss_scale, is_finite), is_finite)
 
+    apply_rule = tf.function(apply_rule, autograph=False, experimental_attributes={"_noinline": True})
     only_counts = tf.logical_and(finiteness.proof, stays)
     is_finite = tf.cond(only_counts, lambda: _count_good(loss_scale), apply_rule)
     return group_ops([is_finite]), is_finite
