@@ -10,7 +10,8 @@ import tensorflow as tf
 TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
 
 
-def _keras_is_older(family, version):
+def is_older(family, version):
+    """Tells whether a family is of a Keras 3 before a version."""
     if family.name != "keras3":
         return False  # its version is TensorFlow's
     return tuple(map(int, family.keras.__version__.split(".")[:2])) < version
@@ -82,11 +83,11 @@ LIMITS = {
         "legacy optimizers, and the experimental ones of 2.10, have no weight_decay",
     ),
     "gradient accumulation and EMA on replicas": (
-        lambda family: family.name != "keras3" or _keras_is_older(family, (3, 15)),
+        lambda family: family.name != "keras3" or is_older(family, (3, 15)),
         "Keras 2 accumulates nothing; older Kerases 3 fail otherwise",
     ),
     "gradients that are all new values": (
-        lambda family: family.name != "keras3" or _keras_is_older(family, (3, 10)),
+        lambda family: family.name != "keras3" or is_older(family, (3, 10)),
         "only Keras 3 has them, and before 3.10 takes no list of such alone, bare too",
     ),
     "convert_to_legacy_optimizer": (
@@ -146,7 +147,7 @@ LIMITS = {
         "TensorBoard is not installed",
     ),
     "what the table of peers says": (
-        lambda family: TENSORFLOW < (2, 21) or _keras_is_older(family, (3, 15)),
+        lambda family: TENSORFLOW < (2, 21) or is_older(family, (3, 15)),
         "peers are looked at on the newest versions only",
     ),
     "the pages": (

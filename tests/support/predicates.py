@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # no public name (seen on 2.16 to 2.21)
+from tensorflow.python.eager import context  # no public name (seen on 2.21)
 
 #: What asks, of the nodes that a `tf.cond` of a graph becomes.
 ASKS = re.compile(r"(^|/)switch_pred/_\d+$")
