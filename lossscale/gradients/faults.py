@@ -10,10 +10,14 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import as_stored, floating_values, sum_is_finite
+from lossscale.gradients.finite import (
+    Finiteness,
+    as_stored,
+    floating_values,
+    together,
+)
 from lossscale.gradients.largest import greater
 from lossscale.runtime import mode
-from lossscale.runtime.control import either
 
 #: The fault codes. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
@@ -22,65 +26,62 @@ _SMALL = {tf.float32: 2.0**-64, tf.float64: 2.0**-960}
 
 
 class Check(NamedTuple):
-    """What a look at one replica's gradients has shown.
+    """What one replica knows of its gradients as they are now, whatever comes of them.
 
     Attributes:
-      is_finite: A `bool` tensor of shape `[]`, whether all are finite.
-      codes: A `float32` tensor of shape `[gradients]`: the fault code of each.
+      finiteness: Whether all are finite.
+      codes: Returns a `float32` tensor of shape `[gradients]`, the fault code of each.
+        Called where the step is skipped, perhaps within a branch.
       largest: Their greatest magnitude. None: nobody asked for it.
     """
 
-    is_finite: Any
-    codes: Any
+    finiteness: Finiteness
+    codes: Callable[[], Any]
     largest: Optional[Any] = None
 
 
-def clean(count: int) -> Check:
-    """Returns the check of gradients that are all finite."""
-    return Check(tf.constant(True), tf.zeros([count]))
+def check(finiteness: Finiteness, look: Callable[[], Any], count: int) -> Check:
+    """Returns the check of gradients. In a graph they are looked at where it is used.
+
+    Eagerly that is done now: to look later, the gradients would have to be kept.
+
+    Args:
+      finiteness: Whether all are finite.
+      look: Returns their codes, as `codes_of_each` does.
+      count: How many there are.
+    """
+    if not mode.current().knows_values:
+        return Check(finiteness, look)
+    if finiteness.proof:
+        return Check(Finiteness(finiteness.proof), lambda: clean(count))
+    codes = look()
+    return Check(Finiteness(are_clean(codes)), lambda: codes)
 
 
-def check(packed: List[Any], groups: List[List[int]]) -> Check:
-    """Checks gradients, exactly, with one read of them if they are finite.
+def clean(count: int) -> Any:
+    """Returns the codes of gradients that are all finite."""
+    return tf.zeros([count])
+
+
+def are_clean(codes: Any) -> Any:
+    """Tells whether codes are all of finite gradients."""
+    return tf.reduce_max(codes) <= FINITE  # of none, -inf
+
+
+def codes_of_each(packed: List[Any], groups: List[List[int]]) -> Any:
+    """Returns the codes of gradients, in their order, by looking at each element.
 
     Args:
       packed: A list of gradients, as `packing.pack` returns it.
       groups: The positions of the gradients that each of them is made of.
-
-    Returns:
-      A `Check` with the codes in the order of the gradients.
     """
-    proof = sum_is_finite(floating_values(packed))
-    return look_where(proof, lambda: check_each(packed, groups), groups)
-
-
-def look_where(proof: Any, look: Callable[[], Check], groups: List[List[int]]) -> Check:
-    """Returns the check of gradients: clean where `proof` holds, else what `look` says.
-
-    Args:
-      proof: A `bool` tensor of shape `[]`. If True, all gradients are finite.
-      look: Called within a branch. Returns the exact check.
-      groups: The positions of the gradients that each tensor is made of.
-    """
-
-    def of(found: Check) -> Any:
-        return found.is_finite, found.codes
-
-    def all_clean() -> Any:
-        return of(clean(sum(map(len, groups))))
-
-    return Check(*either(proof, all_clean, lambda: of(look())))
-
-
-def check_each(packed: List[Any], groups: List[List[int]]) -> Check:
-    """Checks gradients by looking at each element."""
     if not groups:
         return clean(0)
     joins_factors = mode.current().joins_factors
     codes_of = _codes_by_element if joins_factors else _codes_by_sum
     sizes = [len(group) for group in groups]
     codes = codes_of([_rows(grad, size) for grad, size in zip(packed, sizes)], sizes)
-    return Check(tf.reduce_max(codes) == FINITE, in_order(codes, groups))
+    return in_order(codes, groups)
 
 
 def in_order(codes: Any, groups: List[List[int]]) -> Any:
@@ -91,21 +92,30 @@ def in_order(codes: Any, groups: List[List[int]]) -> Any:
     return tf.gather(codes, sorted(range(len(listed)), key=listed.__getitem__))
 
 
-def combine(earlier: Optional[Check], later: Optional[Check]) -> Any:
-    """Returns what two checks of the same gradients say together.
-
-    If the earlier one found faults, they are the cause of what the later one sees:
-    clipping by an infinite norm makes a NaN of every gradient.
-    """
-    if earlier is None:
-        return later
-    if later is None:
-        return earlier
+def combine(earlier: Optional[Check], later: Optional[Check]) -> Optional[Check]:
+    """Returns what two checks of the same gradients say together. None of none."""
+    if earlier is None or later is None:
+        return later if earlier is None else earlier
     return Check(
-        tf.logical_and(earlier.is_finite, later.is_finite),
-        tf.where(earlier.is_finite, later.codes, earlier.codes),
+        together([earlier.finiteness, later.finiteness]),
+        lambda: first_cause(earlier, later.codes()),
         greater(earlier.largest, later.largest),
     )
+
+
+def first_cause(earlier: Optional[Check], codes: Any) -> Any:
+    """Returns the codes of gradients that were checked before.
+
+    If that found faults, they are the cause of what is seen later: clipping by an
+    infinite norm makes a NaN of every gradient.
+
+    Args:
+      earlier: The check of when they were unscaled. None: there was none.
+      codes: Their codes now.
+    """
+    if earlier is None:
+        return codes
+    return tf.where(earlier.finiteness.looked(), codes, earlier.codes())
 
 
 def _rows(grad: Any, size: int) -> List[Any]:

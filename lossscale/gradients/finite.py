@@ -33,9 +33,25 @@ class Finiteness(NamedTuple):
             return self.proof
         return either(self.proof, _true, self.look)
 
+    def looked(self) -> Any:
+        """Returns the exact flag by looking, proof or no proof. Called in a branch."""
+        return self.proof if self.look is None else self.look()
+
 
 def _true() -> Any:
     return tf.constant(True)
+
+
+def together(parts: List[Finiteness]) -> Finiteness:
+    """Returns whether all that several tell of is finite. `parts` is not empty."""
+    if len(parts) == 1:
+        return parts[0]
+    proof = tf.reduce_all(tf.stack([part.proof for part in parts]))
+    if all(part.look is None for part in parts):
+        return Finiteness(proof)
+    return Finiteness(
+        proof, lambda: tf.reduce_all(tf.stack([part.looked() for part in parts]))
+    )
 
 
 @do_not_convert

@@ -35,7 +35,10 @@ def aggregated(
     found, trained = [g for g, _ in pairs], [v for _, v in pairs]
     earlier = faults.combine(handed.earlier, check)
     if earlier is not None:
-        earlier = earlier._replace(codes=_codes_of(trained, earlier.codes, variables))
+        of_all = earlier.codes
+        earlier = earlier._replace(
+            codes=lambda: _codes_of(trained, of_all(), variables)
+        )
     return HandedIn(found, [None] * len(found), earlier, False, handed.losses), trained
 
 

@@ -37,16 +37,17 @@ class Own(NamedTuple):
 
     Attributes:
       grads: Its gradients.
-      earlier: The flag of when the user had them unscaled. None: there is none.
-      prove: Returns a cheap proof that they are finite now.
-      look: Returns the exact flag, of then and now. None: `earlier` says all.
+      earlier: A proof that they were when the user had them unscaled. None: there is
+        none.
+      prove: Returns a cheap proof that they are finite now. None: `earlier` is enough.
+      look: Returns the exact flag, of then and now.
       largest: The greatest magnitude of the unscaled gradients. None: nobody asks.
     """
 
     grads: List[Any]
     earlier: Any
-    prove: Callable[[], Any]
-    look: Optional[Callable[[], Any]]
+    prove: Optional[Callable[[], Any]]
+    look: Callable[[], Any]
     largest: Any
 
 
@@ -58,7 +59,7 @@ class Alone:
 
     def vote(self, own: Own) -> Any:
         """Returns this replica's vote, a `bool` tensor of shape `[]`."""
-        if own.look is None:
+        if own.prove is None:
             return own.earlier
         return both(own.earlier, own.prove())
 
@@ -110,7 +111,7 @@ class Among:
             if rows.any_may_repeat(own.grads):
                 of_rows = rows.sums_stay_finite(own.grads, terms=self._replicas)
                 is_small = tf.logical_and(is_small, of_rows)
-        if own.look is None:
+        if own.prove is None:
             proof = own.earlier
         else:  # being small proves that they are finite, too
             proof = both(own.earlier, is_small if self._are_added else own.prove())
@@ -138,7 +139,7 @@ class Among:
         is_finite, codes_of_sum = tf.cond(
             in_doubt,
             lambda: self._check_sum(grads, groups),
-            lambda: (is_clear, clean.codes),
+            lambda: (is_clear, clean),
         )
         return Agreed(Finiteness(is_finite), codes_of_sum, largest)
 
@@ -147,8 +148,8 @@ class Among:
         terms = replicas.call_for_each_replica(self._terms, grads)
         for position, term in terms.items():
             sums[position] = replicas.all_reduce_sum(term)
-        found = faults.check(sums, groups)
-        return found.is_finite, found.codes
+        codes = faults.codes_of_each(sums, groups)
+        return faults.are_clean(codes), codes
 
     def _terms(self, grads: List[Any]) -> Any:
         # Of three or more terms the order decides whether they overflow, and it is the

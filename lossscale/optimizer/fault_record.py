@@ -182,7 +182,7 @@ def _placed(codes: Any, positions: List[int], size: int) -> Any:
 def _with_loss(codes: Any, losses: List[Any]) -> Any:
     """Returns the codes of one replica's gradients, and behind them its loss's."""
     alone = [[position] for position in range(len(losses))]
-    of_losses = faults.check_each([*losses, None], [*alone, [len(losses)]]).codes
+    of_losses = faults.codes_of_each([*losses, None], [*alone, [len(losses)]])
     return tf.concat([codes, tf.reshape(tf.reduce_max(of_losses), [1])], 0)
 
 

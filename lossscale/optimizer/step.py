@@ -26,7 +26,7 @@ from lossscale.optimizer.unscaling import (
     proof_as_applied,
 )
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.runtime.control import either, group_ops, rarely, with_dependencies
 from lossscale.scales.base import LossScale
 
 
@@ -50,11 +50,6 @@ class Local(NamedTuple):
     variables: Whole
     largest: Any = None
     vote: Any = None
-
-    @property
-    def was_finite(self) -> Any:
-        """The flag of `earlier`, None if there was none."""
-        return None if self.earlier is None else self.earlier.is_finite
 
 
 class Attempt:
@@ -107,6 +102,7 @@ class Attempt:
         self._agreement = Alone() if replicas.count() == 1 else Among(are_added)
         self._groups: List[List[int]] = []
         self._is_checked = False
+        self._is_exact = False
 
     def run(self, handed: HandedIn, variables: Any) -> Any:
         """Applies gradients, or skips them on all replicas.
@@ -154,16 +150,31 @@ class Attempt:
 
     def check(self, local: Local) -> Any:
         """Returns this replica's vote."""
-        look = None if self._is_checked else lambda: self._look(local)
-        prove = partial(proof_as_applied, local.grads, local.divisors)
-        own = Own(local.grads, local.was_finite, prove, look, local.largest)
+        earlier = None if local.earlier is None else local.earlier.finiteness
+        looks_now = self._mode.looks_at_once and not rows.any_may_repeat(local.grads)
+        has_looked = earlier is None or earlier.look is None
+        self._is_exact = has_looked and (self._is_checked or looks_now)
+        own = Own(
+            local.grads,
+            None if earlier is None else earlier.proof,
+            None if self._is_checked else partial(self._prove, local),
+            partial(self._look, local),
+            local.largest,
+        )
         return self._agreement.vote(own)
 
+    def _prove(self, local: Local) -> Any:
+        """Returns a cheap proof that one replica's gradients are finite now."""
+        return proof_as_applied(self._loss_scale, local.grads, local.divisors)
+
     def _look(self, local: Local) -> Any:
-        """Returns the exact flag of one replica's gradients, within a branch."""
+        """Returns the exact flag of one replica, of then and now, within a branch."""
+        earlier = None if local.earlier is None else local.earlier.finiteness.looked()
+        if self._is_checked:
+            return earlier
         grads = self._divided(local)
         values = floating_values([*grads, *rows.added(grads)])
-        return both(local.was_finite, each_is_finite(values))
+        return both(earlier, each_is_finite(values))
 
     def agree(self, local: Local) -> Agreed:
         """Returns what the replicas know together."""
@@ -174,7 +185,7 @@ class Attempt:
 
         return self._agreement.agree(
             local.vote,
-            None if self._is_checked else look,
+            None if self._is_exact else look,
             grads=local.grads,
             groups=self._groups,
             largest=local.largest,
@@ -207,18 +218,16 @@ class Attempt:
 
     def _codes(self, local: Local) -> Any:
         """Returns the fault codes of one replica's gradients."""
-        now = None
-        if not self._is_checked:
-            grads = self._divided(local)
-            now = faults.check_each(grads, self._groups)
-            if rows.any_may_repeat(grads):
-                of_rows = faults.check_each(rows.added(grads), self._groups)
-                now = now._replace(codes=tf.maximum(now.codes, of_rows.codes))
-        return faults.combine(local.earlier, now).codes
+        if self._is_checked and local.earlier is not None:
+            return local.earlier.codes()
+        grads = self._divided(local)
+        codes = faults.codes_of_each(grads, self._groups)
+        if rows.any_may_repeat(grads):
+            of_rows = faults.codes_of_each(rows.added(grads), self._groups)
+            codes = tf.maximum(codes, of_rows)
+        return faults.first_cause(local.earlier, codes)
 
     def _divided(self, local: Local) -> List[Any]:
-        if local.divisors is None:
-            return local.grads
         return divided(self._loss_scale, local.grads, local.divisors)
 
     def _meet(self, *fields: Any) -> Any:
@@ -235,8 +244,11 @@ class Attempt:
             return with_dependencies([self.skip(local, agreed.codes_of_sum)], True)
 
         # A rule that applies every step needs no branch.
-        done = apply() if should_apply is True else either(should_apply, apply, skip)
-        return group_ops([done, update_op])
+        if should_apply is True:
+            return group_ops([apply(), update_op])
+        is_alone = isinstance(self._agreement, Alone)
+        otherwise = rarely(skip) if is_alone else skip
+        return group_ops([either(should_apply, apply, otherwise), update_op])
 
     def _meet_eagerly(self, *fields: Any) -> Tuple[Any, Any]:
         local = Local(*fields)

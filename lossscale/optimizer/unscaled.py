@@ -6,9 +6,8 @@ import weakref
 from collections import Counter
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-import tensorflow as tf
-
 from lossscale.gradients.faults import Check, clean
+from lossscale.gradients.finite import together
 from lossscale.gradients.largest import greater
 from lossscale.runtime import mode
 from lossscale.runtime.graphs import current_graph, visible_graphs
@@ -96,13 +95,14 @@ def earlier_check(lists: List[Unscaled], grads: List[Any]) -> Optional[Check]:
     checks = [each.check for each in lists if each.check is not None]
     if not checks:
         return None
-    is_finite, largest = checks[0].is_finite, checks[0].largest
+    finiteness = together([each.finiteness for each in checks])
+    largest = checks[0].largest
     for each in checks[1:]:
-        is_finite = tf.logical_and(is_finite, each.is_finite)
         largest = greater(largest, each.largest)
     fits = len(lists) == 1 and len(lists[0]) == len(grads)
-    codes = (checks[0] if fits else clean(len(grads))).codes
-    return Check(is_finite, codes, largest)
+    count = len(grads)
+    codes = checks[0].codes if fits else lambda: clean(count)
+    return Check(finiteness, codes, largest)
 
 
 def before_division(

@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from lossscale.gradients import faults, rows
 from lossscale.gradients.faults import Check
-from lossscale.gradients.finite import floating_values, sum_is_finite
+from lossscale.gradients.finite import (
+    Finiteness,
+    each_is_finite,
+    floating_values,
+    sum_is_finite,
+)
 from lossscale.gradients.largest import greater, largest_magnitude
 from lossscale.gradients.packing import in_this_graph, pack, unpack
 from lossscale.runtime import mode
@@ -42,8 +47,12 @@ def alone(grads: List[Any]) -> List[List[int]]:
     return [[position] for position in range(len(grads))]
 
 
-def divided(loss_scale: LossScale, grads: List[Any], divisors: List[Any]) -> List[Any]:
+def divided(
+    loss_scale: LossScale, grads: List[Any], divisors: Optional[List[Any]]
+) -> List[Any]:
     """Returns gradients divided, each by its divisor; as it came if that is None."""
+    if divisors is None:
+        return grads
     distinct = _distinct(grads, divisors)
     if len(distinct) == 1:
         (divisor,) = distinct.values()
@@ -66,15 +75,13 @@ def unscale_and_check(
         return divided(loss_scale, grads, divisors), None
     few, groups, by = packed(grads, divisors)
     quotients = divided(loss_scale, few, by)
-
-    def look() -> Check:
-        # Divided once more: what is handed out is kept only if somebody uses it.
-        return faults.check_each(divided(loss_scale, few, by), groups)
-
-    if mode.current().fuses:
-        check = faults.look_where(proof_of_quotients(few, by), look, groups)
-    else:
-        check = faults.check(quotients, groups)
+    # Where that fuses, divided anew: what is handed out is kept only if it is used.
+    seen = (few, by) if mode.current().fuses else (quotients, None)
+    check = faults.check(
+        finiteness_once_divided(loss_scale, *seen),
+        lambda: faults.codes_of_each(divided(loss_scale, *seen), groups),
+        len(grads),
+    )
     if loss_scale.last_largest is not None:
         check = check._replace(largest=largest_magnitude(few, by))
     return unpack(quotients, groups), check
@@ -102,20 +109,36 @@ def largest_unscaled(
     return greater(earlier.largest, largest_magnitude(*map(list, zip(*rest))))
 
 
-def proof_as_applied(grads: List[Any], divisors: Optional[List[Any]]) -> Any:
+def proof_as_applied(
+    loss_scale: LossScale, grads: List[Any], divisors: Optional[List[Any]]
+) -> Any:
     """Returns a cheap proof that gradients are finite, and equal rows added up are.
 
     Args:
+      loss_scale: What divides them.
       grads: A list of gradients.
       divisors: What each is still to be divided by. None: all are unscaled.
     """
-    proof = proof_of_quotients(grads, divisors or [])
+    proof = finiteness_once_divided(loss_scale, grads, divisors).proof
     if not rows.any_may_repeat(grads):
         return proof
     return tf.logical_and(proof, rows.sums_stay_finite(grads, divisors))
 
 
-def proof_of_quotients(grads: List[Any], divisors: List[Any]) -> Any:
+def finiteness_once_divided(
+    loss_scale: LossScale, grads: List[Any], divisors: Optional[List[Any]]
+) -> Finiteness:
+    """Returns whether gradients are finite once they are divided."""
+
+    def look() -> Any:
+        return each_is_finite(floating_values(divided(loss_scale, grads, divisors)))
+
+    if mode.current().looks_at_once:
+        return Finiteness(look())
+    return Finiteness(_proof_of_quotients(grads, divisors or []), look)
+
+
+def _proof_of_quotients(grads: List[Any], divisors: List[Any]) -> Any:
     """Returns a cheap proof that gradients are finite once they are divided.
 
     Divided by 1 or more, what is finite stays so, and what is not does: the scaled ones

@@ -54,6 +54,22 @@ def either(
     return tf.cond(condition, true_fn, false_fn)
 
 
+def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a side of a branch that is seldom taken, as one node of the graph.
+
+    TensorFlow hands on every node of the side that is not taken: 34 us for 25, a tiny
+    step. In a function that is not inlined they are out of the way.
+
+    Args:
+      function: Takes nothing, and returns tensors.
+    """
+    if not mode.current().branch_saves_time or mode.NOT_INLINED is None:
+        return function
+    kept: Callable[[], Any]
+    kept = tf.function(function, autograph=False, **mode.NOT_INLINED)
+    return kept
+
+
 def _with_a_draw(results: Any) -> Any:
     """Returns `results`, of which the first seems to depend on a random number."""
     first, *others = tf.nest.flatten(results)

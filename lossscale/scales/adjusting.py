@@ -13,7 +13,7 @@ import tensorflow as tf
 from lossscale.gradients.finite import Finiteness, all_finite, finiteness
 from lossscale.gradients.largest import bounded, largest_if_finite
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.control import group_ops, with_dependencies
+from lossscale.runtime.control import group_ops, rarely, with_dependencies
 
 
 def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
@@ -87,12 +87,13 @@ def adjust(
         return tuple(loss_scale.adjust(finiteness.exact()))
 
     def apply_rule() -> Any:
-        proof, look = finiteness
-        is_finite = proof if look is None else look()
+        is_finite = finiteness.looked()
         return with_dependencies(adjust_state(loss_scale, is_finite), is_finite)
 
     only_counts = tf.logical_and(finiteness.proof, stays)
-    is_finite = tf.cond(only_counts, lambda: _count_good(loss_scale), apply_rule)
+    is_finite = tf.cond(
+        only_counts, lambda: _count_good(loss_scale), rarely(apply_rule)
+    )
     return group_ops([is_finite]), is_finite
 
 

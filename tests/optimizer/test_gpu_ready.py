@@ -18,6 +18,7 @@ from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21
 
 import lossscale
 from lossscale.gradients.finite import sum_stays_finite
+from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 needs_cuda_build = pytest.mark.skipif(
@@ -211,8 +212,15 @@ def waits(family, by, count):
     return count(step)
 
 
+@pytest.fixture
+def as_if_on_a_gpu(monkeypatch):
+    """What is compiled by XLA is as it would be for a GPU, and runs on the CPU."""
+    monkeypatch.setattr(mode, "_has_gpu", lambda: True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(TENSORFLOW < (2, 21), reason="the page's figures are of 2.21")
+@pytest.mark.usefixtures("as_if_on_a_gpu")
 def test_the_host_waits_as_often_as_the_page_says():
     names = {
         "keras3": "Keras 3",
@@ -221,10 +229,35 @@ def test_the_host_waits_as_often_as_the_page_says():
     }
     counts = {"a graph": predicates.in_graph, "XLA": predicates.under_xla}
     page = (ROOT / "docs" / "cost.md").read_text()
-    for family, mode in itertools.product(families(), counts):
-        found = [waits(family, by, counts[mode]) for by in ("bare", "its own", "ours")]
+    for family, where in itertools.product(families(), counts):
+        found = [waits(family, by, counts[where]) for by in ("bare", "its own", "ours")]
         told = " | ".join(map(str, found))
-        assert f"| {names[family.name]}, {mode} | {told} |\n" in page, found
+        assert f"| {names[family.name]}, {where} | {told} |\n" in page, found
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("last", [1.0, float("inf"), float("nan"), 1e38])
+@pytest.mark.usefixtures("as_if_on_a_gpu")
+def test_what_is_not_finite_is_seen_as_on_a_gpu(family, last, clips):
+    """Once divided: by a loss scale of 2**-4, 1e38 overflows."""
+    loss_scale = lossscale.DynamicLossScale(2.0**-4, min_loss_scale=2.0**-8)
+    optimizer, variables, step = stepper(family, clips=clips, loss_scale=loss_scale)
+    before = [np.array(each) for each in variables]
+
+    @tf.function(**COMPILED_BY_XLA)
+    def compiled(value):
+        rows = tf.constant([0, 1])
+        *dense, sparse = gradients("float32", rows)
+        dense[-1] = tf.tensor_scatter_nd_update(dense[-1], [[15]], [value])
+        step([*dense, sparse])
+
+    compiled(tf.constant(last))
+    is_bad = last != 1.0
+    assert int(loss_scale.skipped_steps.numpy()) == int(is_bad)
+    for old, variable in zip(before, variables):
+        assert np.array_equal(old, np.array(variable)) == is_bad
+    kinds = [each.kind for each in optimizer.nonfinite_gradients()]
+    assert kinds == (["nan" if np.isnan(last) else "inf"] if is_bad else [])
 
 
 @needs_cuda_build

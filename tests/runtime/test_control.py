@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context  # no public name (seen on 2.12 to 2.21)
 
-from lossscale.runtime.control import either
-from lossscale.runtime.mode import COMPILED_BY_XLA
+from lossscale.runtime.control import either, rarely
+from lossscale.runtime.mode import COMPILED_BY_XLA, NOT_INLINED
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -25,3 +26,32 @@ def test_one_side_of_the_branch_runs_once(jit_compile):
     assert (float(count), float(other)) == (1.0, 0.0)
     step(tf.constant(False))
     assert (float(count), float(other)) == (1.0, 1.0)
+
+
+@pytest.mark.skipif(
+    NOT_INLINED is None, reason="before TensorFlow 2.12 all are inlined"
+)
+def test_the_side_that_is_seldom_taken_is_one_node():
+    count = tf.Variable(0.0)
+
+    def good():
+        return tf.constant(True)
+
+    def bad():
+        for _ in range(50):
+            count.assign_add(1.0)
+        return tf.constant(False)
+
+    def nodes(side):
+        step = tf.function(lambda ok: either(ok, good, side()), autograph=False)
+        context.enable_graph_collection()
+        try:
+            assert bool(step(tf.constant(True)))
+            (graphs,) = context.export_run_metadata().function_graphs
+        finally:
+            context.disable_graph_collection()
+        assert not bool(step(tf.constant(False)))
+        return len(graphs.post_optimization_graph.node)
+
+    assert nodes(lambda: rarely(bad)) < 50 < nodes(lambda: bad)
+    assert float(count) == 100.0
