@@ -23,8 +23,8 @@ ANY_SHAPES = {
 _XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
 
 
-#: The argument of tf.function that keeps a function from being inlined. Since 2.12; the
-#: attribute's own name has been in TensorFlow longer (seen on 2.12 to 2.21).
+#: The argument of tf.function that keeps a function from being inlined. None: there is
+#: none. The attribute's name is not public (seen on 2.13 to 2.21; 2.11 has none).
 NOT_INLINED: Any = (
     {"experimental_attributes": {"_noinline": True}}
     if "experimental_attributes" in _ARGUMENTS

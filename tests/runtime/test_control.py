@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context  # no public name (seen on 2.12 to 2.21)
+from tensorflow.python.eager import context  # no public name (seen on 2.13 to 2.21)
 
 from lossscale.runtime.control import either, rarely
 from lossscale.runtime.mode import COMPILED_BY_XLA, NOT_INLINED
@@ -29,7 +29,7 @@ def test_one_side_of_the_branch_runs_once(jit_compile):
 
 
 @pytest.mark.skipif(
-    NOT_INLINED is None, reason="before TensorFlow 2.12 all are inlined"
+    NOT_INLINED is None, reason="this TensorFlow inlines all"
 )
 def test_the_side_that_is_seldom_taken_is_one_node():
     count = tf.Variable(0.0)
