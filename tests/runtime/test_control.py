@@ -28,9 +28,7 @@ def test_one_side_of_the_branch_runs_once(jit_compile):
     assert (float(count), float(other)) == (1.0, 1.0)
 
 
-@pytest.mark.skipif(
-    NOT_INLINED is None, reason="this TensorFlow inlines all"
-)
+@pytest.mark.skipif(NOT_INLINED is None, reason="this TensorFlow inlines all")
 def test_the_side_that_is_seldom_taken_is_one_node():
     count = tf.Variable(0.0)
 
