@@ -1,7 +1,7 @@
 """Which of one replica's gradients are not finite, and whether by infinity or NaN.
 
-A good step pays nothing for it: only where the sum of all gradients is not finite must
-every element be looked at, and then it is told which of them are at fault.
+A good step pays nothing for it: only where the sum of all gradients is not finite, or
+one of them is not, is it told which of them are at fault.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lossscale.gradients.finite import (
 )
 from lossscale.gradients.largest import greater
 from lossscale.runtime import mode
+from lossscale.runtime.control import either
 
 #: The fault codes. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
@@ -26,7 +27,7 @@ _SMALL = {tf.float32: 2.0**-64, tf.float64: 2.0**-960}
 
 
 class Check(NamedTuple):
-    """What one replica knows of its gradients as they are now, whatever comes of them.
+    """What one replica knows of its gradients as they were when they were unscaled.
 
     Attributes:
       finiteness: Whether all are finite.
@@ -40,22 +41,46 @@ class Check(NamedTuple):
     largest: Optional[Any] = None
 
 
-def check(finiteness: Finiteness, look: Callable[[], Any], count: int) -> Check:
+def check(finiteness: Finiteness, codes: Callable[[], Any], count: int) -> Check:
     """Returns the check of gradients. In a graph they are looked at where it is used.
 
     Eagerly that is done now: to look later, the gradients would have to be kept.
 
     Args:
       finiteness: Whether all are finite.
-      look: Returns their codes, as `codes_of_each` does.
+      codes: Returns their codes, as `codes_of_each` does.
       count: How many there are.
     """
     if not mode.current().knows_values:
-        return Check(finiteness, look)
+        return Check(finiteness, codes)
     if finiteness.proof:
         return Check(Finiteness(finiteness.proof), lambda: clean(count))
-    codes = look()
-    return Check(Finiteness(are_clean(codes)), lambda: codes)
+    found = codes()
+    return Check(Finiteness(are_clean(found)), lambda: found)
+
+
+def settled(check: Check, count: int) -> Check:
+    """Returns a check that no longer needs its gradients: a branch of its own looks.
+
+    For gradients that the user has changed. Those from before would be kept for the
+    branch that applies or skips, and what changed them could not overwrite them:
+    clipping by the global norm would take as much memory again as all gradients.
+
+    Args:
+      check: A check.
+      count: How many gradients it is of.
+    """
+    known = check.finiteness
+    if known.look is None:
+        return check
+
+    def look() -> Any:
+        return known.looked(), check.codes()
+
+    is_finite, codes = either(
+        known.proof, lambda: (tf.constant(True), clean(count)), look
+    )
+    return check._replace(finiteness=Finiteness(is_finite), codes=lambda: codes)
 
 
 def clean(count: int) -> Any:
@@ -65,7 +90,8 @@ def clean(count: int) -> Any:
 
 def are_clean(codes: Any) -> Any:
     """Tells whether codes are all of finite gradients."""
-    return tf.reduce_max(codes) <= FINITE  # of none, -inf
+    # Of none it is -inf. In a session `==` would compare objects.
+    return tf.reduce_max(codes) <= FINITE
 
 
 def codes_of_each(packed: List[Any], groups: List[List[int]]) -> Any:

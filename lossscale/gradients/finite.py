@@ -20,8 +20,8 @@ class Finiteness(NamedTuple):
 
     Attributes:
       proof: A `bool` tensor of shape `[]`. If True, they are.
-      look: Called, perhaps within a branch, where `proof` is False. Returns the exact
-        flag, a `bool` tensor of shape `[]`. None: `proof` is exact.
+      look: Called, perhaps within a branch, whether `proof` holds or not. Returns the
+        exact flag, a `bool` tensor of shape `[]`. None: `proof` is exact.
     """
 
     proof: Any

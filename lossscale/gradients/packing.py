@@ -66,6 +66,12 @@ def is_small(tensor: Any) -> bool:
     return size is not None and size <= SMALL
 
 
+def as_they_are(grads: List[Any]) -> List[Any]:
+    """Returns gradients as they are now. A variable may be changed later."""
+    kept = (tf.Tensor, tf.IndexedSlices, type(None))
+    return [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in grads]
+
+
 def in_this_graph(grad: Any) -> Any:
     """Returns a gradient as a tensor of the graph that is built now, not captured."""
     if isinstance(grad, tf.IndexedSlices):

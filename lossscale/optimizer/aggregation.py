@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import faults
+from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer.progress import HandedIn
 from lossscale.optimizer.unscaling import unscale_and_check
 from lossscale.scales.base import LossScale
@@ -29,7 +30,8 @@ def aggregated(
       variables: What they are to be applied to.
       aggregate: Takes a list of `(gradient, variable)` pairs, and returns pairs.
     """
-    grads, check = unscale_and_check(loss_scale, handed.grads, handed.divisors)
+    given = as_they_are(handed.grads)
+    grads, check = unscale_and_check(loss_scale, given, handed.divisors)
     pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
     pairs = list(aggregate(pairs))
     found, trained = [g for g, _ in pairs], [v for _, v in pairs]

@@ -40,14 +40,14 @@ class Own(NamedTuple):
       earlier: A proof that they were when the user had them unscaled. None: there is
         none.
       prove: Returns a cheap proof that they are finite now. None: `earlier` is enough.
-      look: Returns the exact flag, of then and now.
+      look: Returns the exact flag, of then and now. None: `earlier` is that.
       largest: The greatest magnitude of the unscaled gradients. None: nobody asks.
     """
 
     grads: List[Any]
     earlier: Any
     prove: Optional[Callable[[], Any]]
-    look: Callable[[], Any]
+    look: Optional[Callable[[], Any]]
     largest: Any
 
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Optional
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import keras_arguments, wrappers
 from lossscale.optimizer.aggregation import aggregated
 from lossscale.optimizer.config import Configurable
@@ -172,8 +173,10 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         """
         grads = list(grads)
         divisors = self._progress.divisors(grads)
-        unscaled, check = unscale_and_check(self._loss_scale, grads, divisors)
-        self._progress.note_unscaled(Unscaled(unscaled, check, grads, divisors))
+        scaled = as_they_are(grads)
+        unscaled, check = unscale_and_check(self._loss_scale, scaled, divisors)
+        noted = Unscaled(unscaled, check, grads, list(zip(scaled, divisors)))
+        self._progress.note_unscaled(noted)
         return unscaled
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:

@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.finite import Finiteness
+from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer.origin import Marks
 from lossscale.optimizer.readings import Readings
 from lossscale.optimizer.steps import Steps
@@ -99,7 +100,8 @@ class Group:
 
     def note_unscaled(self, grads: List[Any], scaled: List[Any], divisor: Any) -> None:
         """Remembers what `LossScale.unscale` returned."""
-        found = Unscaled(grads, None, scaled, [divisor] * len(grads))
+        pairs = [(each, divisor) for each in as_they_are(scaled)]
+        found = Unscaled(grads, None, scaled, pairs)
         self.steps.open(divisor).pending.append(found)
         self.marks.mark_unscaled(grads, found)
 

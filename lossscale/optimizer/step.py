@@ -102,6 +102,7 @@ class Attempt:
         self._agreement = Alone() if replicas.count() == 1 else Among(are_added)
         self._groups: List[List[int]] = []
         self._is_checked = False
+        #: Whether the vote of a replica that is alone needs no look.
         self._is_exact = False
 
     def run(self, handed: HandedIn, variables: Any) -> Any:
@@ -138,7 +139,10 @@ class Attempt:
         checks_itself = self._follows_its_rule and self._loss_scale.checks_gradients
         if checks_itself:
             grads, self._groups, divisors = packed(grads, divisors)
-        local = Local(grads, divisors, handed.earlier, handed.losses, variables)
+        earlier = handed.earlier
+        if earlier is not None and not self._is_checked:
+            earlier = faults.settled(earlier, len(handed.grads))
+        local = Local(grads, divisors, earlier, handed.losses, variables)
         if checks_itself and self._loss_scale.last_largest is not None:
             found = largest_unscaled(grads, divisors, handed.earlier, handed.is_checked)
             local = local._replace(largest=found)
@@ -152,13 +156,13 @@ class Attempt:
         """Returns this replica's vote."""
         earlier = None if local.earlier is None else local.earlier.finiteness
         looks_now = self._mode.looks_at_once and not rows.any_may_repeat(local.grads)
-        has_looked = earlier is None or earlier.look is None
-        self._is_exact = has_looked and (self._is_checked or looks_now)
+        was_exact = earlier is None or earlier.look is None
+        self._is_exact = was_exact and (self._is_checked or looks_now)
         own = Own(
             local.grads,
             None if earlier is None else earlier.proof,
             None if self._is_checked else partial(self._prove, local),
-            partial(self._look, local),
+            None if self._is_checked and was_exact else partial(self._look, local),
             local.largest,
         )
         return self._agreement.vote(own)

@@ -17,7 +17,7 @@ class Unscaled:
     """A list of gradients that were handed out, who may be dropped or changed.
 
     Attributes:
-      check: What was seen of them before anybody could change them. None: nothing.
+      check: What is known of them as they were handed out. None: nothing.
       awaited: How many of each shape have not been applied yet.
     """
 
@@ -25,24 +25,24 @@ class Unscaled:
         self,
         grads: List[Any],
         check: Optional[Check],
-        scaled: List[Any],
-        divisors: List[Any],
+        given: List[Any],
+        pairs: List[Tuple[Any, Any]],
     ) -> None:
         """Remembers gradients.
 
         Args:
           grads: What is handed out; some may be None.
           check: Their check.
-          scaled: What each was before it was divided; it is kept under XLA only, where
-            dividing it where it is used is faster.
-          divisors: What each was divided by.
+          given: What the user gave to have it unscaled.
+          pairs: What each was before it was divided, and by what. Kept under XLA only,
+            where dividing it where it is used is faster.
         """
         self.check = check
         self._graph = current_graph()
         self._references = [None if g is None else weakref.ref(g) for g in grads]
-        kept = zip(grads, scaled, divisors) if mode.current().fuses else []
-        self._before = {id(g): (s, d) for g, s, d in kept if g is not None}
-        self._scaled = [weakref.ref(s) for s in scaled if s is not None]
+        kept = zip(grads, pairs) if mode.current().fuses else []
+        self._before = {id(g): pair for g, pair in kept if g is not None}
+        self._given = [weakref.ref(each) for each in given if each is not None]
         self.awaited = shapes(grads)
 
     def __len__(self) -> int:
@@ -62,8 +62,8 @@ class Unscaled:
 
     def were(self, grads: List[Any]) -> bool:
         """Tells whether all of `grads` are what these were before the division."""
-        scaled = {id(each()) for each in self._scaled}
-        return all(id(grad) in scaled for grad in grads)
+        given = {id(each()) for each in self._given}
+        return all(id(grad) in given for grad in grads)
 
     def applied(self, grads: List[Any]) -> None:
         """Remembers that gradients of these shapes have been applied."""
@@ -101,6 +101,7 @@ def earlier_check(lists: List[Unscaled], grads: List[Any]) -> Optional[Check]:
         largest = greater(largest, each.largest)
     fits = len(lists) == 1 and len(lists[0]) == len(grads)
     count = len(grads)
+    # Not of `grads` themselves, which eagerly would be kept.
     codes = checks[0].codes if fits else lambda: clean(count)
     return Check(finiteness, codes, largest)
 

@@ -57,8 +57,8 @@ def either(
 def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a side of a branch that is seldom taken, as one node of the graph.
 
-    TensorFlow hands on every node of the side that is not taken: 34 us for 25, a tiny
-    step. In a function that is not inlined they are out of the way.
+    TensorFlow hands on every node of the side that is not taken. In a function that is
+    not inlined they are out of the way.
 
     Args:
       function: Takes nothing, and returns tensors.

@@ -662,8 +662,51 @@ def test_copies_are_independent(family):
     assert float(other.loss_scale) == 8.0
 
 
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_a_variable_that_accumulates_may_be_reset_before_the_apply(family, clips, mode):
+    optimizer, variable = sgd(family)
+    total = tf.Variable([0.0, 0.0])
+
+    def step(factor):
+        optimizer.scale_loss(tf.constant(1.0))
+        total.assign_add(factor * 8.0)
+        grads = optimizer.get_unscaled_gradients([total])
+        total.assign([0.0, 0.0])
+        if clips:
+            grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+        optimizer.apply_gradients([(grads[0], variable)])
+
+    step, before = compiled(step, mode), value(variable)
+    for factor in ([1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]):
+        step(tf.constant(factor))
+        optimizer.loss_scale.current_loss_scale.assign(8.0)
+    np.testing.assert_array_equal(value(variable), before - 2.0)
+    assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
+    assert [each.kind for each in optimizer.nonfinite_gradients()] == ["inf"]
+
+
 class TestSession:
     """tf.compat.v1 graphs: Keras 2's legacy optimizers only, newer ones cannot."""
+
+    @pytest.mark.parametrize("clips", [False, True])
+    def test_what_is_finite_is_applied_though_its_sum_is_not(self, family, clips):
+        skip_without("a tf.compat.v1 graph", family)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            variable = tf.Variable([0.0, 0.0])
+            loss_scale = DynamicLossScale(1.0)
+            optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
+            factor = tf.compat.v1.placeholder(tf.float32, [2])
+            loss = optimizer.scale_loss(tf.reduce_sum(factor * variable))
+            grads = optimizer.get_unscaled_gradients(tf.gradients(loss, [variable]))
+            if clips:
+                grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+            train = optimizer.apply_gradients([(grads[0], variable)])
+            session.run(tf.compat.v1.global_variables_initializer())
+            for value, skipped in (([3e38, 3e38], 0), ([np.inf, 1.0], 1)):
+                session.run(train, {factor: value})
+                assert session.run(loss_scale.skipped_steps) == skipped
+                assert (session.run(variable) < 0.0).all()
 
     def test_minimize_in_a_graph(self, family):
         skip_without("a tf.compat.v1 graph", family)
