@@ -11,6 +11,7 @@ from lossscale.gradients.faults import Check
 from lossscale.gradients.finite import (
     Finiteness,
     each_is_finite,
+    finiteness,
     floating_values,
     sum_is_finite,
 )
@@ -129,13 +130,13 @@ def finiteness_once_divided(
     loss_scale: LossScale, grads: List[Any], divisors: Optional[List[Any]]
 ) -> Finiteness:
     """Returns whether gradients are finite once they are divided."""
+    if divisors is None or mode.current().looks_at_once:
+        return finiteness(divided(loss_scale, grads, divisors))
 
     def look() -> Any:
         return each_is_finite(floating_values(divided(loss_scale, grads, divisors)))
 
-    if mode.current().looks_at_once:
-        return Finiteness(look())
-    return Finiteness(_proof_of_quotients(grads, divisors or []), look)
+    return Finiteness(_proof_of_quotients(grads, divisors), look)
 
 
 def _proof_of_quotients(grads: List[Any], divisors: List[Any]) -> Any:

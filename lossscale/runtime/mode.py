@@ -18,11 +18,6 @@ ANY_SHAPES = {
     if "reduce_retracing" in _ARGUMENTS
     else "experimental_relax_shapes": True,
 }
-#: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
-#: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
-_XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
-
-
 #: The argument of tf.function that keeps a function from being inlined. None: there is
 #: none. The attribute's name is not public (seen on 2.13 to 2.21; 2.11 has none).
 NOT_INLINED: Any = (
@@ -30,6 +25,9 @@ NOT_INLINED: Any = (
     if "experimental_attributes" in _ARGUMENTS
     else None
 )
+#: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
+#: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
+_XLA_KEEPS_FACTORS = tuple(map(int, tf.__version__.split(".")[:2])) >= (2, 10)
 
 
 class Mode(NamedTuple):

@@ -304,6 +304,7 @@ def test_every_dtype(dtype):
     packed, groups = pack([*grads, sparse])
     for mode in ("eager", "graph", "xla"):
         codes = compiled(lambda: faults.codes_of_each(packed, groups), mode)()
+        assert not bool(faults.are_clean(codes))
         assert codes.numpy().tolist() == [0.0, 1.0, 0.0, 0.0, 2.0, 0.0, 1.0]
 
 

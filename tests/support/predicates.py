@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # no public name (seen on 2.21)
+from tensorflow.python.eager import context  # no public name (seen on 2.13 to 2.21)
 
 #: What asks, of the nodes that a `tf.cond` of a graph becomes.
 ASKS = re.compile(r"(^|/)switch_pred/_\d+$")
@@ -17,15 +17,20 @@ ASKS = re.compile(r"(^|/)switch_pred/_\d+$")
 
 def in_graph(step):
     """Counts them in a function that is run as a graph of TensorFlow."""
+    nodes = nodes_run(tf.function(step, autograph=False))
+    asked = {node.name for node in nodes if ASKS.search(node.name)}
+    return sum("/else/" not in name for name in asked)
+
+
+def nodes_run(function, *args):
+    """Calls a `tf.function`, and returns the nodes of the graph that TensorFlow ran."""
     context.enable_graph_collection()
     try:
-        tf.function(step, autograph=False)()
+        function(*args)
         graphs = context.export_run_metadata().function_graphs
     finally:
         context.disable_graph_collection()
-    nodes = [node for graph in graphs for node in graph.post_optimization_graph.node]
-    asked = {node.name for node in nodes if ASKS.search(node.name)}
-    return sum("/else/" not in name for name in asked)
+    return [node for graph in graphs for node in graph.post_optimization_graph.node]
 
 
 def under_xla(step):
