@@ -1,0 +1,242 @@
+"""LossScaleOptimizer for the optimizers of `tf.compat.v1.train`."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.compat.returned import Returned
+from lossscale.gradients.scaling import widened
+from lossscale.runtime import checkpoints, mode, replicas
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.scales import serialization
+from lossscale.scales.base import LossScale
+
+
+class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
+    """A `tf.compat.v1.train.Optimizer` that scales the loss and skips bad steps.
+
+    For programs of TensorFlow 1: the names, arguments and meaning are those of
+    `tf.contrib.mixed_precision.LossScaleOptimizer`. With Keras's optimizers use
+    `lossscale.LossScaleOptimizer`.
+
+    ```
+    manager = lossscale.ExponentialUpdateLossScaleManager(2**15, 1000)
+    optimizer = tf.compat.v1.train.AdamOptimizer(1e-3)
+    optimizer = lossscale.compat.v1.LossScaleOptimizer(optimizer, manager)
+    train_op = optimizer.minimize(loss, global_step=global_step)
+    ```
+
+    `compute_gradients` returns true gradients: clip those before `apply_gradients`. A
+    step is applied only if its gradients were finite on every replica when they were
+    computed, and are so when they are applied. Else nothing changes, `global_step`
+    neither, but the loss scale.
+
+    In a graph that is followed from the gradients that are applied to those that were
+    computed. It is not followed through variables, nor out of a loop or a branch: there
+    an overflow is seen only if it is still one when it is applied. Eagerly all that was
+    computed since the last step counts.
+
+    Unlike `lossscale.LossScaleOptimizer`, optimizers that share a loss scale adjust it
+    once for each `apply_gradients`.
+
+    Args:
+      opt: A `tf.compat.v1.train.Optimizer`.
+      loss_scale_manager: Anything that `lossscale.get` takes but None: a
+        `LossScaleManager`, a `LossScale`, a number, or a name such as `"dynamic"`.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: `loss_scale_manager` is out of range, or the strategy is one for TPUs.
+
+    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_optimizer.py`;
+    across replicas, and names in checkpoints, TensorFlow 2.21
+    `python/training/experimental/loss_scale_optimizer.py`.
+    """
+
+    def __init__(self, opt: Any, loss_scale_manager: Any) -> None:
+        self._construct(opt, "loss_scale_manager", loss_scale_manager)
+
+    def _construct(self, opt: Any, argument: str, given: Any) -> None:
+        """Checks the arguments, of which the second has two names, and keeps them."""
+        check_optimizer(opt)
+        replicas.refuse_tpu()
+        loss_scale = serialization.get(given)
+        if loss_scale is None:
+            raise TypeError(
+                f"`{argument}` must not be None. Use the optimizer as it is, or pass "
+                "the number 1."
+            )
+        super().__init__(opt._use_locking, opt.get_name())
+        self._optimizer = opt
+        self._loss_scale = loss_scale
+        self._returned = Returned(loss_scale)
+        # The names are TensorFlow's: its checkpoints restore into them.
+        self._track_trackable(opt, "base_optimizer")
+        self._track_trackable(loss_scale, "loss_scale")
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The `LossScale`. It converts to its current value as a tensor."""
+        return self._loss_scale
+
+    @do_not_convert
+    def compute_gradients(  # noqa: PLR0917 - TensorFlow's signature
+        self,
+        loss: Any,
+        var_list: Any = None,
+        gate_gradients: int = tf.compat.v1.train.Optimizer.GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> List[Tuple[Any, Any]]:
+        """Returns the true gradients of `loss`, computed from the scaled one.
+
+        Args:
+          loss: A tensor, or a function that returns one. In eager mode a function.
+          var_list: The variables. None: all trainable ones.
+          gate_gradients: Handed on to the inner optimizer, as what follows.
+          aggregation_method: How terms of a gradient are added up.
+          colocate_gradients_with_ops: Whether they are computed where the loss was.
+          grad_loss: The gradient of what `loss` is a part of, a tensor of its shape.
+
+        Returns:
+          A list of pairs of a gradient, perhaps None, and its variable.
+        """
+        loss_scale = self._loss_scale()
+        pairs = self._optimizer.compute_gradients(
+            self._scaled(loss, loss_scale),
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            # The scaled loss is that wide, and TensorFlow wants both of one dtype.
+            grad_loss=None if grad_loss is None else widened(grad_loss),
+        )
+        grads = [grad for grad, _ in pairs]
+        unscaled = list(self._loss_scale.unscale_by(grads, loss_scale))
+        if self._loss_scale.checks_gradients:
+            self._returned.note(unscaled)
+        return [(grad, variable) for grad, (_, variable) in zip(unscaled, pairs)]
+
+    def _scaled(self, loss: Any, loss_scale: Any) -> Any:
+        if callable(loss):
+            return lambda: self._loss_scale.scale_by(loss(), loss_scale)
+        if mode.current().knows_values:
+            return loss  # the inner optimizer says what is wrong with it
+        return self._loss_scale.scale_by(loss, loss_scale)
+
+    @do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[Tuple[Any, Any]],
+        global_step: Any = None,
+        name: Optional[str] = None,
+    ) -> Any:
+        """Applies gradients, or skips them on all replicas, and moves the loss scale.
+
+        Call it in replica context, on each replica.
+
+        Args:
+          grads_and_vars: Pairs of an unscaled gradient, perhaps None, and its variable.
+          global_step: A variable that counts the applied steps. None: there is none.
+          name: The name of the operation. None: the inner optimizer's.
+
+        Returns:
+          In a graph an operation that does it all. In eager mode, where it has been
+          done, None.
+
+        Raises:
+          ValueError: It is called in cross-replica context, or there is no gradient.
+        """
+        replicas.check_can_apply()
+        pairs = tuple(grads_and_vars)
+        if not self._loss_scale.checks_gradients:
+            return self._optimizer.apply_gradients(pairs, global_step, name)
+        evidence = self._returned.evidence([grad for grad, _ in pairs])
+        name = self.get_name() if name is None else name
+        return replicas.merge_call(self._meet, pairs, evidence, global_step, name)
+
+    def _meet(self, pairs: Any, evidence: Any, global_step: Any, name: str) -> Any:
+        """Adjusts the loss scale, and applies or skips: for all replicas."""
+        grads = [grad for grad, _ in pairs]
+        update_op, should_apply = self._loss_scale.update([grads, evidence])
+
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+
+        def apply() -> Any:
+            # What the inner optimizer creates is named as it would be outside a branch.
+            graph = tf.compat.v1.get_default_graph()
+            with graph.name_scope(f"{scope}/" if scope else None):
+                results = replicas.call_for_each_replica(
+                    self._optimizer.apply_gradients,
+                    pairs,
+                    global_step,
+                    f"{name}-wrapped",
+                )
+            # Where replicas count steps, each has a result of its own, in one object.
+            return tf.distribute.get_strategy().group(results)
+
+        if mode.current().knows_values:
+            if should_apply:
+                apply()
+            return None
+        applied_or_skipped = _as_one_train_op(lambda: _branch(should_apply, apply))
+        op = tf.group(applied_or_skipped, update_op, name=name)
+        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAIN_OP, op)
+        return op
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> List[str]:
+        # To a checkpoint the inner optimizer, which is tracked, names them itself.
+        return [] if checkpoints.is_asking() else self._optimizer.get_slot_names()
+
+    def variables(self) -> List[Any]:
+        """Returns the variables of the inner optimizer and of the loss scale."""
+        return [*self._optimizer.variables(), *self._loss_scale.variables]
+
+
+def check_optimizer(opt: Any) -> None:
+    """Raises unless an optimizer is one that can be wrapped."""
+    if not isinstance(opt, tf.compat.v1.train.Optimizer):
+        raise TypeError(
+            "`opt` must be a tf.compat.v1.train.Optimizer, got "
+            f"{arguments.shown(opt)} of type {type(opt).__name__}. For an optimizer of "
+            "Keras use lossscale.LossScaleOptimizer."
+        )
+    theirs = getattr(tf.compat.v1, "mixed_precision", None)
+    wrapper: Any = getattr(theirs, "MixedPrecisionLossScaleOptimizer", ())
+    if isinstance(opt, (LossScaleOptimizer, wrapper)):
+        raise TypeError(
+            "`opt` must not be a LossScaleOptimizer itself, got "
+            f"{arguments.shown(opt)}. Wrap the optimizer that it was made of."
+        )
+
+
+def _branch(should_apply: Any, apply: Callable[[], Any]) -> Any:
+    """Runs `apply` in a branch. Returns an operation."""
+    if should_apply is True:  # a loss scale that applies every step
+        return group_ops([apply()])
+    done = either(
+        should_apply,
+        lambda: with_dependencies([apply()], True),
+        lambda: tf.constant(True),
+    )
+    return group_ops([done])
+
+
+def _as_one_train_op(build: Callable[[], Any]) -> Any:
+    """Calls `build`, and keeps what is in a branch out of the graph's training ops.
+
+    Each optimizer adds its operation to them. One in a branch would not run there.
+    """
+    listed = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
+    before = list(listed)
+    result = build()
+    listed[:] = before
+    return result

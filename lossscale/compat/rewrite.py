@@ -1,0 +1,64 @@
+"""TensorFlow's rewrite of graphs to float16, with a loss scale of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from lossscale.compat.optimizer import LossScaleOptimizer, check_optimizer
+
+
+class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
+    """`LossScaleOptimizer` by its name in `tf.compat.v1.train.experimental`.
+
+    Args:
+      opt: A `tf.compat.v1.train.Optimizer`.
+      loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
+
+    Source: TensorFlow 2.21 `python/training/experimental/loss_scale_optimizer.py`.
+    """
+
+    def __init__(self, opt: Any, loss_scale: Any) -> None:
+        self._construct(opt, "loss_scale", loss_scale)
+
+
+def enable_mixed_precision_graph_rewrite(
+    opt: Any, loss_scale: Any = "dynamic"
+) -> LossScaleOptimizer:
+    """Turns on TensorFlow's rewrite of graphs to float16, and wraps an optimizer.
+
+    TensorFlow rewrites what new sessions and new traces of `tf.function` run on a GPU.
+    `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite` turns it off.
+
+    Args:
+      opt: A `tf.compat.v1.train.Optimizer`.
+      loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
+
+    Returns:
+      A `MixedPrecisionLossScaleOptimizer` around `opt`.
+
+    Raises:
+      NotImplementedError: This TensorFlow has no such rewrite.
+      TypeError: An argument has the wrong type.
+      ValueError: `loss_scale` is out of range, or Keras's mixed precision is used, too.
+
+    Source: TensorFlow 2.21 `python/training/experimental/mixed_precision.py`.
+    """
+    check_optimizer(opt)
+    enable = _of_tensorflow()
+    if enable is None:
+        raise NotImplementedError(
+            f"TensorFlow {tf.version.VERSION} has no rewrite of graphs to float16. "
+            "Cast in the model, and wrap its optimizer by "
+            "lossscale.compat.v1.LossScaleOptimizer."
+        )
+    wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
+    enable(opt, 1.0)  # makes a wrapper, too, without variables: it goes
+    return wrapper
+
+
+def _of_tensorflow() -> Any:
+    """Returns TensorFlow's function of that name, None where it has none."""
+    theirs = getattr(tf.compat.v1, "mixed_precision", None)
+    return getattr(theirs, "enable_mixed_precision_graph_rewrite", None)
