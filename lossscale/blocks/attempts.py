@@ -1,0 +1,104 @@
+"""Gradients at a scale of their own, and again at a smaller one if they overflowed."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import tensorflow as tf
+
+from lossscale.blocks import block_scale
+from lossscale.gradients.finite import all_finite, finiteness
+from lossscale.gradients.scaling import divide
+from lossscale.runtime import mode
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.control import either
+
+#: How often an overflow is tried again, each time at a smaller scale.
+RETRIES = 3
+
+#: Returns the gradients that leave a block, given those that enter it.
+Backward = Callable[[List[Any]], List[Any]]
+
+
+@do_not_convert
+def unscaled_gradients(backward: Backward, grads: List[Any], headroom: int) -> Any:
+    """Returns what `backward` makes of `grads`, computed at the scale that fits them.
+
+    ```
+    scale = the power of two that brings the largest of grads to 65504 / 2**headroom
+    found = backward(grads * scale)
+    up to three times, while found is not finite although grads are:
+      scale = scale / 2**8
+      found = backward(grads * scale)
+    return found / scale
+    ```
+
+    Args:
+      backward: Linear. Returns a list of gradients, of which some may be None or
+        `tf.IndexedSlices`. Called again only if its results are not finite.
+      grads: A list of dense gradients of `float32` or wider.
+      headroom: How many doublings are left free for what `backward` makes of them.
+    """
+    scale = block_scale.of(grads, headroom)
+    found = backward(block_scale.multiply(grads, scale))
+    if mode.current().knows_values:
+        scale, found = _again_eagerly(backward, grads, scale, found)
+    else:
+        scale, found = _again(backward, grads, scale, found)
+    return divide(found, scale)
+
+
+def _again_eagerly(backward: Backward, grads: Any, scale: Any, found: Any) -> Any:
+    for _ in range(RETRIES):
+        if all_finite(found) or not all_finite(grads):
+            break
+        scale = block_scale.lower(scale)
+        found = backward(block_scale.multiply(grads, scale))
+    return scale, found
+
+
+def _again(backward: Backward, grads: Any, scale: Any, found: Any) -> Any:
+    """The same in a graph: in the branch that is not taken, a loop."""
+    first = (scale, *_parts(found))
+    results = either(
+        finiteness(found).proof,
+        lambda: first,
+        lambda: _loop(backward, grads, *first),
+    )
+    # The derivative of these gradients is that of the first attempt: XLA cannot
+    # differentiate a loop in a branch. TensorFlow looks for weights behind results.
+    stopped = [tf.stop_gradient(each) for each in results]
+    pass_through = tf.custom_gradient(lambda *_: (stopped, lambda *grads: grads))
+    scale, *parts = pass_through(*first)
+    remaining = iter(tf.nest.pack_sequence_as(_given(found), parts, True))
+    return scale, [None if grad is None else next(remaining) for grad in found]
+
+
+def _loop(backward: Backward, grads: Any, *first: Any) -> Any:
+    """Returns the scale and the parts of the last attempt, given those of the first.
+
+    One loop, as each copy of the backward pass takes time to trace and to compile.
+    """
+    can_be_finite = all_finite(grads)
+
+    def is_to_be_tried(_: Any, *parts: Any) -> Any:
+        finite = finiteness(list(parts)).looked()
+        return tf.logical_and(can_be_finite, tf.logical_not(finite))
+
+    def attempt(scale: Any, *parts: Any) -> Any:
+        scale = block_scale.lower(scale)
+        again = _parts(backward(block_scale.multiply(grads, scale)))
+        for new, old in zip(again, parts):
+            new.set_shape(old.shape)
+        return (scale, *again)
+
+    return tf.while_loop(is_to_be_tried, attempt, first, maximum_iterations=RETRIES)
+
+
+def _given(grads: List[Any]) -> List[Any]:
+    return [grad for grad in grads if grad is not None]
+
+
+def _parts(grads: List[Any]) -> List[Any]:
+    """Returns the tensors that gradients are made of, sparse ones of several."""
+    return list(tf.nest.flatten(_given(grads), expand_composites=True))

@@ -1,0 +1,57 @@
+"""The power of two that fits a gradient into float16, from its exponent bits."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import tensorflow as tf
+
+from lossscale.gradients.largest import largest_magnitude
+
+#: The bits of a float32's exponent.
+_EXPONENT = 0x7F800000
+#: float16's largest number, and the exponent of it.
+_LARGEST, _TOP = 65504.0, 15
+#: The reciprocals of these are normal numbers, too.
+_LEAST, _MOST = 2.0**-126, 2.0**126
+#: How much smaller the scale is after an overflow: 8 doublings.
+_BACKOFF = 2.0**-8
+
+
+def of(grads: List[Any], headroom: int) -> Any:
+    """Returns by what gradients are multiplied before they enter a block.
+
+    The greatest power of two at which the largest entry is `headroom` doublings or more
+    below float16's largest number. It comes from bits alone, so it is exact, and on a
+    GPU nothing goes to the host. It carries no derivative.
+
+    Args:
+      grads: A list of dense gradients.
+      headroom: How many doublings are left free.
+
+    Returns:
+      A `float32` tensor of shape `[]`, within 2**-126 and 2**126. 1 if an entry is not
+      finite, which stays so.
+    """
+    largest = largest_magnitude(grads)
+    # With all bits of the exponent flipped, 2**e becomes 2**(1 - e).
+    exponent = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int32), _EXPONENT)
+    inverse = tf.bitcast(tf.bitwise.bitwise_xor(exponent, _EXPONENT), tf.float32)
+    scale = _bounded(inverse * 2.0 ** (_TOP - 1 - headroom))
+    is_above = largest * scale > _LARGEST * 2.0**-headroom
+    scale = tf.where(is_above, _bounded(scale / 2.0), scale)
+    return tf.where(tf.math.is_finite(largest), scale, tf.ones_like(scale))
+
+
+def lower(scale: Any) -> Any:
+    """Returns the scale to try after an overflow."""
+    return tf.maximum(scale * _BACKOFF, _LEAST)
+
+
+def multiply(grads: List[Any], scale: Any) -> List[Any]:
+    """Returns gradients, of `float32` or wider, times a scale."""
+    return [grad * tf.cast(scale, grad.dtype) for grad in grads]
+
+
+def _bounded(scale: Any) -> Any:
+    return tf.clip_by_value(scale, _LEAST, _MOST)

@@ -1,0 +1,33 @@
+"""ScaledBlock for Keras 3 on the TensorFlow backend."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import keras
+
+from lossscale.blocks import base
+from lossscale.runtime import registry
+
+
+# Of the public class's name: Keras makes names of layers of it.
+@base.block_of(keras.layers.Layer)
+class ScaledBlock(base.ScaledBlock, keras.layers.Layer):  # noqa: D101 - it has the public class's
+    __doc__ = base.ScaledBlock.__doc__
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        # Keras would ask for shapes alone, and take the dtype to be this layer's.
+        return keras.Operation.compute_output_spec(self, *args, **kwargs)
+
+    @staticmethod
+    def _serialize(layer: Any) -> Dict[str, Any]:
+        return dict(keras.saving.serialize_keras_object(layer))
+
+    @staticmethod
+    def _deserialize(config: Any, custom_objects: Any) -> Any:
+        return keras.saving.deserialize_keras_object(
+            config, custom_objects=custom_objects
+        )
+
+
+registry.register(keras, ScaledBlock, "ScaledBlock")
