@@ -1,15 +1,22 @@
-"""`python -m lossscale`: what a bug report needs to say of an installation."""
+"""`python -m lossscale`: what a bug report needs to say of an installation.
+
+With a command also recorded runs: what schedules would have made of one, and pictures.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
-from typing import Any, Dict, List, Optional, Tuple
+import sys
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 import lossscale
+from lossscale.plotting import pyplot, scale_text
+from lossscale.presets import PRESETS
 from lossscale.runtime import kerases
 
 #: From this compute capability on an NVIDIA GPU has float16 tensor cores.
@@ -113,5 +120,101 @@ def on_device(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
     return "loss scaling: yes, for float16, which its tensor cores compute fast"
 
 
+def main(given: Optional[Sequence[str]] = None) -> int:
+    """Does what the command line asks for: the report, if nothing else.
+
+    Args:
+      given: The arguments. None: those of the program.
+
+    Returns:
+      0. What is not known, or cannot be done, exits with 2.
+    """
+    parser = _parser()
+    asked = parser.parse_args(given)
+    try:
+        print(asked.answer(asked))
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lossscale",
+        description="Without a command: what a bug report needs to say.",
+    )
+    version = f"lossscale {lossscale.__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    parser.set_defaults(answer=lambda _: report())
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    simulated = commands.add_parser(
+        "simulate", help="what schedules would have made of a recorded run"
+    )
+    simulated.set_defaults(answer=_simulated)
+    simulated.add_argument("file", metavar="FILE", help=_RUN_FILE)
+    simulated.add_argument(
+        "--preset",
+        nargs="+",
+        metavar="NAME",
+        choices=sorted(PRESETS),
+        default=["dynamic"],
+        help=f"one or more of {', '.join(sorted(PRESETS))} (dynamic if not given)",
+    )
+    simulated.add_argument("--plot", metavar="FILE", help="draw them, too")
+    plotted = commands.add_parser("plot", help="draw a recorded run")
+    plotted.set_defaults(answer=_plotted)
+    plotted.add_argument("file", metavar="FILE", help=_RUN_FILE)
+    plotted.add_argument(
+        "--output", metavar="FILE", help="the picture (FILE.png if not given)"
+    )
+    return parser
+
+
+_RUN_FILE = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
+
+
+def _simulated(asked: argparse.Namespace) -> str:
+    """Returns a line for each schedule, and draws them if that is asked for."""
+    run = lossscale.load_run(asked.file)
+    found = {
+        name: lossscale.simulate(
+            _preset(name, run), is_finite=run.is_finite, largest=run.largest
+        )
+        for name in asked.preset
+    }
+    lines = [f"{'':24}{'skipped':>10}{'longest stall':>15}{'at the end':>12}"]
+    for name, simulation in found.items():
+        final = scale_text(simulation.final_loss_scale)
+        lost, stall = simulation.steps_lost, simulation.longest_stall
+        lines.append(f"{name:24}{lost:>10}{stall:>15}{final:>12}")
+    if asked.plot:
+        size = {"figsize": (8, 3 * len(found)), "layout": "constrained"}
+        figure, axes = pyplot("simulate --plot").subplots(
+            len(found), sharex=True, squeeze=False, **size
+        )
+        for ax, (name, simulation) in zip(axes.flat, found.items()):
+            simulation.plot(ax).set_title(name)
+        figure.savefig(asked.plot)
+    return "\n".join(lines)
+
+
+def _preset(name: str, run: lossscale.Run) -> lossscale.DynamicLossScale:
+    """Returns a preset's loss scale, which begins where the run did if it may."""
+    given = {}
+    recorded = run.loss_scale
+    asks_for = PRESETS[name].asks_for
+    if "initial_loss_scale" in asks_for and recorded is not None and len(recorded):
+        given["initial_loss_scale"] = float(recorded[0])
+    return lossscale.DynamicLossScale.from_preset(name, **given)
+
+
+def _plotted(asked: argparse.Namespace) -> str:
+    """Draws a run, and returns what it holds and where the picture is."""
+    run = lossscale.load_run(asked.file)
+    output = asked.output or f"{os.path.splitext(asked.file)[0]}.png"
+    run.plot().figure.savefig(output)
+    return f"{run}\nThe picture is {output}."
+
+
 if __name__ == "__main__":
-    print(report())
+    sys.exit(main())

@@ -243,4 +243,38 @@ ROWS: Mapping[str, Row] = {
         max_loss_scale=65504.0,
         search_period=1,
     ),
+    "stylegan2": _row(
+        "StyleGAN2 at 59af465, dnnlib/tflib/optimizer.py, Optimizer",
+        "Theirs adds 0.0005 to the logarithm of the scale, in float32, and has no "
+        "bounds.",
+        initial_loss_scale=2.0**64,
+        increment_period=1,
+        multiplier=2.0**0.0005,
+        backoff_factor=0.5,
+        min_loss_scale=NO_FLOOR,
+    ),
+    "director": _row(
+        "Director at a6a649e, embodied/agents/director/tfutils.py, Optimizer",
+        "It grows after 1000 good steps, on the next. It ends the run where the "
+        "scaled loss is not finite. DreamerV2 takes Keras's: tensorflow.",
+        initial_loss_scale=1e4,
+        increment_period=1001,
+        backoff_factor=0.5,
+        min_loss_scale=1e-4,
+        max_loss_scale=1e4,
+    ),
+    "dalle": _row(
+        "Ramesh et al. 2021, Zero-Shot Text-to-Image Generation, arXiv 2102.12092, "
+        "appendix D; its code is not public",
+        "Theirs has a scale for each residual block, and multiplies start and bounds "
+        "by the number of replicas, whose gradients it averages. Ours is one for the "
+        "whole model.",
+        initial_loss_scale=2.0**13,
+        increment_period=1,
+        multiplier=2.0**0.001,
+        backoff_factor=2.0**-0.5,
+        min_loss_scale=2.0**7,
+        max_loss_scale=2.0**24,
+        backoff_cooldown=125,
+    ),
 }

@@ -13,7 +13,7 @@ import tensorflow as tf
 from models import policy_of
 
 import lossscale
-from lossscale.__main__ import on_device, report, versions
+from lossscale.__main__ import main, on_device, report, versions
 from lossscale.runtime import kerases
 
 ROOT = Path(lossscale.__file__).parent.parent
@@ -98,3 +98,78 @@ def test_without_any_keras(tmp_path):
         assert lines[name].strip() == "cannot be imported: ImportError: not here"
     assert "cannot be imported: ImportError" in lines["tf.keras"]
     assert lines["CPU"]
+
+
+# The command line
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """The path of a run of 60 steps, of which the first 3 were skipped."""
+    path = str(tmp_path / "run.npz")
+    scales = np.full([60], 2.0**12, np.float32)
+    lossscale.save_run(path, np.arange(60) > 2, scales)
+    return path
+
+
+def exit_code(*given):
+    """Returns with what the program exits."""
+    try:
+        return main(given)
+    except SystemExit as error:
+        return error.code
+
+
+def test_without_a_command_it_reports(capsys):
+    assert exit_code() == 0
+    assert capsys.readouterr().out.strip() == report()
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "says"),
+    [
+        (["--help"], 0, "simulate"),
+        (["--version"], 0, f"lossscale {lossscale.__version__}"),
+        (["--bogus"], 2, "unrecognized arguments: --bogus"),
+        (["bogus"], 2, "invalid choice: 'bogus'"),
+        (["simulate"], 2, "required: FILE"),
+        (["simulate", "none.npz"], 2, "none.npz"),
+        (["simulate", "none.npz", "--preset", "bogus"], 2, "invalid choice: 'bogus'"),
+        (["plot", __file__], 2, "`path` must be a NumPy .npz file"),
+    ],
+)
+def test_what_is_asked_for_and_what_is_not_known(given, code, says, capsys):
+    assert exit_code(*given) == code
+    printed = capsys.readouterr()
+    assert says in (printed.err if code else printed.out)
+    assert "TensorFlow:" not in printed.out
+
+
+def test_schedules_over_a_recorded_run(recorded, tmp_path, capsys):
+    pictures = str(tmp_path / "pictures.png")
+    given = ["--preset", "torch", "jmp", "--plot", pictures]
+    assert exit_code("simulate", recorded, *given) == 0
+    _, torch, jmp = capsys.readouterr().out.splitlines()
+    assert torch.split() == ["torch", "3", "3", "2**13"]
+    assert jmp.split() == ["jmp", "3", "3", "512"]  # it begins where the run did
+    assert Path(pictures).stat().st_size > 10_000
+    assert exit_code("simulate", recorded) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "dynamic"
+    # What else a preset asks for cannot be known.
+    assert exit_code("simulate", recorded, "--preset", "apex_hysteresis") == 2
+
+
+def test_a_picture_of_a_recorded_run(recorded, tmp_path, capsys):
+    assert exit_code("plot", recorded) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Run(steps=60, skipped=3")
+    assert (tmp_path / "run.png").stat().st_size > 5_000
+    other = tmp_path / "other.svg"
+    assert exit_code("plot", recorded, "--output", str(other)) == 0
+    assert "<svg" in other.read_text(encoding="utf-8")
+
+
+def test_it_is_installed_as_a_command():
+    project = Path(__file__).parents[1] / "pyproject.toml"  # not the installed one's
+    text = project.read_text(encoding="utf-8")
+    assert '\n[project.scripts]\nlossscale = "lossscale.__main__:main"\n' in text

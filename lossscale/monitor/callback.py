@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, List, Optional
 
@@ -13,7 +14,7 @@ from lossscale.monitor.stalls import read
 from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases, mode
-from lossscale.simulation.run_file import save_run
+from lossscale.simulation.run_file import check_writable, save_run
 
 ON_STALL = ("warn", "raise", "stop")
 
@@ -27,6 +28,13 @@ got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorde
 _NOT_CHECKED = """\
 `{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
 FixedLossScale(S, skip_nonfinite=True) does."""
+
+
+_SHARPNESS = """\
+SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
+and adds them to the weights before anybody looks: one that is infinite stays there, \
+and no optimizer can take it back. docs/custom-loops.md has a step that scales, and \
+restores the weights to the last bit."""
 
 
 _Callback: Any = kerases.callback_class()
@@ -54,7 +62,8 @@ class LossScaleMonitor(_Callback):
 
     A loss scale that starts too high falls until it fits: while no step has been
     applied and the scale still falls, nothing is said. Then `patience` counts the
-    steps that did not lower it.
+    steps that did not lower it. A loss that is NaN or infinite before it is scaled is
+    no matter of the scale: that is said at the third one in a row.
 
     Of a loss scale that looks at the gradients, as `HeadroomLossScale`, it logs
     `headroom`, too: how many doublings the largest scaled gradient was below float16's
@@ -82,7 +91,8 @@ class LossScaleMonitor(_Callback):
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the one that the model is compiled with, and those that it
         has as attributes, as a GAN's `d_optimizer` and `g_optimizer`. Of several each
-        has its name before what is logged: `d_optimizer_loss_scale`.
+        has its name before what is logged: `d_optimizer_loss_scale`. Where they share
+        a loss scale, `skipped_steps` counts what each itself skipped.
 
     Raises:
       TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
@@ -107,7 +117,7 @@ class LossScaleMonitor(_Callback):
         self.patience = arguments.count("patience", patience)
         self.on_stall = arguments.choice("on_stall", on_stall, ON_STALL)
         self.every = arguments.optional(arguments.count, "every", every)
-        self.record = arguments.optional(arguments.writable_path, "record", record)
+        self.record = arguments.optional(check_writable, "record", record)
         self.verbose = arguments.count("verbose", verbose, least=0)
         self.check_underflow = arguments.boolean("check_underflow", check_underflow)
         self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
@@ -123,6 +133,11 @@ class LossScaleMonitor(_Callback):
         self._scales: List[float] = []
         self._largest: List[float] = []
 
+    def __repr__(self) -> str:
+        given = inspect.signature(LossScaleMonitor).parameters
+        listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+        return f"{type(self).__name__}({listed})"
+
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
@@ -134,13 +149,16 @@ class LossScaleMonitor(_Callback):
                 " Create a LossScaleMonitor for each."
             )
         self._recorded = optimizer
+        if type(self.model).__name__ == "SharpnessAwareMinimization":
+            _warn(_SHARPNESS)
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
             known.get(id(each)) or Watched(each, name, self.patience)
             for name, each in found.items()
         ]
-        for each in self._watched:
-            each.start = None
+        scales = [id(each.optimizer.loss_scale) for each in self._watched]
+        for each, scale in zip(self._watched, scales):
+            each.start, each.shares = None, scales.count(scale) > 1
         if self.check_underflow:
             self._keep_largest()
 
@@ -174,7 +192,7 @@ class LossScaleMonitor(_Callback):
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
         del batch, logs
-        self._taken_with = float(self._recorded.loss_scale)
+        self._taken_with = self._recorded.loss_scale._to_show()
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         # Keras counts batches from 0, and names the last of those that ran.

@@ -16,9 +16,10 @@ _NAMED = 5
 _KINDS = {"inf": "inf", "nan": "NaN"}
 
 _LOSS = """\
-The loss itself is {kind}, before it is scaled: no loss scale can help. Look for inf \
-and NaN in the data, for a logarithm of or a division by zero, and for activations \
-beyond float16's 65504: give such a layer, and the last one, dtype="float32"."""
+The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
+Look for inf and NaN in the data, for a learning rate that is too high, for a \
+logarithm of or a division by zero, as log(0), and for activations beyond float16's \
+65504: give such a layer, and the last one, dtype="float32"."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
@@ -28,6 +29,10 @@ as a square root has at zero, or give that layer dtype="float32"."""
 _FLOOR = """\
 The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
+_FLOOR_OF_ONE = """\
+The loss scale is at its floor, {floor}: the gradients overflow without being scaled. \
+Give the layers named dtype="float32", or lower the learning rate. Only if gradients \
+that large are meant to be, lower `min_loss_scale`."""
 _FIXED = """\
 The loss scale is fixed. Take a smaller one, or a DynamicLossScale, which falls by \
 itself."""
@@ -40,29 +45,30 @@ stay so: predictions are lost. Go back to a checkpoint, or set them anew, and ke
 data and that layer's inputs finite."""
 
 
-def of_stall(optimizer: Any, model: Any, steps: int) -> str:
+def of_stall(optimizer: Any, model: Any, steps: int, bad_losses: int = 0) -> str:
     """Returns what is to be said of `steps` steps that were skipped in a row.
 
     Args:
       optimizer: A `LossScaleOptimizer`.
       model: The model that it trains, of any Keras.
       steps: How many.
+      bad_losses: At how many of the last ones the loss itself was not finite.
 
     Returns:
       A message of several lines: one that says what happened, and one for each finding.
     """
-    now = scale_text(float(optimizer.loss_scale))
+    now = scale_text(optimizer.loss_scale._to_show())
     unit = unit_of(optimizer)
     first = f"{steps} steps in a row were skipped{unit}. The loss scale is {now}."
     loss = optimizer.nonfinite_loss()
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
     findings = [
-        _LOSS.format(kind=_KINDS[loss]) if loss else None,
+        _of_loss(model, _KINDS[loss], bad_losses) if loss else None,
         _named(_GRADIENTS, faults),
         _BACKWARD if faults and not loss else None,
-        None if loss else _of_scale(optimizer.loss_scale),
         _named(_WEIGHTS, nonfinite(model, model.trainable_weights)),
         of_statistics(model),
+        None if loss else _of_scale(optimizer.loss_scale),
     ]
     return "\n  * ".join([first, *(found for found in findings if found)])
 
@@ -80,13 +86,28 @@ def of_statistics(model: Any) -> Optional[str]:
     return _named(_STATISTICS, nonfinite(model, model.non_trainable_weights))
 
 
+def _of_loss(model: Any, kind: str, bad_losses: int) -> str:
+    """Returns what is to be said of a loss that is not finite by itself."""
+    loss = getattr(model, "loss", None)  # a name, a function or an object, or several
+    names = [
+        each
+        if isinstance(each, str)
+        else getattr(each, "__name__", None) or getattr(each, "name", None)
+        for each in tf.nest.flatten(loss)
+    ]
+    named = ", ".join(name for name in names if isinstance(name, str))
+    name = f" ({named})" if named else ""
+    often = f", at each of the last {bad_losses} steps" if bad_losses > 1 else ""
+    return _LOSS.format(kind=kind, name=name, often=often)
+
+
 def _of_scale(loss_scale: LossScale) -> Optional[str]:
     if isinstance(loss_scale, FixedLossScale):
         return _FIXED
     floor = getattr(loss_scale, "min_loss_scale", 0.0)
-    return (
-        _FLOOR.format(floor=scale_text(floor)) if float(loss_scale) <= floor else None
-    )
+    if loss_scale._to_show() > floor:
+        return None
+    return (_FLOOR if floor > 1 else _FLOOR_OF_ONE).format(floor=scale_text(floor))
 
 
 def nonfinite(model: Any, variables: Sequence[Any]) -> List[Tuple[Any, str]]:

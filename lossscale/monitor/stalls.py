@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Optional
 
+from lossscale.optimizer.fault_record import OwnSteps
 from lossscale.scales.base import LossScale
+
+#: So many losses that are not finite before they are scaled are no accident.
+BAD_LOSSES = 3
 
 _NEVER = -1
 
@@ -23,6 +27,7 @@ class Reading(NamedTuple):
       applied: How many steps were applied.
       largest: The greatest magnitude of the last step's unscaled gradients, infinite if
         it was skipped. None: the loss scale does not keep it.
+      own: What this optimizer skipped, of what the loss scale counts. None: all of it.
     """
 
     loss_scale: float
@@ -30,18 +35,38 @@ class Reading(NamedTuple):
     in_a_row: int
     applied: int
     largest: Optional[float] = None
+    own: Optional[OwnSteps] = None
+
+    @property
+    def own_skipped(self) -> int:
+        """How many steps this optimizer skipped."""
+        return self.skipped if self.own is None else self.own.skipped
+
+    @property
+    def own_in_a_row(self) -> int:
+        """How many it skipped in a row, the last step with them."""
+        return self.in_a_row if self.own is None else self.own.in_a_row
+
+    @property
+    def bad_losses(self) -> int:
+        """At how many of them the loss was not finite before it was scaled."""
+        return 0 if self.own is None else self.own.bad_losses
 
 
 def read(optimizer: Any) -> Reading:
     """Reads an optimizer's counters and its loss scale from the device."""
     loss_scale = optimizer.loss_scale
     largest = loss_scale.last_largest
-    return Reading(  # numpy(): a mirrored variable has no int()
-        float(loss_scale),
-        int(loss_scale.skipped_steps.numpy()),
-        int(loss_scale.consecutive_skipped_steps.numpy()),
+    # numpy(): a mirrored variable has no int()
+    skipped = int(loss_scale.skipped_steps.numpy())
+    in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
+    return Reading(
+        loss_scale._to_show(),
+        skipped,
+        in_a_row,
         int(optimizer.applied_steps.numpy()),
         None if largest is None else float(largest.numpy()),
+        optimizer._fault_record.own_steps(skipped, in_a_row),
     )
 
 
@@ -49,7 +74,8 @@ class Stalls:
     """Tells of each stall once: `patience` skipped steps in a row.
 
     Until the first step has been applied, only steps count that did not lower the loss
-    scale: one that starts too high must fall until it fits.
+    scale: one that starts too high must fall until it fits. A loss that is not finite
+    before it is scaled is no matter of the loss scale, and told of at the third.
 
     ```
     see(reading):
@@ -57,6 +83,7 @@ class Stalls:
         lowered = how many of the steps since the last reading lowered the scale
         stuck = (stuck if lowered == 0 else 0) + steps - lowered
       is_stall = in_a_row >= patience and (applied > 0 or stuck >= patience)
+      is_stall = is_stall or bad_losses >= BAD_LOSSES
       return is_stall and this run of skipped steps has not been told of
     ```
     """
@@ -76,16 +103,17 @@ class Stalls:
         """Returns whether to tell of a stall now. `reading` is one of `loss_scale`."""
         before, self._last = self._last or reading, reading
         if reading.applied == 0:
-            steps = max(reading.skipped - before.skipped, 0)
+            steps = max(reading.own_skipped - before.own_skipped, 0)
             scales = (before.loss_scale, reading.loss_scale)
             lowered = _steps_that_lowered(loss_scale, *scales)
             kept = self._stuck if lowered == 0 else 0.0
             self._stuck = kept + max(steps - lowered, 0.0)
         searches = reading.applied == 0 and self._stuck < self.patience
-        if reading.in_a_row < self.patience or searches:
+        is_stall = reading.own_in_a_row >= self.patience and not searches
+        if not is_stall and reading.bad_losses < BAD_LOSSES:
             return False
         # A number of its own for each run of skipped steps: those skipped before it.
-        told, self._told = self._told, reading.skipped - reading.in_a_row
+        told, self._told = self._told, reading.own_skipped - reading.own_in_a_row
         return told != self._told
 
 

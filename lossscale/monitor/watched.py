@@ -32,12 +32,14 @@ class Watched:
     Attributes:
       optimizer: A `LossScaleOptimizer`.
       name: Stands before what is said and logged of it; empty if it is the only one.
+      shares: Whether another that is watched shares its loss scale.
       start: What was read when training began. None: it has not.
       last: What was read last.
     """
 
     def __init__(self, optimizer: Any, name: str, patience: int) -> None:
         self.optimizer, self.name = optimizer, name
+        self.shares = False
         self.start: Optional[Reading] = None
         self._stalls = Stalls(patience)
         self._underflow = Underflow(patience)
@@ -61,7 +63,8 @@ class Watched:
         """Returns what to say of a stall, None if there is nothing to be told now."""
         if not self._stalls.see(self.last, self.optimizer.loss_scale):
             return None
-        message = diagnosis.of_stall(self.optimizer, model, self.last.in_a_row)
+        steps, bad_losses = self.last.own_in_a_row, self.last.bad_losses
+        message = diagnosis.of_stall(self.optimizer, model, steps, bad_losses)
         return f"{self.name}: {message}" if self.name else message
 
     def underflow(self) -> Optional[str]:
@@ -73,24 +76,37 @@ class Watched:
         """Adds what was read last to Keras's logs."""
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
-        logs[f"{prefix}skipped_steps"] = self.last.skipped
+        logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
         if self.last.largest is not None:
             logs[f"{prefix}headroom"] = math.nan if self._room is None else self._room
 
     def summary(self) -> str:
         """Returns a line that says what happened since the beginning."""
         start, now = self.start or self.last, self.last
-        scales = [now.loss_scale, self._lowest, self._highest]
-        final, low, high = map(scale_text, scales)
         whose = f" of {self.name}" if self.name else ""
+        skipped = self._skipped(now) - self._skipped(start)
         line = (
             f"Loss scale{whose}: {now.applied - start.applied} steps applied, "
-            f"{now.skipped - start.skipped} skipped{diagnosis.unit_of(self.optimizer)}"
-            f"; it is {final}, and was read between {low} and {high}."
+            f"{skipped} skipped{diagnosis.unit_of(self.optimizer)}; {self._scale()}."
         )
         if self._room is None:
             return line
         return f"{line} Headroom: {self._room:.1f} doublings."
+
+    def _skipped(self, reading: Reading) -> int:
+        """Returns what this optimizer skipped: of a shared loss scale its own."""
+        return reading.own_skipped if self.shares else reading.skipped
+
+    def _scale(self) -> str:
+        """Returns what is to be said of the loss scale itself."""
+        start, now = self.start or self.last, self.last
+        scales = [now.loss_scale, self._lowest, self._highest]
+        final, low, high = map(scale_text, scales)
+        shared = ""
+        if self.shares:
+            bad = now.skipped - start.skipped
+            shared = f"shared, with {bad} steps skipped for all; "
+        return f"{shared}it is {final}, and was read between {low} and {high}"
 
 
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ the order of its imports:
 * `report`: the result, GradientRanges, in arrays and figures;
 * `batches`: what `fit` takes as data, batch by batch;
 * `float32_model`: a model that computes in float32 for a while;
+* `grouping`: which block of a model a variable belongs to;
 * `counting`: its gradients, batch by batch, counted;
 * `measuring`: the function gradient_ranges itself.
 

@@ -8,12 +8,20 @@ from typing import Any, Iterator, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
+from lossscale.arguments import shown
+from lossscale.runtime import kerases
+
 #: x, y and sample weights, as tensors; None where there are none.
 Batch = Tuple[Any, Any, Any]
 
 
+_NO_DATA = """\
+`{name}` must be {wanted}, got {got} of type {kind}. {instead}"""
+_WANTED = "arrays, a tf.data.Dataset, or a PyDataset or Sequence of Keras"
+_EMPTY = "`x` must hold at least one batch, got none."
+
+
 def first_batches(
-    keras: Any,
     data: Tuple[Any, Any, Any],
     batch_size: Optional[int],
     batches: Optional[int],
@@ -21,13 +29,12 @@ def first_batches(
     """Returns an iterator over the first batches, in order, and how many it has.
 
     Args:
-      keras: The Keras whose sequences are meant.
       data: `(x, y, sample_weight)` as the user gave them.
       batch_size: Rows of a batch, of arrays only.
       batches: At most so many. None: all.
     """
     x = data[0]
-    if _is_dataset(x) or _is_sequence(keras, x):
+    if _is_dataset(x) or _is_sequence(x):
         _only_x(data, batch_size)
         found, length = _made_by(x)
         if length is None and batches is None:
@@ -36,22 +43,65 @@ def first_batches(
                 "how long it is, got None. Say how many batches to look at."
             )
     else:
+        for name, part in zip(("x", "y", "sample_weight"), data):
+            if part is not None:
+                _check_arrays(name, part)
         size = batch_size or 32
         length = -(-_rows(data) // size)
         found = _slices(data, size, length)
     if not length and length is not None:
-        raise ValueError("`x` must hold at least one batch, got none.")
+        raise ValueError(_EMPTY)
     limits = [number for number in (length, batches) if number is not None]
-    return map(_tensors, itertools.islice(found, batches)), min(limits, default=None)
+    found = map(_tensors, itertools.islice(found, batches))
+    first = next(found, None)  # a dataset may not know that it is empty
+    if first is None:
+        raise ValueError(_EMPTY)
+    return itertools.chain([first], found), min(limits, default=None)
 
 
 def _is_dataset(x: Any) -> bool:
     return isinstance(x, tf.data.Dataset)
 
 
-def _is_sequence(keras: Any, x: Any) -> bool:
-    kinds = [getattr(keras.utils, name, ()) for name in ("PyDataset", "Sequence")]
+def _is_sequence(x: Any) -> bool:
+    # Of any Keras: whole batches are whole batches.
+    kinds = [
+        getattr(keras.utils, name, ())
+        for keras in kerases.installed()
+        for name in ("PyDataset", "Sequence")
+    ]
     return any(isinstance(x, kind) for kind in kinds)
+
+
+def _check_arrays(name: str, x: Any) -> None:
+    """Raises unless `x` is an array, or a nest of arrays.
+
+    Before NumPy sees it: what has a length and items, but no end, it would read for
+    ever.
+    """
+    leaves = tf.nest.flatten(x)
+    for leaf in leaves:
+        if hasattr(leaf, "shape") and len(leaf.shape) > 0:
+            continue
+        is_number = isinstance(leaf, (int, float, np.generic))
+        if is_number and isinstance(x, (list, tuple)):
+            instead = f"A list stands for several of them: write np.array({name})."
+        elif isinstance(leaf, tf.distribute.DistributedDataset):
+            instead = "Pass the dataset that was distributed."
+        elif hasattr(leaf, "__next__"):
+            instead = "It would be used up. Pass one batch, x, y = next(x)."
+        elif hasattr(leaf, "__getitem__") and hasattr(leaf, "__len__"):
+            instead = "Pass some of its items: x, y = map(np.stack, zip(*items))."
+        else:
+            instead = "Pass what `fit` is given."
+        thing = x if len(leaves) > 1 else leaf
+        kind = type(thing).__name__
+        wanted = _WANTED if name == "x" else "an array"
+        raise TypeError(
+            _NO_DATA.format(
+                name=name, wanted=wanted, got=shown(thing), kind=kind, instead=instead
+            )
+        )
 
 
 def _only_x(data: Tuple[Any, Any, Any], batch_size: Optional[int]) -> None:

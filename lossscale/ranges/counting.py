@@ -5,18 +5,29 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from lossscale.gradients.finite import dense_part
 from lossscale.ranges import exponents
 from lossscale.ranges.float32_model import SIXTEEN_BITS, outputs_of_layers
+from lossscale.ranges.grouping import blocks_of
 from lossscale.ranges.report import GradientRanges
 from lossscale.runtime import kerases, mode
 
-#: A row of the report: its name, and the gradients that are counted in it.
-Row = Tuple[str, List[Any]]
+_NO_LOSS = """\
+`model` must be compiled with a loss, or `loss` given, got a model without one. Write \
+loss="mse", or what it is trained with."""
+
+
+class Row(NamedTuple):
+    """A row of the report: its name, its block, and the gradients counted in it."""
+
+    name: str
+    block: str
+    grads: List[Any]
 
 
 class GradientCounter:
@@ -30,6 +41,7 @@ class GradientCounter:
         self.loss_model = model if loss is None else _with_loss(keras, loss)
         self.significands, self.activations = significands, activations
         self.names: List[str] = []
+        self.blocks: List[str] = []
         #: The names of some operations that compute gradients in 16 bits.
         self.in_16_bits: List[str] = []
         self.counts: Any = 0
@@ -56,10 +68,11 @@ class GradientCounter:
 
     def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
         rows = self._rows(x, y, sample_weight)
-        self.names = [name for name, _ in rows]
+        self.names = [row.name for row in rows]
+        self.blocks = [row.block for row in rows]
         tables, maxima = [], []
-        for _, grads in rows:
-            values = tf.concat([tf.reshape(_values(g), [-1]) for g in grads], 0)
+        for row in rows:
+            values = tf.concat([tf.reshape(dense_part(g), [-1]) for g in row.grads], 0)
             found = [exponents.count(values, s) for s in self.significands]
             tables.append(tf.stack([counts for counts, _ in found]))
             maxima.append(found[0][1])
@@ -82,11 +95,15 @@ class GradientCounter:
         sources = [*variables, *(layer for layer, _ in watched)]
         names = [path_of(self.model, variable) for variable in variables]
         names += [f"output of {layer.name}" for layer, _ in watched]
-        return _rows_of(sources, names, grads)
+        return _rows_of(sources, names, blocks_of(self.model, names, sources), grads)
 
     def _loss(self, *batch: Any) -> Any:
         if self.loss_model is self.model:
-            return _compute_loss(self.model, *batch)
+            model = self.model
+            has_own = model.losses or overrides_loss(model)
+            if not getattr(model, "loss", None) and not has_own:
+                raise ValueError(_NO_LOSS)
+            return _compute_loss(model, *batch)
         found = _compute_loss(self.loss_model, *batch)
         return tf.add_n([found, *self.model.losses])
 
@@ -101,7 +118,12 @@ class GradientCounter:
             )
         by_significand = dict(zip(self.significands, self.counts))
         return GradientRanges(
-            tuple(self.names), by_significand, self.largest, scale, self.batches
+            tuple(self.names),
+            by_significand,
+            self.largest,
+            scale,
+            self.batches,
+            tuple(self.blocks),
         )
 
 
@@ -110,22 +132,20 @@ def _no_outputs(_: Any) -> Iterator[List[Any]]:
     yield []
 
 
-def _values(grad: Any) -> Any:
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def _rows_of(sources: List[Any], names: List[str], grads: List[Any]) -> List[Row]:
+def _rows_of(
+    sources: List[Any], names: List[str], blocks: List[str], grads: List[Any]
+) -> List[Row]:
     """Returns a row for each variable or layer that has a gradient, names unique."""
     rows: Dict[int, Row] = {}
     used: Dict[str, int] = {}
-    for source, name, grad in zip(sources, names, grads):
+    for source, name, block, grad in zip(sources, names, blocks, grads):
         if grad is None:
             continue
         if id(source) not in rows:
             used[name] = used.get(name, 0) + 1
             unique = name if used[name] == 1 else f"{name} ({used[name]})"
-            rows[id(source)] = (unique, [])
-        rows[id(source)][1].append(grad)
+            rows[id(source)] = Row(unique, block, [])
+        rows[id(source)].grads.append(grad)
     if not rows:
         raise ValueError(
             "`loss` must depend on the model's weights, got one that has no gradient."
@@ -148,6 +168,13 @@ def _with_loss(keras: Any, loss: Any) -> Any:
     model = keras.Sequential()
     model.compile(loss=loss)
     return model
+
+
+def overrides_loss(model: Any) -> bool:
+    """Tells whether a model computes its loss in a way of its own."""
+    method = getattr(type(model), "compute_loss", None)
+    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
+    return home not in ("keras", "tf_keras", "tensorflow")
 
 
 def path_of(model: Any, variable: Any) -> str:

@@ -12,18 +12,13 @@ from typing import Any, Callable, Iterator, List, Tuple
 
 import tensorflow as tf
 
+from lossscale.runtime.kerases import layers_of, state_of
+
 #: The dtypes of 16 bits, by name.
 SIXTEEN_BITS = ("float16", "bfloat16")
 _MISSING = object()
 #: An object, the name of its attribute, and the value that it has for a while.
 Change = Tuple[Any, str, Any]
-
-
-def layers_of(model: Any) -> List[Any]:
-    """Returns the model and all layers in it, however deep, each once."""
-    # Private, and the same in every Keras (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
-    found = {id(layer): layer for layer in model._flatten_layers()}
-    return list(found.values())
 
 
 @contextlib.contextmanager
@@ -107,14 +102,9 @@ def unchanged(model: Any) -> Iterator[None]:
 
 
 def _variables(model: Any) -> List[Any]:
-    found = list(model.variables)
+    found = [*model.variables, *state_of(model)]
     for metric in model.metrics:
         found += metric.variables
-    for layer in layers_of(model):
-        # Keras 2 does not count a layer's random generator among its variables (seen
-        # on 2.8 to 2.21).
-        generator = getattr(getattr(layer, "_random_generator", None), "_generator", 0)
-        found += [generator.state] if hasattr(generator, "state") else []
     return list({id(variable): variable for variable in found}.values())
 
 

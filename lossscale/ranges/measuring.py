@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.ranges.batches import first_batches
-from lossscale.ranges.counting import GradientCounter, path_of
+from lossscale.ranges.counting import GradientCounter, overrides_loss, path_of
 from lossscale.ranges.float32_model import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import GradientRanges
 from lossscale.runtime import kerases, mode
+from lossscale.scales.base import LossScale
 
 
 def gradient_ranges(
@@ -68,10 +69,11 @@ def gradient_ranges(
       `GradientRanges`: print it, read its arrays, or `plot` it.
 
     Raises:
-      TypeError: `model` is no Keras model, or an argument has the wrong type.
-      ValueError: The model is not compiled and there is no `loss`, it has no trainable
-        weights or some in 16 bits, it belongs to a strategy of several replicas, or
-        `batches` is None and `x` never ends.
+      TypeError: `model` is no Keras model, or an argument has the wrong type: `x` may
+        be no generator, for instance, which would be used up.
+      ValueError: The model has no loss and there is no `loss`, targets are missing, `x`
+        is empty, the model has no trainable weights or some in 16 bits, it belongs to
+        a strategy of several replicas, or `batches` is None and `x` never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = _checked(model, loss)
@@ -80,8 +82,9 @@ def gradient_ranges(
     scale = _scale(model) if loss_scale is None else loss_scale
     scale = arguments.loss_scale("loss_scale", scale)
     arguments.boolean("activations", activations)
-    found, length = first_batches(keras, (x, y, sample_weight), batch_size, batches)
+    found, length = first_batches((x, y, sample_weight), batch_size, batches)
     first = next(found)
+    _check_targets(model, loss, first[1])
     _build(model, first[0])
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     with unchanged(model), in_float32(keras, model):
@@ -120,9 +123,20 @@ def _scale(model: Any) -> float:
     for name in ("loss_scale", "dynamic_scale", "initial_scale", "loss_scale_factor"):
         # Ours and Keras 2's; Keras 3's, built or not; a bare optimizer of Keras 3.
         value = getattr(optimizer, name, None)
+        if isinstance(value, LossScale):
+            return value._to_show()
         if value is not None:
             return float(value.numpy() if hasattr(value, "numpy") else value)
     return 1.0
+
+
+def _check_targets(model: Any, loss: Any, y: Any) -> None:
+    has_loss = loss is not None or getattr(model, "loss", None)
+    if y is None and has_loss and not overrides_loss(model):
+        raise ValueError(
+            "`y` must be the targets that the loss is computed with, got None. Write "
+            "gradient_ranges(model, x, y), or pass batches that hold both."
+        )
 
 
 def _build(model: Any, x: Any) -> None:

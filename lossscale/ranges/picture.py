@@ -19,6 +19,8 @@ _REGIONS = (
 )
 #: The height of a histogram in inches.
 _ROW = 0.45
+#: The longest name that is written out.
+_LONGEST = 40
 
 
 def draw(ranges: Any, ax: Any, rows: int) -> Any:
@@ -32,8 +34,9 @@ def draw(ranges: Any, ax: Any, rows: int) -> Any:
         where = {"loc": "center", "ncol": 3}
     shift = float(np.log2(ranges.loss_scale))
     _draw_regions(ax, shift, _limits(exponents[shown["all"] > 0], shift))
-    _draw_histograms(ax, exponents, shown)
-    _label(ax, ranges, list(shown))
+    summary = ranges.summary
+    _draw_histograms(ax, exponents, shown, summary)
+    _label(ax, ranges, list(shown), summary)
     _label_x(ax, ranges, shift)
     beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
     return ax
@@ -42,6 +45,7 @@ def draw(ranges: Any, ax: Any, rows: int) -> Any:
 def _worst(ranges: Any, rows: int) -> Any:
     """Returns the rows to show, in order: those that float16 would hurt most."""
     hurt = np.nan_to_num(ranges.flushed + ranges.overflowing, nan=-1.0)
+    hurt = np.where(ranges.nonfinite > 0, 2.0, hurt)
     return np.sort(np.argsort(-hurt, kind="stable")[:rows])
 
 
@@ -64,27 +68,43 @@ def _draw_regions(ax: Any, shift: float, limits: Any) -> None:
         ax.axvline(ZERO, color="tab:red", linestyle="--", label=label)
 
 
-def _draw_histograms(ax: Any, exponents: Any, shown: Dict[str, Any]) -> None:
+def _draw_histograms(
+    ax: Any, exponents: Any, shown: Dict[str, Any], summary: Dict[str, Any]
+) -> None:
     # A bin of exponent e holds the magnitudes from 2**e to below 2**(e + 1).
     edges = [*exponents, exponents[-1] + 1]
     for number, (name, row) in enumerate(shown.items()):
         floor = len(shown) - 1 - number
         tops = floor + 0.85 * row / max(row.max(), 1)
         color = "black" if name == "all" else "tab:blue"
+        color = "tab:red" if summary[name]["nonfinite"] else color
         ax.fill_between(
             edges, floor, [*tops, tops[-1]], step="post", color=color, linewidth=0
         )
     ax.set_ylim(0, len(shown))
 
 
-def _label(ax: Any, ranges: Any, names: List[str]) -> None:
-    summary = ranges.summary
-    flushed = COLUMNS["flushed"]
-    labels = [f"{n}\n{flushed.cell(summary[n]['flushed'])} to zero" for n in names]
+def _label(ax: Any, ranges: Any, names: List[str], summary: Dict[str, Any]) -> None:
+    labels = [f"{_short(name)}\n{_fate(summary[name])}" for name in names]
     ax.set_yticks(np.arange(len(names)) + 0.4)
-    ax.set_yticklabels(labels[::-1], fontsize="small")
+    ticks = ax.set_yticklabels(labels[::-1], fontsize="small")
+    for tick, name in zip(ticks, names[::-1]):
+        if summary[name]["nonfinite"]:
+            tick.set_color("tab:red")
     if len(names) <= len(ranges.names):
         ax.set_ylabel(f"the {len(names) - 1} worst of {len(ranges.names)} rows")
+
+
+def _short(name: str) -> str:
+    """Returns a name that leaves room for the picture: its end tells names apart."""
+    return name if len(name) <= _LONGEST else f"...{name[3 - _LONGEST :]}"
+
+
+def _fate(row: Dict[str, Any]) -> str:
+    """Returns what is worst for a row's gradients."""
+    if row["nonfinite"]:
+        return f"{row['nonfinite']:,} inf or NaN"
+    return f"{COLUMNS['flushed'].cell(row['flushed'])} to zero"
 
 
 def _label_x(ax: Any, ranges: Any, shift: float) -> None:

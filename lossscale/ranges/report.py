@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ class GradientRanges:
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale that is reported on.
       batches: How many batches were looked at.
+      blocks: The layer of the model that each row belongs to, a `ScaledBlock` or any.
     """
 
     names: Tuple[str, ...]
@@ -35,6 +36,7 @@ class GradientRanges:
     largest: Any
     loss_scale: float
     batches: int
+    blocks: Tuple[str, ...] = ()
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the same gradients, reported on at another loss scale.
@@ -135,6 +137,32 @@ class GradientRanges:
         return exponents.by_exponent(self.counts[1.0])
 
     @property
+    def by_block(self) -> GradientRanges:
+        """The same gradients with a row for each block: print it, or `plot` it."""
+        rows: Dict[str, List[int]] = {}
+        for number, block in enumerate(self.blocks or self.names):
+            rows.setdefault(block, []).append(number)
+        return self._joined(rows)
+
+    @property
+    def need_own_scale(self) -> Tuple[str, ...]:
+        """The blocks that no single loss scale serves, and a `ScaledBlock` would.
+
+        At the recommended scale float16 rounds more than a tenth of their gradients to
+        zero. At a scale of their own it would be less than half as many.
+        """
+        scale = self.recommended_scale
+        if scale is None:
+            return ()
+        found = self.by_block
+        lost = found.at(scale).flushed
+        return tuple(
+            name
+            for number, name in enumerate(found.names)
+            if lost[number] > 0.1 and 2 * found._own(number) < lost[number]
+        )
+
+    @property
     def summary(self) -> Dict[str, Dict[str, float]]:
         """The figures above by name of row, and of all rows together as `"all"`."""
         rows = (*self.names, "all")
@@ -177,9 +205,24 @@ class GradientRanges:
 
     @property
     def _all(self) -> GradientRanges:
-        counts = {key: rows.sum(0)[None] for key, rows in self.counts.items()}
-        largest = np.max(self.largest)[None]
-        return dataclasses.replace(self, names=("all",), counts=counts, largest=largest)
+        return self._joined({"all": list(range(len(self.names)))})
+
+    def _joined(self, rows: Dict[str, List[int]]) -> GradientRanges:
+        """Returns a row for each of these, made of several."""
+        counts = {
+            key: np.stack([counts[numbers].sum(0) for numbers in rows.values()])
+            for key, counts in self.counts.items()
+        }
+        largest = np.stack([self.largest[numbers].max() for numbers in rows.values()])
+        names = tuple(rows)
+        return dataclasses.replace(
+            self, names=names, counts=counts, largest=largest, blocks=names
+        )
+
+    def _own(self, number: int) -> float:
+        """Returns the share of a row that is zero at the scale that fits it alone."""
+        row = self._joined({self.names[number]: [number]})
+        return float(row.at(row.recommended_scale or 1.0).flushed[0])
 
     @property
     def _counts(self) -> Tuple[Any, int]:

@@ -14,7 +14,7 @@ class Column(NamedTuple):
 
     Attributes:
       as_text: Returns a value as it is printed, if it is a number.
-      title: What stands above it. Empty: it is in `summary`, and not printed.
+      title: What stands above it.
     """
 
     as_text: Callable[[float], str]
@@ -34,7 +34,7 @@ def _percent(value: float) -> str:
 COLUMNS: Mapping[str, Column] = {
     "values": Column("{:,}".format, "values"),
     "zeros": Column(_percent, "zero"),
-    "nonfinite": Column("{:,}".format, ""),
+    "nonfinite": Column("{:,}".format, "inf, NaN"),
     "flushed": Column(_percent, "flushed"),
     "subnormal": Column(_percent, "subnormal"),
     "overflowing": Column(_percent, "overflow"),
@@ -43,22 +43,24 @@ COLUMNS: Mapping[str, Column] = {
 }
 
 
-def _shown() -> Dict[str, Column]:
-    return {name: column for name, column in COLUMNS.items() if column.title}
+def _shown(ranges: Any) -> Dict[str, Column]:
+    """Returns the columns to print: of what is not finite only where there is any."""
+    any_bad = ranges.nonfinite.any()
+    return {n: column for n, column in COLUMNS.items() if any_bad or n != "nonfinite"}
 
 
 def table(ranges: Any) -> str:
     """Returns the table, and under it what follows from it."""
     summary = ranges.summary
-    width = max(map(len, summary))
-    header = "".join(f"{column.title:>10}" for column in _shown().values())
+    width, columns = max(map(len, summary)), _shown(ranges)
+    header = "".join(f"{column.title:>10}" for column in columns.values())
     lines = [
         f"Gradients of {ranges.batches} {'batches' if ranges.batches > 1 else 'batch'} "
         f"in float32, and what float16 makes of them at loss scale "
         f"{scale_text(ranges.loss_scale)}:",
         "",
         f"{'':{width}}{header}",
-        *(f"{name:{width}}{_cells(row)}" for name, row in summary.items()),
+        *(f"{name:{width}}{_cells(columns, row)}" for name, row in summary.items()),
         "",
         *_notes(ranges),
     ]
@@ -78,13 +80,21 @@ def _notes(ranges: Any) -> List[str]:
     if ranges.largest_safe_scale is None:
         return ["All gradients are zero."]
     lost = ranges.at(ranges.recommended_scale).summary["all"]["flushed"]
-    return [
+    notes = [
         f"Largest safe scale: {scale_text(ranges.largest_safe_scale)}. "
         f"Recommended: {scale_text(ranges.recommended_scale)}, at which "
         f"{COLUMNS['flushed'].cell(lost)} are flushed to zero."
     ]
+    blocks = ranges.need_own_scale
+    if blocks:
+        notes.append(
+            "No single scale serves these blocks, and a ScaledBlock around each would: "
+            + ", ".join(blocks)
+            + "."
+        )
+    return notes
 
 
-def _cells(row: Dict[str, float]) -> str:
-    texts = (column.cell(row[name]) for name, column in _shown().items())
+def _cells(columns: Dict[str, Column], row: Dict[str, float]) -> str:
+    texts = (column.cell(row[name]) for name, column in columns.items())
     return "".join(f"{text:>10}" for text in texts)

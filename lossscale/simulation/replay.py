@@ -13,6 +13,7 @@ from lossscale import arguments
 from lossscale.runtime import mode
 from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
+from lossscale.scales.managers import LossScaleManager
 from lossscale.simulation import run_file
 from lossscale.simulation.result import Simulation
 
@@ -36,8 +37,7 @@ def simulate(
     Runs the object's own `adjust`, a subclass's too, once per step, compiled by XLA on
     the CPU; a rule that XLA cannot compile runs in a graph, which is far slower. It
     begins with the object's present state and works on a copy: the object is not
-    changed. As in every compiled step, a multiplier that is no power of two may round
-    the last bit otherwise than eagerly.
+    changed.
 
     >>> import lossscale
     >>> limit = np.full([100], 2.0**12)  # where this run's gradients overflow
@@ -74,11 +74,7 @@ def simulate(
         number is NaN or a magnitude negative.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    if not isinstance(loss_scale, LossScale):
-        raise TypeError(
-            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
-            "lossscale.get makes one of a number or a name."
-        )
+    _check_loss_scale(loss_scale)
     given = [each is not None for each in (is_finite, limit)]
     if all(given) or not (any(given) or largest is not None):
         raise TypeError(
@@ -100,13 +96,28 @@ def simulate(
     trace = _flags(is_finite) if limit is None else _limits(limit)
     if largest is None and limit is not None:
         largest = _ratios(trace)
-    scales, applied, last = _run(loss_scale, trace, _seen(loss_scale, largest, trace))
+    if largest is not None and len(largest) != len(trace):
+        raise ValueError(
+            f"`largest` must have one entry per step, {len(trace)}, got {len(largest)}."
+        )
+    scales, applied, last = _run(loss_scale, trace, _seen(loss_scale, largest))
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
     return Simulation(scales, trace, applied, last, limit)
 
 
-def _seen(loss_scale: LossScale, largest: Any, trace: Any) -> Any:
+def _check_loss_scale(loss_scale: Any) -> None:
+    if not isinstance(loss_scale, LossScale):
+        hint = "lossscale.get makes one of a number or a name."
+        if isinstance(loss_scale, LossScaleManager):
+            hint = "Of a manager take manager.as_loss_scale()."
+        raise TypeError(
+            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
+            f"{hint}"
+        )
+
+
+def _seen(loss_scale: LossScale, largest: Any) -> Any:
     """Returns what a loss scale is told of the gradients, None if it does not look."""
     if not loss_scale.needs_largest:
         return None
@@ -115,10 +126,6 @@ def _seen(loss_scale: LossScale, largest: Any, trace: Any) -> Any:
             f"`largest` must be given with flags, since {type(loss_scale).__name__} "
             "looks at the gradients, got None. Pass the greatest magnitude of each "
             "step, or a `limit` in place of flags."
-        )
-    if len(largest) != len(trace):
-        raise ValueError(
-            f"`largest` must have one entry per step, {len(trace)}, got {len(largest)}."
         )
     return largest
 
@@ -210,14 +217,16 @@ def _replay(
         should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
 
-    def replay(told: Any) -> Any:
+    def replay(*told: Any) -> Any:
         scales = tf.TensorArray(tf.float32, steps, element_shape=[])
         applied = tf.TensorArray(tf.bool, steps, element_shape=[])
         _, _, scales, applied = tf.while_loop(
-            lambda i, *_: i < steps, body, [0, told, scales, applied]
+            lambda i, *_: i < steps, body, [0, [*told], scales, applied]
         )
         return scales.stack(), applied.stack()
 
     compiled = tf.function(replay, autograph=False, **options)
-    scales, applied = compiled([tf.convert_to_tensor(array) for array in told])
+    tensors = [tf.convert_to_tensor(array) for array in told]
+    # Not called as it is: TensorFlow would warn of a function that is traced each time.
+    scales, applied = compiled.get_concrete_function(*tensors)(*tensors)
     return scales.numpy(), applied.numpy(), float(loss_scale().numpy())

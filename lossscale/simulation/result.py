@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 
 import numpy as np
 
-from lossscale.plotting import pyplot
+from lossscale.simulation import picture
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -84,6 +84,8 @@ class Simulation:
     def plot(self, ax: Any = None) -> Any:
         """Draws the scale, the limit if there was one, and the steps that were lost.
 
+        Where many were lost, the share of them that was, over the steps.
+
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.
 
@@ -93,22 +95,5 @@ class Simulation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        if ax is None:
-            plt = pyplot("Simulation.plot")
-            ax = plt.subplots(figsize=(8, 3), layout="constrained")[1]
-        steps = len(self.loss_scale)
-        if self.limit is not None:
-            ax.plot(np.arange(steps), self.limit, color="0.7", label="limit")
-        # A million equal values in a row are one line: only the corners are drawn.
-        corners = np.flatnonzero(np.diff(self.loss_scale)) + 1
-        x = np.concatenate([[0], corners, [steps]])
-        y = np.append(self.loss_scale[x[:-1]], self.loss_scale[-1])
-        ax.step(x, y, where="post", label="loss scale")
-        lost = np.flatnonzero(~self.applied)
-        label = f"{len(lost)} steps lost"
-        ax.plot(lost, self.loss_scale[lost], "|", color="C3", label=label)
-        ax.set_yscale("log", base=2)
-        ax.set_xlabel("step")
-        ax.set_ylabel("loss scale")
-        ax.legend()
-        return ax
+        scales, limit = self.loss_scale, self.limit
+        return picture.draw("Simulation.plot", ax, scales, ~self.applied, limit=limit)

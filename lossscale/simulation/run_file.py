@@ -17,24 +17,22 @@ allowed and ignored: whoever records may add what it likes. Nothing is ever unpi
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zipfile
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from lossscale import arguments
+from lossscale.plotting import scale_text
+from lossscale.scales.headroom import FLOAT16_MAX
+from lossscale.simulation import picture
 
 
-class _Flags(NamedTuple):
-    """What a `Run` is unpacked into, as it was before it held more."""
-
-    is_finite: Any
-    loss_scale: Optional[Any] = None
-
-
-class Run(_Flags):
-    """A recorded run, a pair of `is_finite` and `loss_scale` that may hold more.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """A recorded run. It unpacks as the pair of `is_finite` and `loss_scale`.
 
     Attributes:
       is_finite: A `bool` array of shape `[steps]`.
@@ -43,17 +41,63 @@ class Run(_Flags):
         unscaled gradients, or None.
     """
 
-    largest: Optional[Any]
+    is_finite: Any
+    loss_scale: Optional[Any] = None
+    largest: Optional[Any] = None
 
-    def __new__(  # noqa: PYI034 - Python 3.8 has no Self
-        cls,
-        is_finite: Any,
-        loss_scale: Optional[Any] = None,
-        largest: Optional[Any] = None,
-    ) -> Run:
-        run = super().__new__(cls, is_finite, loss_scale)
-        run.largest = largest
-        return run
+    # It was a tuple of two once.
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.is_finite, self.loss_scale))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.is_finite, self.loss_scale)[index]
+
+    def _replace(self, **changes: Any) -> Run:
+        return dataclasses.replace(self, **changes)
+
+    def __repr__(self) -> str:
+        parts = [f"steps={len(self.is_finite)}", f"skipped={np.sum(~self.is_finite)}"]
+        for name in ("loss_scale", "largest"):
+            values = getattr(self, name)
+            if values is not None and len(values):
+                low, high = float(np.min(values)), float(np.max(values))
+                parts.append(f"{name}={scale_text(low)} to {scale_text(high)}")
+        return f"Run({', '.join(parts)})"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the loss scale and the skipped steps.
+
+        With `largest` also the greatest scale at which float16 would have held each
+        step's largest gradient, 65504 divided by it. A loss scale above that line
+        overflows; far below it small gradients are lost.
+
+        Args:
+          ax: matplotlib `Axes` to draw on. None makes a figure.
+
+        Returns:
+          The `Axes`.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        limit = None
+        if self.largest is not None:
+            # Nothing is known of a step that was skipped, or had no gradient.
+            known = np.isfinite(self.largest) & (self.largest > 0)
+            largest = np.where(known, self.largest, np.nan).astype(np.float64)
+            limit = FLOAT16_MAX / largest
+        lost = ~np.asarray(self.is_finite, bool)
+        return picture.draw(
+            "Run.plot",
+            ax,
+            self.loss_scale,
+            lost,
+            limit=limit,
+            limit_label="what float16 holds: 65504 / largest gradient",
+        )
 
 
 def save_run(
@@ -76,9 +120,10 @@ def save_run(
 
     Raises:
       TypeError: An array has the wrong type.
-      ValueError: An array has the wrong shape.
+      ValueError: An array has the wrong shape, or `path` is a folder, or a file that is
+        no recorded run: none is overwritten but an empty one.
     """
-    file_name = arguments.path("path", path)
+    file_name = check_writable("path", path)
     arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
     for name, value in (("loss_scale", loss_scale), ("largest", largest)):
         if value is not None:
@@ -101,9 +146,10 @@ def load_run(path: Any) -> Run:
       A `Run`.
 
     Raises:
-      OSError: The file cannot be read.
+      OSError: The file cannot be opened.
       TypeError: An array in it has the wrong type.
-      ValueError: It is no `.npz` file, has no `is_finite`, or a shape is wrong.
+      ValueError: It is no `.npz` file, is damaged, has no `is_finite`, or a shape is
+        wrong.
     """
     file_name = arguments.path("path", path)
     with open(file_name, "rb") as file:
@@ -113,19 +159,53 @@ def load_run(path: Any) -> Run:
                 "none. lossscale.save_run writes one."
             )
         file.seek(0)
-        with np.load(file, allow_pickle=False) as found:
-            if "is_finite" not in found:
-                raise ValueError(
-                    f'`path` must hold an array "is_finite", got {file_name!r} '
-                    f"with {sorted(found)}."
-                )
-            is_finite = flags("is_finite", found["is_finite"])
-            numbers = {
-                name: _numbers(name, found[name], len(is_finite))
-                for name in ("loss_scale", "largest")
-                if name in found
-            }
-            return Run(is_finite, **numbers)
+        try:
+            arrays, names = _arrays(file)
+        except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
+            raise ValueError(
+                f"`path` must be a whole NumPy .npz file, got {file_name!r}, which is "
+                f"damaged or holds no plain arrays: {type(error).__name__}: {error}"
+            ) from error
+    if "is_finite" not in arrays:
+        raise ValueError(
+            f'`path` must hold an array "is_finite", got {file_name!r} with {names}.'
+        )
+    is_finite = flags("is_finite", arrays.pop("is_finite"))
+    numbers = {n: _numbers(n, each, len(is_finite)) for n, each in arrays.items()}
+    return Run(is_finite, **numbers)
+
+
+def _arrays(file: Any) -> Tuple[Dict[str, Any], List[str]]:
+    """Returns what is ours in an open `.npz` file by name, and all names."""
+    with np.load(file, allow_pickle=False) as found:
+        ours = [
+            name for name in ("is_finite", "loss_scale", "largest") if name in found
+        ]
+        return {name: found[name] for name in ours}, sorted(found)
+
+
+def check_writable(name: str, value: Any) -> str:
+    """Returns the path of a run that may be written, as a string.
+
+    Raises:
+      ValueError: It is a folder, in none that exists, or an existing file of another
+        kind.
+    """
+    found = arguments.writable_path(name, value)
+    if os.path.exists(found) and os.path.getsize(found) and not _is_run(found):
+        raise ValueError(
+            f"`{name}` must be a new file or a recorded run, got {found!r}, a file of "
+            "another kind, which would be lost. Choose another name, or remove it."
+        )
+    return found
+
+
+def _is_run(path: str) -> bool:
+    try:
+        with zipfile.ZipFile(path) as file:
+            return "is_finite.npy" in file.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return False
 
 
 def flags(name: str, value: Any) -> Any:

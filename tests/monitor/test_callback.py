@@ -230,13 +230,13 @@ def test_each_fault_is_named_once(anywhere):
 
     first, *findings = in_the_loss.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 32."
-    assert findings[0].startswith("The loss itself is inf, before it is scaled")
+    assert findings[0].startswith("The loss itself (mse) is inf, before it is scaled")
     assert "first: last/bias (inf), last/kernel (" in findings[1]
     assert len(findings) == 2
 
     first, *findings = in_the_data.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 4."
-    assert findings[0].startswith("The loss itself is NaN, before it is scaled")
+    assert findings[0].startswith("The loss itself (mse) is NaN, before it is scaled")
     assert "first: last/bias (NaN), last/kernel (NaN)" in findings[1]
     assert findings[1].endswith(" and 1 more.")  # of six weights
     assert "as BatchNormalization's statistics, hold inf or NaN" in findings[2]
@@ -262,7 +262,9 @@ def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
     messages, _ = fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))
     (message,) = messages
     assert message.startswith("6 steps in a row were skipped. The loss scale is 1.")
-    assert "The loss scale is at its floor, 1, and cannot fall further." in message
+    *_, last = message.split("\n  * ")  # likelier causes come before
+    assert last.startswith("The loss scale is at its floor, 1: the gradients overflow")
+    assert last.index("learning rate") < last.index("min_loss_scale")
     assert ", ".join(FIRST) in message
 
 
@@ -382,3 +384,44 @@ def test_a_graph_of_tensorflow_1_is_refused(faulty):
 def test_arguments_are_checked_first(arguments, error, message):
     with pytest.raises(error, match=message):
         LossScaleMonitor(**arguments)
+
+
+# A loss that is NaN itself, and optimizers that share a loss scale
+
+
+@pytest.mark.parametrize("preset", ["torch", "keras3", "tensorflow", "megatron"])
+def test_a_loss_that_is_nan_itself_is_told_of_at_the_third(preset):
+    for family in families():
+        model, _ = small(family, DynamicLossScale.from_preset(preset))
+        x, y = np.ones([40, 2], np.float32), np.full([40, 1], np.nan, np.float32)
+        monitor = LossScaleMonitor(on_stall="raise", every=1, verbose=0)
+        with pytest.raises(FloatingPointError) as raised:
+            model.fit(x, y, batch_size=1, verbose=0, callbacks=[monitor])
+        message = str(raised.value)
+        assert message.startswith("3 steps in a row were skipped.")
+        assert "The loss itself (mse) is NaN, before it is scaled" in message
+        assert "at each of the last 3 steps" in message
+        for word in ("data", "learning rate", "logarithm"):
+            assert word in message
+        assert "min_loss_scale" not in message
+
+
+def test_losses_that_are_nan_now_and_then_are_not(family):
+    model, optimizer = small(family, DynamicLossScale(2.0**60))
+    y = np.ones([24, 1], np.float32)
+    y[[1, 2, 5, 6, 9]] = np.nan
+    monitor = LossScaleMonitor(20, on_stall="raise", every=1, verbose=0)
+    fitted = {"batch_size": 1, "verbose": 0, "shuffle": False, "callbacks": [monitor]}
+    model.fit(np.ones([24, 2], np.float32), y, **fitted)
+    assert optimizer.loss_scale.skipped_steps.numpy() == 5
+    y[12:15] = np.inf
+    with pytest.raises(FloatingPointError, match=r"^3 steps.*\n.*\(mse\) is inf"):
+        model.fit(np.ones([24, 2], np.float32), y, **fitted)
+
+
+def small(family, loss_scale):
+    """Returns a model in float32, where no finite gradient overflows."""
+    model = family.keras.Sequential([family.keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), loss_scale)
+    model.compile(optimizer, "mse")
+    return model, optimizer

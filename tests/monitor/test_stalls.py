@@ -6,6 +6,7 @@ import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale
 from lossscale.monitor.stalls import Reading, Stalls
+from lossscale.optimizer.fault_record import OwnSteps
 
 
 def told(loss_scale, run, every, patience=3):
@@ -92,3 +93,16 @@ def test_beginning_again_tells_again():
     assert not stalls.see(now, scale)
     stalls.start(now)
     assert stalls.see(now, scale)
+
+
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_a_loss_that_is_not_finite_itself_is_told_of_while_the_scale_falls(every):
+    loss_scale, stalls, found = DynamicLossScale(2.0**60), Stalls(10), []
+    stalls.start(Reading(2.0**60, 0, 0, 0))
+    for step in range(1, 13):
+        loss_scale.adjust(False)
+        own = OwnSteps(step, step, step)
+        reading = Reading(float(loss_scale), step, step, 0, own=own)
+        if step % every == 0 and stalls.see(reading, loss_scale):
+            found.append(step)
+    assert found == [every if every > 3 else 3]  # once

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from models import FEATURES, data, policy_of, regression
 
-from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+    LossScaleWarning,
+)
 from lossscale.runtime import kerases
 
 
@@ -164,3 +170,45 @@ def test_what_is_no_optimizer_is_refused_at_once(value):
     bare = kerases.installed()[0].optimizers.SGD(0.1)
     with pytest.raises(TypeError, match="`optimizers` must be a lossscale"):
         LossScaleMonitor(optimizers=bare)
+
+
+@pytest.fixture
+def sharing(family):
+    """Two optimizers that share a loss scale. The second alone overflows."""
+    scale = DynamicLossScale(2.0**10)
+    with policy_of(family.keras, "mixed_float16"):
+        return two_optimizers(family, lambda inner: LossScaleOptimizer(inner, scale))
+
+
+def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
+    history = fit(sharing, LossScaleMonitor(100), 1, 2, 4)
+    assert history == {
+        "d_optimizer_loss_scale": [2.0**7],
+        "d_optimizer_skipped_steps": [0],
+        "g_optimizer_loss_scale": [2.0**7],
+        "g_optimizer_skipped_steps": [3],
+    }
+    healthy, other = capsys.readouterr().out.splitlines()
+    assert healthy == (
+        "Loss scale of d_optimizer: 6 steps applied, 0 skipped; shared, with 3 steps "
+        "skipped for all; it is 128, and was read between 128 and 2**10."
+    )
+    assert other.startswith("Loss scale of g_optimizer: 3 steps applied, 3 skipped;")
+
+
+def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
+    monitor = LossScaleMonitor(3, on_stall="raise", every=1, verbose=0)
+    with pytest.raises(FloatingPointError) as raised:
+        fit(sharing, monitor, 1, 2, 3, 4, 5)
+    assert str(raised.value).startswith("g_optimizer: 3 steps in a row were skipped")
+
+
+@pytest.mark.parametrize("name", ["d_optimizer", "g_optimizer"])
+def test_one_of_a_shared_loss_scale_is_not_blamed_for_the_other(sharing, name):
+    optimizer = getattr(sharing, name)
+    monitor = LossScaleMonitor(3, every=1, verbose=0, optimizers=optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(sharing, monitor, 1, 2, 3, 4, 5)
+    told = [str(w.message) for w in caught if w.category is LossScaleWarning]
+    assert len(told) == (name == "g_optimizer")

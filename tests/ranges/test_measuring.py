@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import pickle
 
@@ -325,6 +326,16 @@ def test_what_is_not_finite_in_float32_is_named(newest, data):
     assert "Not finite in float32, so no loss scale helps" in table
     for name, number in zip(found.names, found.nonfinite):
         assert (f"{name} (" in table.splitlines()[-1]) == (number > 0)
+    # Nor does the table itself, or the picture, show them as healthy.
+    column = table.splitlines()[2].split("inf, NaN")[0]
+    for row, number in zip(
+        table.splitlines()[3:], [*found.nonfinite, sum(found.nonfinite)]
+    ):
+        assert row[: len(column) + 8].split()[-1] == f"{number:,}"
+    labels = found.plot().get_yticklabels()[::-1]
+    for label, number in zip(labels[1:], found.nonfinite):
+        assert label.get_text().endswith("inf or NaN") == (number > 0)
+        assert (label.get_color() == "tab:red") == (number > 0)
 
 
 def test_gradients_that_are_all_zero(newest):
@@ -447,6 +458,22 @@ def test_the_picture(newest, data, tmp_path):
     assert other is ax
 
 
+def test_long_names_leave_room_for_the_picture(newest, data):
+    found = gradient_ranges(network(newest), *data, verbose=0)
+    names = tuple(f"a_long_name_of_a_layer/{i * 30}/kernel" for i in "abcd")
+    ax = dataclasses.replace(found, names=names).plot()
+    figure = ax.figure
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    (legend,) = [each.get_legend() for each in figure.axes if each.get_legend()]
+    box = legend.get_window_extent(renderer)
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    labels = [label.get_text().split("\n")[0] for label in ax.get_yticklabels()[::-1]]
+    assert labels[1].startswith("...")
+    assert labels[1].endswith("aaa/kernel")
+
+
 def test_the_picture_of_a_dead_layer(newest, data):
     model = network(newest, 2.0**15)
     weights = model.get_weights()
@@ -485,6 +512,85 @@ def test_bad_arguments(newest, data, arguments, error, message):
         given["x"] = datasets[given["x"]]
     with pytest.raises(error, match=message):
         gradient_ranges(**given, verbose=0)
+
+
+class TorchStyle:
+    """It has a length and items, and no end that NumPy would find."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return np.ones([FEATURES], np.float32), np.ones([1], np.float32)
+
+
+NO_DATA = {
+    "torch": (TorchStyle, TypeError, "got .*TorchStyle.* Pass some of its items"),
+    "generator": (lambda: iter([1]), TypeError, r"used up.* x, y = next\(x\)"),
+    "lists": (lambda: [[1.0, 2.0], [3.0, 4.0]], TypeError, r"write np\.array\(x\)"),
+    "number": (lambda: 3, TypeError, "`x` must be arrays.*got 3 of type int"),
+    "empty": (
+        lambda: tf.data.Dataset.range(4).filter(lambda i: i > 9),
+        ValueError,
+        "`x` must hold at least one batch, got none",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_DATA)
+def test_what_is_no_data(newest, name):
+    make, error, message = NO_DATA[name]
+    with pytest.raises(error, match=message):
+        gradient_ranges(network(newest), make(), verbose=0)
+
+
+def test_a_distributed_dataset_is_refused(newest, data, mirrored):
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
+    distributed = mirrored.experimental_distribute_dataset(dataset)
+    with pytest.raises(TypeError, match="Pass the dataset that was distributed"):
+        gradient_ranges(network(newest), distributed, verbose=0)
+
+
+def test_targets_that_are_no_array(newest, data):
+    with pytest.raises(TypeError, match=r"`y` must be an array.* np\.array\(y\)"):
+        gradient_ranges(network(newest), data[0], data[1].tolist(), verbose=0)
+
+
+def test_forgotten_targets(family, data):
+    model = network(family)
+    dataset = tf.data.Dataset.from_tensor_slices(data[0]).batch(8)
+    for x in (data[0], dataset):
+        with pytest.raises(ValueError, match=r"`y` must be the targets .* got None"):
+            gradient_ranges(model, x, verbose=0)
+    with pytest.raises(ValueError, match="`y` must be the targets"):
+        gradient_ranges(model, data[0], loss="mse", verbose=0)
+
+
+def test_a_model_compiled_without_a_loss(family, data):
+    model = family.keras.Sequential([family.keras.layers.Dense(1)])
+    model.compile(family.optimizers.SGD())
+    with pytest.raises(ValueError, match="`model` must be compiled with a loss"):
+        gradient_ranges(model, *data, verbose=0)
+    own = family.keras.layers.Dense(1, activity_regularizer="l2")
+    model = family.keras.Sequential([own])
+    model.compile(family.optimizers.SGD())
+    assert gradient_ranges(model, data[0], verbose=0).largest[0] > 0  # it has its own
+
+
+def test_a_sequence_of_another_keras(data):
+    for family in EACH:
+        for other in EACH:
+
+            class Whole(other.keras.utils.Sequence):
+                def __len__(self):
+                    return 3
+
+                def __getitem__(self, index):
+                    part = slice(32 * index, 32 * index + 32)
+                    return data[0][part], data[1][part]
+
+            found = gradient_ranges(network(family), Whole(), verbose=0)
+            assert found.batches == 3
 
 
 def test_models_that_cannot_be_asked(newest, data):

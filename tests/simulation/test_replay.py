@@ -13,7 +13,14 @@ import tensorflow as tf
 from every_loss_scale import CASES
 
 import lossscale
-from lossscale import DynamicLossScale, FixedLossScale, LossScale, simulate
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    FixedLossScaleManager,
+    HeadroomLossScale,
+    LossScale,
+    simulate,
+)
 
 
 class Drifting(LossScale):
@@ -377,3 +384,28 @@ def test_matplotlib_is_imported_only_to_plot():
             assert "matplotlib" not in ast.dump(node) or isinstance(
                 node, (ast.FunctionDef, ast.ClassDef, ast.Expr)
             )
+
+
+def test_many_calls_make_no_warning(caplog):
+    tf.get_logger().propagate, before = True, tf.get_logger().propagate
+    try:
+        for _ in range(7):
+            simulate(DynamicLossScale(), is_finite=[True, False])
+    finally:
+        tf.get_logger().propagate = before
+    assert "retracing" not in caplog.text
+
+
+@pytest.mark.parametrize("given", ["is_finite", "limit"])
+def test_a_largest_of_another_length_is_refused(given):
+    trace = {"is_finite": [True] * 3, "limit": [8.0] * 3}[given]
+    for loss_scale in (DynamicLossScale(), HeadroomLossScale()):
+        with pytest.raises(ValueError, match=r"one entry per step, 3, got 2\."):
+            simulate(loss_scale, **{given: trace}, largest=[1.0, 2.0])
+
+
+def test_a_manager_is_told_what_to_take():
+    manager = FixedLossScaleManager(8)
+    with pytest.raises(TypeError, match=r"take manager\.as_loss_scale\(\)"):
+        simulate(manager, is_finite=[True])
+    assert simulate(manager.as_loss_scale(), is_finite=[True]).steps_lost == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lossscale import load_run, save_run
+from lossscale import LossScaleMonitor, Run, load_run, save_run
 
 FLAGS = np.array([True, False, True, True])
 SCALES = np.array([8, 8, 4, 4], np.float32)
@@ -118,3 +120,100 @@ def test_what_is_no_such_file_is_refused(tmp_path):
         load_run(tmp_path / "run.npy")
     with pytest.raises(FileNotFoundError):
         load_run(tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_damaged_file_is_one_error_that_names_it(tmp_path, seed):
+    path = tmp_path / "run.npz"
+    save_run(path, FLAGS, SCALES, SCALES)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(seed)
+    refused = 0
+    for _ in range(100):
+        damaged = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            damaged[rng.integers(len(damaged))] = rng.integers(256)
+        if rng.random() < 0.2:
+            del damaged[rng.integers(len(damaged)) :]
+        path.write_bytes(bytes(damaged))
+        try:
+            run = load_run(path)
+        except ValueError as error:
+            refused += 1
+            assert "run.npz" in str(error)  # noqa: PT017 - many pass
+        else:
+            assert len(run.is_finite) == 4
+    assert refused > 40
+
+
+def test_a_folder_is_no_run(tmp_path):
+    for record in (tmp_path, f"{tmp_path}/", f"{tmp_path}/new/"):
+        for write in (lambda to: save_run(to, FLAGS), as_record):
+            with pytest.raises(ValueError, match="must be the name of a file, got the"):
+                write(record)
+    for write in (lambda to: save_run(to, FLAGS), as_record):
+        with pytest.raises(ValueError, match="must be in a folder that exists"):
+            write(tmp_path / "none" / "run.npz")
+
+
+def as_record(path):
+    return LossScaleMonitor(record=path)
+
+
+def test_what_is_no_run_is_never_overwritten(tmp_path):
+    path = tmp_path / "thesis.txt"
+    path.write_text("all of it")
+    other = tmp_path / "weights.npz"
+    np.savez(other, weights=FLAGS)
+    for file in (path, other):
+        before = file.read_bytes()
+        for write in (lambda to: save_run(to, FLAGS), as_record):
+            with pytest.raises(
+                ValueError, match=r"must be a new file or a recorded run"
+            ):
+                write(file)
+        assert file.read_bytes() == before
+    path.write_text("")  # as tempfile makes them
+    save_run(path, FLAGS)
+    save_run(path, ~FLAGS)
+    as_record(path)
+    assert load_run(path).is_finite.tolist() == (~FLAGS).tolist()
+
+
+class TestRun:
+    """The object: what it is unpacked into, shows and draws."""
+
+    def test_unpacks_as_a_pair_as_it_did(self):
+        run = Run(FLAGS, SCALES, largest=SCALES)
+        is_finite, loss_scale = run
+        assert (is_finite is FLAGS, loss_scale is SCALES) == (True, True)
+        assert (run[0] is FLAGS, run[-1] is SCALES, len(run)) == (True, True, 2)
+
+    def test_keeps_the_largest_when_it_is_changed(self):
+        run = Run(FLAGS, SCALES, SCALES)._replace(is_finite=~FLAGS)
+        assert run.largest is SCALES
+        assert dataclasses.replace(run, largest=None).largest is None
+        assert copy.deepcopy(run).largest.tolist() == SCALES.tolist()
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            run.largest = None
+
+    def test_shows_all_that_it_holds(self):
+        shown = repr(Run(FLAGS, SCALES, SCALES * 2**10))
+        assert (
+            shown
+            == "Run(steps=4, skipped=1, loss_scale=4 to 8, largest=2**12 to 2**13)"
+        )
+        assert repr(Run(FLAGS)) == "Run(steps=4, skipped=1)"
+
+    def test_draws_what_float16_would_hold(self):
+        largest = np.array([2.0, np.inf, 0.0, 4.0], np.float32)
+        ax = Run(FLAGS, SCALES, largest).plot()
+        limit, scale, lost = ax.get_lines()
+        np.testing.assert_array_equal(
+            limit.get_ydata(), [32752.0, np.nan, np.nan, 16376.0]
+        )
+        assert scale.get_ydata().tolist() == [8, 4, 4]
+        assert lost.get_xdata().tolist() == [1]
+        assert "65504 / largest" in limit.get_label()
+        assert ax.get_yscale() == "log"
+        assert Run(FLAGS).plot(ax) is ax

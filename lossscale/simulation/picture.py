@@ -1,0 +1,80 @@
+"""The picture of a run: the loss scale over its steps, and the steps that were lost."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+
+from lossscale.plotting import pyplot
+
+#: So many lost steps are seen one by one. Of more the density is drawn.
+_MARKS = 300
+_BINS = 200
+#: How much of the height the density takes, where every step was lost.
+_HEIGHT = 0.4
+
+
+def draw(
+    what: str,
+    ax: Any,
+    loss_scale: Optional[Any],
+    lost: Any,
+    *,
+    limit: Optional[Any] = None,
+    limit_label: str = "limit",
+) -> Any:
+    """Draws a run.
+
+    Args:
+      what: What was called, for an error.
+      ax: matplotlib `Axes` to draw on. None makes a figure.
+      loss_scale: The scale of each step, an array of shape `[steps]`, or None.
+      lost: A `bool` array of shape `[steps]`, which steps were skipped.
+      limit: The greatest scale that each step could bear, or None.
+      limit_label: What it is called.
+
+    Returns:
+      The `Axes`.
+    """
+    if ax is None:
+        ax = pyplot(what).subplots(figsize=(8, 3), layout="constrained")[1]
+    steps = len(lost)
+    if limit is not None:
+        ax.plot(np.arange(steps), limit, color="0.7", label=limit_label)
+    if loss_scale is not None and steps:
+        # A million equal values in a row are one line: only the corners are drawn.
+        corners = np.flatnonzero(np.diff(loss_scale)) + 1
+        x = np.concatenate([[0], corners, [steps]])
+        y = np.append(loss_scale[x[:-1]], loss_scale[-1])
+        ax.step(x, y, where="post", label="loss scale")
+    _draw_lost(ax, loss_scale, lost)
+    if loss_scale is not None or limit is not None:
+        ax.set_yscale("log", base=2)
+    ax.set_xlabel("step")
+    ax.set_ylabel("loss scale")
+    ax.legend()
+    return ax
+
+
+def _draw_lost(ax: Any, loss_scale: Optional[Any], lost: Any) -> None:
+    """Marks the steps that were lost, on the line, or as a density if they are many."""
+    which = np.flatnonzero(lost)
+    label = f"{len(which)} steps lost"
+    if len(which) <= _MARKS and loss_scale is not None:
+        ax.plot(which, loss_scale[which], "|", color="C3", label=label)
+        return
+    edges = np.linspace(0, len(lost), min(_BINS, max(len(lost), 1)) + 1)
+    per_bin = np.histogram(which, edges)[0]
+    share = per_bin / np.maximum(np.histogram(np.arange(len(lost)), edges)[0], 1)
+    ax.fill_between(
+        edges,
+        0,
+        _HEIGHT * np.append(share, share[-1]),
+        step="post",
+        transform=ax.get_xaxis_transform(),  # from the floor of the picture
+        color="C3",
+        alpha=0.5,
+        linewidth=0,
+        label=f"{label}: up to {np.max(share):.0%} of them at a time",
+    )

@@ -1,0 +1,98 @@
+"""Programs of TensorFlow 1, run as each of its modes and TensorFlow 2's would."""
+
+from __future__ import annotations
+
+import contextlib
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+#: Eager mode, `tf.function`, a session, and one as it was in TensorFlow 1.
+MODES = ["eager", "function", "session", "session-of-1"]
+
+
+class Eagerly:
+    """Runs steps one after the other, as they are or in a `tf.function`."""
+
+    def __init__(self, mode):
+        self._wrap = tf.function if mode == "function" else lambda step: step
+
+    def loss(self, build):
+        """Returns a loss as this mode takes it: here a function."""
+        return build
+
+    def step(self, build):
+        """Returns a function that runs what `build` makes of a number.
+
+        In a session `build` is called once, with a placeholder.
+        """
+
+        def step(value):
+            build(value)  # a tf.function returns no operation
+
+        wrapped = self._wrap(step)
+        return lambda value=0.0: wrapped(tf.constant(value, tf.float32))
+
+    def value(self, tensor):
+        return tensor().numpy() if callable(tensor) else tensor.numpy()
+
+
+class InSession:
+    """Builds a graph, and runs it. Variables are initialized before the first run."""
+
+    def __init__(self, session):
+        self.session = session
+        self._initialized = set()
+
+    def loss(self, build):
+        return build()
+
+    def step(self, build):
+        fed = v1.placeholder(tf.float32, [])
+        op = build(fed)
+        return lambda value=0.0: self.run(op, {fed: value})
+
+    def value(self, tensor):
+        return self.run(tensor() if callable(tensor) else tensor)
+
+    def run(self, fetched, fed=None):
+        new = [v for v in v1.global_variables() if v.name not in self._initialized]
+        self.session.run(v1.variables_initializer(new))
+        self._initialized |= {variable.name for variable in new}
+        return self.session.run(fetched, fed)
+
+
+@contextlib.contextmanager
+def running(mode):
+    """Yields what runs steps in one of `MODES`."""
+    if mode in ("eager", "function"):
+        yield Eagerly(mode)
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tf.Graph().as_default())
+        if mode == "session-of-1":
+            stack.enter_context(as_in_1())
+        yield InSession(stack.enter_context(v1.Session()))
+
+
+@contextlib.contextmanager
+def as_in_1():
+    """Branches and loops in the same graph, and variables that are no resources."""
+    had_v2, had_resources = (
+        v1.control_flow_v2_enabled(),
+        v1.resource_variables_enabled(),
+    )
+    v1.disable_control_flow_v2()
+    v1.disable_resource_variables()
+    try:
+        yield
+    finally:
+        if had_v2:
+            v1.enable_control_flow_v2()
+        if had_resources:
+            v1.enable_resource_variables()
+
+
+def variable(value, name="weight", trainable=True):
+    """Returns a variable as programs of TensorFlow 1 make them."""
+    return v1.Variable(value, name=name, trainable=trainable, dtype=tf.float32)
