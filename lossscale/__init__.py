@@ -1,6 +1,7 @@
 """Loss scaling for TensorFlow 2 and Keras, in float16, right on every replica."""
 
-from lossscale import presets
+from lossscale import compat, presets
+from lossscale.blocks import ScaledBlock
 from lossscale.gradients.finite import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
@@ -38,8 +39,10 @@ __all__ = [
     "LossScaleOptimizer",
     "LossScaleWarning",
     "Run",
+    "ScaledBlock",
     "Simulation",
     "all_finite",
+    "compat",
     "deserialize",
     "export_state",
     "get",

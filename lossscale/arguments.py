@@ -155,6 +155,11 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
 def writable_path(name: str, value: Any) -> str:
     """Returns `value`, the name of a file in a folder that exists, as a string."""
     found = path(name, value)
+    if os.path.isdir(found) or found.endswith(("/", os.sep)):
+        raise ValueError(
+            f"`{name}` must be the name of a file, got the folder {found!r}. Write "
+            f"{os.path.join(found, 'run.npz')!r}, say."
+        )
     folder = os.path.dirname(found) or os.curdir
     if not os.path.isdir(folder):
         raise ValueError(

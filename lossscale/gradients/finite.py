@@ -149,7 +149,7 @@ def floating_values(grads: Any) -> List[Any]:
     for leaf in tf.nest.flatten(grads):
         if leaf is None:
             continue
-        value = tf.convert_to_tensor(_dense_part(leaf))
+        value = tf.convert_to_tensor(dense_part(leaf))
         if value.dtype.is_complex:
             values += [tf.math.real(value), tf.math.imag(value)]
         elif value.dtype in _REDUCIBLE:
@@ -159,7 +159,8 @@ def floating_values(grads: Any) -> List[Any]:
     return values
 
 
-def _dense_part(grad: Any) -> Any:
+def dense_part(grad: Any) -> Any:
+    """Returns the dense tensor of a sparse or ragged gradient, any other as it is."""
     if isinstance(grad, (tf.IndexedSlices, tf.SparseTensor)):
         return grad.values
     return grad.flat_values if isinstance(grad, tf.RaggedTensor) else grad

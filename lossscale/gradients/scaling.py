@@ -14,10 +14,16 @@ def multiply(loss: Any, loss_scale: Any) -> Any:
 
     float16 ends at 65504: a loss of 2 times 2**15 would be infinite there.
     """
-    loss = tf.convert_to_tensor(loss)
-    if loss.dtype not in (tf.float64, tf.complex64, tf.complex128):
-        loss = tf.cast(loss, tf.float32)
+    loss = widened(loss)
     return loss * tf.cast(loss_scale, loss.dtype)
+
+
+def widened(tensor: Any) -> Any:
+    """Returns a tensor in `float32`, or as it is if its dtype is wider."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype in (tf.float64, tf.complex64, tf.complex128):
+        return tensor
+    return tf.cast(tensor, tf.float32)
 
 
 def divide(grads: Any, divisor: Any) -> Any:

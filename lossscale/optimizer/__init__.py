@@ -5,14 +5,9 @@ imports:
 
 * `advice`: what the wrappers warn of;
 * `fault_record`: which gradients were at fault in the last skipped step;
-* `sweep`, `origin`: where gradients come from, read off the graph;
-* `unscaled`: lists of gradients that were handed out to the user;
-* `steps`: the steps of one optimizer, as the order of calls tells;
-* `readings`: what the loss scale was between one apply and the next;
 * `sharing`: one loss scale for several optimizers;
-* `divisors`: by what gradients are divided;
-* `progress`: how far a step has come, and what is known of gradients handed in;
 * `unscaling`: gradients divided, and checked from the scaled ones;
+* `provenance`: a room of its own: are these gradients still scaled, and by what?
 * `aggregation`: gradients that the user aggregates across replicas;
 * `agreement`: what replicas know together of a step;
 * `step`: one attempt: unscale, check, agree, adjust, apply or skip;

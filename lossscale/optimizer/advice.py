@@ -23,6 +23,8 @@ def warn(message: str) -> None:
     warnings.warn(message, LossScaleWarning, stacklevel=level)
 
 
+#: What is done where two answers are possible, by whether gradients are divided.
+ASSUMED = {True: "They are divided by it.", False: "They are applied as they came."}
 NEVER_SCALED = """\
 The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
 they came, not divided by the loss scale. Add the two lines marked below to your \
@@ -55,4 +57,35 @@ apply the very tensors, in these two lines:
 
     grads = optimizer.get_unscaled_gradients(grads)        # or none of them
     optimizer.apply_gradients(zip(grads, variables))
+"""
+UNSURE = """\
+These gradients were changed while they were still multiplied with the loss scale, and \
+what came out depends on it: {cause}. {assumed} Unscale them first, then change them:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+WRONG = """\
+These gradients are multiplied with the loss scale to the power of {exponent}, where 1 \
+is scaled and 0 unscaled. {assumed} Scale each loss once, unscale each gradient once:
+
+    scaled_loss = optimizer.scale_loss(loss)               # once
+    grads = tape.gradient(scaled_loss, variables)
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+NUMBER = """\
+The loss scale was read as a Python number after the loss was scaled. If gradients \
+were divided by that number, nobody can see it, and they are divided a second time \
+now. Divide by `optimizer.loss_scale` itself, or in this line:
+
+    grads = optimizer.get_unscaled_gradients(grads)
+"""
+HIDDEN = """\
+These gradients were unscaled in another tf.function, or under XLA in a loop, a branch \
+or a nested function, and then clipped by value, or changed in another way that makes \
+infinities finite. An overflow cannot be seen any more, and the step is applied even \
+if there was one. Apply them in the same tf.function, or clip them by their norm there:
+
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)
 """

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lossscale.gradients import faults
 from lossscale.gradients.packing import as_they_are
-from lossscale.optimizer.progress import HandedIn
+from lossscale.optimizer.provenance.resolve import HandedIn
 from lossscale.optimizer.unscaling import unscale_and_check
 from lossscale.scales.base import LossScale
 

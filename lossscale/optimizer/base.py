@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional
 
-import tensorflow as tf
-
 from lossscale import arguments
-from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import keras_arguments, wrappers
 from lossscale.optimizer.aggregation import aggregated
 from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
-from lossscale.optimizer.progress import Progress
+from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.optimizer.step import Attempt
-from lossscale.optimizer.unscaled import Unscaled
-from lossscale.optimizer.unscaling import unscale_and_check
 from lossscale.runtime import replicas
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
@@ -51,11 +46,12 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     could be clipped, and still are when they have been added up. Else nothing changes
     on any replica, `iterations` neither, but the state of the loss scale.
 
-    In a `tf.function` it is read off the graph whether gradients are still scaled.
-    Where scaling and applying are traced by different ones, the convention of the Keras
-    at hand holds: Keras 3 unscales in `apply`, Keras 2 does not. An overflow is not
-    seen in what was unscaled there, or within a loop or a branch that has ended, and
-    then clipped away by value.
+    Whether gradients are still scaled is known by a unit: gradients of a scaled loss
+    have it, what is divided by the loss scale has not, and each operation hands it on.
+    Of what went through NumPy, or came in as an argument of a `tf.function`, nothing is
+    known: the convention of the Keras at hand holds, Keras 3 unscales in `apply`,
+    Keras 2 does not, and a `LossScaleWarning` says so unless the program kept to it
+    before.
 
     Args:
       inner_optimizer: A Keras optimizer, not wrapped by another loss scale optimizer.
@@ -71,8 +67,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
     2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
-    `src/optimizers/loss_scale_optimizer.py`); how far a step has come,
-    PyTorch `torch/amp/grad_scaler.py`.
+    `src/optimizers/loss_scale_optimizer.py`).
     """
 
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
@@ -84,11 +79,21 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     iterations: Any
 
     _loss_scale: LossScale
-    _progress: Progress
+    _provenance: Provenance
     _fault_record: FaultRecord
 
-    def __new__(cls, inner_optimizer: Any = None, *_: Any, **given: Any) -> Any:
+    __signature__ = wrappers.Signature()
+
+    def __new__(
+        cls,
+        inner_optimizer: Any = None,
+        loss_scale: Any = "dynamic",
+        name: Optional[str] = None,
+        *_: Any,
+        **given: Any,
+    ) -> Any:
         """Picks the wrapper for the Keras that `inner_optimizer` belongs to."""
+        del loss_scale, name  # the constructor of the wrapper takes them
         keras_arguments.refuse(given)
         # Copying calls it without arguments, on a wrapper of one Keras.
         is_front = cls._is_front()
@@ -105,7 +110,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         """Returns the `LossScale` that `loss_scale` means. All arguments are valid."""
         wrappers.check_inner(inner_optimizer, cls)
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
-        _refuse_tpu()
+        replicas.refuse_tpu()
         found = serialization.get(loss_scale)
         if found is None:
             raise TypeError(
@@ -117,12 +122,17 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.
         object.__setattr__(self, "_loss_scale", loss_scale)
-        object.__setattr__(self, "_progress", Progress(loss_scale))
+        object.__setattr__(self, "_provenance", Provenance(loss_scale))
         object.__setattr__(self, "_fault_record", FaultRecord())
+
+    def __repr__(self) -> str:
+        inner = getattr(self, "inner_optimizer", None)
+        loss_scale = getattr(self, "_loss_scale", None)
+        return f"LossScaleOptimizer({type(inner).__name__}, {loss_scale!r})"
 
     @property
     def loss_scale(self) -> LossScale:
-        """The `LossScale`. It converts to its current value as a tensor."""
+        """The `LossScale`. Where a number is expected it is its current value."""
         return self._loss_scale
 
     @property
@@ -147,9 +157,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         """
         if callable(loss):
             return lambda: self.scale_loss(loss())
-        loss_scale = self._loss_scale()
-        self._progress.note_scaled(loss, loss_scale)
-        return self._loss_scale.scale_by(loss, loss_scale)
+        return self._loss_scale.scale(loss)
 
     def get_scaled_loss(self, loss: Any) -> Any:
         """Like `scale_loss`. Keras 2's name."""
@@ -172,12 +180,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
           ValueError: A gradient is one that this function returned already.
         """
         grads = list(grads)
-        divisors = self._progress.divisors(grads)
-        scaled = as_they_are(grads)
-        unscaled, check = unscale_and_check(self._loss_scale, scaled, divisors)
-        noted = Unscaled(unscaled, check, grads, list(zip(scaled, divisors)))
-        self._progress.note_unscaled(noted)
-        return unscaled
+        return self._provenance.unscale(grads)
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step.
@@ -224,13 +227,15 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         Returns:
           In a graph, an op that does it all. None in eager mode.
         """
-        handed = self._progress.hand_in(grads, self._unscales_in_apply)
+        handed = self._provenance.hand_in(grads, self._unscales_in_apply)
         if aggregate is not None:
             handed, variables = aggregated(
                 self._loss_scale, handed, variables, aggregate
             )
         entry = self._fault_entry(self._trained(variables))
-        return Attempt(self._progress, apply, aggregates, entry).run(handed, variables)
+        return Attempt(self._provenance, apply, aggregates, entry).run(
+            handed, variables
+        )
 
     def _fault_entry(self, variables: List[Any]) -> Optional[Entry]:
         """Returns where the faults of variables go. Called when it is built, too."""
@@ -243,18 +248,4 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
 
     def _check_context(self) -> None:
         """Raises where gradients cannot be applied."""
-        _refuse_tpu()
-        if tf.distribute.in_cross_replica_context():
-            raise ValueError(
-                "apply_gradients must be called in replica context, got a call in "
-                "cross-replica context. Call it within strategy.run."
-            )
-
-
-def _refuse_tpu() -> None:
-    # Keras 2 refuses too, Keras 3 does not. Nobody has seen it work there.
-    if replicas.on_tpu():
-        raise ValueError(
-            "`LossScaleOptimizer` must not be used with TPUStrategy: TPUs compute in "
-            "bfloat16, which needs no loss scale. Use the inner optimizer as it is."
-        )
+        replicas.check_can_apply()

@@ -27,6 +27,21 @@ class NonfiniteGradient(NamedTuple):
     variable: Any
 
 
+class OwnSteps(NamedTuple):
+    """What an optimizer skipped: others that share its loss scale count in that, too.
+
+    Attributes:
+      skipped: How many steps, in this process.
+      in_a_row: How many of them one after the other, the last step with them.
+      bad_losses: At how many of these, the last with them, the loss was not finite
+        before it was scaled.
+    """
+
+    skipped: int
+    in_a_row: int
+    bad_losses: int
+
+
 class FaultRecord(tf.Module):
     """What was at fault in an optimizer's last skipped step, kept on the device.
 
@@ -78,6 +93,22 @@ class FaultRecord(tf.Module):
             self._holders.append(holder)
         return Entry(holder, [holder.positions[id(each)] for each in variables])
 
+    def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
+        """Returns what this optimizer skipped, and what was so in a row.
+
+        Args:
+          skipped: How many steps the loss scale has skipped.
+          in_a_row: How many of them since its last good step.
+        """
+        read = [holder.value.numpy().tolist()[-4:] for holder in self._holders]
+        count = int(sum(own for own, *_ in read))
+        _, run, losses, stamp = max(read, key=lambda each: each[-1], default=[0.0] * 4)
+        if len(read) > 1:
+            run = in_a_row  # each list of variables is a step
+        if stamp != skipped:
+            run = losses = 0
+        return OwnSteps(count, min(int(run), in_a_row), min(int(losses), in_a_row))
+
     def _last(self) -> List[Tuple[FaultCodes, List[float], float]]:
         """Returns what the last skipped step wrote to, and what that holds."""
         read = [(holder, *holder.read()) for holder in self._holders]
@@ -102,7 +133,8 @@ class FaultRecord(tf.Module):
 class FaultCodes:
     """The fault codes of the gradients of a list of variables.
 
-    One variable holds the code of each gradient, that of the loss, and when they were
+    One variable holds the code of each gradient, that of the loss, three counts (steps
+    skipped, in a row, and in a row with a loss that was not finite), and when they were
     written: the loss scale's count of skipped steps.
     """
 
@@ -111,7 +143,7 @@ class FaultCodes:
         self.positions = {id(variable): i for i, variable in enumerate(variables)}
         with tf.init_scope():
             self.value = tf.Variable(
-                tf.zeros([len(variables) + 2]),
+                tf.zeros([len(variables) + 5]),
                 trainable=False,
                 name="nonfinite_gradients",
                 # Every replica writes the same value, and one must be taken.
@@ -129,15 +161,20 @@ class FaultCodes:
         size = len(self.variables) + 1
         old = tf.convert_to_tensor(self.value)
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
-        kept = tf.where(tf.equal(old[-1], stamp[0]), old[:-1], FINITE)
+        kept = tf.where(tf.equal(old[-1], stamp[0]), old[:size], FINITE)
         if positions != list(range(size - 1)):
             codes = _placed(codes, [*positions, size - 1], size)
-        value = tf.concat([tf.maximum(kept, codes), stamp], 0)
+        codes = tf.maximum(kept, codes)
+        # A good step between writes nothing: who reads compares with the loss scale's.
+        goes_on = tf.cast(tf.abs(stamp[0] - old[-1] - 0.5) < 1.0, tf.float32)
+        is_bad = tf.cast(codes[-1] > FINITE, tf.float32)
+        counts = old[size:-1] * tf.stack([1.0, goes_on, goes_on * is_bad])
+        value = tf.concat([codes, counts + tf.stack([1.0, 1.0, is_bad]), stamp], 0)
         return self.value.assign(value, read_value=False)
 
     def read(self) -> Tuple[List[float], float, float]:
         """Returns the codes of the gradients, that of the loss, and the time."""
-        *codes, loss, stamp = self.value.numpy().tolist()
+        *codes, loss, _, _, _, stamp = self.value.numpy().tolist()
         return codes, loss, stamp
 
 

@@ -21,6 +21,20 @@ from lossscale.runtime import kerases, registry
 from lossscale.runtime.autograph import do_not_convert
 
 
+class _Name(str):
+    """The name of a wrapper's class.
+
+    `convert_to_legacy_optimizer`, which Keras calls where TensorFlow 2's behaviour is
+    off, looks for a class by this name in small letters (seen on 2.13 to 2.21). It
+    would find Keras's own wrapper.
+    """
+
+    __slots__ = ()
+
+    def lower(self) -> str:
+        return "keras2lossscaleoptimizer"
+
+
 class _Legacy(Keras2Base):
     """For `OptimizerV2`: the default before TensorFlow 2.11, `legacy` since."""
 
@@ -54,7 +68,8 @@ class _Legacy(Keras2Base):
         aggregates = experimental_aggregate_gradients
         has_own = aggregates and self._has_own_aggregation()
         aggregates = aggregates and not has_own
-        options = {"name": name, "experimental_aggregate_gradients": aggregates}
+        options = {"name": None, "experimental_aggregate_gradients": aggregates}
+        options.update(self._second_argument(name))
         aggregate = self._aggregate if has_own else None
         return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
 
@@ -137,11 +152,12 @@ class _New(Keras2Base):
         Returns:
           `iterations`, the number of steps that were applied.
         """
-        del name
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
         aggregates = not (skip or self._is_dtensor())
         has_own = aggregates and self._overrides("aggregate_gradients")
-        options = {"skip_gradients_aggregation": skip or has_own}
+        options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}
+        options.update(self._second_argument(name))
+        options.pop("name", None)  # accepted and ignored, as Keras does
         aggregate = self.inner_optimizer.aggregate_gradients if has_own else None
         aggregates = aggregates and not has_own
         self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
@@ -193,19 +209,19 @@ def _mix_into(keras: Any) -> None:
         mixin = _Legacy if is_legacy else _New
         name = f"Keras2{'Legacy' if is_legacy else ''}LossScaleOptimizer"
         attributes = {
+            "__qualname__": name,
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,
             "_keras": keras,
             "_keras_module": kerases.wrapper_module(keras),
             "_optimizer_class": optimizer_class,
         }
-        wrapper = type(base)(name, (mixin, base), attributes)
+        # Others ask for an optimizer's kind by this name. Files find it by another.
+        asked = _Name("LossScaleOptimizer")
+        wrapper = type(base)(asked, (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)
         registry.register(keras, wrapper, name.replace("Keras2", ""))
         if is_legacy:
-            # `convert_to_legacy_optimizer`, which Keras calls where TensorFlow 2's
-            # behaviour is off, looks for a class by the new wrapper's name in small
-            # letters (seen on 2.13 to 2.21).
             keras.utils.get_custom_objects()["keras2lossscaleoptimizer"] = wrapper
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from typing import Any, Callable, Dict, List, Optional
 
 from lossscale.optimizer import wrappers
@@ -10,6 +12,10 @@ from lossscale.runtime import kerases, mode
 
 #: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
+
+
+#: What our wrapper and Keras's own track.
+_TRACKED = ("base_optimizer", "loss_scale", "faults")
 
 
 class Keras2Base(LossScaleOptimizer):
@@ -90,6 +96,31 @@ class Keras2Base(LossScaleOptimizer):
         self._build_before_apply(variables)
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
+
+    def _second_argument(self, value: Any) -> Dict[str, Any]:
+        """Returns what `apply_gradients`' second argument is to the inner optimizer.
+
+        Some optimizers take something else than a name there, as a norm to clip to
+        (TensorFlowTTS).
+        """
+        if value is None or isinstance(value, str):
+            return {"name": value}
+        parameters = inspect.signature(self.inner_optimizer.apply_gradients).parameters
+        second = list(parameters)[1]
+        return {} if second == "name" else {second: value}
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        inner = copy.deepcopy(self.inner_optimizer, memo)
+        wrappers.mark(inner, wrapped=False)
+        # What a wrapper tracks, a legacy optimizer keeps, and the copy's tracks anew.
+        # These names are private to TensorFlow (seen on 2.4 to 2.21).
+        tracked = inner._self_unconditional_checkpoint_dependencies
+        kept = [each for each in tracked if each.name not in _TRACKED]
+        inner._self_unconditional_checkpoint_dependencies = kept
+        for name in _TRACKED:
+            inner._self_unconditional_dependency_names.pop(name, None)
+        loss_scale = copy.deepcopy(self._loss_scale, memo)
+        return type(self)(inner, loss_scale, name=self.name)
 
     def _overrides(self, *names: str) -> bool:
         """Tells whether the inner optimizer's class has methods of its own."""

@@ -161,12 +161,17 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         _, trainable_variables = variables
         return list(trainable_variables or self._built_for)
 
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
+
+        Args:
+          grads_and_vars: The pairs.
+          name: Ignored: loops that were written for Keras 2 give one.
 
         Returns:
           `iterations`, the number of steps that were applied.
         """
+        del name
         pairs = list(grads_and_vars)
         if not pairs:
             return self.inner_optimizer.apply_gradients(pairs)  # Keras's own answer
@@ -234,4 +239,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return "loss_scale_factor" in inner_config
 
 
+# Others ask for an optimizer's kind by this name. Files find it by the registered one.
+Keras3LossScaleOptimizer.__name__ = "LossScaleOptimizer"
 registry.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")

@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.finite import Finiteness
-from lossscale.gradients.packing import as_they_are
-from lossscale.optimizer.origin import Marks
-from lossscale.optimizer.readings import Readings
-from lossscale.optimizer.steps import Steps
-from lossscale.optimizer.unscaled import Unscaled
 from lossscale.runtime import mode
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import (
@@ -71,39 +66,16 @@ class _SharedStep:
 
 
 class Group:
-    """The optimizers that share one loss scale, and what they know together.
+    """The optimizers that share one loss scale.
 
     Attributes:
-      marks: Where its loss scale was read, and what was unscaled by it.
-      readings: What the loss scale was between applies.
-      steps: Those whose loss the loss scale's own methods scaled.
-      members: The `Progress` of each optimizer.
+      members: The `Provenance` of each optimizer.
+      step: The step that they are at.
     """
 
     def __init__(self) -> None:
-        self.marks = Marks()
-        self.readings = Readings(self.marks)
-        self.steps = Steps()
         self.members: Any = weakref.WeakSet()
         self.step: Optional[_SharedStep] = None
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Group:
-        return Group()  # a copied loss scale has other optimizers
-
-    def note_read(self, loss_scale: Any) -> None:
-        """Remembers a tensor of the loss scale that may multiply a loss."""
-        self.marks.mark_scaled(loss_scale)
-
-    def note_scaled(self, loss: Any, loss_scale: Any) -> None:
-        """Remembers that `LossScale.scale` has multiplied a loss."""
-        self.steps.open(loss_scale).note_scaled(loss)
-
-    def note_unscaled(self, grads: List[Any], scaled: List[Any], divisor: Any) -> None:
-        """Remembers what `LossScale.unscale` returned."""
-        pairs = [(each, divisor) for each in as_they_are(scaled)]
-        found = Unscaled(grads, None, scaled, pairs)
-        self.steps.open(divisor).pending.append(found)
-        self.marks.mark_unscaled(grads, found)
 
 
 def group_of(loss_scale: LossScale) -> Group:
@@ -111,7 +83,6 @@ def group_of(loss_scale: LossScale) -> Group:
     group: Optional[Group] = _groups.get(loss_scale)
     if group is None:
         group = _groups[loss_scale] = Group()
-        loss_scale._noted_by = group
     return group
 
 
@@ -122,7 +93,7 @@ def adjust(
 
     Args:
       loss_scale: A `LossScale`.
-      member: The optimizer's `Progress`.
+      member: The optimizer's `Provenance`.
       finiteness: What is agreed of this optimizer's gradients.
       largest: Their greatest magnitude. None: nobody asks.
 

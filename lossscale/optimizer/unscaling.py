@@ -18,6 +18,7 @@ from lossscale.gradients.finite import (
 from lossscale.gradients.largest import greater, largest_magnitude
 from lossscale.gradients.packing import in_this_graph, pack, unpack
 from lossscale.runtime import mode
+from lossscale.runtime.graphs import is_nested
 from lossscale.scales.base import LossScale
 
 
@@ -75,13 +76,42 @@ def unscale_and_check(
     if not loss_scale.checks_gradients:
         return divided(loss_scale, grads, divisors), None
     few, groups, by = packed(grads, divisors)
+    if is_nested():
+        return _shown(loss_scale, few, groups, by)
     quotients = divided(loss_scale, few, by)
-    # Where that fuses, divided anew: what is handed out is kept only if it is used.
-    seen = (few, by) if mode.current().fuses else (quotients, None)
+    # If that looks at them anew, what is returned is kept only if it is used.
+    seen = (few, by) if mode.current().checks_anew else (quotients, None)
     check = faults.check(
         finiteness_once_divided(loss_scale, *seen),
         lambda: faults.codes_of_each(divided(loss_scale, *seen), groups),
         len(grads),
+    )
+    if loss_scale.last_largest is not None:
+        check = check._replace(largest=largest_magnitude(few, by))
+    return unpack(quotients, groups), check
+
+
+def _shown(
+    loss_scale: LossScale, few: List[Any], groups: List[List[int]], by: List[Any]
+) -> Tuple[List[Any], Check]:
+    """Returns gradients that show it if one of them was not finite: all are NaN then.
+
+    For a loop, a branch, or a function within another. No flag leaves them, and what
+    clips an infinity leaves a NaN alone.
+    """
+    known = finiteness_once_divided(loss_scale, few, by)
+    # No branch under XLA: on TensorFlow 2.4 it compiles none in `tf.vectorized_map`.
+    is_finite = known.looked() if mode.current().cond_runs_both else known.exact()
+    shown = {
+        id(divisor): tf.where(is_finite, divisor, float("nan"))
+        for divisor in by
+        if divisor is not None
+    }
+    quotients = divided(loss_scale, few, [shown.get(id(each)) for each in by])
+    check = faults.check(
+        Finiteness(is_finite),
+        lambda: faults.codes_of_each(divided(loss_scale, few, by), groups),
+        sum(map(len, groups)),
     )
     if loss_scale.last_largest is not None:
         check = check._replace(largest=largest_magnitude(few, by))

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Tuple, TypeVar
+import inspect
+from typing import Any, Dict, Optional
+
+import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import kerases
+from lossscale.runtime.registry import PerKeras
 
-Class = TypeVar("Class", bound=type)
-
-#: Pairs of an optimizer's base class and the wrapper for it.
-_wrappers: List[Tuple[type, Any]] = []
+_wrappers = PerKeras()
+#: Makes the decorated class the wrapper of the optimizers of a class.
+wraps = _wrappers.takes
 
 #: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.8 to 2.21).
 _MARK = "_is_wrapped_by_loss_scale_optimizer"
 
 
-def wraps(optimizer_class: type) -> Callable[[Class], Class]:
-    """Makes the decorated class the wrapper of the optimizers of a Keras."""
+class Signature:
+    """The signature of a wrapper's class: what a caller has to know, for editors.
 
-    def register(wrapper: Class) -> Class:
-        _wrappers.append((optimizer_class, wrapper))
-        return wrapper
+    By itself Python would show `__new__`, which takes whatever a subclass adds.
+    """
 
-    return register
+    def __get__(self, _: Any, owner: type) -> inspect.Signature:
+        own: Any = getattr(owner, "__init__", None)
+        # The public class, which picks one, has none.
+        signature = inspect.signature(_constructor if own is object.__init__ else own)
+        others = list(signature.parameters.values())[1:]
+        return signature.replace(parameters=others, return_annotation=signature.empty)
+
+
+def _constructor(
+    self: Any,
+    inner_optimizer: Any,
+    loss_scale: Any = "dynamic",
+    name: Optional[str] = None,
+) -> None:
+    """What every wrapper is made with."""
 
 
 def for_optimizer(inner_optimizer: Any) -> Any:
@@ -32,15 +48,21 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     Raises:
       TypeError: It is not an optimizer of a Keras that computes with TensorFlow.
     """
-    for optimizer_class, wrapper in _wrappers:
-        if isinstance(inner_optimizer, optimizer_class):
-            return wrapper
+    wrapper = _wrappers.class_for(inner_optimizer)
+    if wrapper is not None:
+        return wrapper
     backend = kerases.foreign_backend(inner_optimizer)
     if backend is not None:
         raise TypeError(
             "`inner_optimizer` must be a Keras optimizer on the TensorFlow backend, "
             f"got {inner_optimizer!r} of Keras 3 on the {backend} backend. Set the "
             "environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if isinstance(inner_optimizer, tf.compat.v1.train.Optimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a Keras optimizer, got "
+            f"{inner_optimizer!r} of tf.compat.v1.train. Wrap it by "
+            "lossscale.compat.v1.LossScaleOptimizer."
         )
     raise TypeError(
         "`inner_optimizer` must be a Keras optimizer, got "
@@ -54,10 +76,10 @@ def for_config(config: Dict[str, Any]) -> Any:
     inner = config["inner_optimizer"]
     if not isinstance(inner, dict):
         return for_optimizer(inner)
-    for _, wrapper in _wrappers:
+    for _, wrapper in _wrappers.pairs:
         if wrapper._recognizes(inner["config"]):
             return wrapper
-    return _wrappers[0][1]
+    return _wrappers.pairs[0][1]
 
 
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
@@ -72,13 +94,21 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
         )
     if not issubclass(wrapper, right):
         raise TypeError(
-            f"`inner_optimizer` must belong to the Keras of {wrapper.__name__}, got "
-            f"{inner_optimizer!r}. Use lossscale.LossScaleOptimizer, which picks."
+            "`inner_optimizer` must belong to the Keras of "
+            f"{wrapper.__qualname__}, got {inner_optimizer!r}. Use "
+            "lossscale.LossScaleOptimizer, which picks."
         )
     if getattr(inner_optimizer, _MARK, False):
         raise ValueError(
             f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
             "which a LossScaleOptimizer wraps already. Create an optimizer for each."
+        )
+    if _clips_what_it_computes(inner_optimizer):
+        raise ValueError(
+            "`inner_optimizer` must not clip gradients that it computes by itself, got "
+            f"{inner_optimizer!r}: they are scaled there, so that it would clip to "
+            "l2_norm_clip / loss_scale. Train without a loss scale, in float32 or "
+            'under "mixed_bfloat16": model.compile(optimizer=inner_optimizer, ...).'
         )
     factor = getattr(inner_optimizer, "loss_scale_factor", None)  # Keras 3 has one
     if factor is not None:
@@ -88,6 +118,18 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
         )
 
 
+def _clips_what_it_computes(optimizer: Any) -> bool:
+    """Tells whether an optimizer clips between computing gradients and applying them.
+
+    TensorFlow Privacy's do, per example, and add noise of that size. No other known has
+    the attribute (seen on 0.9).
+    """
+    homes = {each.__module__.split(".")[0] for each in type(optimizer).__mro__}
+    return "tensorflow_privacy" in homes or hasattr(
+        optimizer, "_was_dp_gradients_called"
+    )
+
+
 def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     """Returns the loss scale wrapper that an optimizer is or holds, None without one.
 
@@ -95,7 +137,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     any names. Looked for in what an optimizer has as attributes, in lists and dicts,
     too, and in the same of each optimizer that is found there.
     """
-    optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers)
+    optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
     seen: Dict[int, Any] = {}
     waiting = [optimizer]
     while waiting:
@@ -115,10 +157,10 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 
 def _is_loss_scale_wrapper(optimizer: Any) -> bool:
-    ours = tuple(wrapper for _, wrapper in _wrappers)
+    ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
     return isinstance(optimizer, ours) or kerases.is_own_wrapper(optimizer)
 
 
-def mark(inner_optimizer: Any) -> None:
-    """Marks an optimizer as wrapped."""
-    setattr(inner_optimizer, _MARK, True)
+def mark(inner_optimizer: Any, wrapped: bool = True) -> None:
+    """Marks an optimizer as wrapped, or a copy of one as not."""
+    setattr(inner_optimizer, _MARK, wrapped)

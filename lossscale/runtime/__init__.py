@@ -4,7 +4,11 @@ Knows no loss scale and no gradient. In the order of its imports:
 
 * `autograph`: functions that `tf.function` traces as they are written;
 * `graphs`: which graph is built, which are in sight, and their bodies;
+* `ancestry`: what tensors of a graph are computed from;
+* `checkpoints`: what checkpoints ask of objects, and users do not;
 * `mode`: eager, graph, session or XLA;
+* `bodies`: what a graph or a function does, one operation after the other;
+* `callbacks`: who is told of each operation that eager mode runs;
 * `control`: what a graph must be told of branches and order;
 * `kerases`: which Kerases are installed, and how they differ;
 * `registry`: classes that a Keras must find by their name;

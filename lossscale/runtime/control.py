@@ -61,13 +61,33 @@ def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
     not inlined they are out of the way.
 
     Args:
-      function: Takes nothing, and returns tensors.
+      function: Takes nothing, and returns a tensor. Nobody asks for its gradient.
     """
     if not mode.current().branch_saves_time or mode.NOT_INLINED is None:
         return function
-    kept: Callable[[], Any]
     kept = tf.function(function, autograph=False, **mode.NOT_INLINED)
-    return kept
+    return lambda: _called(kept.get_concrete_function())
+
+
+def _called(function: Any) -> Any:
+    """Returns the one result of a concrete function, and keeps no graph of it.
+
+    What is called as usual keeps the graph that it was traced in, for gradients, as
+    long as its caller's is kept: that is for ever where the caller registers a gradient
+    of its own, as TensorFlow's `all_reduce` in each Keras's optimizers does.
+    """
+    (result,) = tf.raw_ops.StatefulPartitionedCall(
+        args=function.captured_inputs,
+        Tout=[output.dtype for output in function.outputs],
+        f=function,
+    )
+    # Not public. Without it TensorFlow makes the graph anew when it is asked for
+    # (seen on 2.15 to 2.21). Where there is no such name, nothing is let go.
+    atomic: Any = getattr(function, "inference_fn", None)
+    if hasattr(atomic, "_cached_graph"):
+        atomic._cached_graph = None
+    result.set_shape(function.outputs[0].shape)
+    return result
 
 
 def _with_a_draw(results: Any) -> Any:

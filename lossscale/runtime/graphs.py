@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterable, Iterator, List
 
 import tensorflow as tf
 
@@ -28,6 +28,11 @@ def current_graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def graph_of(tensor: Any) -> Any:
+    """Returns the graph that a tensor belongs to, None in eager mode."""
+    return getattr(tensor, "graph", None)  # eager mode's raise AttributeError
+
+
 def visible_graphs() -> Iterator[Any]:
     """Yields the current graph and those around it whose tensors it may use.
 
@@ -40,6 +45,42 @@ def visible_graphs() -> Iterator[Any]:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
         yield graph
+
+
+def is_nested() -> bool:
+    """Tells whether what is built now is a part of another graph.
+
+    That is a loop, a branch, or a function that another one calls: what they return
+    goes on, and a tensor of theirs cannot be used.
+    """
+    graph = current_graph()
+    # Not public (seen on 2.4 to 2.21): whether a graph is that of a function.
+    return bool(getattr(getattr(graph, "outer_graph", None), "building_function", 0))
+
+
+def are_arguments(tensors: Iterable[Any]) -> bool:
+    """Tells whether tensors are computed from arguments of this function alone.
+
+    Args:
+      tensors: The tensors; a `None` says nothing.
+    """
+    values = [tensor for tensor in tensors if tensor is not None]
+    seen, found = set(), False
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        operation = None if graph_of(value) is None else value.op
+        if operation is None or operation.type == "ReadVariableOp":
+            return False
+        if operation.type == "Placeholder":
+            captured = getattr(value.graph, "internal_captures", ())
+            if any(value is each for each in captured):
+                return False
+            found = True
+        values += operation.inputs
+    return found
 
 
 def above_branches(graph: Any) -> Any:
@@ -97,12 +138,17 @@ def bodies(operation: Any) -> List[Any]:
     Args:
       operation: One of the types in `BODIES`.
     """
-    values = [operation.get_attr(name) for name in BODIES[operation.type]]
-    named = values[0] if isinstance(values[0], list) else values
     # Not public, and the same on TensorFlow 2.4, 2.8, 2.10, 2.15 and 2.21. A graph's
     # own name is not enough: functions of one name have several.
-    functions = [operation.graph._get_function(each.name) for each in named]
+    functions = map(operation.graph._get_function, names_of_bodies(operation))
     return [getattr(function, "graph", None) for function in functions]
+
+
+def names_of_bodies(operation: Any) -> List[str]:
+    """Returns the names of the functions that are an operation's bodies."""
+    values = [operation.get_attr(name) for name in BODIES[operation.type]]
+    named = values[0] if isinstance(values[0], list) else values
+    return [each.name for each in named]
 
 
 def notes_of(graph: Any, owner: Any) -> Dict[Any, Any]:

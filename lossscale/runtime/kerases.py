@@ -149,6 +149,24 @@ def variable_name(variable: Any) -> str:
     return str(getattr(variable, "path", variable.name)).split(":")[0]
 
 
+def layers_of(model: Any) -> List[Any]:
+    """Returns a model or layer and all layers in it, however deep, each once."""
+    # Private, and the same in every Keras (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+    found = {id(layer): layer for layer in model._flatten_layers()}
+    return list(found.values())
+
+
+def state_of(model: Any) -> List[Any]:
+    """Returns what a forward pass may change: statistics, seeds."""
+    found = list(model.non_trainable_variables)
+    for layer in layers_of(model):
+        # Keras 2 does not count a layer's random generator among its variables (seen
+        # on 2.8 to 2.21).
+        generator = getattr(getattr(layer, "_random_generator", None), "_generator", 0)
+        found += [generator.state] if hasattr(generator, "state") else []
+    return list({id(variable): variable for variable in found}.values())
+
+
 def tensor_of(variable: Any) -> Any:
     """Returns what a `tf.GradientTape` takes for a variable of any Keras."""
     return variable if isinstance(variable, tf.Variable) else variable.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from lossscale.runtime.kerases import installed, is_keras3
 
@@ -11,6 +11,30 @@ PACKAGE = "lossscale"
 Class = TypeVar("Class", bound=type)
 #: The decorated classes by name: they are found without any Keras, too.
 _own: Dict[str, Any] = {}
+
+
+class PerKeras:
+    """Our classes, each for the objects of one class of a Keras.
+
+    Attributes:
+      pairs: Pairs of that class and ours, in the order in which they became known.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: List[Tuple[type, Any]] = []
+
+    def takes(self, base: type) -> Callable[[Class], Class]:
+        """Makes the decorated class the one for the objects of `base`."""
+
+        def add(cls: Class) -> Class:
+            self.pairs.append((base, cls))
+            return cls
+
+        return add
+
+    def class_for(self, thing: Any) -> Any:
+        """Returns our class for an object, None without one."""
+        return next((cls for base, cls in self.pairs if isinstance(thing, base)), None)
 
 
 def serializable(cls: Class) -> Class:

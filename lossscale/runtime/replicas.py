@@ -35,6 +35,26 @@ def on_tpu() -> bool:
     return isinstance(tf.distribute.get_strategy(), classes)
 
 
+def refuse_tpu() -> None:
+    """Raises under a strategy for TPUs."""
+    # Keras 2 refuses too, Keras 3 does not. Nobody has seen it work there.
+    if on_tpu():
+        raise ValueError(
+            "`LossScaleOptimizer` must not be used with TPUStrategy: TPUs compute in "
+            "bfloat16, which needs no loss scale. Use the inner optimizer as it is."
+        )
+
+
+def check_can_apply() -> None:
+    """Raises where gradients cannot be applied."""
+    refuse_tpu()
+    if tf.distribute.in_cross_replica_context():
+        raise ValueError(
+            "apply_gradients must be called in replica context, got a call in "
+            "cross-replica context. Call it within strategy.run."
+        )
+
+
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` on every replica with that replica's part of `args`.
 

@@ -3,6 +3,8 @@
 Knows gradients and replicas, no optimizer. In the order of its imports:
 
 * `variables`: what loss scales are made of;
+* `listening`: who is told where a loss scale is used;
+* `number`: a loss scale as the number that it is;
 * `adjusting`: how a loss scale is adjusted to one step, in each context;
 * `base`: the contract, LossScale;
 * `fixed`, `dynamic`: a rule each;

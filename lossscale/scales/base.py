@@ -12,11 +12,13 @@ from lossscale.gradients import scaling
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
-from lossscale.scales import adjusting
+from lossscale.scales import adjusting, listening
+from lossscale.scales.listening import Listener
+from lossscale.scales.number import ReadsAsNumber
 from lossscale.scales.variables import Unsaved, scalar
 
 
-class LossScale(tf.Module, metaclass=abc.ABCMeta):
+class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     """The number that a loss is multiplied with so that float16 gradients survive.
 
     float16 holds nothing smaller than 2**-24, and most gradients of a network are
@@ -38,6 +40,11 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     Interface and meaning are those of TensorFlow's `LossScale`. What is new: `adjust`,
     `scale`, `unscale`, the counters, and that every replica context is allowed.
+
+    Where a number is expected it is one: `loss * loss_scale`, `loss_scale > 1e9`,
+    `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. To operators and TensorFlow it is a
+    tensor, to Python's and NumPy's functions a number, which only eager mode has. Two
+    loss scales are equal only if they are the same object.
 
     With `needs_largest = True` in its class a rule looks at the gradients: `_adjust` is
     called with their greatest magnitude. It costs another look at them.
@@ -69,8 +76,15 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     checks_gradients: bool = True
     has_scaled: bool = False
     has_been_read: bool = False
-    #: The group of optimizers that want to know where this was used.
-    _noted_by: Any = None
+    #: Who is told where this is used: what is known of it by optimizers that share it.
+    _noted_by: Optional[Listener] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        compute = cls.__dict__.get("__call__")
+        if compute is not None:  # who calls it gets what multiplies a loss: noted
+            cls._value = compute  # type: ignore[method-assign]
+            cls.__call__ = listening.telling(compute)  # type: ignore
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,9 +221,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
-        loss_scale = self()
+        loss_scale = self._value()
         if self._noted_by is not None:
-            self._noted_by.note_scaled(loss, loss_scale)
+            self._noted_by.note_loss(loss, loss_scale)
         return self.scale_by(loss, loss_scale)
 
     @do_not_convert
@@ -222,7 +236,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """
         self.has_scaled = True
         if self._noted_by is not None:
-            self._noted_by.note_read(loss_scale)
+            self._noted_by.note_reading(loss_scale)
         return scaling.multiply(loss, loss_scale)
 
     @do_not_convert
@@ -237,11 +251,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         Returns:
           The same nest.
         """
-        divisor = self()
+        divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)
-        if self._noted_by is not None:
-            lists = tf.nest.flatten(unscaled), tf.nest.flatten(grads)
-            self._noted_by.note_unscaled(*lists, divisor)
+        if self._noted_by is None:
+            return unscaled
+        lists = tf.nest.flatten(unscaled), tf.nest.flatten(grads)
+        self._noted_by.note_unscaled_by(*lists, divisor)
         return unscaled
 
     @do_not_convert
@@ -267,13 +282,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         self._track_trackable(variable, name)
         return variable
 
-    def numpy(self) -> Any:
-        """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
-        return self().numpy()
-
-    def __float__(self) -> float:
-        return float(self.numpy())
-
     def __repr__(self) -> str:
         kinds = (tf.Variable,) if mode.current().knows_values else ()
         variables = {k: v for k, v in vars(self).items() if isinstance(v, kinds)}
@@ -283,18 +291,5 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return f"{type(self).__name__}({listed})"
 
 
-def _to_tensor(
-    value: LossScale, dtype: Any = None, name: Any = None, as_ref: bool = False
-) -> Any:
-    del as_ref  # part of the signature that TensorFlow calls
-    current = tf.identity(value(), name)
-    value.has_been_read = True
-    if value._noted_by is not None:
-        value._noted_by.note_read(current)
-    if dtype is not None and not dtype.is_compatible_with(current.dtype):
-        return NotImplemented
-    return current
-
-
 # Code written for Keras 2 reads `optimizer.loss_scale` as a tensor.
-tf.register_tensor_conversion_function(LossScale, _to_tensor)
+tf.register_tensor_conversion_function(LossScale, listening.to_tensor)

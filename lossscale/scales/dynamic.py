@@ -7,11 +7,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import tensorflow as tf
 
 from lossscale import arguments, presets
+from lossscale.gradients import scaling
 from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
+from lossscale.scales.variables import value_of, where
 
 #: What may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
+#: What configs hold only where it is set.
+_NEWER = ("search_period", "backoff_cooldown")
 
 
 @registry.serializable
@@ -35,7 +39,8 @@ class DynamicLossScale(LossScale):
       else:
         good = 0
         bad += 1
-        if bad >= hysteresis:
+        if bad >= hysteresis and cooldown == 0:   # cooldown counts down at each step
+          cooldown = backoff_cooldown
           S = min(S, max(S * backoff_factor, min_loss_scale))
           if "backoff" in hysteresis_reset: bad = 0
       should_apply_gradients = is_finite
@@ -71,11 +76,15 @@ class DynamicLossScale(LossScale):
         step was bad: 1 finds a scale that is far from `initial_loss_scale` in a few
         steps. The first bad step ends the search, also where `hysteresis` keeps the
         scale. None: there is no search.
+      backoff_cooldown: For how many steps after it has backed off the scale does not
+        back off again. Bad ones are skipped all the same, and count. None: for none.
 
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
       good_steps: `int64` variable of shape `[]`, finite steps in a row.
       bad_steps: `int64` variable of shape `[]`, bad steps counted by `hysteresis`.
+      cooldown_steps: `int64` variable of shape `[]`, for how many steps more the scale
+        does not back off. None without `backoff_cooldown`.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -87,7 +96,8 @@ class DynamicLossScale(LossScale):
     `("growth", "backoff")`; DeepSpeed `runtime/fp16/loss_scaler.py` and Megatron-LM
     `core/optimizer/grad_scaler.py` for `("growth",)`; apex
     `csrc/update_scale_hysteresis.cu` for `("good",)`; Paddle `amp/grad_scaler.py` for
-    `("good", "backoff")`. The search: Chainer 7.8.1 `chainer/optimizer.py`.
+    `("good", "backoff")`. The search: Chainer 7.8.1 `chainer/optimizer.py`. The
+    cooldown: Ramesh et al., "Zero-Shot Text-to-Image Generation", appendix D.
     """
 
     def __init__(
@@ -102,6 +112,7 @@ class DynamicLossScale(LossScale):
         min_loss_scale: float = 1.0,
         max_loss_scale: Optional[float] = None,
         search_period: Optional[int] = None,
+        backoff_cooldown: Optional[int] = None,
     ) -> None:
         initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
         period = arguments.count("increment_period", increment_period)
@@ -118,6 +129,9 @@ class DynamicLossScale(LossScale):
             arguments.loss_scale, "max_loss_scale", max_loss_scale
         )
         search = arguments.optional(arguments.count, "search_period", search_period)
+        cooldown = arguments.optional(
+            arguments.count, "backoff_cooldown", backoff_cooldown
+        )
         arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
         if ceiling is not None:
             arguments.ordered("initial_loss_scale", initial, "max_loss_scale", ceiling)
@@ -131,12 +145,16 @@ class DynamicLossScale(LossScale):
         self.min_loss_scale = floor
         self.max_loss_scale = ceiling
         self.search_period = search
+        self.backoff_cooldown = cooldown
         # The first two names are also TensorFlow's: its checkpoints restore into them.
         self.current_loss_scale = self._add_weight(
             "current_loss_scale", initial, tf.float32
         )
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
         self.bad_steps = self._add_weight("bad_steps", 0, tf.int64)
+        self.cooldown_steps: Any = None
+        if cooldown is not None:  # no other has it in its files
+            self.cooldown_steps = self._add_weight("cooldown_steps", 0, tf.int64)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> DynamicLossScale:
@@ -160,6 +178,10 @@ class DynamicLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)
 
+    # TensorFlow's own names, which programs read.
+    _current_loss_scale = property(lambda self: self.current_loss_scale)
+    _num_good_steps = property(lambda self: self.good_steps)
+
     def _adjust(self, is_finite: Any) -> Any:
         # Eagerly the rule is Python's: an operation would take longer than all of it.
         knows = mode.current().knows_values
@@ -178,24 +200,38 @@ class DynamicLossScale(LossScale):
         if grows is False:
             results.append(self.good_steps.assign_add(1, read_value=False))
         else:
-            good = _where(is_finite, _value(self.good_steps) + 1, zero)
+            good = where(is_finite, value_of(self.good_steps) + 1, zero)
             # Never on a bad step: good is 0.
             grows = self._in_period(lambda period: good >= period)
-            good = _where(grows, zero, good)
+            good = where(grows, zero, good)
             results.append(self.good_steps.assign(good, read_value=False))
         if is_finite is not True:
-            bad = _value(self.bad_steps)
-            bad = _where(is_finite, bad, bad + 1)
-            backs_off = _where(is_finite, False, bad >= self.hysteresis)
+            bad = value_of(self.bad_steps)
+            bad = where(is_finite, bad, bad + 1)
+            backs_off = where(is_finite, False, bad >= self.hysteresis)
+        if self.cooldown_steps is not None:
+            backs_off = self._cool_down(backs_off, results)
         resets = {"good": is_finite, "growth": grows, "backoff": backs_off}
         for name in self.hysteresis_reset:
             if resets[name] is not False:
-                bad = _where(resets[name], zero, bad)
+                bad = where(resets[name], zero, bad)
         if bad is not None:
             results.append(self.bad_steps.assign(bad, read_value=False))
         if grows is not False or backs_off is not False:
             results.append(self._move(grows, backs_off))
         return results
+
+    def _cool_down(self, backs_off: Any, results: List[Any]) -> Any:
+        """Returns whether the scale backs off, and counts until it may again."""
+        left = value_of(self.cooldown_steps)
+        may = left < 1
+        fewer = where(may, left, left - 1)
+        if backs_off is not False:
+            backs_off = where(may, backs_off, False)
+            whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
+            fewer = where(backs_off, whole, fewer)
+        results.append(self.cooldown_steps.assign(fewer, read_value=False))
+        return backs_off
 
     def _stays(self) -> Any:
         if (type(self).adjust, type(self)._adjust) != _RULE:
@@ -213,16 +249,16 @@ class DynamicLossScale(LossScale):
         usual = holds(self.increment_period)
         if self.search_period is None:
             return usual
-        searches = _value(self.skipped_steps) < 1
-        return _where(searches, holds(self.search_period), usual)
+        searches = value_of(self.skipped_steps) < 1
+        return where(searches, holds(self.search_period), usual)
 
     def _count_good(self) -> Any:
         return self._rule(is_finite=True, grows=False)
 
     def _move(self, grows: Any, backs_off: Any) -> Any:
-        scale = self()
-        moved = _where(grows, self._grown(scale), scale)
-        moved = _where(backs_off, self._backed_off(scale), moved)
+        scale = self._value()
+        moved = where(grows, self._grown(scale), scale)
+        moved = where(backs_off, self._backed_off(scale), moved)
         return self.current_loss_scale.assign(moved, read_value=False)
 
     def _grown(self, scale: Any) -> Any:
@@ -233,7 +269,10 @@ class DynamicLossScale(LossScale):
 
     def _backed_off(self, scale: Any) -> Any:
         if self.backoff_factor is None:
-            lower = scale / self.multiplier
+            # Hidden from compilers, which would multiply with 1 / multiplier: in every
+            # mode it is the same to the last bit.
+            multiplier = tf.convert_to_tensor(self.multiplier, tf.float32)
+            lower = scale / scaling.opaque_divisor(multiplier, self.skipped_steps)
         else:
             lower = scale * self.backoff_factor
         return tf.minimum(scale, tf.maximum(lower, self.min_loss_scale))
@@ -249,27 +288,10 @@ class DynamicLossScale(LossScale):
             "min_loss_scale": self.min_loss_scale,
             "max_loss_scale": self.max_loss_scale,
         }
-        if self.search_period is not None:  # versions before it read the others' files
-            config["search_period"] = self.search_period
-        return config
+        # Versions before these read the others' files.
+        newer = {name: getattr(self, name) for name in _NEWER}
+        return {**config, **{k: v for k, v in newer.items() if v is not None}}
 
 
 #: What `_count_good` does a part of.
 _RULE = (DynamicLossScale.adjust, DynamicLossScale._adjust)
-
-
-def _value(variable: Any) -> Any:
-    """Returns what a counter holds: in eager mode a number of Python's."""
-    value = tf.convert_to_tensor(variable)
-    return int(value) if mode.current().knows_values else value
-
-
-def _where(condition: Any, one: Any, other: Any) -> Any:
-    """Returns `tf.where`, or, in eager mode, Python's own choice.
-
-    There the few numbers of the rule are known, and an operation takes longer than the
-    rule in Python: only what changes a variable is left for TensorFlow to do.
-    """
-    if isinstance(condition, bool):
-        return one if condition else other
-    return tf.where(condition, one, other)

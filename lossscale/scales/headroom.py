@@ -129,7 +129,7 @@ class HeadroomLossScale(LossScale):
         grows = good >= self.increment_period  # never on a bad step: good is 0
         good = tf.where(grows, zero, good)
         ceiling = self._ceiling(is_finite, grows)
-        wanted = tf.where(peak > 0.0, self._borne(peak), self())
+        wanted = tf.where(peak > 0.0, self._borne(peak), self._value())
         scale = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
         pairs = [(self.peak, peak), (self.good_steps, good), (self.ceiling, ceiling)]
         pairs.append((self.current_loss_scale, scale))
@@ -139,7 +139,9 @@ class HeadroomLossScale(LossScale):
         ceiling = tf.convert_to_tensor(self.ceiling)
         # Halved first: twice the highest may be more than float32 holds.
         raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
-        lowered = tf.maximum(tf.minimum(ceiling, self()) / 2.0, self.min_loss_scale)
+        lowered = tf.maximum(
+            tf.minimum(ceiling, self._value()) / 2.0, self.min_loss_scale
+        )
         kept = tf.where(grows, raised, ceiling)
         return tf.where(is_finite, kept, lowered)
 

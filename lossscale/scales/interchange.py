@@ -107,7 +107,7 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
     _check_it_can(system, theirs, loss_scale)
     bad_steps = int(loss_scale.bad_steps.numpy())
     values: Dict[str, Any] = {
-        "current_loss_scale": float(loss_scale),
+        "current_loss_scale": loss_scale._to_show(),
         "multiplier": loss_scale.multiplier,
         "backoff_factor": _backoff_factor(loss_scale),
         "increment_period": loss_scale.increment_period,
@@ -140,7 +140,8 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
         path, state = f"state[{theirs.inside!r}]", state[theirs.inside]
     _check_keys(path, state, [*theirs.keys, *theirs.constants])
     for key, value in theirs.constants.items():
-        if state[key] is not value:
+        found = state[key]  # NumPy's booleans are others than Python's
+        if not isinstance(found, (type(value), np.bool_)) or found != value:
             raise ValueError(
                 f"`{path}[{key!r}]` must be {value}, got "
                 f"{arguments.shown(state[key])}. For a scale that stays take "
@@ -226,6 +227,7 @@ def _check_it_can(
     ceiling = loss_scale.max_loss_scale
     if int(loss_scale.skipped_steps.numpy()) == 0:  # later the search is over
         must["search_period"] = (None, loss_scale.search_period)
+    must["backoff_cooldown"] = (None, loss_scale.backoff_cooldown)
     if not theirs.has_ceiling and ceiling != arguments.FLOAT32_MAX:
         must["max_loss_scale"] = (None, ceiling)
     for name, (wanted, got) in must.items():

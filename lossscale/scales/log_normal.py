@@ -119,7 +119,7 @@ class LogNormalLossScale(LossScale):
 
     def _adjust(self, is_finite: Any, largest: Any = None) -> Any:
         says_nothing = tf.logical_and(is_finite, tf.equal(largest, 0.0))
-        overflowed = self.log2_max + 1.0 - _log2(self())
+        overflowed = self.log2_max + 1.0 - _log2(self._value())
         x = tf.where(is_finite, _log2(largest), overflowed)
         steps = tf.convert_to_tensor(self.seen_steps) + 1
         mean = _averaged(self.mean, x, self.beta1)

@@ -52,6 +52,9 @@ class _StandsOnLossScale(LossScaleManager):
 
     loss_scale: LossScale
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loss_scale!r})"
+
     def get_loss_scale(self) -> Any:
         return self.loss_scale()
 
@@ -154,6 +157,9 @@ class ManagerLossScale(LossScale):
 
     def _adjust(self, is_finite: Any) -> Any:
         return self.manager.update_loss_scale(is_finite)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.manager!r})"
 
     def get_config(self) -> Dict[str, Any]:
         raise NotImplementedError(

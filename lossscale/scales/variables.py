@@ -1,10 +1,12 @@
-"""The variables that loss scales are made of."""
+"""The variables that loss scales are made of, and how a rule reads them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tensorflow as tf
+
+from lossscale.runtime import mode
 
 
 class Unsaved:
@@ -20,11 +22,31 @@ class Unsaved:
 def scalar(name: str, initial_value: Any, dtype: Any) -> Any:
     """Returns a new variable of shape `[]`, of one value on all replicas."""
     with tf.init_scope():  # also when constructed while a function is traced
-        return tf.Variable(
-            initial_value,
-            name=name,
-            dtype=dtype,
-            trainable=False,
+        settings = {
+            "name": name,
+            "dtype": dtype,
+            "trainable": False,
             # Every replica computes the same value, and one must be taken.
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        }
+        if mode.current().knows_values:
+            return tf.Variable(initial_value, **settings)
+        # A graph's collections would hold each replica's copy of a tf.Variable.
+        return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
+
+
+def value_of(variable: Any) -> Any:
+    """Returns what a counter holds: in eager mode a number of Python's."""
+    value = tf.convert_to_tensor(variable)
+    return int(value) if mode.current().knows_values else value
+
+
+def where(condition: Any, one: Any, other: Any) -> Any:
+    """Returns `tf.where`, or, in eager mode, Python's own choice.
+
+    There the few numbers of the rule are known, and an operation takes longer than the
+    rule in Python: only what changes a variable is left for TensorFlow to do.
+    """
+    if isinstance(condition, bool):
+        return one if condition else other
+    return tf.where(condition, one, other)

@@ -25,8 +25,8 @@ MODES = ["eager", "graph", "xla"]
 LOOPS = ["keras2", "keras3"]
 
 
-def sgd(family, loss_scale=8.0, rate=1.0):
-    if loss_scale == 8.0:
+def sgd(family, loss_scale=None, rate=1.0):
+    if loss_scale is None:
         loss_scale = DynamicLossScale(8.0, 1000)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
     variable = variable_of(family, [1.0, 2.0])
@@ -131,9 +131,9 @@ def test_two_lists_of_one_loss_are_applied_one_after_the_other(family, loop, mod
     optimizer, variable = sgd(family, DynamicLossScale(8.0, 1))
 
     def step():
-        optimizer.scale_loss(tf.constant(1.0))
-        for scaled in ([[8.0, 0.0]], [[0.0, 8.0]]):
-            grads = [tf.constant(grad) for grad in scaled]
+        one = optimizer.scale_loss(tf.constant(1.0))
+        for true in ([1.0, 0.0], [0.0, 1.0]):
+            grads = [tf.constant(true) * one]
             if loop == "keras2":
                 grads = optimizer.get_unscaled_gradients(grads)
             optimizer.apply_gradients(zip(grads, [variable]))
@@ -148,8 +148,8 @@ def test_a_skipped_list_does_not_skip_the_next_list_of_its_loss(family, loop, mo
     optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000, hysteresis=5))
 
     def step(special):
-        optimizer.scale_loss(tf.constant(1.0))
-        for grads in ([special], [tf.constant([0.0, 8.0])]):
+        one = optimizer.scale_loss(tf.constant(1.0))
+        for grads in ([special * one], [tf.constant([0.0, 1.0]) * one]):
             if loop == "keras2":
                 grads = optimizer.get_unscaled_gradients(grads)  # noqa: PLW2901
             optimizer.apply_gradients(zip(grads, [variable]))
@@ -406,8 +406,8 @@ class TestNoGradients:
         optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), 8)
 
         def step():
-            optimizer.scale_loss(tf.constant(1.0))
-            grads = [tf.constant([8.0, 8.0]), None]
+            one = optimizer.scale_loss(tf.constant(1.0))
+            grads = [tf.constant([1.0, 1.0]) * one, None]
             optimizer.apply_gradients(zip(grads, [variable, other]))
 
         compiled(step, mode)()
@@ -433,7 +433,7 @@ def test_float16_variables_at_a_scale_beyond_float16(family, loop):
     variable = variable_of(family, [1.0], "float16")
     scaled = optimizer.scale_loss(tf.constant(2.0, tf.float16))
     assert float(scaled) == 2.0**27
-    grads = [tf.constant([2.0**15], tf.float16)]  # of a loss times 2**26
+    grads = [tf.reshape(tf.cast(scaled * 2.0**-12, tf.float16), [1])]
     if loop == "keras2":
         grads = optimizer.get_unscaled_gradients(grads)
     optimizer.apply_gradients(zip(grads, [variable]))
@@ -559,10 +559,8 @@ def test_sparse_gradients(family, loop, mode):
     table = variable_of(family, np.ones([5, 2], np.float32))
 
     def step(values):
-        optimizer.scale_loss(tf.constant(1.0))
-        grads = [
-            tf.IndexedSlices(values * 8.0, tf.constant([1, 3]), tf.constant([5, 2]))
-        ]
+        scaled = optimizer.scale_loss(values)
+        grads = [tf.IndexedSlices(scaled, tf.constant([1, 3]), tf.constant([5, 2]))]
         if loop == "keras2":
             grads = optimizer.get_unscaled_gradients(grads)
             assert isinstance(grads[0], tf.IndexedSlices)

@@ -25,7 +25,7 @@ from lossscale import LossScaleWarning
 
 #: How many programs to explore. 0: those of every run.
 EXPLORED = int(os.environ.get("LOSSSCALE_PROGRAMS", "0"))
-PROGRAMS = EXPLORED or 50
+PROGRAMS = EXPLORED or 30
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +33,13 @@ pytestmark = pytest.mark.slow
 def judge(program, family, mode):
     """Asserts that a program does what it means, and returns how it was judged."""
     try:
-        (states, logs), may_warn = meaning(program, mode)
+        states, logs = meaning(program, mode)
     except (Inexact, Open):
         return "no meaning"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found_states, found_logs = run(program, family, mode)
     has_warned = any(issubclass(w.category, LossScaleWarning) for w in caught)
-    if may_warn and has_warned:
-        return "warned"
     assert not has_warned, "there was a warning"
     expected = states, _comparable(logs)
     got = found_states, _comparable(found_logs)
@@ -72,5 +70,4 @@ def test_every_program_does_what_it_means(family, mode):
         assume(verdict != "no meaning")
 
     each()
-    assert judged["right"] >= PROGRAMS * 0.6
-    assert judged["right"] + judged["warned"] >= PROGRAMS
+    assert judged["right"] >= PROGRAMS

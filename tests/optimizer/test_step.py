@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from functools import partial
 
+import numpy as np
 import pytest
 import tensorflow as tf
-from models import variable_of
+from limits import TENSORFLOW
+from models import compiled, variable_of
+from predicates import nodes_run
+from tensorflow.python.framework.func_graph import FuncGraph  # no public name
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.optimizer import base
@@ -71,3 +76,94 @@ def test_what_one_replica_decides_with_is_equal_on_all(
     for name, value in vars(first).items():
         assert _as_told(value) == _as_told(vars(last)[name]), name
         assert not _tensors_within(value), name
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_one_replica_divides_in_the_branch_that_applies(family, unscales):
+    weight = variable_of(family, tf.ones([100, 100]))
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
+
+    @tf.function(autograph=False)
+    def step():
+        grad = optimizer.scale_loss(tf.random.stateless_uniform([100, 100], [1, 2]))
+        if unscales:
+            (grad,) = optimizer.get_unscaled_gradients([grad])
+        optimizer.apply_gradients([(grad, weight)])
+
+    optimizer.build([weight])
+    run = [node for node in nodes_run(step) if node.op == "RealDiv"]
+    assert {"/then/" in node.name or "/else/" in node.name for node in run} == {True}
+    assert sum("/then/" in node.name for node in run) == 1
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_what_was_unscaled_and_is_not_applied_has_its_say(family, mode):
+    weight = variable_of(family, [1.0, 1.0])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
+
+    def step(other):
+        grads = [optimizer.scale_loss(each) for each in (tf.ones([2]), other)]
+        first, _ = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients([(first, weight)])
+
+    step = compiled(step, mode)
+    for other, left in ((1.0, 0.0), (float("inf"), 0.0), (2.0, -1.0)):
+        step(tf.constant([0.0, other]))
+        np.testing.assert_array_equal(weight.numpy(), [left, left])
+
+
+@pytest.mark.skipif(TENSORFLOW < (2, 15), reason="kept by TensorFlow before")
+def test_a_trace_leaves_the_graphs_of_two_branches_behind(family):
+    # A bare optimizer's step is kept, too: its all_reduce registers a gradient.
+    weights = [variable_of(family, tf.ones([size])) for size in (2, 3)]
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
+    optimizer.build(weights)
+
+    def step(x):
+        loss = optimizer.scale_loss(x)
+        optimizer.apply_gradients([(loss * tf.ones(w.shape), w) for w in weights])
+
+    def graphs_after_a_trace():
+        tf.function(step, autograph=False)(tf.constant(1.0))
+        gc.collect()
+        return sum(isinstance(each, FuncGraph) for each in gc.get_objects())
+
+    before = graphs_after_a_trace()
+    assert graphs_after_a_trace() - before <= 5
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_quick_check_of_then_is_not_the_last_word(family, mode):
+    # 2e38 + 2e38 is infinite, and both are finite. What else was unscaled was not, at
+    # the second step.
+    weight = variable_of(family, [1.0, 1.0])
+    loss_scale = DynamicLossScale(1.0)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-127), loss_scale)
+
+    def step(other):
+        grads = [optimizer.scale_loss(each) for each in (tf.fill([2], 2e38), other)]
+        first, _ = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients([(first, weight)])
+
+    step = compiled(step, mode)
+    for other, skipped in ((1.0, 0), (float("nan"), 1), (1.0, 1)):
+        step(tf.constant([other]))
+        assert int(loss_scale.skipped_steps) == skipped
+
+
+def test_what_was_there_before_clipping_is_not_kept_for_the_branch(family):
+    # It would take as much memory again as all gradients.
+    weight = variable_of(family, tf.ones([100, 100]))
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
+    optimizer.build([weight])
+    handed_out = []
+
+    def step():
+        grad = optimizer.scale_loss(tf.random.stateless_uniform([100, 100], [1, 2]))
+        handed_out[:] = optimizer.get_unscaled_gradients([grad])
+        grads, _ = tf.clip_by_global_norm(handed_out, 1.0)
+        optimizer.apply_gradients([(grads[0], weight)])
+
+    graph = tf.function(step, autograph=False).get_concrete_function().graph
+    *_, branch = (op for op in graph.get_operations() if op.type == "If")
+    assert not any(each is handed_out[0] for each in branch.inputs)

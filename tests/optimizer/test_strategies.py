@@ -136,8 +136,8 @@ def test_an_overflow_of_the_sum_moves_nothing(mirrored, family):
         optimizer.build([variable])
 
     def each(grad):
-        optimizer.scale_loss(tf.constant(1.0))
-        optimizer.apply_gradients([(grad, variable)])
+        one = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float16)
+        optimizer.apply_gradients([(grad * one, variable)])
 
     step = tf.function(lambda grad: mirrored.run(each, (grad,)))
     largest = 65504.0 / replicas

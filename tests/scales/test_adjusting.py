@@ -83,8 +83,8 @@ def test_a_step_in_a_graph_leaves_what_the_rule_leaves(family, unscales):
 
         @tf.function
         def step(grad):
-            optimizer.scale_loss(0.0)
-            grads = [grad]
+            # As if it came of a scaled loss: it is of what it is.
+            grads = [tf.where(True, grad, optimizer.scale_loss(grad))]
             if unscales:
                 grads = optimizer.get_unscaled_gradients(grads)
             optimizer.apply_gradients(zip(grads, [weight]))

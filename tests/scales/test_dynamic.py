@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, run
+from models import compiled as compile_for
 
-from lossscale import DynamicLossScale
+from lossscale import DynamicLossScale, simulate
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -85,21 +86,22 @@ def _random_run(rng):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
 def test_equals_tensorflows_own_bit_for_bit(compiled):
-    # Within one mode: with a multiplier that is no power of two TensorFlow's own class
-    # gives another last bit in a graph than eagerly.
+    # Theirs eagerly: with a multiplier that is no power of two TensorFlow's own class
+    # gives another last bit in a graph, and ours does not.
     rng = np.random.default_rng(2)
     for _ in range(60 if compiled else 200):
         arguments, flags = _random_run(rng)
         theirs = tf.compat.v1.mixed_precision.DynamicLossScale(**arguments)
         ours = DynamicLossScale(**arguments)
 
-        def update(grad, theirs=theirs, ours=ours):
-            theirs.update([grad])
+        def update(grad, ours=ours):
             return ours.update([grad])[1]
 
         update = tf.function(update) if compiled else update
         for flag in flags:
-            update(tf.constant([1.0, 2.0 if flag else np.inf]))
+            grad = tf.constant([1.0, 2.0 if flag else np.inf])
+            theirs.update([grad])
+            update(grad)
             assert ours.numpy() == theirs().numpy(), (arguments, flags)
             assert ours.good_steps.numpy() == theirs._num_good_steps.numpy()
 
@@ -219,3 +221,42 @@ def test_settings_are_plain_attributes():
     assert loss_scale.increment_period == 3
     assert type(loss_scale.increment_period) is int
     assert loss_scale.hysteresis_reset == ("growth", "backoff")
+
+
+@pytest.mark.parametrize("multiplier", [1.5, 3.0, 1.1, 2.0**0.001])
+def test_a_backoff_rounds_alike_in_every_mode(multiplier):
+    start = np.float32(1e10)
+    expected = [start]
+    for _ in range(8):
+        expected.append(expected[-1] / np.float32(multiplier))
+
+    def driven(run):
+        loss_scale = DynamicLossScale(start, multiplier=multiplier)
+        step = run(lambda flag: loss_scale.adjust(flag)[1])
+        seen = [loss_scale.numpy()]
+        for _ in range(8):
+            step(tf.constant(False))
+            seen.append(loss_scale.numpy())
+        return seen
+
+    assert driven(lambda function: function) == expected
+    assert driven(lambda function: compile_for(function, "graph")) == expected
+    assert driven(lambda function: compile_for(function, "xla")) == expected
+    loss_scale = DynamicLossScale(start, multiplier=multiplier)
+    simulated = simulate(loss_scale, is_finite=np.zeros([8], bool))
+    assert [*simulated.loss_scale, simulated.final_loss_scale] == expected
+
+
+def test_after_a_backoff_the_scale_waits():
+    loss_scale = DynamicLossScale(64, increment_period=4, backoff_cooldown=3)
+    seen, left = [], []
+    for letter in "FFFFFTTTTTFF":
+        loss_scale.adjust(letter == "T")
+        seen.append(float(loss_scale))
+        left.append(int(loss_scale.cooldown_steps.numpy()))
+    #               F   F   F   F   F   T   T   T   T   T   F   F
+    assert seen == [32, 32, 32, 32, 16, 16, 16, 16, 32, 32, 16, 16]
+    assert left == [3, 2, 1, 0, 3, 2, 1, 0, 0, 0, 3, 2]
+    assert loss_scale.skipped_steps.numpy() == 7  # each of them is skipped
+    assert "backoff_cooldown" not in DynamicLossScale().get_config()
+    assert DynamicLossScale().cooldown_steps is None

@@ -455,3 +455,13 @@ def test_paddles_scale_is_an_array_as_paddle_loads_it():
     state = export_state("paddle", lossscale.get("paddle"))
     assert state["scale"].shape == (1,)
     assert state["scale"].dtype == np.float32
+
+
+def test_numpys_booleans_are_taken():
+    state = lossscale.export_state("paddle", DynamicLossScale.from_preset("paddle"))
+    state["use_dynamic_loss_scaling"] = np.True_
+    assert lossscale.import_state("paddle", state) == 2.0**16
+    for wrong in (np.False_, False, 1, "True"):
+        state["use_dynamic_loss_scaling"] = wrong
+        with pytest.raises(ValueError, match=r"must be True, got"):
+            lossscale.import_state("paddle", state)

@@ -39,6 +39,7 @@ def configs(draw):
         "min_loss_scale": 2.0**floor,
         "max_loss_scale": None if ceiling is None else 2.0**ceiling,
         "search_period": draw(st.one_of(st.none(), st.integers(1, 5))),
+        "backoff_cooldown": draw(st.one_of(st.none(), st.integers(1, 6))),
     }
 
 

@@ -29,6 +29,7 @@ CASES = {
         64, 15.0, 0.875, 0.75, 2.0, min_loss_scale=2.0, max_loss_scale=2.0**40
     ),
     "dynamic-search": lambda: DynamicLossScale(64, 3, hysteresis=2, search_period=1),
+    "dynamic-cooldown": lambda: DynamicLossScale(64, 3, backoff_cooldown=2),
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),

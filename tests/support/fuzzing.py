@@ -110,6 +110,7 @@ DYNAMIC = {
     "min_loss_scale": st.floats(float(FLOAT32.tiny), 1.0),
     "max_loss_scale": st.none() | st.floats(2.0**127, float(FLOAT32.max)),
     "search_period": st.none() | counts,
+    "backoff_cooldown": st.none() | counts,
 }
 FIXED = {"loss_scale_value": scales, "skip_nonfinite": st.booleans()}
 MANAGER = {

@@ -17,6 +17,12 @@ def is_older(family, version):
     return tuple(map(int, family.keras.__version__.split(".")[:2])) < version
 
 
+def _is_own(keras, layer):
+    """Tells whether a Keras makes a layer of its own again from the config."""
+    again = keras.layers.deserialize(keras.layers.serialize(layer))
+    return isinstance(again, keras.layers.Layer)
+
+
 #: Feature -> (what cannot have it, why). A family is as in installed.py.
 LIMITS = {
     "a tf.compat.v1 graph": (
@@ -157,6 +163,10 @@ LIMITS = {
     "jit_compile='auto'": (
         lambda family: family.name != "keras3",
         "only Keras 3 decides by itself whether to compile with XLA",
+    ),
+    "its own layers from a config": (
+        lambda family: not _is_own(family.keras, family.keras.layers.Dense(1)),
+        "of two Keras 2 in one process one makes the other's layers, bare too",
     ),
     "compile(jit_compile=...)": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 9),

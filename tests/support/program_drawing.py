@@ -9,6 +9,7 @@ from programs import (
     UNROLLED,
     Applied,
     Branch,
+    ByHand,
     Changed,
     Flag,
     Good,
@@ -31,7 +32,10 @@ SCALES = [2.0**4, 2.0**7, 2.0**10, 2.0**14]
 SIZES = [(4,), (2, 2), (1, 3)]
 FACTORS = [0.25, 0.5, 1.0, 2.0, -1.0]
 BAD = [INF, NAN, -INF, TOO_LARGE]
-KEEPING = ["by_norm", "halved", "halved_if_large", "copied"]
+KEEPING = ["by_norm", "halved", "halved_if_large", "copied", "over_largest"]
+LINEAR = ["halved", "copied", "over_largest"]
+BY_HAND = ["directly", "by_value", "by_reciprocal", "by_power", "by_multiple"]
+BY_HAND += ["by_maximum", "by_square", "by_a_function"]
 HIDING = ["by_value", "cleaned"]
 BATCHES = 4
 MIXED = "mixed"
@@ -108,6 +112,9 @@ class Writer:
         kind = self.one_of(kinds)
         if kind == "fresh":
             source = self.scaled(of, depth)
+            if self.scaler is None and self.maybe(2):
+                how = self.one_of(BY_HAND)
+                return self.add(ByHand(self.name(), of, source, how))
             return self.add(Unscaled(self.name(), of, source))
         return self._made(kind, of, depth, False)
 
@@ -117,7 +124,7 @@ class Writer:
     def _made(self, kind, of, depth, is_scaled):
         get = (self._list, of, depth - 1, is_scaled)
         if kind in ("change", "halved"):
-            how = "halved" if is_scaled else self.one_of(KEEPING + 2 * HIDING)
+            how = self.one_of(LINEAR if is_scaled else KEEPING + 2 * HIDING)
             source = self._list(*get[1:])
             return self.add(Changed(self.name(), how, source, self.maybe(2)))
         if kind == "sum":

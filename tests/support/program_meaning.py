@@ -6,15 +6,14 @@ is skipped if a gradient is not finite or was not when it was unscaled. Every nu
 exact in float32; a program whose numbers are not is `Inexact`.
 
 Where the documents leave the meaning open, or say that an overflow is not seen, a
-program is `Open`. Eagerly some more is not known, where the loop must be right or must
-have warned: then `may_warn` is true.
+program is `Open`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, List
 
@@ -22,9 +21,11 @@ import numpy as np
 from program_run import LIMIT, START
 from programs import (
     CALLS,
+    LOOP,
     UNROLLED,
     Applied,
     Branch,
+    ByHand,
     Changed,
     Flag,
     Joined,
@@ -68,14 +69,10 @@ class Check:
     Attributes:
       each: Whether each gradient was finite.
       scope: Where: the blocks around it.
-      sources: What was unscaled.
-      awaited: How many of its gradients have not been applied.
     """
 
     each: List[bool]
     scope: tuple
-    sources: list
-    awaited: int
 
     @property
     def is_finite(self):
@@ -92,7 +89,6 @@ class Grad:
       roots: Pairs of a `Check` and a position: what it was computed from.
       rumours: Those of the sides of branches that were not taken.
       scopes: Where its losses were scaled: the blocks around each.
-      is_handed: Whether `get_unscaled_gradients` returned this very object.
     """
 
     values: Any
@@ -100,10 +96,9 @@ class Grad:
     roots: frozenset = frozenset()
     rumours: frozenset = frozenset()
     scopes: frozenset = frozenset()
-    is_handed: bool = False
 
     def changed(self, values):
-        return dataclasses.replace(self, values=values, is_handed=False)
+        return dataclasses.replace(self, values=values)
 
     @property
     def is_finite(self):
@@ -168,7 +163,17 @@ def _cleaned(grads):
     return [np.where(np.isfinite(g.values), g.values, 0.0) for g in grads]
 
 
+def _over_largest(grads):
+    found = []
+    for grad in grads:
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            squares = grad.values * grad.values
+            found.append(exact(squares) / np.abs(grad.values).max())
+    return found
+
+
 CHANGES = {
+    "over_largest": _over_largest,
     "by_norm": _by_norm,
     # A NaN may become anything, and is skipped: its check knows.
     "by_value": lambda grads: [np.clip(g.values, -LIMIT, LIMIT) for g in grads],
@@ -220,27 +225,16 @@ class Scale:
 
 @dataclass
 class Optimizer:
-    """An optimizer, its weights and what eager mode remembers.
-
-    Attributes:
-      since: What was unscaled since the loss was scaled, and was not applied.
-      older: What was unscaled before, and was not applied.
-    """
+    """An optimizer and its weights."""
 
     rate: float
     weights: List[Any]
     scale: Scale
     steps: int = 0
-    since: List[Check] = field(default_factory=list)
-    older: List[Check] = field(default_factory=list)
 
 
 class Meaning:
-    """A run of a program.
-
-    Attributes:
-      may_warn: Whether eager mode may warn, and be wrong then.
-    """
+    """A run of a program."""
 
     def __init__(self, program, mode):
         self.program, self.is_eager = program, mode == "eager"
@@ -254,7 +248,6 @@ class Meaning:
             )
             for i, (rate, sizes) in enumerate(zip(program.rates, program.sizes))
         ]
-        self.may_warn, self.scalers = False, set()
         self.logs = []
 
     def run(self):
@@ -286,10 +279,6 @@ class Meaning:
 
     def _scaled(self, node: Scaled):
         by, of = self.optimizers[node.by], self.optimizers[node.of]
-        self.scalers.add(node.by)
-        self.may_warn |= node.by != node.of
-        if self.is_eager and len(self.scalers) > 1 and node.by != node.of:
-            raise Open("eagerly nobody knows whose loss was scaled last")
         slot = node.slot + self.counters.get(node.counter, 0)
         factor, scale = self.batch[0][slot], by.scale.state[0]
         found = []
@@ -298,8 +287,6 @@ class Meaning:
             values = _slope_times(slope, factor, scale)
             found.append(Grad(values, scale, scopes=frozenset([self.scope])))
         self.names[node.name] = found
-        by.older += by.since
-        by.since = []
 
     def _slope(self, node, weights):
         if node.loss == "square":
@@ -313,22 +300,33 @@ class Meaning:
         by, grads = self.optimizers[node.by], self.names[node.source]
         self._divide(by, grads)
         each = [grad.is_finite for grad in grads]
-        check = Check(each, self.scope, grads, len(grads))
-        by.since.append(check)
+        check = Check(each, self.scope)
+        is_shown = self._is_within() and not all(each)
         self.names[node.name] = [
             Grad(
-                grad.values / (1.0 if grad.scale == ANY else grad.scale),
+                times(_unscaled(grad, grad.scale), np.nan if is_shown else 1.0),
                 1.0,
-                frozenset([(check, i)]),
+                frozenset([(check, i)]) | grad.roots,
                 grad.rumours,
-                is_handed=True,
             )
             for i, grad in enumerate(grads)
         ]
 
+    def _is_within(self):
+        """Tells whether this is part of a graph that is part of another one."""
+        if self.is_eager:
+            return len([part for part in self.scope if _is_function(part)]) > 1
+        return bool(self.scope) or self.program.way == LOOP
+
+    def _byhand(self, node: ByHand):
+        by, grads = self.optimizers[node.by], self.names[node.source]
+        now = by.scale.state[0]
+        self.names[node.name] = [
+            Grad(_unscaled(g, now), 1.0, g.roots, g.rumours) for g in grads
+        ]
+
     def _divide(self, by, grads):
         """Notes that scaled gradients are divided here."""
-        self.may_warn |= any(grad.scale == ANY for grad in grads)
         scopes = frozenset().union(*(grad.scopes for grad in grads))
         ended = [scope for scope in scopes if not self._sees(scope)]
         functions = [part for scope in ended for part in scope if _is_function(part)]
@@ -337,6 +335,10 @@ class Meaning:
             raise Open("scaled in a function that has ended, and the scale has moved")
 
     def _sees(self, scope):
+        if self.is_eager:  # loops and branches are Python's
+            scope = tuple(part for part in scope if _is_function(part))
+            own = tuple(part for part in self.scope if _is_function(part))
+            return own[: len(scope)] == scope
         return self.scope[: len(scope)] == scope
 
     def _changed(self, node: Changed):
@@ -401,8 +403,6 @@ class Meaning:
         self.names[node.name], self.scope = found, scope
 
     def _nested(self, node: Nested):
-        if self.is_eager:
-            raise Open("made in another function")
         outside, scope = dict(self.names), self.scope
         self.scope = (*scope, _Function(node.name))
         self._block(node.block)
@@ -420,15 +420,9 @@ class Meaning:
         checks = {check for check, _ in roots}
         if is_finite and were_finite != all(check.is_finite for check in checks):
             raise Open("a part of a list of which another part was not finite")
-        know = self._known_eagerly if self.is_eager else self._known_in_a_graph
-        if not know(by, grads, checks, were_finite) and is_finite:
+        if not self._is_seen(grads, checks, were_finite) and is_finite:
             raise Open("an overflow that nobody sees")
         self._end(node, by, grads, is_finite and were_finite)
-        for check in checks:
-            check.awaited -= len(grads)
-        for each in self.optimizers:
-            each.since = [check for check in each.since if check.awaited > 0]
-            each.older = [check for check in each.older if check.awaited > 0]
 
     def _end(self, node, by, grads, is_good):
         if by.scale.kept.period is None:
@@ -444,36 +438,20 @@ class Meaning:
                 change = -by.rate * grad.values / scale
                 by.weights[i] = plus(old, exact(change))
 
-    def _known_in_a_graph(self, by, grads, checks, were_finite):
-        del by
-        seen = {check for check in checks if self._sees(check.scope)}
+    def _is_seen(self, grads, checks, were_finite):
+        """Tells whether it is known what was not finite when it was unscaled."""
         for grad in grads:
             for check, _ in grad.rumours:
                 is_bad = not check.is_finite and were_finite
                 if is_bad and self._sees(check.scope):
                     return False
+        seen = {check for check in checks if self._sees(check.scope)}
         return were_finite == all(check.is_finite for check in seen)
 
-    def _known_eagerly(self, by, grads, checks, were_finite):
-        rest = [grad for grad in grads if not grad.is_handed]
-        if not rest:
-            return True
-        told = {c for grad in grads if grad.is_handed for c, _ in grad.roots}
-        group = [each for each in self.optimizers if each.scale is by.scale]
-        waiting = [c for m in group for c in (*m.since, *m.older)]
-        if checks:
-            pending = set(by.since)
-            self.may_warn |= not pending or not pending <= checks
-            if not pending & checks:
-                return were_finite
-            told |= pending & checks
-            return were_finite == all(check.is_finite for check in told)
-        objects = {id(grad) for grad in rest}
-        others = [c for c in waiting if not objects <= {id(g) for g in c.sources}]
-        if set(others) & set(by.since):
-            raise Open("scaled gradients that may be others, changed")
-        self.may_warn |= bool(others) or any(grad.scale == ANY for grad in rest)
-        return True
+
+def _unscaled(grad, scale):
+    """Returns the values of a gradient, divided by a loss scale."""
+    return grad.values / (1.0 if grad.scale == ANY else scale)
 
 
 def _slope_times(slope, factor, scale):
@@ -510,17 +488,15 @@ def _merged(values, scale, grads):
 def _heard(grads, rumours):
     """Returns what a branch returns in a graph: new tensors, of either side."""
     return [
-        dataclasses.replace(g, rumours=g.rumours | (rumours - g.roots), is_handed=False)
-        for g in grads
+        dataclasses.replace(g, rumours=g.rumours | (rumours - g.roots)) for g in grads
     ]
 
 
 def meaning(program, mode):
-    """Returns what must come out, and whether a warning may be given instead.
+    """Returns what must come out.
 
     Raises:
       Inexact: float32 does not hold the numbers.
       Open: The documents do not say.
     """
-    run = Meaning(program, mode)
-    return run.run(), run.is_eager and run.may_warn
+    return Meaning(program, mode).run()

@@ -93,6 +93,11 @@ def halved_if_large(grads):
     return [grad * tf.where(largest > LIMIT, 0.5, 1.0) for grad in grads]
 
 
+def over_largest(grads):
+    """A ratio of gradients: as many loss scales above it as below, but one."""
+    return [grad * grad / tf.reduce_max(tf.abs(grad)) for grad in grads]
+
+
 def copied(grads):
     return [tf.identity(grad) for grad in grads]
 
@@ -113,8 +118,43 @@ def nested(change):
     return tf.function(change)
 
 
+def divided_directly(grads, loss_scale):
+    return [grad / loss_scale for grad in grads]
+
+
+def divided_by_value(grads, loss_scale):
+    return [grad / loss_scale() for grad in grads]
+
+
+def divided_by_reciprocal(grads, loss_scale):
+    return [(1.0 / loss_scale) * grad for grad in grads]
+
+
+def divided_by_power(grads, loss_scale):
+    return [grad * tf.convert_to_tensor(loss_scale) ** -1 for grad in grads]
+
+
+def divided_by_multiple(grads, loss_scale):
+    return [grad * 4.0 / (loss_scale * 4.0) for grad in grads]
+
+
+def divided_by_maximum(grads, loss_scale):
+    return [grad / tf.maximum(loss_scale, 1.0) for grad in grads]
+
+
+def divided_by_square(grads, loss_scale):
+    return [grad * loss_scale / tf.square(loss_scale) for grad in grads]
+
+
+def divided_by_a_function(grads, loss_scale):
+    return tf.function(divided_directly)(grads, tf.convert_to_tensor(loss_scale))
+
+
 _NAMES = (by_norm, by_value, cleaned, halved, halved_if_large, copied, added)
-_NAMES += (total, is_good, nested)
+_NAMES += (total, is_good, nested, over_largest)
+_NAMES += (divided_directly, divided_by_value, divided_by_reciprocal)
+_NAMES += (divided_by_power, divided_by_multiple, divided_by_maximum)
+_NAMES += (divided_by_square, divided_by_a_function)
 
 
 def run(program, family, mode):

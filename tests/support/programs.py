@@ -82,6 +82,20 @@ class Unscaled:
 
 
 @dataclass(frozen=True)
+class ByHand:
+    """A scaled list, divided by the loss scale without the optimizer."""
+
+    name: str
+    by: int
+    source: str
+    how: str
+
+    def lines(self):
+        scale = f"{OPTIMIZERS[self.by]}.optimizer.loss_scale"
+        return [f"{self.name} = divided_{self.how}({self.source}, {scale})"]
+
+
+@dataclass(frozen=True)
 class Changed:
     """A list that is computed from one list, perhaps in a nested function."""
 

@@ -9,6 +9,7 @@ def reference(config, flags):
     """Returns the scale after each step, from the rule as it is written down."""
     scale, good, bad, seen = config["initial_loss_scale"], 0, 0, []
     search, period = config.get("search_period"), config["increment_period"]
+    cooldown, cooled = config.get("backoff_cooldown") or 0, 0  # the first step that may
     for done, is_finite in enumerate(flags):
         if search is not None:
             searches = all(flags[:done])
@@ -27,7 +28,8 @@ def reference(config, flags):
         else:
             good = 0
             bad += 1
-            if bad >= config["hysteresis"]:
+            if bad >= config["hysteresis"] and done >= cooled:
+                cooled = done + 1 + cooldown
                 factor = config["backoff_factor"] or 1 / config["multiplier"]
                 scale = max(scale * factor, config["min_loss_scale"])
                 bad = 0 if "backoff" in config["hysteresis_reset"] else bad

@@ -1,8 +1,7 @@
-"""Where gradients come from, read off the graph: plain loops, and no optimizer."""
+"""Where gradients come from, by exponents of a graph: plain loops, no optimizer."""
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 
@@ -10,26 +9,42 @@ import pytest
 import tensorflow as tf
 from models import compiled
 
-from lossscale.optimizer.origin import Marks, Origin
+from lossscale import DynamicLossScale
+from lossscale.optimizer.provenance.ledger import Ledger
 
-SCALED, CHANGED = Origin.SCALED, Origin.CHANGED
-UNTOUCHED, FOREIGN = Origin.UNTOUCHED, Origin.FOREIGN
+SCALED, CHANGED, UNTOUCHED = "scaled", "changed", "untouched"
+UNSURE, UNKNOWN = "unsure", "unknown"
+
+
+def origin(ledger, grad):
+    """What is known of one gradient, and the checks of the unscalings it comes from."""
+    (unit,) = ledger.units([grad])
+    is_plain = unit is not None and unit.is_kept and unit.is_free and not unit.checks
+    if unit is None or unit.is_zero or is_plain:
+        return (UNKNOWN,)
+    checks = [each.check for each in sorted(unit.checks, key=lambda u: u.number)]
+    if not unit.is_sure:
+        return (UNSURE, *checks)
+    if unit.is_free:
+        is_returned = ledger.unscaling_of(grad) is not None
+        return (UNTOUCHED if is_returned else CHANGED, *checks)
+    assert unit.low == 1.0
+    return (SCALED, *checks)
 
 
 class Loop:
     """What a training loop does, marked as an optimizer would, and what was seen."""
 
     def __init__(self):
-        self.marks = Marks()
-        self.scale = tf.Variable(1024.0, trainable=False)
+        self.scale = DynamicLossScale(1024.0)
+        self.ledger = Ledger(self.scale)
+        self.scale._noted_by = self.ledger
         self.weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
         self.seen = []
 
     def factor(self):
         """The loss scale as a tensor, as `loss * optimizer.loss_scale` reads it."""
-        scale = tf.convert_to_tensor(self.scale)
-        self.marks.mark_scaled(scale)
-        return tf.identity(scale)
+        return tf.identity(self.scale())
 
     def loss(self, x=1.0):
         return sum(tf.reduce_sum(x * w**2) for w in self.weights)
@@ -40,22 +55,22 @@ class Loop:
         return tape.gradient(scaled, self.weights)
 
     def unscaled(self, grads, check="check"):
-        # No division by the loss scale itself, which would be seen without a mark.
-        hidden = tf.convert_to_tensor(self.scale) + 0.0
-        grads = [each / hidden for each in grads]
-        self.marks.mark_unscaled(grads, check)
+        units = self.ledger.units(grads)
+        divisor = tf.convert_to_tensor(self.scale.current_loss_scale)
+        grads = [each / divisor for each in grads]
+        self.ledger.note_unscaled(grads, check, [], units)
         return grads
 
     def apply(self, grads):
         """Looks at gradients, and gives them to the program's result."""
-        self.seen.append(self.marks.look(grads))
+        self.seen.append([origin(self.ledger, grad) for grad in grads])
         return tf.add_n([tf.reduce_sum(each) for each in grads])
 
     def origins(self):
-        """What each `apply` saw: one origin, one set of checks, of all gradients."""
+        """What each `apply` saw: the same of all gradients."""
         for found in self.seen:
-            assert len({(each.origin, each.checks) for each in found}) == 1
-        return [(found[0].origin, *found[0].checks) for found in self.seen]
+            assert len(set(found)) == 1, found
+        return [found[0] for found in self.seen]
 
 
 @pytest.fixture
@@ -193,14 +208,14 @@ def test_unscaled_in_a_branch_and_applied_after(loop, run):
 
 
 def test_a_branch_that_leaves_them_scaled(loop, run):
-    """Where one branch leaves it scaled, a way leads to the loss scale."""
+    """Which of the two ran is not known when the function is traced."""
 
     def program(flag):
         grads = loop.scaled()
         return loop.apply(tf.cond(flag, lambda: loop.unscaled(grads), lambda: grads))
 
     run(program, True)
-    assert loop.origins() == [(SCALED, "check")]
+    assert loop.origins() == [(UNSURE, "check")]
 
 
 def test_unscaled_outside_and_clipped_in_a_branch(loop, run):
@@ -255,6 +270,26 @@ def test_one_optimizer_unscales_for_two(loop, run):
     assert loop.origins() == [(CHANGED, 1, 2), (CHANGED, 1, 2)]
 
 
+@pytest.mark.parametrize("calls", [False, True])
+def test_each_of_several_that_go_through_one_operation(loop, run, calls):
+    """As `tf.custom_gradient` makes one of all that goes in and comes out."""
+
+    def through(*values):
+        return tf.identity_n(values)
+
+    def program():
+        scaled = loop.scaled()[0]
+        number, kept = tf.constant(3.0), tf.constant([1.0, 1.0])
+        free = scaled / loop.factor()
+        function = tf.function(through) if calls else through
+        first, _, number, free, kept = function(scaled, 2, number, free, kept)
+        value = loop.apply([first * number * kept])
+        return value + loop.apply([free * number]) + loop.apply([kept * number])
+
+    run(program)
+    assert loop.origins() == [(SCALED,), (CHANGED,), (UNKNOWN,)]
+
+
 def test_a_function_traced_between(loop, run):
     """Row 9: another function that scales is traced between unscale and apply."""
 
@@ -275,19 +310,7 @@ def test_applied_before_anything_was_scaled(loop, run):
     run(lambda x: loop.apply([x]), 1.0)
     run(lambda: loop.apply(loop.scaled()))
     run(lambda x: loop.apply([x]), 1.0)
-    assert loop.origins() == [(FOREIGN,), (SCALED,), (FOREIGN,)]
-
-
-def test_scaled_by_hand(loop, run):
-    divisors = []
-
-    def program():
-        value = loop.apply(loop.scaled())
-        divisors.extend(each.divisors[0].op.type for each in loop.seen[0])
-        return value
-
-    run(program)
-    assert divisors == ["ReadVariableOp"] * 2
+    assert loop.origins() == [(UNKNOWN,), (SCALED,), (UNKNOWN,)]
 
 
 @pytest.mark.parametrize(
@@ -307,23 +330,41 @@ def test_unscaled_by_hand(loop, run, divide):
     assert loop.origins() == [(CHANGED,)]
 
 
-def test_not_every_quotient_is_unscaled(loop, run):
+@pytest.mark.parametrize(
+    ("divide", "expected"),
+    [
+        (lambda grad, s: grad / (s / 1000.0), CHANGED),
+        (lambda grad, s: grad / tf.maximum(s, 1.0), CHANGED),
+        (lambda grad, s: grad * s**-1, CHANGED),
+        (lambda grad, _: grad / tf.norm(grad), CHANGED),
+        (lambda grad, s: grad * tf.norm(grad) / s**2, CHANGED),
+        (lambda grad, _: tf.sign(grad), CHANGED),
+        (lambda grad, s: grad * tf.norm(grad) / s, SCALED),
+        (lambda grad, _: tf.clip_by_value(grad, -1.0, 1.0), UNSURE),
+        (lambda grad, _: tf.clip_by_norm(grad, 1.0), UNSURE),
+        (lambda grad, s: tf.clip_by_value(grad / s, -1.0, 1.0), CHANGED),
+        (lambda grad, s: tf.clip_by_value(grad, -s, s) / s, CHANGED),
+        (lambda grad, s: grad + tf.stop_gradient(grad / s), UNSURE),
+        (lambda grad, _: tf.tanh(grad), UNSURE),
+        (lambda grad, s: tf.tanh(grad / s), CHANGED),
+    ],
+)
+def test_by_hand_in_every_form(loop, run, divide, expected):
     def program():
-        grads, factor = loop.scaled(), loop.factor()
-        return loop.apply([each / (factor / 1000.0) for each in grads])
+        return loop.apply([divide(each, loop.factor()) for each in loop.scaled()])
 
     run(program)
-    assert loop.origins() == [(SCALED,)]
+    assert loop.origins() == [(expected,)]
 
 
 def test_arguments_constants_and_none(loop, run):
     def program(x):
         loop.scaled()
-        assert loop.marks.look([None]) == [None]
+        assert loop.ledger.units([None]) == [None]
         return loop.apply([x, tf.constant(2.0)])
 
     run(program, 1.0)
-    assert loop.origins() == [(FOREIGN,)]
+    assert loop.origins() == [(UNKNOWN,)]
 
 
 def test_only_numbers_that_can_be_scaled_count(loop, run):
@@ -359,7 +400,7 @@ def test_a_gradient_penalty(loop, run, unscales):
         return loop.apply(grads)
 
     run(program)
-    expected = (CHANGED, "outer") if unscales else (SCALED, "inner")
+    expected = (CHANGED, "inner", "outer") if unscales else (SCALED, "inner")
     assert loop.origins() == [expected]
 
 
@@ -392,7 +433,7 @@ def test_clipped_in_a_nested_function(loop, run):
         return first + loop.apply(nested(scaled))
 
     run(program)
-    assert loop.origins() == [(CHANGED, "check"), (SCALED,)]
+    assert loop.origins() == [(CHANGED, "check"), (UNSURE,)]
 
 
 def test_a_nested_function_returns_both(loop, run):
@@ -466,7 +507,7 @@ def test_a_function_called_for_several(loop, run):
         return value
 
     run(program, 1.0)
-    assert loop.origins() == [(FOREIGN,), (SCALED,), (CHANGED, 0), (CHANGED, 1)]
+    assert loop.origins() == [(UNKNOWN,), (SCALED,), (CHANGED, 0), (CHANGED, 1)]
 
 
 def test_on_replicas(loop, mirrored):
@@ -483,8 +524,8 @@ def test_on_replicas(loop, mirrored):
 
     program()
     count = mirrored.num_replicas_in_sync
-    assert [each[0].origin for each in loop.seen].count(SCALED) == count
-    assert [each[0].origin for each in loop.seen].count(CHANGED) == count
+    assert [each[0][0] for each in loop.seen].count(SCALED) == count
+    assert [each[0][0] for each in loop.seen].count(CHANGED) == count
 
 
 @pytest.mark.parametrize("unscales", [True, False])
@@ -642,7 +683,7 @@ def test_accumulated_in_variables(loop, unscales):
 
     tf.function(program)(tf.constant(2))
     expected = (CHANGED, "check") if unscales else (SCALED,)
-    assert loop.origins() == [expected, (FOREIGN,)]
+    assert loop.origins() == [expected, (UNKNOWN,)]
 
 
 def test_weights_that_were_assigned_are_no_way(loop, run):
@@ -670,7 +711,7 @@ def test_indexed_slices(loop):
         values = loop.unscaled([grad.values])[0]
         unscaled = tf.IndexedSlices(values, grad.indices, grad.dense_shape)
         clipped = tf.clip_by_norm(unscaled, 1.0)
-        loop.seen = [loop.marks.look([each]) for each in (grad, unscaled, clipped)]
+        loop.seen = [[origin(loop.ledger, each)] for each in (grad, unscaled, clipped)]
 
     program()
     assert loop.origins() == [(SCALED,), (UNTOUCHED, "check"), (CHANGED, "check")]
@@ -698,7 +739,7 @@ def test_a_loss_scale_of_eager_mode(loop):
 
     @tf.function
     def program():
-        loop.marks.mark_scaled(factor)
+        loop.ledger.note_reading(factor)
         with tf.GradientTape() as tape:
             loss = loop.loss() * factor
         grads = tape.gradient(loss, loop.weights)
@@ -706,30 +747,32 @@ def test_a_loss_scale_of_eager_mode(loop):
 
     program()
     assert loop.origins() == [(SCALED,), (UNTOUCHED, "check")]
-    assert loop.seen[0][0].divisors == (factor,)
 
 
 def test_every_loss_scale_that_it_is_scaled_by(loop, run):
     def program():
         grads = [a + b for a, b in zip(loop.scaled(), loop.scaled())]
+        assert [len(each.readings) for each in loop.ledger.units(grads)] == [2, 2]
         return loop.apply(grads)
 
     run(program)
-    assert [len(each.divisors) for each in loop.seen[0]] == [2, 2]
+    assert loop.origins() == [(SCALED,)]
 
 
 @pytest.mark.parametrize("v2", [True, False])
 @pytest.mark.parametrize("unscales", [True, False])
 def test_a_graph_of_version_1(unscales, v2):
-    marks = Marks()
+    loss_scale = DynamicLossScale(1024.0)
+    ledger = Ledger(loss_scale)
 
     def body(i, total, before):
         scale = tf.identity(1024.0)
-        marks.mark_scaled(scale)
+        ledger.note_reading(scale)
         grad = tf.compat.v1.gradients(tf.reduce_sum(weight**2) * scale, weight)[0]
         if unscales:
-            grad = grad / (scale + 0.0)
-            marks.mark_unscaled([grad], "check")
+            unit = ledger.units([grad])
+            grad = grad / 1024.0
+            ledger.note_unscaled([grad], "check", [], unit)
         return i + 1, total + before, grad
 
     switch = "enable_control_flow_v2" if v2 else "disable_control_flow_v2"
@@ -747,32 +790,8 @@ def test_a_graph_of_version_1(unscales, v2):
             each.type for each in tf.compat.v1.get_default_graph().get_operations()
         }
         assert ("NextIteration" in kinds) is not v2
-        found = marks.look([total])[0]
-    expected = (CHANGED, ("check",)) if unscales else (SCALED, ())
-    assert (found.origin, found.checks) == expected
-
-
-def test_eagerly_the_very_objects_are_known(loop):
-    grads = loop.unscaled(loop.scaled())
-    assert [each.origin for each in loop.marks.look(grads)] == [UNTOUCHED] * 2
-    assert loop.marks.look(grads)[0].checks == ("check",)
-    assert [each.origin for each in loop.marks.look(clip(grads))] == [FOREIGN] * 2
-    assert [each.origin for each in loop.marks.look(loop.scaled())] == [FOREIGN] * 2
-
-
-def test_eagerly_nothing_is_kept(loop):
-    class Check:
-        pass
-
-    check = Check()
-    grads = loop.unscaled(loop.scaled(), check)
-    check = weakref.ref(check)
-    assert loop.marks.look(grads)[0].checks == (check(),)
-    del grads
-    assert check() is None
-    for _ in range(100):
-        loop.unscaled(loop.scaled())
-    assert not loop.marks._eager
+        found = origin(ledger, total)
+    assert found == ((CHANGED, "check") if unscales else (SCALED,))
 
 
 def test_no_graph_is_kept(loop):
@@ -785,29 +804,23 @@ def test_no_graph_is_kept(loop):
     assert graph() is None
 
 
-def test_marks_are_not_kept_by_a_graph(loop):
+def test_a_ledger_is_not_kept_by_a_graph(loop):
     program = tf.function(lambda: loop.apply(clip(loop.unscaled(loop.scaled()))))
     program()
-    marks = weakref.ref(loop.marks)
-    loop.marks = None
+    ledger = weakref.ref(loop.ledger)
+    loop.ledger = loop.scale._noted_by = None
     gc.collect()
-    assert marks() is None
+    tf.constant(1.0) + 1.0  # who listens to eager mode notices here
+    assert ledger() is None
 
 
 def test_two_loss_scales_do_not_meet(loop, run):
-    other = Marks()
+    other = Ledger(DynamicLossScale(1024.0))
 
     def program():
         grads = loop.scaled()
-        assert [each.origin for each in other.look(grads)] == [FOREIGN] * 2
+        assert [origin(other, each) for each in grads] == [(UNKNOWN,)] * 2
         return loop.apply(grads)
 
     run(program)
     assert loop.origins() == [(SCALED,)]
-
-
-def test_a_copy_begins_with_nothing(loop):
-    grads = loop.unscaled(loop.scaled())
-    pair = copy.deepcopy([loop.marks, loop.marks])
-    assert pair[0] is pair[1]
-    assert pair[0].look(grads)[0].origin is FOREIGN

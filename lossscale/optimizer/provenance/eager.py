@@ -1,0 +1,249 @@
+"""The units of what eager mode computes: TensorFlow tells of each operation.
+
+Units are kept by the number that TensorFlow gives each tensor, no tensor is kept alive,
+and the oldest are forgotten when they are many. A function that eager mode calls is
+looked into once for each list of units that it is called with.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+
+from lossscale.optimizer.provenance.exponents import KEPT, Unit, Units
+from lossscale.optimizer.provenance.operations import results, starts
+from lossscale.optimizer.provenance.sweep import (
+    ADDS,
+    ASSIGNS,
+    READS,
+    Sweep,
+    Swept,
+    assign,
+    latest,
+)
+from lossscale.runtime import callbacks
+from lossscale.runtime.bodies import COUNTS, definition
+from lossscale.runtime.callbacks import number_of
+
+#: So many units are remembered, and as many that are older.
+_UNITS = 1 << 16
+#: So many variables, and functions.
+_VARIABLES, _FUNCTIONS = 1 << 14, 256
+#: After so many operations without a unit that comes from the loss scale, on one
+#: thread, nobody listens any more, until it is read again.
+_IDLE = 20_000
+#: Operations whose rules ask for the value of a constant.
+_ASKING = {"Minimum", "Maximum", "Pow"}
+
+
+class _Here(threading.local):
+    """What belongs to one thread, as a replica does."""
+
+    silent = 0
+    idle = 0
+
+
+class Bounded(Dict[Any, Any]):
+    """A dictionary that forgets the oldest of more than so many."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size = size
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if len(self) >= self._size and key not in self:
+            del self[next(iter(self))]
+        super().__setitem__(key, value)
+
+
+class Tracker:
+    """The units of eager mode's values, as far as they are known.
+
+    Args:
+      marked: Returns the unit that a mark on an operation of a function means.
+      read_now: Returns a unit of what is multiplied with the loss scale as it is now.
+    """
+
+    def __init__(
+        self, marked: Callable[[str], Optional[Unit]], read_now: Callable[[], Unit]
+    ) -> None:
+        self._marked, self._read_now = marked, read_now
+        self._new: Dict[int, Unit] = {}
+        self._old: Dict[int, Unit] = {}
+        #: What variables hold, by the numbers of their handles.
+        self._held = Bounded(_VARIABLES)
+        self._returned = Bounded(_FUNCTIONS)
+        self._here = _Here()
+        self._listener = _listener(self)
+
+    def unit(self, tensor: Any) -> Optional[Unit]:
+        """Returns the unit of a tensor or of a variable's handle."""
+        return self._get(number_of(tensor))
+
+    def note(self, tensor: Any, unit: Unit) -> None:
+        """Notes the unit of a tensor, and listens from now on."""
+        self._set(number_of(tensor), unit)
+        self.listen()
+
+    def note_handle(self, handle: Any, unit: Unit) -> None:
+        """Notes the unit of what a variable holds."""
+        self._held[number_of(handle)] = unit
+
+    def listen(self) -> None:
+        """Is told of each operation on this thread from now on."""
+        self._here.idle = 0
+        callbacks.add(self._listener)
+
+    def is_silent(self) -> bool:
+        """Tells whether this thread does what nobody takes notice of."""
+        return self._here.silent > 0
+
+    def __enter__(self) -> None:
+        """Takes no notice of what this thread does within."""
+        self._here.silent += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._here.silent -= 1
+
+    def _get(self, number: int) -> Optional[Unit]:
+        found = self._new.get(number) or self._old.get(number)
+        return found or self._held.get(number)
+
+    def _set(self, number: int, unit: Unit) -> None:
+        if len(self._new) >= _UNITS:
+            self._new, self._old = {}, self._new
+        self._new[number] = unit
+
+    def hear(self, kind: str, inputs: Any, outputs: Any) -> None:
+        """Notes the units of an operation's results."""
+        here = self._here
+        if not here.silent:
+            here.silent += 1
+            try:
+                self._note_operation(kind, inputs, outputs)
+            finally:
+                here.silent -= 1
+            here.idle += 1
+            if here.idle == _IDLE:
+                callbacks.remove(self._listener)
+
+    def _note_operation(self, kind: str, inputs: Any, outputs: Any) -> None:
+        get = self._get
+        units = [get(number_of(each)) for each in inputs]
+        if kind in READS:
+            found: Units = [units[0] or KEPT]
+        elif kind in ASSIGNS or kind in ADDS:
+            assign(self._held, number_of(inputs[0]), kind, units)
+            return
+        elif kind.startswith("__"):
+            found = self._call(kind, inputs, units, len(outputs))
+        elif any(units) or starts(kind):
+            constant = _constants(inputs) if kind in _ASKING else _none
+            found = results(kind, units, constant, len(outputs))
+        else:
+            return
+        for output, unit in zip(outputs, found):
+            if unit is not None and output.dtype not in COUNTS:
+                self._set(number_of(output), unit)
+                if not unit.is_kept and not unit.is_zero:
+                    self._here.idle = 0
+
+    def _call(self, name: str, inputs: Any, units: Units, count: int) -> Units:
+        """Returns the units of what a function returned, and notes what it assigned."""
+        key, tokens = _without_origins(units)
+        known = self._returned.get(name)
+        if known is None:
+            known = self._returned[name] = {}
+        if key not in known:
+            sweep = Sweep(lambda _: None, lambda _: {}, lambda _: Swept(), self._marked)
+            known[key] = sweep.body(definition(name), list(key), count)
+        outs, after = known[key]
+        for each, before, unit in zip(inputs, key, after):
+            if unit is not before and unit is not None and not unit.is_scale:
+                self._hold(number_of(each), _with_origins(unit, tokens))
+        return [self._returned_unit(unit, tokens) for unit in outs]
+
+    def _hold(self, number: int, unit: Unit) -> None:
+        """Notes what a function left in a variable."""
+        if not unit.is_free or unit.checks:
+            checks = latest(unit.checks)
+            self._held[number] = unit._replace(checks=checks, is_kept=True)
+        else:
+            self._held.pop(number, None)  # as any weight
+
+    def _returned_unit(self, unit: Optional[Unit], tokens: List[Unit]) -> Any:
+        if unit is None:
+            return None
+        unit = _with_origins(unit, tokens)
+        if unit.is_free or unit.is_zero or unit.readings or unit.is_kept:
+            return unit
+        return unit._replace(readings=self._read_now().readings)
+
+
+def _listener(tracker: Tracker) -> Callable[..., Any]:
+    """Returns what listens for a tracker as long as that is alive."""
+    reference = weakref.ref(tracker)
+
+    def listen(  # noqa: PLR0917 - as TensorFlow calls it
+        kind: Any,
+        inputs: Any,
+        attrs: Any,
+        outputs: Any,
+        op_name: Any = None,
+        graph: Any = None,
+    ) -> Any:
+        del attrs, op_name
+        found = reference()
+        if found is None:
+            callbacks.remove(listen)
+        elif graph is None and outputs is not None:
+            # A function's name may come as bytes.
+            name = kind if isinstance(kind, str) else kind.decode()
+            found.hear(name, inputs, outputs)
+        # Who builds a graph goes on with what is returned, and wants a list.
+        return None if outputs is None else list(outputs)
+
+    return listen
+
+
+def _none(number: int) -> None:
+    """Tells of no input what number it is: reading one would wait for the device."""
+
+
+def _constants(inputs: Any) -> Callable[[int], Optional[float]]:
+    """Returns a function that returns the number that an input is, if it is one."""
+
+    def constant(number: int) -> Optional[float]:
+        tensor = inputs[number]
+        is_number = tensor.dtype not in COUNTS and tensor.shape.rank == 0
+        return float(tensor.numpy()) if is_number else None
+
+    return constant
+
+
+def _without_origins(units: Units) -> Tuple[Tuple[Optional[Unit], ...], List[Unit]]:
+    """Returns units that name others by numbers where they come from."""
+    tokens: List[Unit] = []
+    found: Dict[Unit, Unit] = {}
+    for unit in units:
+        if unit is not None and unit not in found:
+            name = frozenset([len(tokens)])
+            tokens.append(unit)
+            found[unit] = unit._replace(
+                readings=name if unit.readings else frozenset(),
+                checks=name if unit.checks else frozenset(),
+            )
+    return tuple(None if unit is None else found[unit] for unit in units), tokens
+
+
+def _with_origins(unit: Unit, tokens: List[Unit]) -> Unit:
+    return unit._replace(
+        readings=_named(unit.readings, [each.readings for each in tokens]),
+        checks=_named(unit.checks, [each.checks for each in tokens]),
+    )
+
+
+def _named(names: FrozenSet[Any], sets: List[FrozenSet[Any]]) -> FrozenSet[Any]:
+    found = [sets[name] if isinstance(name, int) else {name} for name in names]
+    return frozenset().union(*found)

@@ -1,0 +1,68 @@
+"""What a gradient is, by its unit: scaled, unscaled, or not known to be either."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Optional
+
+import numpy as np
+
+from lossscale.optimizer.provenance.exponents import Unit
+from lossscale.runtime.bodies import constant_of
+from lossscale.runtime.graphs import graph_of
+
+
+class Kind(enum.Enum):
+    """What a gradient is, by its exponent."""
+
+    SCALED = "scaled"
+    UNSCALED = "unscaled"
+    #: It may be either.
+    UNSURE = "unsure"
+    #: It has an exponent that no gradient has.
+    WRONG = "wrong"
+    #: Nothing is known of it, or it is a zero.
+    UNKNOWN = "unknown"
+
+
+def kind_of(unit: Optional[Unit], is_read_here: bool) -> Kind:
+    """Returns what a gradient is: of the exponents that it may have 0 and 1 can be.
+
+    Args:
+      unit: Its unit, None if nothing is known.
+      is_read_here: Whether the loss scale was read where the gradient was computed. If
+        not, the loss of what was computed from weights may have been scaled elsewhere.
+    """
+    if unit is None or unit.is_zero or (_is_plain(unit) and not is_read_here):
+        return Kind.UNKNOWN
+    may_be_unscaled = unit.low <= 0.0 <= unit.high
+    may_be_scaled = unit.low <= 1.0 <= unit.high
+    if may_be_unscaled and may_be_scaled:
+        return Kind.UNSURE
+    if may_be_scaled:
+        return Kind.SCALED
+    return Kind.UNSCALED if may_be_unscaled else Kind.WRONG
+
+
+def _is_plain(unit: Unit) -> bool:
+    """Tells whether a value was computed from weights, and no loss scale."""
+    return unit.is_free and unit.is_kept and not unit.checks
+
+
+def is_zero(value: Any, unit: Optional[Unit]) -> bool:
+    """Tells whether a gradient is known to be all zeros, which need no division."""
+    if value is None or (unit is not None and unit.is_zero):
+        return True
+    if graph_of(value) is None:
+        return not np.any(value.numpy())
+    return constant_of(value.op) == 0.0
+
+
+def is_free(unit: Optional[Unit]) -> bool:
+    """Tells whether a gradient to be unscaled is known to need no division."""
+    return unit is not None and unit.is_free and not unit.is_kept
+
+
+def hides(unit: Unit) -> bool:
+    """Tells whether an overflow may have been seen only where nobody can ask now."""
+    return any(not (each.shows or each.is_visible()) for each in unit.checks)

@@ -1,0 +1,232 @@
+"""What optimizers that share a loss scale know of it: one ledger, on one clock.
+
+Written down are where the loss scale was read, what was unscaled, and when a step was
+applied, which may have moved the loss scale. No graph is kept alive, and no gradient.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    List,
+    Optional,
+    Tuple,
+)
+
+import tensorflow as tf
+
+from lossscale.gradients.faults import Check
+from lossscale.gradients.packing import as_they_are
+from lossscale.optimizer.provenance.eager import Bounded, Tracker
+from lossscale.optimizer.provenance.exponents import Unit
+from lossscale.optimizer.provenance.sweep import STEP, Sweep, Swept, values_of
+from lossscale.optimizer.provenance.timeline import Timeline
+from lossscale.optimizer.provenance.unscalings import Unscaling
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.bodies import put_mark
+from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.graphs import (
+    BODIES,
+    current_graph,
+    graph_of,
+)
+
+#: So many gradients that were returned eagerly are known again.
+_RETURNED = 1 << 14
+
+
+class _UnnotedStep:
+    """A step that is built in a graph. Later sweeps leave it out."""
+
+    def __init__(self, graph: Any, swept: Swept, tracker: Tracker) -> None:
+        self._graph, self._swept, self._tracker = graph, swept, tracker
+        self._start = len(graph.get_operations())
+
+    def __enter__(self) -> None:
+        self._tracker.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._tracker.__exit__()
+        operations = self._graph.get_operations()
+        for each in operations[self._start :]:
+            if each.type in BODIES:
+                put_mark(each, STEP)
+        self._swept.done = len(operations)
+
+
+class Ledger:
+    """What is known of one loss scale.
+
+    Attributes:
+      timeline: When it was read, scaled with and applied.
+      has_unscaled: Whether gradients were ever unscaled by it.
+      number_read: When it was last read as a Python number.
+    """
+
+    def __init__(self, loss_scale: Any) -> None:
+        self.has_unscaled = False
+        self.number_read = 0
+        self._key = uuid.uuid4().hex
+        self.timeline = Timeline()
+        self._loss_scale = weakref.ref(loss_scale)
+        self._tracker = Tracker(self._marked, self._read_now)
+        self._unscalings: Any = weakref.WeakValueDictionary()
+        self.timeline.notes(None, "returned", lambda: Bounded(_RETURNED))
+        self._note_variable(getattr(loss_scale, "current_loss_scale", None))
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        return None  # a copied loss scale has other optimizers
+
+    def _note_variable(self, variable: Any) -> None:
+        """Notes that what a variable holds is the loss scale."""
+        scale = Unit(1.0, 1.0, is_scale=True)
+        for each in getattr(variable, "values", [variable]):
+            handle = getattr(each, "handle", None)
+            if handle is not None and graph_of(handle) is None:
+                self._tracker.note_handle(handle, scale)
+
+    # What happens.
+
+    def note_loss(self, loss: Any, loss_scale: Any) -> None:
+        """Remembers a loss that is multiplied with a tensor of the loss scale."""
+        self.timeline.note_loss(loss, loss_scale)
+
+    @do_not_convert
+    def note_reading(self, tensor: Any) -> None:
+        """Remembers a tensor of the loss scale, which may multiply a loss."""
+        if self._tracker.is_silent():
+            return  # a step is applied, and with it the loss scale is moved
+        (known,) = self.units([tensor]) if graph_of(tensor) is None else [None]
+        if known is not None and known.is_scale and known.readings:
+            return  # it was noted before
+        reading = self.timeline.note_reading(tensor)
+        unit = Unit(1.0, 1.0, frozenset([reading]), is_scale=True)
+        self._note(tensor, unit, "reading")
+
+    def note_number(self) -> None:
+        """Remembers that the loss scale was read as a Python number."""
+        self.number_read = self.timeline.now()
+
+    @do_not_convert
+    def note_unscaled(
+        self,
+        grads: List[Any],
+        check: Optional[Check],
+        pairs: List[Tuple[Any, Any]],
+        units: Iterable[Optional[Unit]],
+    ) -> None:
+        """Remembers gradients that are returned to the user.
+
+        Args:
+          grads: Tensors, `tf.IndexedSlices` or None.
+          check: Their check.
+          pairs: What each was, and what it was divided by.
+          units: The units that they had.
+        """
+        self.has_unscaled = True
+        unscaling = Unscaling(self.timeline.now(), grads, check, pairs)
+        self._unscalings[unscaling.number] = unscaling
+        own = frozenset([unscaling])
+        for value, unit in zip(values_of(grads), units):
+            if value is not None:
+                checks = own if unit is None else own | unit.checks
+                mark = f"unscaled:{unscaling.number}"
+                self._note(value, Unit(0.0, 0.0, checks=checks), mark)
+                self.timeline.notes(graph_of(value), "returned", dict)[_name(value)] = (
+                    unscaling
+                )
+
+    def note_unscaled_by(
+        self, grads: List[Any], scaled: List[Any], divisor: Any
+    ) -> None:
+        """Remembers what `LossScale.unscale` returned: nobody looked at it."""
+        scaled = as_they_are(scaled)
+        pairs = [(each, divisor) for each in scaled]
+        self.note_unscaled(grads, None, pairs, self.units(scaled))
+
+    def step(self) -> Any:
+        """Returns a context in which a step is applied: nothing in it is noted."""
+        graph = current_graph()
+        if graph is None:
+            return self._tracker
+        self._sweep().visible(graph)
+        return _UnnotedStep(graph, self._swept(graph), self._tracker)
+
+    # What is known.
+
+    @do_not_convert
+    def units(self, grads: Iterable[Any]) -> List[Optional[Unit]]:
+        """Returns the unit of each gradient, None if nothing is known of it."""
+        sweep = self._sweep()
+        return [None if v is None else sweep.unit(v) for v in values_of(grads)]
+
+    def _sweep(self) -> Sweep:
+        return Sweep(self._tracker.unit, self._marks, self._swept, self._marked)
+
+    def unscaling_of(self, grad: Any) -> Optional[Unscaling]:
+        """Returns the unscaling that returned this very gradient, None without one."""
+        (value,) = values_of([grad])
+        if value is None:
+            return None
+        returned = self.timeline.notes(graph_of(value), "returned", dict)
+        found: Optional[Unscaling] = returned.get(_name(value))
+        return found
+
+    # Where it is kept.
+
+    def _note(self, tensor: Any, unit: Unit, mark: str) -> None:
+        graph = graph_of(tensor)
+        if graph is None:
+            self._tracker.note(tensor, unit)
+            return
+        self._marks(graph)[id(tensor)] = unit
+        swept = self._swept(graph)
+        swept.table[id(tensor)] = unit
+        put_mark(tensor.op, f"{self._key}:{mark}")
+        self._tracker.listen()  # what eager mode does with what a function returns
+
+    def _marked(self, mark: str) -> Optional[Unit]:
+        """Returns the unit that a mark on an operation of a function means."""
+        key, _, what = mark.partition(":")
+        if key != self._key:
+            return None
+        if what == "reading":
+            return Unit(1.0, 1.0, is_scale=True)
+        unscaling = self._unscalings.get(int(what.partition(":")[2]))
+        checks = frozenset() if unscaling is None else frozenset([unscaling])
+        return Unit(0.0, 0.0, checks=checks)
+
+    def _read_now(self) -> Unit:
+        loss_scale: Any = self._loss_scale()  # alive: an optimizer has its tracker
+        tensor = tf.identity(loss_scale._value())
+        reading = self.timeline.note_reading(tensor)
+        return Unit(1.0, 1.0, frozenset([reading]))
+
+    def _marks(self, graph: Any) -> Dict[Any, Unit]:
+        marks: Dict[Any, Unit] = self.timeline.notes(graph, "marks", dict)
+        return marks
+
+    def _swept(self, graph: Any) -> Swept:
+        swept: Swept = self.timeline.notes(graph, "swept", Swept)
+        return swept
+
+
+def _name(tensor: Any) -> int:
+    """Returns the number of a tensor: TensorFlow's own in eager mode."""
+    return id(tensor) if graph_of(tensor) is not None else number_of(tensor)
+
+
+_ledgers: Any = weakref.WeakKeyDictionary()  # LossScale -> Ledger
+
+
+def ledger_of(loss_scale: Any) -> Ledger:
+    """Returns the ledger of the optimizers that share a loss scale."""
+    ledger: Optional[Ledger] = _ledgers.get(loss_scale)
+    if ledger is None:
+        ledger = _ledgers[loss_scale] = Ledger(loss_scale)
+        loss_scale._noted_by = ledger
+    return ledger

@@ -1,0 +1,263 @@
+"""One sweep over a graph or a function: the units of all its values.
+
+The operations, in their order, hand units on by the rules of `exponents`. A tensor of
+the loss scale and what was unscaled are marked, and have the units of their marks.
+Besides:
+
+```
+a variable    what was assigned to it, until something else is; nothing: exponent 0
+a branch      what either side returns
+a function    what its body returns
+a loop        what its body returns, which goes in again, until nothing is new
+```
+
+A body is swept anew for each list of units that it is called with.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, FrozenSet, Hashable, List, Optional, Tuple
+
+from lossscale.gradients.finite import dense_part
+from lossscale.optimizer.provenance.exponents import KEPT, Unit, Units
+from lossscale.optimizer.provenance.operations import join, result, results, starts
+from lossscale.runtime.bodies import GraphBody, Node
+from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
+
+READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
+#: What a variable holds afterwards, with what it held before.
+ADDS = {
+    *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"),
+    *("ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd"),
+    *("ResourceScatterNdSub", "ResourceScatterNdUpdate", "AssignAdd", "AssignSub"),
+    "ResourceStridedSliceAssign",
+}
+ASSIGNS = {"AssignVariableOp", "Assign"}
+#: So many unscalings are known of what a variable sums up: the last ones.
+_CHECKS = 64
+#: What a mark says of an operation with bodies: it applies or skips a step.
+STEP = "step"
+
+Table = Dict[Hashable, Unit]
+#: What a body returns: the units of its outputs, and of its inputs when it has run.
+Returned = Tuple[List[Optional[Unit]], List[Optional[Unit]]]
+
+
+class Swept:
+    """The units in a graph, as far as it has been swept.
+
+    Attributes:
+      table: The units of its values.
+      done: How many of its operations have been swept.
+      leads_back: Whether it has a loop of `tf.compat.v1`, whose end leads back to its
+        beginning. It is swept again, until nothing is new.
+    """
+
+    def __init__(self) -> None:
+        self.table: Table = {}
+        self.done = 0
+        self.leads_back = False
+
+
+class Sweep:
+    """Finds the units of values, while nothing is added to their graphs.
+
+    Args:
+      eager: Returns the unit of a tensor of eager mode, or of a variable's handle.
+      marks: Returns the units that are marked in a graph, by the `id`s of tensors.
+      swept: Returns how far a graph has been swept. None: each time anew.
+      marked: Returns the unit that a mark on an operation of a function means.
+    """
+
+    def __init__(
+        self,
+        eager: Callable[[Any], Optional[Unit]],
+        marks: Callable[[Any], Table],
+        swept: Callable[[Any], Swept],
+        marked: Callable[[str], Optional[Unit]],
+    ) -> None:
+        self._eager, self._marks = eager, marks
+        self._swept, self._marked = swept, marked
+        self._returned: Dict[Any, Returned] = {}
+        self._seen: Dict[int, Table] = {}  # of graphs, while nothing is added to them
+
+    def unit(self, tensor: Any) -> Optional[Unit]:
+        """Returns the unit of a tensor, None if nothing is known of it."""
+        graph = graph_of(tensor)
+        if graph is None:
+            return self._eager(tensor)
+        return self.visible(graph).get(id(tensor))
+
+    def visible(self, graph: Any) -> Table:
+        """Returns the units of all that a graph can see, as it stands now."""
+        if id(graph) not in self._seen:
+            self._seen[id(graph)] = self._see(graph)
+        return self._seen[id(graph)]
+
+    def _see(self, graph: Any) -> Table:
+        swept = self._swept(graph)
+        # Graphs of `tf.compat.v1` have neither.
+        outside = getattr(graph, "outer_graph", None)
+        around = {} if outside is None else self.visible(outside)
+        captures = getattr(graph, "captures", ())
+        for outer, inner in captures:
+            if id(inner) not in swept.table:
+                unit = around.get(id(outer))
+                if unit is None:
+                    unit = self._captured(outer)
+                if unit is not None:
+                    swept.table[id(inner)] = unit
+        self._run(GraphBody(graph), swept)
+        # Branches within capture eager mode's variables from there, not from here.
+        for outer, inner in captures:
+            if id(inner) in swept.table:
+                swept.table[id(outer)] = swept.table[id(inner)]
+        return swept.table
+
+    def _captured(self, outer: Any) -> Optional[Unit]:
+        """Returns the unit of what a graph captures from around it."""
+        unit = self.unit(outer)
+        if unit is not None and unit.is_kept and graph_of(outer) is None:
+            # Held when this was traced: it is called with other values later.
+            return unit._replace(readings=frozenset())
+        return unit
+
+    def _run(self, body: Any, swept: Swept) -> None:
+        """Sweeps those operations of a body that have not been."""
+        marks = self._marks(body.graph) if isinstance(body, GraphBody) else {}
+        before: Optional[Table] = None
+        while before is None or (swept.leads_back and swept.table != before):
+            before = dict(swept.table) if swept.leads_back else swept.table
+            for node in body.nodes(0 if swept.leads_back else swept.done):
+                self._pass_on(node, swept.table, marks)
+                swept.done += 1
+                if node.kind == "NextIteration" and not swept.leads_back:
+                    swept.leads_back, before = True, None
+
+    def _pass_on(self, node: Node, table: Table, marks: Table) -> None:
+        """Hands on the units of an operation's inputs to its outputs."""
+        kind, units = node.kind, [table.get(key) for key in node.inputs]
+        found: Units
+        if kind in BODIES:
+            found = [] if node.mark == STEP else self._enter(node, units, table)
+        elif kind in READS and units[0] is None:
+            found = [KEPT] * len(node.outputs)
+        elif kind in ASSIGNS or kind in ADDS:
+            assign(table, node.inputs[0], kind, units)
+            found = []
+        elif any(units) or starts(kind):
+            found = results(kind, units, node.constant, len(node.outputs))
+        else:
+            found = []
+        if node.mark and kind not in BODIES:
+            own = self._marked(node.mark)
+            found = found if own is None else [own] * len(node.outputs)
+        for key, unit in zip(node.outputs, found):
+            if unit is not None and key is not None:
+                table[key] = unit
+        for key in node.outputs:
+            if key is not None and key in marks:
+                table[key] = marks[key]
+
+    def _enter(self, node: Node, units: Units, table: Table) -> List[Optional[Unit]]:
+        """Returns the units of what a loop, a branch or a function returns."""
+        bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
+        if node.kind in DATASETS:
+            return [self._of_dataset(bodies[0], units, node.states())] * count
+        if node.kind in BRANCHES:
+            keys, units = keys[1:], units[1:]
+        run = self._loop if node.kind in LOOPS else self.body
+        returned = [run(body, list(units), count) for body in bodies]
+        for key, before, after in zip(keys, units, zip(*(a for _, a in returned))):
+            held = join(after)
+            if held is not None:
+                table[key] = held
+            elif before is not None:
+                del table[key]
+        return [join(each) for each in zip(*(outs for outs, _ in returned))]
+
+    def body(self, body: Any, units: Units, count: int) -> Returned:
+        """Returns what a body with `count` outputs does to the units of its inputs."""
+        if body is None or len(body.inputs) != len(units):
+            return [result("PyFunc", units, lambda _: None)] * count, list(units)
+        key = (body.key, count, *units)
+        if key not in self._returned:
+            swept = Swept()
+            pairs = zip(body.inputs, units)
+            swept.table = {name: unit for name, unit in pairs if unit is not None}
+            self._run(body, swept)
+            outs = [swept.table.get(each) for each in body.outputs]
+            # What a function keeps for its gradient comes after what it returns.
+            rest = count - len(outs)
+            if rest > 0:
+                outs += [join(list(swept.table.values()))] * rest
+            after = [swept.table.get(name) for name in body.inputs]
+            self._returned[key] = outs, after
+        return self._returned[key]
+
+    def _loop(self, body: Any, units: Units, count: int) -> Returned:
+        """Does so where outputs are the next inputs, until nothing is new."""
+        before: Optional[List[Optional[Unit]]] = None
+        while units != before:
+            before = list(units)
+            outs, after = self.body(body, before, count)
+            units = [join(each) for each in zip(before, outs, after)]
+        return list(units), list(units)
+
+    def _of_dataset(self, body: Any, units: Units, states: int) -> Optional[Unit]:
+        """Returns the unit of what a loop over a dataset returns, state and elements.
+
+        Its inputs are the dataset, the state, and what the body captures. The body's
+        are the state, the dataset's elements and those.
+        """
+        if body is None:
+            return join(units)
+        state, captured = list(units[1 : 1 + states]), list(units[1 + states :])
+        elements = [units[0]] * (len(body.inputs) - len(units) + 1)
+        before: Optional[List[Optional[Unit]]] = None
+        while state != before:
+            before = state
+            outs, _ = self.body(body, [*before, *elements, *captured], 0)
+            state = [join(each) for each in zip(before, outs)]
+        return join([*state, *outs])
+
+
+def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
+    """Notes what an assignment leaves in the variable that a key names."""
+    held, value = units[0], units[1]
+    if held is not None and held.is_scale:
+        return  # the loss scale's own variable: its rule may set it
+    if kind in ADDS:
+        if value is not None and value.is_zero:
+            return
+        value = _sum_of(held, value, join(units))
+    if value is None:
+        table.pop(key, None)
+    else:
+        checks = latest(value.checks)
+        table[key] = value._replace(checks=checks, is_kept=True, is_scale=False)
+
+
+def _sum_of(
+    held: Optional[Unit], value: Optional[Unit], total: Optional[Unit]
+) -> Optional[Unit]:
+    """Returns the unit of a sum in a variable, in which an infinity may be hidden."""
+    if held is None or value is None or total is None or total.is_zero:
+        return total
+    if not (held.is_bounded or value.is_bounded):
+        return total
+    return total._replace(checks=held.checks | value.checks, is_bounded=True)
+
+
+def latest(checks: FrozenSet[Any]) -> FrozenSet[Any]:
+    """Returns the last of the unscalings that a variable sums up, if they are many."""
+    if len(checks) <= _CHECKS:
+        return checks
+    # Within a function they are numbers, which stand for those of its inputs.
+    ordered = sorted(checks, key=lambda each: getattr(each, "number", 0))
+    return frozenset(ordered[-_CHECKS:])
+
+
+def values_of(grads: Any) -> List[Any]:
+    """Returns the tensors that gradients are, None of a `None`."""
+    return [dense_part(grad) for grad in grads]

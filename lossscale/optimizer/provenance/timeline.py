@@ -1,0 +1,195 @@
+"""What happened to one loss scale, on one clock: read, scaled with, and applied.
+
+Gradients that leave a loop, a branch or a function are divided by the loss scale that
+multiplied their loss, whose tensor cannot be used outside of it. Another tensor holds
+the same value if it was read with no apply in between: each apply may move the loss
+scale. No graph is kept alive.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, NamedTuple
+
+from lossscale.runtime import replicas
+from lossscale.runtime.graphs import (
+    current_graph,
+    graph_of,
+    graphs_around_branches,
+    is_other_branch,
+    is_traced_in_place,
+    notes_of,
+    visible_graphs,
+)
+
+#: So many losses are kept on each replica, to tell whether they were finite: the last.
+_LOSSES = 8
+#: So many readings of eager mode are known as the last one of their replica.
+_READINGS = 64
+
+
+class Reading:
+    """A tensor of the loss scale.
+
+    Attributes:
+      number: When it was read.
+      tensor: The tensor.
+      replica: Where it was read.
+    """
+
+    def __init__(self, number: int, tensor: Any) -> None:
+        self.number, self.tensor = number, tensor
+        self.replica = replicas.this_one()
+
+    def is_visible(self) -> bool:
+        """Tells whether the tensor can be used where a graph is built now."""
+        graph = graph_of(self.tensor)
+        return graph is None or any(graph is each for each in visible_graphs())
+
+
+class _Apply(NamedTuple):
+    """An apply in a graph.
+
+    Attributes:
+      number: When it was traced: what is read later has a larger one.
+      graph: Where it was traced, perhaps a branch.
+      reading: A tensor of the loss scale as it was before. None: there is none.
+    """
+
+    number: int
+    graph: Any
+    reading: Any
+
+
+class _Losses:
+    """The last losses that were scaled on one replica, before they were.
+
+    Attributes:
+      recent: The losses.
+      loss_scale: The tensor that the last one was multiplied with.
+      are_applied: Whether gradients were applied since.
+    """
+
+    def __init__(self) -> None:
+        self.recent: Deque[Any] = deque(maxlen=_LOSSES)
+        self.loss_scale: Any = None
+        self.are_applied = False
+
+
+class Timeline:
+    """What happened to one loss scale, in each graph and on each replica."""
+
+    def __init__(self) -> None:
+        self._clock = itertools.count(1)
+        self._eager_notes: Dict[str, Any] = {"readings": deque(maxlen=_READINGS)}
+
+    def now(self) -> int:
+        """Returns a number that is larger than those of what happened before."""
+        return next(self._clock)
+
+    def notes(self, graph: Any, what: str, make: Callable[[], Any]) -> Any:
+        """Returns what is noted of a graph, or of eager mode."""
+        notes = self._eager_notes if graph is None else notes_of(graph, self)
+        if what not in notes:
+            notes[what] = make()
+        return notes[what]
+
+    def note_reading(self, tensor: Any) -> Reading:
+        """Remembers a tensor of the loss scale."""
+        reading = Reading(self.now(), tensor)
+        self.notes(graph_of(tensor), "readings", list).append(reading)
+        return reading
+
+    def note_loss(self, loss: Any, loss_scale: Any) -> None:
+        """Remembers a loss that is multiplied with a tensor of the loss scale."""
+        graph, replica = current_graph(), replicas.this_one()
+        of_replicas = self.notes(graph, "losses", dict)
+        losses = of_replicas.get(replica)
+        if losses is None or losses.are_applied:
+            losses = of_replicas[replica] = _Losses()
+        losses.recent.append(loss)
+        losses.loss_scale = loss_scale
+
+    def note_apply(self, read: Any = None) -> None:
+        """Remembers that the loss scale may move now.
+
+        Args:
+          read: Called if nothing else holds its value in this graph. Returns it as a
+            tensor. None: nothing is read.
+        """
+        for losses in self._losses_here():
+            losses.are_applied = True
+        if current_graph() is None:
+            return
+        number = self.now()
+        for depth, graph in enumerate(graphs_around_branches()):
+            reading = self._last(graph)
+            if read and reading is None and depth == 0 and not self._applies(graph):
+                with graph.as_default():  # outside of a branch, which may not run
+                    reading = read()
+            self._applies(graph).append(_Apply(number, current_graph(), reading))
+
+    def is_read_here(self) -> bool:
+        """Tells whether the loss scale was read where gradients are applied now."""
+        return any(self.notes(g, "readings", list) for g in visible_graphs())
+
+    def losses(self) -> List[Any]:
+        """Returns the last losses that were scaled here."""
+        return [loss for losses in self._losses_here() for loss in losses.recent]
+
+    def last_that_scaled(self) -> Any:
+        """Returns the tensor that multiplied the last loss here, None without one."""
+        found = self._losses_here()
+        return found[0].loss_scale if found else None
+
+    def _losses_here(self) -> List[_Losses]:
+        """Returns those of the innermost graph in sight in which there are some."""
+        replica = replicas.this_one()
+        for graph in visible_graphs():
+            found = self.notes(graph, "losses", dict).get(replica)
+            if found is not None:
+                return [found]
+        return []
+
+    def latest(self) -> Any:
+        """Returns a tensor of the loss scale as it is now, None if there is none.
+
+        In eager mode, as it was read last on this replica.
+        """
+        return self._last(next(graphs_around_branches()))
+
+    def is_current(self, reading: Reading) -> bool:
+        """Tells whether the loss scale is what it was at a reading."""
+        return not self._later(reading)
+
+    def at(self, reading: Reading) -> Any:
+        """Returns a tensor of the loss scale as it was at a reading.
+
+        None: it is not known. A function that has been traced before may have been
+        called before an apply or after it.
+        """
+        if not is_traced_in_place(graph_of(reading.tensor)):
+            return None
+        return self._later(reading)[0].reading
+
+    def _later(self, reading: Reading) -> List[_Apply]:
+        applies = self._applies(next(graphs_around_branches()))
+        later = [each for each in applies if each.number > reading.number]
+        # Of two branches one runs: what the other applies moves nothing here.
+        return [each for each in later if not is_other_branch(each.graph)]
+
+    def _last(self, graph: Any) -> Any:
+        """Returns the last tensor of the loss scale in a graph since its last apply."""
+        replica = replicas.this_one()
+        applies = [] if graph is None else self._applies(graph)
+        after = applies[-1].number if applies else -1
+        for each in reversed(self.notes(graph, "readings", list)):
+            if each.replica == replica:
+                return each.tensor if each.number > after else None
+        return None
+
+    def _applies(self, graph: Any) -> List[_Apply]:
+        of_replicas = self.notes(graph, "applies", dict)
+        applies: List[_Apply] = of_replicas.setdefault(replicas.this_one(), [])
+        return applies

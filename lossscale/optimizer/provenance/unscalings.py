@@ -1,0 +1,93 @@
+"""Lists of gradients that were unscaled and returned to the user."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+from lossscale.gradients.faults import Check, clean
+from lossscale.gradients.finite import together
+from lossscale.gradients.largest import greater
+from lossscale.runtime import mode
+from lossscale.runtime.graphs import current_graph, is_nested, visible_graphs
+
+
+class Unscaling:
+    """A list of gradients that was unscaled. They may be dropped or changed later.
+
+    Attributes:
+      number: When that was.
+      check: What is known of them as they were returned. None: nothing.
+      shows: Whether one that was not finite is seen in what was returned, whatever
+        happens to it, since all were made NaN then.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        grads: List[Any],
+        check: Optional[Check],
+        pairs: List[Tuple[Any, Any]],
+    ) -> None:
+        """Remembers gradients.
+
+        Args:
+          number: When they were unscaled.
+          grads: What is returned; some may be None.
+          check: Their check.
+          pairs: What each was before it was divided, and by what. Kept in graphs only:
+            it is divided anew where it is used. Eagerly it would take memory.
+        """
+        self.number, self.check = number, check
+        # XLA may make a number of a NaN where it clips (seen on 2.21).
+        self.shows = is_nested() and not mode.current().cond_runs_both
+        self._graph = current_graph()
+        self._count = len(grads)
+        kept = [] if self._graph is None else zip(grads, pairs)
+        self._before = {id(g): pair for g, pair in kept if g is not None}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def is_visible(self) -> bool:
+        """Tells whether its tensors can be used where a graph is built now."""
+        return any(self._graph is graph for graph in visible_graphs())
+
+    def before_division(self) -> Dict[int, Tuple[Any, Any]]:
+        """Returns what gradients were, and their divisors, by the gradients' `id`s."""
+        return self._before if self.is_visible() else {}
+
+    def are_all_in(self, grads: List[Any]) -> bool:
+        """Tells whether none of these is left out of `grads`."""
+        return set(self._before) <= {id(grad) for grad in grads}
+
+
+def earlier_check(unscalings: List[Unscaling], grads: List[Any]) -> Optional[Check]:
+    """Returns what was known of gradients when they were unscaled.
+
+    Its flag tells of all lists, its codes of `grads` if they are one of the lists.
+    """
+    checks = [each.check for each in unscalings if each.check is not None]
+    if not checks:
+        return None
+    finiteness = together([each.finiteness for each in checks])
+    largest = checks[0].largest
+    for each in checks[1:]:
+        largest = greater(largest, each.largest)
+    fits = len(unscalings) == 1 and len(unscalings[0]) == len(grads)
+    count = len(grads)
+    # Not of `grads` themselves, which eagerly would be kept.
+    codes = checks[0].codes if fits else lambda: clean(count)
+    return Check(finiteness, codes, largest)
+
+
+def before_division(
+    unscalings: Iterable[Unscaling], grads: List[Any]
+) -> Optional[Tuple[List[Any], List[Any]]]:
+    """Returns what returned gradients were before, and what they were divided by."""
+    found: Dict[int, Tuple[Any, Any]] = {}
+    for each in unscalings:
+        found.update(each.before_division())
+    if any(grad is not None and id(grad) not in found for grad in grads):
+        return None
+    pairs = [(None, None) if grad is None else found[id(grad)] for grad in grads]
+    return [scaled for scaled, _ in pairs], [divisor for _, divisor in pairs]

@@ -1,0 +1,243 @@
+"""Exponents against arithmetic: what is computed at S and at 2 S tells the power."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lossscale.optimizer.provenance.exponents import FREE, KEPT, ZERO, Unit
+from lossscale.optimizer.provenance.operations import join, result
+
+READ = Unit(1.0, 1.0, frozenset(["a reading"]), is_scale=True)
+SCALED = Unit(1.0, 1.0, frozenset(["a reading"]))
+UNSCALED = Unit(0.0, 0.0, checks=frozenset(["an unscaling"]))
+
+#: What TensorFlow's operations compute, for the few that are drawn.
+UNARY = {
+    "Neg": np.negative,
+    "Abs": np.abs,
+    "Square": np.square,
+    "Sqrt": np.sqrt,
+    "Rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "Reciprocal": lambda x: 1.0 / x,
+    "Exp": lambda x: np.exp(-x),
+    "Tanh": np.tanh,
+    "Sign": np.sign,
+    "Sum": np.sum,
+    "Max": np.max,
+    "Identity": lambda x: x,
+    "Relu": np.abs,
+    "L2Loss": lambda x: np.sum(x * x) / 2,
+    "ZerosLike": np.zeros_like,
+    "Log1p": np.log1p,
+    "Sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
+}
+BINARY = {
+    "Mul": np.multiply,
+    "AddV2": np.add,
+    "AddN": np.add,
+    "RealDiv": np.divide,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "MatMul": np.dot,
+    "SquaredDifference": lambda x, y: (x + y) ** 2,
+    "Atan2": np.arctan2,
+    "SelectV2": lambda x, y: np.where(np.array([True, False]), x, y),
+}
+POWERS = [-2.0, -1.0, 0.5, 2.0, 3.0]
+
+
+class Value:
+    """A value at S and at 2 S, and what is known of it."""
+
+    def __init__(self, at_one, at_two, unit, number=None):
+        self.at = np.float64(at_one), np.float64(at_two)
+        self.unit, self.number = unit, number
+
+
+def leaf(kind, x, y):
+    if kind == "S":
+        return Value(8.0, 16.0, READ)
+    if kind == "scaled":
+        return Value([8.0 * x, 8.0 * y], [16.0 * x, 16.0 * y], SCALED)
+    if kind == "unscaled":
+        return Value([x, y], [x, y], UNSCALED)
+    return Value(x, x, None, number=x)
+
+
+def applied(kind, values, function):
+    def constant(number):
+        return values[number].number
+
+    unit = result(kind, [value.unit for value in values], constant)
+    at = [function(*(value.at[i] for value in values)) for i in (0, 1)]
+    return Value(*at, unit)
+
+
+def both(kind, x, y):
+    """Returns an operation of two. A number has no say in a sum, so none is drawn."""
+    is_sum = kind not in {"Mul", "RealDiv", "MatMul", "Maximum", "Minimum"}
+    if is_sum and (x.unit is None or y.unit is None):
+        kind = "Mul"
+    return applied(kind, [x, y], BINARY[kind])
+
+
+numbers = st.floats(0.5, 2.0).map(lambda x: round(x, 3))
+leaves = st.builds(
+    leaf, st.sampled_from(["S", "scaled", "unscaled", "number"]), numbers, numbers
+)
+
+
+def larger(values):
+    unary = st.builds(
+        lambda kind, x: applied(kind, [x], UNARY[kind]),
+        st.sampled_from(sorted(UNARY)),
+        values,
+    )
+    binary = st.builds(both, st.sampled_from(sorted(BINARY)), values, values)
+    power = st.builds(
+        lambda x, p: applied("Pow", [x, Value(p, p, None, number=p)], np.power),
+        values,
+        st.sampled_from(POWERS),
+    )
+    return st.one_of(unary, binary, power)
+
+
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None)
+@given(st.recursive(leaves, larger, max_leaves=12))
+def test_an_exponent_that_is_sure_is_right(value):
+    one, two = value.at
+    if value.unit is None:
+        assert np.array_equal(one, two, equal_nan=True)
+    elif value.unit.is_zero:
+        assert not np.any(one) or not np.all(np.isfinite(one))
+    elif value.unit.is_sure and np.all(np.isfinite(one) & np.isfinite(two)):
+        factor = 2.0**value.unit.low
+        np.testing.assert_allclose(two, one * factor, rtol=1e-9)
+
+
+def number(x):
+    return lambda _: x
+
+
+def nothing(_):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "units", "low", "high"),
+    [
+        ("Mul", [READ, UNSCALED], 1, 1),
+        ("RealDiv", [SCALED, READ], 0, 0),
+        ("RealDiv", [None, READ], -1, -1),
+        ("AddN", [SCALED, None, SCALED], 1, 1),
+        ("AddV2", [SCALED, UNSCALED], 0, 1),
+        ("Exp", [SCALED], 0, 1),
+        ("Exp", [UNSCALED], 0, 0),
+        ("Sign", [SCALED], 0, 0),
+        ("Atan2", [SCALED, SCALED], 0, 0),
+        ("Atan2", [SCALED, None], 0, 1),
+        ("SqrtGrad", [Unit(0.5, 0.5), SCALED], 0.5, 0.5),
+        ("ReluGrad", [SCALED, UNSCALED], 1, 1),
+        ("Conv2DBackpropFilter", [None, None, SCALED], 1, 1),
+        ("SomebodysOwnOperation", [SCALED, None], 1, 1),
+        ("Relu6", [SCALED], 0, 1),
+    ],
+)
+def test_rules(kind, units, low, high):
+    found = result(kind, units, nothing)
+    assert (found.low, found.high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "bound", "low"),
+    [
+        ("Maximum", READ, 1.0, 1.0),  # no loss scale is below 1 by accident
+        ("Minimum", READ, 1.0, 0.0),
+        ("Maximum", SCALED, 1.0, 0.0),
+        ("Maximum", SCALED, 1e-7, 1.0),  # no division by zero
+        ("Maximum", SCALED, 0.0, 1.0),
+        ("Minimum", SCALED, 1e-7, 0.0),
+        ("Minimum", SCALED, 0.0, 1.0),
+        ("Maximum", UNSCALED, 1.0, 0.0),
+    ],
+)
+def test_bounds(kind, unit, bound, low):
+    found = result(kind, [unit, None], number(bound))
+    assert (found.low, found.high) == (low, unit.high)
+    assert found.is_bounded
+
+
+def test_the_loss_scale_times_something_is_not_the_loss_scale():
+    twice = result("Mul", [READ, None], number(2.0))
+    assert result("Maximum", [twice, None], number(1.0)).low == 0.0
+    same = result("Identity", [READ], nothing)
+    assert result("Maximum", [same, None], number(1.0)).low == 1.0
+
+
+def test_a_zero_has_every_exponent():
+    assert result("ZerosLike", [None], nothing).is_zero
+    assert result("Mul", [ZERO, SCALED], nothing).is_zero
+    assert result("Mul", [SCALED, None], number(0.0)).is_zero
+    assert result("AddN", [ZERO, SCALED], nothing) == SCALED
+    assert result("AddN", [ZERO, KEPT], nothing).is_kept
+    assert result("Exp", [ZERO], nothing).is_free  # it is 1
+    assert result("Maximum", [ZERO, None], number(1.0)).is_free
+
+
+def test_what_a_variable_held_has_no_say_beside_anything_else():
+    assert result("AddV2", [KEPT, SCALED], nothing).low == 1.0
+    assert not result("AddV2", [KEPT, SCALED], nothing).is_kept
+    assert result("AddV2", [KEPT, None], nothing).is_kept
+    held = SCALED._replace(is_kept=True)
+    assert result("RealDiv", [held, None], nothing) == held
+
+
+def test_a_power_of_the_loss_scale_counts_in_a_product_though_a_variable_held_it():
+    held = READ._replace(is_kept=True, is_scale=False)
+    assert result("RealDiv", [SCALED, held], nothing).is_free
+    assert not result("RealDiv", [SCALED, held], nothing).is_kept
+    assert result("RealDiv", [held, READ], nothing).is_free
+    assert result("Mul", [SCALED, KEPT], nothing) == SCALED
+    assert result("AddV2", [SCALED, held], nothing) == SCALED
+
+
+def test_a_clipped_norm_is_unsure_and_what_it_divides_too():
+    norm = result("Sqrt", [result("L2Loss", [SCALED], nothing)], nothing)
+    assert norm.low == norm.high == 1.0
+    clipped = result(
+        "Minimum", [result("Reciprocal", [norm], nothing), None], number(1)
+    )
+    grad = result("Mul", [SCALED, clipped], nothing)
+    assert (grad.low, grad.high) == (0.0, 1.0)
+    assert "number" in grad.cause
+    assert result("RealDiv", [SCALED, norm], nothing).is_free
+
+
+def test_readings_end_where_the_unit_does_and_checks_stay():
+    assert result("RealDiv", [SCALED, READ], nothing).readings == frozenset()
+    both = result("AddN", [UNSCALED, FREE._replace(checks=frozenset([2]))], nothing)
+    assert both.checks == {"an unscaling", 2}
+    scaled_again = result("Mul", [both, READ], nothing)
+    assert scaled_again.checks == both.checks
+    assert scaled_again.readings == READ.readings
+
+
+def test_an_infinity_is_hidden_by_a_bound_and_seen_through_a_product():
+    clipped = result("Minimum", [UNSCALED, None], number(1.0))
+    assert clipped.is_bounded
+    assert result("AddV2", [UNSCALED, clipped], nothing).is_bounded
+    assert not result("Mul", [UNSCALED, clipped], nothing).is_bounded
+
+
+def test_exponents_end_somewhere():
+    """A loop that multiplies by the loss scale is swept until nothing is new."""
+    unit = READ
+    for _ in range(100):
+        before, unit = unit, join([unit, result("Mul", [unit, READ], nothing)])
+    assert before == unit
+    assert not math.isinf(unit.high)

@@ -1,0 +1,19 @@
+"""What replicas know together, where no strategy of the tests has enough of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lossscale.optimizer.agreement import Among
+from lossscale.runtime import replicas
+
+
+@pytest.mark.parametrize(("count", "added"), [(2, -4e4), (3, 4e4), (8, 4e4)])
+def test_of_three_replicas_the_order_of_the_sum_cannot_tell(monkeypatch, count, added):
+    # 4e4 + 4e4 - 4e4 is infinite in float16, 4e4 - 4e4 + 4e4 is not.
+    monkeypatch.setattr(replicas, "count", lambda: count)
+    terms = Among(are_added=True)._terms([tf.constant([-4e4], tf.float16), None])
+    assert list(terms) == [0]
+    np.testing.assert_array_equal(terms[0], np.float16([added]))

@@ -1,0 +1,164 @@
+"""What a wrapper is called, how it is called, and how it shows itself."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from installed import families
+from models import data, regression, variable_of
+
+import lossscale
+from lossscale import DynamicLossScale, LossScaleOptimizer
+
+SIGNATURE = ["inner_optimizer", "loss_scale", "name"]
+
+
+def test_the_signature_names_the_arguments(family):
+    wrapper = type(LossScaleOptimizer(family.optimizers.SGD()))
+    for thing in (LossScaleOptimizer, wrapper):
+        parameters = inspect.signature(thing).parameters
+        assert list(parameters) == SIGNATURE
+        defaults = [parameter.default for parameter in parameters.values()]
+        assert defaults == [inspect.Parameter.empty, "dynamic", None]
+
+
+def test_the_signature_of_a_subclass_is_its_own(family):
+    class Mine(type(LossScaleOptimizer(family.optimizers.SGD()))):
+        def __init__(self, inner_optimizer, clip):
+            super().__init__(inner_optimizer, 8.0)
+            self._clip = clip
+
+    assert list(inspect.signature(Mine).parameters) == ["inner_optimizer", "clip"]
+    assert Mine(family.optimizers.SGD(), 2.0).loss_scale == 8.0
+
+
+def test_programs_ask_for_the_kind_by_name(family):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD())
+    assert type(optimizer).__name__ == "LossScaleOptimizer"
+    # As TensorFlow Addons' AverageModelCheckpoint does.
+    assert type(optimizer).__name__ in ["LossScaleOptimizer", "LossScaleOptimizerV1"]
+
+
+def test_a_keras_finds_ours_by_name_and_not_its_own(family):
+    keras2 = {f.keras.__name__ for f in families() if f.name != "keras3"}
+    if family.name != "keras3" and len(keras2) > 1:
+        pytest.skip("two Keras 2 beside each other share the registered names")
+    optimizer = LossScaleOptimizer(family.optimizers.SGD())
+    config = json.loads(json.dumps(family.keras.optimizers.serialize(optimizer)))
+    loaded = family.keras.optimizers.deserialize(config)
+    assert type(loaded) is type(optimizer)
+
+
+def test_it_shows_what_it_wraps(family):
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(), DynamicLossScale(64))
+    assert repr(optimizer).startswith("LossScaleOptimizer(Adam, DynamicLossScale(")
+    assert "current_loss_scale=64.0" in repr(optimizer)
+
+
+def test_managers_and_monitors_show_what_they_are():
+    manager = lossscale.FixedLossScaleManager(8)
+    assert repr(manager).startswith("FixedLossScaleManager(FixedLossScale(")
+    assert repr(manager).endswith("loss_scale_value=8.0, skip_nonfinite=True))")
+    monitor = lossscale.LossScaleMonitor(3, every=2)
+    assert repr(monitor).startswith("LossScaleMonitor(patience=3, on_stall='warn', ev")
+
+    class Mine(lossscale.LossScaleManager):
+        def get_loss_scale(self):
+            return tf.constant(1.0)
+
+        def update_loss_scale(self, finite_grads):
+            del finite_grads
+
+        def __repr__(self):
+            return "Mine()"
+
+    assert repr(lossscale.get(Mine())) == "ManagerLossScale(Mine())"
+
+
+def test_a_second_argument_that_is_no_name(family):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), 8.0)
+    variable = variable_of(family, [1.0, 2.0])
+    for second in (1.0, "name"):
+        grads = [optimizer.scale_loss(tf.constant([0.25, 0.25]))]
+        if not family.name.startswith("keras3"):
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(grads, [variable]), second)
+    np.testing.assert_array_equal(variable.numpy(), [0.5, 1.5])
+
+
+def test_a_second_argument_that_the_inner_optimizer_has(family):
+    if family.name.startswith("keras3"):
+        pytest.skip("a Keras 3 optimizer takes one argument")
+
+    class Clips(family.optimizers.SGD):  # as TensorFlowTTS's AdamWeightDecay
+        def apply_gradients(self, grads_and_vars, clip_norm=0.5, **kwargs):
+            grads, variables = zip(*grads_and_vars)
+            grads, _ = tf.clip_by_global_norm(grads, clip_norm)
+            return super().apply_gradients(zip(grads, variables), **kwargs)
+
+    for second, expected in ([(2.0,), -2.0], [(), -0.5], [("name",), -0.5]):
+        optimizer = LossScaleOptimizer(Clips(1.0), 8.0)
+        variable = variable_of(family, [0.0])
+        grads = [optimizer.scale_loss(tf.constant([4.0]))]
+        grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(zip(grads, [variable]), *second)
+        np.testing.assert_allclose(variable.numpy(), [expected])
+
+
+def test_private_names_that_programs_read(family):
+    scale = DynamicLossScale(64)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(), scale)
+    assert float(optimizer._loss_scale().numpy()) == 64
+    assert optimizer._loss_scale._current_loss_scale is scale.current_loss_scale
+    assert optimizer._loss_scale._num_good_steps is scale.good_steps
+    with pytest.raises(AttributeError):
+        scale._num_good_steps = 3
+
+
+def test_a_copy_of_a_used_optimizer_applies(family, rng):
+    if family.name != "keras2-legacy":
+        pytest.skip("the other optimizers of Keras are copied without their state")
+    x, y = data(rng)
+    scale = DynamicLossScale(64, increment_period=3)
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(2.0**-4), scale, "mine")
+    model = regression(family, optimizer)
+    model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
+    weights = model.get_weights()
+    twin = copy.deepcopy(optimizer)
+    assert type(twin) is type(optimizer)
+    assert (twin.name, float(twin.loss_scale)) == ("mine", float(scale))
+    assert twin.iterations.numpy() == optimizer.iterations.numpy() == 4
+    assert twin.loss_scale is not scale
+
+    model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
+    expected = model.get_weights()
+    model.set_weights(weights)
+    model.compile(twin, "mse")
+    model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
+    for one, other in zip(model.get_weights(), expected):
+        np.testing.assert_array_equal(one, other)
+    assert twin.iterations.numpy() == optimizer.iterations.numpy() == 8
+
+
+def test_an_optimizer_that_clips_what_it_computes_is_refused(family):
+    class DPKerasSGDOptimizer(family.optimizers.SGD):
+        """As TensorFlow Privacy's: clips gradients of each example as it gets them."""
+
+        def __init__(self, l2_norm_clip, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._l2_norm_clip = l2_norm_clip
+            self._was_dp_gradients_called = False
+
+    optimizer = DPKerasSGDOptimizer(1.0, 0.1)
+    with pytest.raises(ValueError, match=r"`inner_optimizer` must not clip .* Train"):
+        LossScaleOptimizer(optimizer)
+    kind = type("Dp", (family.optimizers.SGD,), {"__module__": "tensorflow_privacy.x"})
+    with pytest.raises(ValueError, match="l2_norm_clip / loss_scale"):
+        LossScaleOptimizer(kind(0.1))
+    # One that clips when it applies, as all of Keras's can, sees the true gradients.
+    LossScaleOptimizer(family.optimizers.SGD(0.1, clipnorm=1.0))
