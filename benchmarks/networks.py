@@ -16,6 +16,17 @@ def mlp(width=2000, depth=6):
     return [keras.Input([width]), *hidden], tf.random.normal([8, width])
 
 
+def deep(width=2000, depth=6):
+    """The same weights with tanh and 4 rows, and no head."""
+    hidden = [layers.Dense(width, "tanh") for _ in range(depth)]
+    return [keras.Input([width]), *hidden], tf.random.normal([4, width])
+
+
+def wide():
+    """Eight matrices of 3000 x 3000, for the memory that they take: 288 MB."""
+    return deep(3000, 8)
+
+
 def tiny():
     """Two layers of 16: what a step costs that computes next to nothing."""
     return mlp(16, 2)
@@ -68,10 +79,14 @@ def transformer(width=128, words=20_000, length=32):
 
 MODELS = {
     "mlp": mlp,
+    "deep": deep,
+    "wide": wide,
     "convnet": convnet,
     "transformer": transformer,
     "tiny": tiny,
 }
+#: Those that have no classes: their outputs are compared with 0.
+HEADLESS = ("deep", "wide")
 
 
 def make(name, dtype):
@@ -83,9 +98,13 @@ def make(name, dtype):
     """
     keras.mixed_precision.set_global_policy(dtype)
     found, x = MODELS[name]()
-    model = keras.Sequential([*found, layers.Dense(CLASSES, dtype="float32")])
-    y = tf.random.uniform([len(x)], maxval=CLASSES, dtype=tf.int32)
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if name in HEADLESS:
+        model = keras.Sequential(found)
+        y, loss_of = tf.zeros_like(x), keras.losses.MeanSquaredError()
+    else:
+        model = keras.Sequential([*found, layers.Dense(CLASSES, dtype="float32")])
+        y = tf.random.uniform([len(x)], maxval=CLASSES, dtype=tf.int32)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     variables = model.trainable_variables
     held = shared_by("keras2", variables)
 

@@ -86,17 +86,10 @@ def print_peak(workload, inner, name):
     """Prints what `cpu_peak` reads. Linux only."""
     (contender,), _ = contenders_of(workload, inner, "graph", [name])
     contender.trace()
-    before = _status("VmRSS")
+    before = timing.status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     timed(contender.function)
-    print((_status("VmHWM") - before) / 1e3)
-
-
-def _status(key):
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key):
-            return int(line.split()[1])
-    return 0
+    print((timing.status("VmHWM") - before) / 1e3)
 
 
 def limit_of(gradients, mode):

@@ -19,6 +19,7 @@ import random
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 #: glibc keeps what it has, and takes it from one place.
@@ -172,6 +173,37 @@ def ratio(mine, other):
     return Figure(value, abs(value) * relative)
 
 
+def is_sure(mine, step):
+    """Tells whether a figure is worth printing: its error is small enough.
+
+    That is a third of the figure, or of 2 % of the step, if that is more.
+
+    Args:
+      mine: The figure of what is added to a step.
+      step: The figure of the step.
+    """
+    return mine.error <= max(abs(mine.median), 0.02 * step.median) / 3
+
+
+def compared(mine, others):
+    """Returns, as text, how often what one adds is what another adds, or "same".
+
+    Of several processes it is the figure of their ratios: a process in which all is
+    slow has both slow. It is "same" if either is within noise and they do not differ by
+    more than their errors. Below 0 it is faster than with nothing added.
+
+    Args:
+      mine: A figure for each process.
+      others: As many.
+    """
+    one, other = over_processes(mine), over_processes(others)
+    differ = abs(one.median - other.median) > math.hypot(one.error, other.error)
+    if other.is_noise or (one.is_noise and not differ):
+        return "same" if not differ else f"{one.median - other.median:+.2f} ms"
+    found = figure([a.median / b.median for a, b in zip(mine, others)])
+    return found.shown(2)
+
+
 def shown_ratio(found):
     """Returns what `ratio` found as text."""
     return NOISE if found is None else found.shown(2)
@@ -181,3 +213,14 @@ def markdown(head, rows):
     """Returns a table of texts; all columns but the first are right-aligned."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
+
+
+def status(key):
+    """Returns a line of this process's status in kB. 0 where Linux does not say.
+
+    "VmHWM" is the most memory that it ever held. What `resource` says is the parent's,
+    if that held more when it started this one.
+    """
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(li.split()[1]) for li in lines if li.startswith(key)), 0)

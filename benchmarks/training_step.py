@@ -8,11 +8,16 @@ median of its differences to the bare step of the same round. The row's figure i
 median over processes, its error that of `timing.py`; each process's median is printed,
 too. The last thing printed is the table of README.md and docs/cost.md.
 
+Each row takes five processes, and more until the error of what is added is at most a
+third of it, or of 2 % of the step. `--peaks` adds the greatest resident set of each
+contender, in a process of its own that takes three steps, with a malloc as it is.
+
     python benchmarks/training_step.py                       # all of it: hours
     python benchmarks/training_step.py --inner adam --modes graph --processes 8
     python benchmarks/training_step.py --families keras3 keras2-new keras2-legacy
     python benchmarks/training_step.py --models transformer mlp --dtypes float16
     python benchmarks/training_step.py --against ../other    # that checkout's, in turn
+    python benchmarks/training_step.py --models wide --modes graph --peaks --processes 0
 
 A transformer's embedding has sparse gradients; "float16" is a policy under which
 variables and gradients are float16. Of five processes the error is the farthest one's;
@@ -49,6 +54,7 @@ TITLES = {
 }
 HEAD = ["training step", "optimizer of", "bare", "its own adds", "ours adds"]
 HEAD.append("ours of its own")
+PEAKS = ["MB, bare", "its own", "ours"]
 
 
 def names_of(family):
@@ -82,21 +88,58 @@ def measure(options):
     print(json.dumps(found))
 
 
-def in_process(root, row, options):
-    """Returns what `measure` prints in a new process, of a checkout's lossscale."""
+def print_peak(name, options):
+    """Prints the greatest resident set of this process in MB, once it has trained."""
+    (model,), (dtype,) = options.models, options.dtypes
+    (inner,), (mode,) = options.inner, options.modes
+    contender = Contender(name, inner, mode, *networks.make(model, dtype))
+    for _ in range(3):
+        contender.function()
+    print(timing.status("VmHWM") / 1e3)
+
+
+def printed(root, row, environment, *more):
+    """Returns what a new process prints last, of a checkout's lossscale."""
     model, dtype, inner, mode = row
-    command = [sys.executable, __file__, "--measure", "--seconds", str(options.seconds)]
-    command += ["--models", model, "--dtypes", dtype, "--inner", inner]
-    command += ["--modes", mode, "--families", *options.families]
+    command = [sys.executable, __file__, "--models", model, "--dtypes", dtype]
     child = subprocess.run(  # noqa: S603 - this file
-        command,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        [*command, "--inner", inner, "--modes", mode, *more],
+        env={**environment, "PYTHONPATH": str(root)},
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    found = json.loads(child.stdout.splitlines()[-1])
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def in_process(root, row, options):
+    """Returns what `measure` prints in a new process, of a checkout's lossscale."""
+    more = ["--measure", "--seconds", str(options.seconds)]
+    found = printed(root, row, os.environ, *more, "--families", *options.families)
     return {name: timing.Figure(*figure) for name, figure in found.items()}
+
+
+def in_processes(roots, row, options):
+    """Returns what `in_process` returns, a list for each root: until it is enough."""
+    found = {name: [] for name in roots}
+    for number in range(options.most if options.processes else 0):
+        if number >= options.processes and all(map(is_enough, found.values())):
+            break
+        for name, root in roots.items():
+            found[name].append(in_process(root, row, options))
+    return found
+
+
+def is_enough(processes):
+    """Tells whether what is added is sure enough, of each contender."""
+    for name in processes[0]:
+        figures = [
+            timing.over_processes([p[each] for p in processes])
+            for each in (name, CONTENDERS[name][2] or name)
+        ]
+        if CONTENDERS[name][2] and not timing.is_sure(*figures):
+            return False
+    return True
 
 
 # The table
@@ -116,16 +159,25 @@ def rows_of(title, family, found):
       family: Whose optimizers.
       found: What `in_process` returned, a list.
     """
+    if not found:  # only memory was asked for
+        return [title, TITLES[family], *[""] * 4]
     figures = []
     for name in names_of(family):
         processes = [process[name] for process in found]
         figures.append(timing.over_processes(processes))
         listed = " ".join(f"{each.median:.2f}" for each in processes)
         print(f"  {name:14} {figures[-1].shown(2):>14} ms, by process: {listed}")
-    bare, own, ours = figures
-    of_own = timing.shown_ratio(timing.ratio(ours, own))
-    cells = [figure.shown(2) for figure in (bare, own, ours)]
-    return [title, TITLES[family], *cells, of_own]
+    cells = [figure.shown(2) for figure in figures]
+    each = ([process[name] for process in found] for name in names_of(family)[:0:-1])
+    return [title, TITLES[family], *cells, timing.compared(*each)]
+
+
+def peaks_of(root, row, family):
+    """Returns the megabytes of a family's contenders, each of a new process."""
+    plain = timing.without_keep()
+    found = [printed(root, row, plain, "--peak-of", n) for n in names_of(family)]
+    print(f"  {family}, peak MB:", *(f"{each:.0f}" for each in found), flush=True)
+    return [f"{each:,.0f}" for each in found]
 
 
 def table(options):
@@ -136,14 +188,13 @@ def table(options):
     rows = []
     every = options.models, options.dtypes, options.inner, options.modes
     for row in itertools.product(*every):
-        found = {name: [] for name in roots}
-        for _ in range(options.processes):
-            for name, root in roots.items():
-                found[name].append(in_process(root, row, options))
-        for name, processes in found.items():
+        for name, processes in in_processes(roots, row, options).items():
             title = title_of(row) + name
             print(title, flush=True)
-            rows += [rows_of(title, family, processes) for family in options.families]
+            for family in options.families:
+                rows.append(rows_of(title, family, processes))
+                if options.peaks:
+                    rows[-1] += peaks_of(roots[name], row, family)
     return rows
 
 
@@ -161,10 +212,13 @@ def parse():
     add("--inner", nargs="+", choices=INNER, default=list(INNER))
     add("--modes", nargs="+", choices=MODES, default=MODES)
     add("--families", nargs="+", choices=there, default=two)
-    add("--processes", type=int, default=5)
+    add("--processes", type=int, default=5, help="of a row at least; 0: no times")
+    add("--most", type=int, default=12, help="processes of a row at most")
+    add("--peaks", action="store_true", help="peak memory, too; Linux only")
     add("--seconds", type=float, default=20, help="rounds of one process")
     add("--against", type=Path, help="another checkout's folder")
     add("--measure", action="store_true", help=argparse.SUPPRESS)
+    add("--peak-of", choices=CONTENDERS, help=argparse.SUPPRESS)
     timing.add_plain(parser)
     return parser.parse_args()
 
@@ -176,10 +230,14 @@ def main():
     if options.measure:
         measure(options)
         return
+    if options.peak_of:
+        print_peak(options.peak_of, options)
+        return
     timing.keep_memory(options.plain)
     print("ms; what a wrapper adds, by process; ± the error, see timing.py")
     rows = table(options)
-    print("\n" + timing.markdown(HEAD, rows))
+    head = [*HEAD, *PEAKS] if options.peaks else HEAD
+    print("\n" + timing.markdown(head, rows))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ COUNT_ARGUMENTS = [
     (DynamicLossScale, "increment_period"),
     (DynamicLossScale, "hysteresis"),
     (DynamicLossScale, "search_period"),
+    (DynamicLossScale, "backoff_cooldown"),
     (ExponentialUpdateLossScaleManager, "incr_every_n_steps"),
     (ExponentialUpdateLossScaleManager, "decr_every_n_nan_or_inf"),
 ]
@@ -88,7 +89,7 @@ BACKOFF_ARGUMENTS = [
     (ExponentialUpdateLossScaleManager, "decr_ratio"),
 ]
 #: Arguments for which None means something.
-OPTIONAL = {"max_loss_scale", "backoff_factor", "search_period"}
+OPTIONAL = {"max_loss_scale", "backoff_factor", "search_period", "backoff_cooldown"}
 
 
 @pytest.mark.peer_defect(10)

@@ -28,8 +28,13 @@ SMALL = {
     ),
     "training_step": (
         "--models tiny --inner sgd --modes graph --dtypes mixed_float16 --processes 1 "
-        "--seconds 0",
-        rf"(?m)^\| tiny, SGD, mixed_float16, graph \| tf_keras( \| {FIGURE}){{3}} \| ",
+        "--most 1 --seconds 0 --families keras2-new --peaks",
+        rf"(?m)^\| tiny, SGD, mixed_float16, graph \| tf_keras( \| {FIGURE}){{3}} \| "
+        r".* \| [\d,]+ \| [\d,]+ \| [\d,]+ \|$",
+    ),
+    "blocks": (
+        "--modes graph --blocks 1 --width 16 --seconds 0 --no-memory",
+        rf"(?m)^\| graph, blocks \| {FIGURE} \| {FIGURE} \| ",
     ),
     "replicas": ("--replicas 1 --seconds 0", rf"\| 1 \| .*{FIGURE} \(0\) \|"),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
@@ -152,6 +157,29 @@ def test_what_is_within_noise_has_no_ratio():
     found = timing.ratio(timing.Figure(2.0, 0.2), sure)
     assert found == pytest.approx((0.5, 0.5 * math.hypot(0.1, 0.1)))
     assert timing.shown_ratio(found) == "0.50 ±0.07"
+
+
+def test_what_does_not_differ_is_called_the_same():
+    own, step = timing.Figure(4.0, 0.4), timing.Figure(60.0, 1.0)
+    for mine, told in [
+        (timing.Figure(2.0, 0.2), "0.50 ±?"),
+        (timing.Figure(-2.0, 0.2), "-0.50 ±?"),
+        (timing.Figure(0.2, 0.3), "0.05 ±?"),  # noise, and surely less than theirs
+        (timing.Figure(3.0, 4.0), "same"),
+    ]:
+        assert timing.compared([mine], [own]) == told
+    unsure = timing.Figure(0.3, 0.4)
+    assert timing.compared([timing.Figure(0.5, 0.1)], [unsure]) == "same"
+    assert timing.compared([own], [unsure]) == "+3.70 ms"
+    # A process that is three times as slow is so for both.
+    times = [timing.Figure(t, 0.1) for t in (4.0, 4.2, 4.4, 12.0, 4.1)]
+    mine = [timing.Figure(t.median / 2, 0.1) for t in times]
+    assert timing.compared(mine, times) == "same"  # of each the error is large
+    assert timing.compared(mine[:3] * 2, times[:3] * 2) == "0.50 ±0.00"
+    # A third of the figure, or of 1.2 ms.
+    assert timing.is_sure(timing.Figure(6.0, 2.0), step)
+    assert timing.is_sure(timing.Figure(0.1, 0.39), step)
+    assert not timing.is_sure(timing.Figure(0.6, 0.5), step)
 
 
 def test_every_round_holds_every_contender():

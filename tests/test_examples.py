@@ -119,7 +119,7 @@ def test_with_a_real_tf_config_it_is_one_worker():
     assert "skipped: 1" in lines  # the second worker's overflow is not there
 
 
-def printed_by(name, folder, monkeypatch, capsys):
+def printed_by(name, folder, monkeypatch, capsys, others=()):
     """Runs an example that draws a picture, and returns it and what it printed."""
     monkeypatch.syspath_prepend(str(PATH.parent))  # one imports digits
     path = PATH.with_name(f"{name}.py")
@@ -127,7 +127,8 @@ def printed_by(name, folder, monkeypatch, capsys):
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     picture = folder / "picture.png"
-    monkeypatch.setattr(sys, "argv", [str(path), "--output", str(picture)])
+    arguments = [str(path), "--output", str(picture), *others]
+    monkeypatch.setattr(sys, "argv", arguments)
     example.main()
     assert picture.stat().st_size > 10_000
     return example, capsys.readouterr().out
@@ -141,6 +142,47 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "examples" / "compare-schedules.md").read_text()
     for name, lost in rows.items():
         assert f"| {name} | {lost} |" in page
+    drawn = re.search(r"picture\.png, of (.*)\.", printed).group(1).split(", ")
+    assert len(drawn) == 5
+    assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("compare_schedules", "gradient_ranges", "digits"),
+        *("scaled_blocks", "twenty_blocks"),
+    ],
+)
+def test_pictures_are_left_beside_their_examples(name):
+    source = PATH.with_name(f"{name}.py").read_text()
+    assert 'PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"' in source
+    assert 'add_argument("--output", default=PICTURE' in " ".join(
+        source.split()
+    ).replace("add_argument( ", "add_argument(")
+
+
+def test_twenty_blocks(tmp_path, monkeypatch, capsys):
+    skip_without("the pages", families()[0])
+    _, printed = printed_by("twenty_blocks", tmp_path, monkeypatch, capsys)
+    counts = dict(re.findall(r"^(.*): (\d+) of 20 blocks", printed, re.M))
+    assert counts == {
+        "float32": "20",
+        "float16, ScaledBlock": "20",
+        "float16, loss scale 2**15": "9",
+        "float16, loss scale 1": "5",
+    }
+
+
+@pytest.mark.slow
+def test_blocks_draw_the_digits_as_float32_does(tmp_path, monkeypatch, capsys):
+    skip_without("the pages", families()[0])
+    given = ["--epochs", "3", "--depth", "2", "--weights", str(2.0**-40)]
+    _, printed = printed_by("scaled_blocks", tmp_path, monkeypatch, capsys, given)
+    lines = re.findall(r"(?m)^2\*\*-40 +(\S.*?) +([\d.]+)$", printed)
+    errors = {run: float(error) for run, error in lines}
+    assert errors["float16, blocks"] < 1.1 * errors["float32"]
+    assert errors["float16, the best single loss scale"] > 1.1 * errors["float32"]
 
 
 @pytest.mark.usefixtures("digits")  # which skips where it cannot run

@@ -174,7 +174,12 @@ def _compiled(hysteresis_reset, **options):
 
     @functools.partial(tf.function, autograph=False, **options)
     def run(values, state, trace):
-        for name in ("backoff_factor", "max_loss_scale", "search_period"):
+        for name in (
+            "backoff_factor",
+            "max_loss_scale",
+            "search_period",
+            "backoff_cooldown",
+        ):
             setattr(shell, name, None)
         for name, value in values.items():
             setattr(shell, name, value)

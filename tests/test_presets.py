@@ -44,7 +44,22 @@ TABLE = {
     "mmcv": (2.0**32, 1000, 2, None, 1, None, 1, None),
     "fairseq": (2.0**15, 2000, 2, None, 1, None, 2.0**-13, None),
     "chainer": (1, 1000, 2, 0.5, 1, None, 1, 65504),
+    "stylegan2": (2.0**64, 1, 2**0.0005, 0.5, 1, None, TINY, None),
+    "director": (1e4, 1001, 2, 0.5, 1, None, 1e-4, 1e4),
+    "dalle": (2.0**13, 1, 2**0.001, 2**-0.5, 1, None, 2.0**7, 2.0**24),
 }
+#: What the page writes as a power of two, though it is no whole one, or as it is.
+POWERS = {
+    ("guided_diffusion", "multiplier"): "2^0.001",
+    ("stylegan2", "multiplier"): "2^0.0005",
+    ("dalle", "multiplier"): "2^0.001",
+    ("dalle", "backoff_factor"): "2^-0.5",
+    ("director", "initial_loss_scale"): "10000",
+    ("director", "min_loss_scale"): "0.0001",
+    ("director", "max_loss_scale"): "10000",
+}
+#: For how many steps it does not back off again.
+BACKOFF_COOLDOWN = {"dalle": 125}
 #: What it is until the first bad step, where it is another.
 SEARCH_PERIOD = {"chainer": 1}
 COLUMNS = (
@@ -75,6 +90,7 @@ def test_the_table(name):
     assert list(PRESETS[name].asks_for) == asks_for
     config = DynamicLossScale.from_preset(name, **asked_by(name)).get_config()
     assert config.get("search_period") == SEARCH_PERIOD.get(name)
+    assert config.get("backoff_cooldown") == BACKOFF_COOLDOWN.get(name)
     for column, value in row.items():
         if value is ...:
             assert config[column] == ASKED[column]
@@ -88,7 +104,7 @@ def test_the_table(name):
 def test_each_names_its_source(name):
     source = PRESETS[name].source
     assert re.search(r"\d", source), "a version"
-    assert re.search(r"[\w/]+\.(py|cu)\b", source), "a file"
+    assert re.search(r"[\w/]+\.(py|cu)\b|arXiv \d+\.\d+", source), "a file or a paper"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -124,6 +140,7 @@ def test_every_argument_can_be_overridden():
         "min_loss_scale": 2.0,
         "max_loss_scale": 128.0,
         "search_period": 9,
+        "backoff_cooldown": 8,
     }
     for name in PRESETS:
         assert DynamicLossScale.from_preset(name, **given).get_config() == given
@@ -180,8 +197,8 @@ def shown(name, column):
         return "1/2"
     if isinstance(value, set):
         return ", ".join(n for n in ("good", "growth", "backoff") if n in value)
-    if name == "guided_diffusion" and column == "multiplier":
-        return "2^0.001"
+    if isinstance(value, float) and (name, column) in POWERS:
+        return POWERS[name, column]
     words = {...: "yours", None: "-", TINY: "none", MAX: "-", 65504: "65504"}
     if value in words:
         return words[value]

@@ -18,7 +18,8 @@ from lossscale.runtime import registry
 PUBLIC = """
 DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
     backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
-    min_loss_scale=1.0, max_loss_scale=None, search_period=None)
+    min_loss_scale=1.0, max_loss_scale=None, search_period=None,
+    backoff_cooldown=None)
 DynamicLossScale.__call__()
 DynamicLossScale.adjust(is_finite, largest=None)
 DynamicLossScale.from_config(config)
@@ -52,7 +53,7 @@ FixedLossScaleManager(loss_scale)
 FixedLossScaleManager.as_loss_scale()
 FixedLossScaleManager.get_loss_scale()
 FixedLossScaleManager.update_loss_scale(finite_grads)
-GradientRanges(names, counts, largest, loss_scale, batches)
+GradientRanges(names, counts, largest, loss_scale, batches, blocks=())
 GradientRanges.at(loss_scale)
 GradientRanges.plot(ax=None, *, rows=24)
 HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
@@ -113,6 +114,13 @@ LossScaleOptimizer.nonfinite_gradients()
 LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
 Run(is_finite, loss_scale=None, largest=None)
+Run.plot(ax=None)
+ScaledBlock(layer, headroom=6, recompute=False, **kwargs)
+ScaledBlock.build(*args, **kwargs)
+ScaledBlock.compute_mask(*args, **kwargs)
+ScaledBlock.compute_output_shape(*args, **kwargs)
+ScaledBlock.from_config(config, custom_objects=None)
+ScaledBlock.get_config()
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
 all_finite(grads)
@@ -127,8 +135,26 @@ save_run(path, is_finite, loss_scale=None, largest=None)
 serialize(loss_scale)
 simulate(loss_scale, *, is_finite=None, limit=None, largest=None)
 """
-#: What is public besides: a module, and a class of warnings.
-NOT_CALLED = {"presets", "LossScaleWarning"}
+#: What is public besides: modules, and a class of warnings.
+NOT_CALLED = {"compat", "presets", "LossScaleWarning"}
+#: As `PUBLIC`, of `lossscale.compat.v1`: the signatures are TensorFlow's.
+PUBLIC_OF_1 = """
+LossScaleOptimizer(opt, loss_scale_manager)
+LossScaleOptimizer.apply_gradients(grads_and_vars, global_step=None, name=None)
+LossScaleOptimizer.compute_gradients(loss, var_list=None, gate_gradients=1,
+    aggregation_method=None, colocate_gradients_with_ops=False, grad_loss=None)
+LossScaleOptimizer.get_slot(var, name)
+LossScaleOptimizer.get_slot_names()
+LossScaleOptimizer.variables()
+MixedPrecisionLossScaleOptimizer(opt, loss_scale)
+enable_mixed_precision_graph_rewrite(opt, loss_scale='dynamic')
+"""
+
+#: What picks a class for the Keras of its argument, and such an argument.
+FRONTS = {
+    "LossScaleOptimizer": lambda family: family.optimizers.SGD(),
+    "ScaledBlock": lambda family: family.keras.layers.Dense(1),
+}
 
 
 def written(function):
@@ -147,10 +173,9 @@ def public_callables():
     """Yields every line of `PUBLIC`, as it is now."""
     for name in sorted(set(lossscale.__all__) - NOT_CALLED):
         thing = getattr(lossscale, name)
-        if name == "LossScaleOptimizer":  # it has the wrapper's arguments
-            thing = type(thing(families()[0].optimizers.SGD()))
-            yield f"{name}{written(thing.__init__)}"
-            thing = lossscale.LossScaleOptimizer
+        if name in FRONTS:  # it has the arguments of the class that it picks
+            picked = type(thing(FRONTS[name](families()[0])))
+            yield f"{name}{written(picked.__init__)}"
         else:
             yield f"{name}{written(thing)}"
         for method, function in inspect.getmembers(thing, callable):
@@ -160,13 +185,24 @@ def public_callables():
                 yield f"{name}.{method}{written(function)}"
 
 
-def expected_lines():
+def expected_lines(listed=PUBLIC):
     """Returns `PUBLIC` as one line each: longer ones are folded there."""
-    return re.sub(r"\n {4}", " ", PUBLIC).strip().splitlines()
+    return re.sub(r"\n {4}", " ", listed).strip().splitlines()
 
 
 def test_how_public_callables_are_called():
     assert list(public_callables()) == expected_lines()
+
+
+def test_how_the_names_of_tensorflow_1_are_called():
+    module, found = lossscale.compat.v1, []
+    for name in sorted(module.__all__):
+        thing = getattr(module, name)
+        found.append(f"{name}{written(thing)}")
+        own = sorted(each for each in vars(thing) if not each.startswith("_"))
+        methods = [each for each in own if callable(getattr(thing, each))]
+        found += [f"{name}.{each}{written(getattr(thing, each))}" for each in methods]
+    assert found == expected_lines(PUBLIC_OF_1)
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
@@ -176,6 +212,7 @@ def test_every_kerass_wrapper_is_called_alike(family):
         line for line in public_callables() if line.startswith("LossScaleOptimizer(")
     )
     assert f"LossScaleOptimizer{written(optimizer.__init__)}" == expected
+    assert f"LossScaleOptimizer{written(type(optimizer))}" == expected
     for name in ("apply_gradients", "scale_loss", "get_unscaled_gradients"):
         first = next(iter(inspect.signature(getattr(optimizer, name)).parameters))
         assert first in ("grads_and_vars", "loss", "grads")
@@ -274,12 +311,29 @@ def test_names_of_the_optimizers_classes_and_config_keys(family):
     legacy = "Legacy" if generation == "legacy" else ""
     cls = type(optimizer)
     assert cls.__module__ == f"lossscale.optimizer.{kind}"
-    assert cls.__name__ == f"{kind.capitalize()}{legacy}LossScaleOptimizer"
+    assert cls.__name__ == "LossScaleOptimizer"  # TensorFlow and others ask for that
+    assert cls.__qualname__ == f"{kind.capitalize()}{legacy}LossScaleOptimizer"
     registered = f"lossscale>{legacy}LossScaleOptimizer"
     assert registry.registered_name(cls) == registered
     config = optimizer.get_config()
     assert sorted(config) == ["inner_optimizer", "loss_scale", "name"]
     assert sorted(config["loss_scale"]) == ["class_name", "config"]
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_names_of_the_blocks_classes_variables_and_config_keys(family):
+    block = lossscale.ScaledBlock(family.keras.layers.Dense(1))
+    block(tf.ones([1, 1]))
+    cls = type(block)
+    assert cls.__module__ == f"lossscale.blocks.{family.name.partition('-')[0]}"
+    assert cls.__name__ == "ScaledBlock"
+    assert registry.registered_name(cls) == "lossscale>ScaledBlock"
+    expected = ["headroom", "layer", "name", "recompute", "trainable"]
+    assert sorted(block.get_config()) == expected
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(block=block).write(f"{folder}/checkpoint")
+        keys = [key for key, _ in tf.train.list_variables(path)]
+    assert sum(key.startswith("block/layer/") for key in keys) >= 2
 
 
 def keys_of(checkpoint):
