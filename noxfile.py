@@ -68,8 +68,16 @@ ARRANGED = (
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    *("tests/gradients", "tests/monitor", "tests/optimizer", "tests/runtime"),
+    *("tests/gradients", "tests/optimizer/provenance", "tests/runtime"),
     *("tests/test_pages.py", "tests/test_peer_defects.py", "tests/test_public_api.py"),
+    *(
+        f"tests/optimizer/test_{name}.py"
+        for name in (
+            *("composition", "fit", "foreign_loops", "golden", "loops", "persistence"),
+            *("step", "strategies", "two_replicas"),
+        )
+    ),
+    "tests/blocks/test_layers.py",
 )
 
 # The names are also the rows of the table in docs/reliability.md. NumPy 2 came after
@@ -115,6 +123,7 @@ def _tf_keras(version: Version) -> List[str]:
 BESIDE = [
     *("tests", "docs", "examples", "benchmarks"),
     *("README.md", "CONTRIBUTING.md", "pyproject.toml"),
+    *("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "LICENSE", "SECURITY.md"),
 ]
 
 

@@ -16,6 +16,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import docstrings
+import pictures
 from sphinx.domains.python import PyObject
 from sphinx.util import logging
 
@@ -32,7 +33,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_pictures"]
 nitpicky = True  # a name that leads nowhere is a warning
 
 # Markdown: headings are links, as they are where the repository is shown.
@@ -70,7 +71,7 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}
-html_sidebars = {"index": [], "start": [], "changes": []}
+html_sidebars = {"index": [], "start": [], "new": [], "changes": []}
 
 
 def _convert(_app: Any, what: str, *others: Any) -> None:
@@ -91,6 +92,7 @@ def setup(app: Any) -> None:
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
+    app.connect("builder-inited", lambda _: pictures.draw_all())
     # Before napoleon, which reads the sections.
     app.connect("autodoc-process-docstring", _convert, priority=400)
     app.connect("env-check-consistency", _check)

@@ -1,6 +1,7 @@
 """Compares every preset over one made-up training run, in a few seconds.
 
-    python examples/compare_schedules.py
+    python examples/compare_schedules.py          # draws the five that differ most
+    python examples/compare_schedules.py --all    # draws all of them
 
 The run is a limit for each step: the greatest loss scale whose gradients do not
 overflow. It drifts as training goes on, jitters, drops for single bad batches, sinks
@@ -25,6 +26,9 @@ import lossscale
 from lossscale.presets import PRESETS
 
 STEPS = 30_000
+#: How many are drawn if not all are.
+DRAWN = 5
+PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"
 #: What presets ask their user for.
 ASKED = {"initial_loss_scale": 2.0**15, "increment_period": 2000, "hysteresis": 2}
 
@@ -59,9 +63,26 @@ def schedules():
     return found
 
 
+def most_different(simulations, count=DRAWN):
+    """Returns those that differ most, begun with TensorFlow's: by name, in order.
+
+    The next is always the one that is farthest from all that were chosen, by the
+    average distance of their loss scales in doublings.
+    """
+    scales = {name: np.log2(s.loss_scale) for name, s in simulations.items()}
+    chosen = ["tensorflow"]
+    while len(chosen) < min(count, len(scales)):
+        distance = {
+            name: min(np.mean(np.abs(scales[name] - scales[known])) for known in chosen)
+            for name in scales
+        }
+        chosen.append(max(distance, key=distance.get))
+    return {name: s for name, s in simulations.items() if name in chosen}
+
+
 def draw(simulations, path):
     """Draws one panel per schedule, all on the same axes."""
-    columns = 2
+    columns = 2 if len(simulations) > DRAWN else 1
     rows = -(-len(simulations) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(9, 1.7 * rows), sharex=True, sharey=True
@@ -88,10 +109,9 @@ def draw(simulations, path):
 def main():
     """Runs it all."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--output", default="compare_schedules.png", help="where the picture goes"
-    )
-    output = parser.parse_args().output
+    parser.add_argument("--output", default=PICTURE, help="where the picture goes")
+    parser.add_argument("--all", action="store_true", help="draw every schedule")
+    given = parser.parse_args()
     started = time.time()
     limit = made_up_run()
     simulations = {
@@ -103,8 +123,10 @@ def main():
     for name, simulation in simulations.items():
         lost, stall = simulation.steps_lost, simulation.longest_stall
         print(f"{name:24}{lost:>12}{stall:>15}{simulation.log2_below_limit:>18.2f}")
-    draw(simulations, output)
-    print(f"\nThe picture is {output}. It took {time.time() - started:.0f} seconds.")
+    drawn = simulations if given.all else most_different(simulations)
+    draw(drawn, given.output)
+    print(f"\nThe picture is {given.output}, of {', '.join(drawn)}.")
+    print(f"It took {time.time() - started:.0f} seconds.")
 
 
 if __name__ == "__main__":

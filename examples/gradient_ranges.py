@@ -19,13 +19,13 @@ import digits  # the example beside this one
 
 import lossscale
 
+PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"
+
 
 def main():
     """Runs it all."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--output", default="gradient_ranges.png", help="where the picture goes"
-    )
+    parser.add_argument("--output", default=PICTURE, help="where the picture goes")
     output = parser.parse_args().output
     started = time.time()
     images, _, labels, _ = digits.load()

@@ -1,0 +1,252 @@
+"""The pictures of these pages, drawn by the library itself whenever they are built.
+
+Each function here draws the picture of its name: `docs/_pictures/NAME.png`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import numpy as np
+import tensorflow as tf
+from matplotlib import pyplot as plt
+
+import lossscale
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "_pictures"
+
+# Two replicas, for the picture of replicas.
+_CPU = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(
+    _CPU, [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+
+def draw_all() -> None:
+    """Draws all of them, in a few seconds."""
+    FOLDER.mkdir(exist_ok=True)
+    plt.rcParams.update(
+        {"font.size": 10, "savefig.dpi": 110, "figure.autolayout": True}
+    )
+    for name, draw in PICTURES.items():
+        figure = draw()
+        figure.savefig(FOLDER / f"{name}.png")
+        plt.close(figure)
+
+
+def _run(axes: Any, scale: Any, limit: Any, title: str = "", label: str = "") -> None:
+    """Draws a loss scale over a limit above which steps overflow."""
+    found = lossscale.simulate(scale, limit=limit)
+    exponents = np.log2(found.loss_scale)
+    (line,) = axes.step(np.arange(len(exponents)), exponents, where="post", label=label)
+    bad = np.flatnonzero(~np.asarray(found.is_finite))
+    axes.plot(bad, exponents[bad], "x", color=line.get_color(), markersize=6)
+    axes.set(title=title, xlabel="step", ylabel="log2 of the loss scale")
+
+
+def _limit(steps: int, exponent: float) -> Any:
+    """Returns a made-up limit that wanders around 2**exponent, always the same."""
+    wandering = np.cumsum(np.random.default_rng(1).normal(0, 0.05, steps))
+    return 2.0 ** (exponent + wandering)
+
+
+def start() -> Any:
+    """The rule of DynamicLossScale over a run."""
+    figure, axes = plt.subplots(figsize=(7, 3))
+    limit = _limit(400, 18.5)
+    _run(axes, lossscale.DynamicLossScale(2.0**15, 30), limit, label="loss scale")
+    axes.plot(np.log2(limit), color="tab:red", alpha=0.6, label="above: overflow")
+    axes.legend()
+    return figure
+
+
+def choosing() -> Any:
+    """Five schedules over one run."""
+    figure, axes = plt.subplots(figsize=(7, 3.6))
+    limit = _limit(400, 22)
+    scales = {
+        "DynamicLossScale(increment_period=30)": lossscale.DynamicLossScale(
+            2.0**15, 30
+        ),
+        "... (search_period=1)": lossscale.DynamicLossScale(
+            2.0**15, 30, search_period=1
+        ),
+        "HeadroomLossScale()": lossscale.HeadroomLossScale(),
+        '"contrib", as it was': lossscale.DynamicLossScale.from_preset(
+            "contrib", initial_loss_scale=2.0**24, increment_period=30
+        ),
+        "FixedLossScale(2**17)": lossscale.FixedLossScale(2.0**17, skip_nonfinite=True),
+    }
+    for name, scale in scales.items():
+        _run(axes, scale, limit, label=name)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def watching() -> Any:
+    """What a healthy run looks like, and three that are not."""
+    figure, panels = plt.subplots(2, 2, figsize=(8, 5))
+    scale = lossscale.DynamicLossScale(2.0**24, 40)
+    falling = 2.0 ** np.linspace(20, 4, 300)
+    _run(panels[0, 0], scale, _limit(300, 18), "well: it tries its limit")
+    _run(panels[0, 1], scale, _limit(300, 40), "well: the limit is higher still")
+    _run(panels[1, 0], scale, falling, "gradients grow: clip, or a lower rate")
+    _run(panels[1, 1], scale, np.zeros(60), "nothing is finite: see My loss is NaN")
+    return figure
+
+
+def trouble() -> Any:
+    """The search, and a run in which no scale helps."""
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
+    scale = lossscale.DynamicLossScale(2.0**30, 40)
+    _run(panels[0], scale, _limit(60, 18), "the search")
+    _run(panels[1], scale, np.zeros(60), "no step is finite")
+    return figure
+
+
+def replicas() -> Any:
+    """Which of two replicas overflowed, and what both did."""
+    figure, axes = plt.subplots(figsize=(7, 2.4))
+    bad = np.random.default_rng(3).random([40, 2]) < [0.06, 0.1]
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        scale = lossscale.DynamicLossScale(2.0**10)
+
+    @tf.function
+    def step(gradient: Any) -> Any:
+        apply = scale.update([gradient])[1]
+        return tf.cast(apply, tf.int32)
+
+    rows = []
+    for flags in bad:
+        given = np.where(flags, np.inf, 1.0).astype("float32")
+        each = strategy.experimental_distribute_values_from_function(
+            lambda c, given=given: tf.constant(given[c.replica_id_in_sync_group])
+        )
+        both = strategy.experimental_local_results(strategy.run(step, [each]))
+        rows.append([*flags, *(1 - int(one) for one in both)])
+    rows = np.transpose(rows)
+    axes.imshow(rows, aspect="auto", cmap="Reds", vmin=0, vmax=1.5)
+    names = [
+        f"replica {nth} {what}" for what in ("overflows", "skips") for nth in (0, 1)
+    ]
+    axes.set_yticks(range(4), names)
+    axes.set(xlabel="step")
+    return figure
+
+
+def saving() -> Any:
+    """A run, and one that goes on from its checkpoint."""
+    figure, axes = plt.subplots(figsize=(7, 3))
+    flags = _limit(200, 0) > 2.0 ** np.random.default_rng(5).normal(-2, 1, 200)
+    first = lossscale.DynamicLossScale(2.0**15, 20)
+    states, path = [], str(FOLDER / "checkpoint")
+    for step, flag in enumerate(flags):
+        if step == 100:
+            saved = tf.train.Checkpoint(scale=first).write(path)
+        states.append(np.log2(float(first)))
+        first.adjust(bool(flag))
+    second = lossscale.DynamicLossScale(2.0**15, 20)
+    tf.train.Checkpoint(scale=second).read(saved)
+    again = []
+    for flag in flags[100:]:
+        again.append(np.log2(float(second)))
+        second.adjust(bool(flag))
+    for file in FOLDER.glob("checkpoint*"):
+        file.unlink()
+    axes.step(range(200), states, label="never stopped", linewidth=4, alpha=0.4)
+    axes.step(range(100, 200), again, label="restored at step 100")
+    axes.axvline(100, color="gray", linestyle=":")
+    axes.set(xlabel="step", ylabel="log2 of the loss scale")
+    axes.legend()
+    return figure
+
+
+def custom_loops() -> Any:
+    """The exponents of one step's gradients on their way."""
+    generator = tf.random.Generator.from_seed(1)
+    x, weights = generator.normal([64, 32]), generator.normal([32, 16])
+    scale = lossscale.FixedLossScale(2.0**12)
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = tf.reduce_mean(tf.tanh(x @ weights)) * 2.0**-12
+        scaled_loss = scale.scale(loss)
+    scaled = tape.gradient(scaled_loss, weights)
+    clipped, _ = tf.clip_by_global_norm([scale.unscale(scaled)], 2.0**-20)
+    figure, axes = plt.subplots(figsize=(7, 3.2))
+    ways = {"scaled": scaled, "unscaled": scale.unscale(scaled), "clipped": clipped[0]}
+    for name, grads in ways.items():
+        found = np.log2(np.abs(grads.numpy().ravel()) + 1e-30)
+        axes.hist(found, bins=np.arange(-45, -5, 0.5), alpha=0.6, label=name)
+    axes.axvspan(-45, -25, color="tab:red", alpha=0.12, label="zero in float16")
+    axes.set(xlabel="log2 of a gradient", ylabel="how many")
+    axes.legend()
+    return figure
+
+
+def _rows(page: str, pattern: str) -> List[Any]:
+    return re.findall(pattern, (HERE / f"{page}.md").read_text(), flags=re.MULTILINE)
+
+
+def cost() -> Any:
+    """The page's own table: what each wrapper adds to a step."""
+    number = r"(-?[\d.]+) ±([\d.]+)"
+    rows = _rows("cost", rf"^\| (\w+, \w+, \w+, \w+) \| .*? \| {number} \| {number} \|")
+    figure, axes = plt.subplots(figsize=(8, 3.2))
+    for nth, name in enumerate(["Keras 3's own wrapper", "ours"]):
+        values = [
+            [float(each) for each in row[1 + 2 * nth : 3 + 2 * nth]] for row in rows
+        ]
+        added, error = np.transpose(values)
+        where = np.arange(len(rows)) + 0.38 * nth
+        axes.barh(where, added, 0.36, xerr=error, label=name)
+    axes.set_yticks(np.arange(len(rows)) + 0.19, [row[0] for row in rows])
+    axes.invert_yaxis()
+    axes.set(xlabel="milliseconds added to a step")
+    axes.legend()
+    return figure
+
+
+def reliability() -> Any:
+    """The page's own table of defects, by who has them."""
+    who = [row[1] for row in _rows("reliability", r"^\| (\d+) \| (.*?) \|")]
+    names = {"K3": "Keras 3", "K2": "Keras 2", "TF": "TensorFlow's loss scales"}
+    counts = {named: sum(key in each for each in who) for key, named in names.items()}
+    counts["others"] = sum(not any(key in each for key in names) for each in who)
+    figure, axes = plt.subplots(figsize=(7, 2.4))
+    bars = axes.barh(list(counts), list(counts.values()))
+    axes.bar_label(bars)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"rows of the {len(who)}: some name several")
+    return figure
+
+
+def inside() -> Any:
+    """How large each room is, read off the package."""
+    root = Path(lossscale.__file__).parent
+    rooms = sorted(path.parent for path in root.glob("*/__init__.py"))
+    lines = {
+        room.name: sum(len(f.read_text().splitlines()) for f in room.rglob("*.py"))
+        for room in rooms
+    }
+    lines = dict(sorted(lines.items(), key=lambda item: -item[1]))
+    figure, axes = plt.subplots(figsize=(7, 3))
+    axes.bar_label(axes.barh(list(lines), list(lines.values())))
+    axes.invert_yaxis()
+    axes.set(xlabel="lines of Python, with their docstrings")
+    return figure
+
+
+PICTURES: Dict[str, Callable[[], Any]] = {
+    draw.__name__: draw
+    for draw in (
+        *(start, choosing, watching, trouble, replicas, saving),
+        *(custom_loops, cost, reliability, inside),
+    )
+}
