@@ -23,7 +23,7 @@ from lossscale.simulation.replay import simulate
 from lossscale.simulation.result import Simulation
 from lossscale.simulation.run_file import Run, load_run, save_run
 
-__version__ = "1.0.0"
+__version__ = "1.1.0"
 
 __all__ = [
     "DynamicLossScale",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable
+from typing import Any, List, Protocol
 
 import tensorflow as tf
 
@@ -12,35 +12,45 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 
-#: Those that want to be called no longer.
-_over: Any = weakref.WeakSet()
+
+class Listener(Protocol):
+    """What is told of operations."""
+
+    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
+        """Takes note of an operation that has run.
+
+        Args:
+          kind: The operation's type, or the name of a function.
+          inputs: Its inputs, eager tensors.
+          outputs: Its outputs.
+
+        Returns:
+          Whether it wants to be told of the next one on this thread.
+        """
 
 
-def add(callback: Callable[..., Any]) -> None:
-    """Calls a function after each operation of eager mode, on this thread.
+#: Weak references: who is gone is told of nothing.
+_listening: List[Any] = []
 
-    Replicas of a strategy inherit it. It is called as `callback(kind, inputs, attrs,
-    outputs, op_name=None, graph=None)`, for operations that a graph is built of, too,
-    with that graph. It must return `outputs` as a list: the callbacks after it get it.
+
+def add(listener: Listener) -> None:
+    """Tells a listener of each operation of eager mode from now on, on this thread.
+
+    The replicas of a strategy inherit that. It ends when the listener is gone, or when
+    no listener wants to be told of more.
     """
-    _over.discard(callback)
-    called = context.context().op_callbacks
-    if callback in called and not _over:
-        return
-    with tf.init_scope():  # where it learns of functions that eager mode calls
-        for each in [each for each in called if each in _over]:
-            op_callbacks.remove_op_callback(each)
-        if callback not in called:
-            op_callbacks.add_op_callback(callback)
+    alive = [each for each in _listening if each() is not None]
+    if not any(each() is listener for each in alive):
+        # At once: other threads may be going through them.
+        _listening[:] = [*alive, weakref.ref(listener)]
+    if not is_telling():
+        with tf.init_scope():  # where it learns of functions that eager mode calls
+            op_callbacks.add_op_callback(_tell)
 
 
-def remove(callback: Callable[..., Any]) -> None:
-    """Calls it no longer, from the next time on that another one is added.
-
-    Not at once: one that was removed while all are called would hide an operation from
-    the one behind it.
-    """
-    _over.add(callback)
+def is_telling() -> bool:
+    """Tells whether any listener is told of what this thread does."""
+    return _tell in context.context().op_callbacks
 
 
 def number_of(tensor: Any) -> int:
@@ -48,6 +58,34 @@ def number_of(tensor: Any) -> int:
     return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
 
 
-def listens(callback: Callable[..., Any]) -> bool:
-    """Tells whether a function is called on this thread."""
-    return callback in context.context().op_callbacks
+def _tell(  # noqa: PLR0917 - as TensorFlow calls it
+    kind: Any,
+    inputs: Any,
+    attrs: Any,
+    outputs: Any,
+    op_name: Any = None,
+    graph: Any = None,
+) -> Any:
+    """Tells all listeners. TensorFlow calls it for operations of graphs, too."""
+    del attrs, op_name
+    if graph is None and outputs is not None:
+        # A function's name may come as bytes.
+        name = kind if isinstance(kind, str) else kind.decode()
+        found = [each() for each in list(_listening)]
+        wanted = [each.hear(name, inputs, outputs) for each in found if each]
+        if not any(wanted):
+            _stop()
+    # Who builds a graph goes on with what is returned, and wants a list.
+    return None if outputs is None else list(outputs)
+
+
+def _stop() -> None:
+    """Is told of nothing more on this thread, if nobody else is.
+
+    TensorFlow goes through its list of callbacks right now: one that is removed would
+    hide this operation from the one behind it.
+    """
+    called = context.context()
+    if len(called.op_callbacks) == 1:
+        # Not `op_callbacks.remove_op_callback`: that ends them on other threads, too.
+        called.remove_op_callback(_tell)

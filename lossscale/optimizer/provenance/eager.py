@@ -75,7 +75,6 @@ class Tracker:
         self._held = Bounded(_VARIABLES)
         self._returned = Bounded(_FUNCTIONS)
         self._here = _Here()
-        self._listener = _listener(self)
 
     def unit(self, tensor: Any) -> Optional[Unit]:
         """Returns the unit of a tensor or of a variable's handle."""
@@ -93,7 +92,7 @@ class Tracker:
     def listen(self) -> None:
         """Is told of each operation on this thread from now on."""
         self._here.idle = 0
-        callbacks.add(self._listener)
+        callbacks.add(self)
 
     def is_silent(self) -> bool:
         """Tells whether this thread does what nobody takes notice of."""
@@ -115,18 +114,18 @@ class Tracker:
             self._new, self._old = {}, self._new
         self._new[number] = unit
 
-    def hear(self, kind: str, inputs: Any, outputs: Any) -> None:
-        """Notes the units of an operation's results."""
+    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
+        """Notes the units of an operation's results: a `callbacks.Listener`."""
         here = self._here
-        if not here.silent:
-            here.silent += 1
-            try:
-                self._note_operation(kind, inputs, outputs)
-            finally:
-                here.silent -= 1
-            here.idle += 1
-            if here.idle == _IDLE:
-                callbacks.remove(self._listener)
+        if here.silent or here.idle >= _IDLE:
+            return bool(here.silent)
+        here.silent += 1
+        try:
+            self._note_operation(kind, inputs, outputs)
+        finally:
+            here.silent -= 1
+        here.idle += 1
+        return here.idle < _IDLE
 
     def _note_operation(self, kind: str, inputs: Any, outputs: Any) -> None:
         get = self._get
@@ -179,32 +178,6 @@ class Tracker:
         if unit.is_free or unit.is_zero or unit.readings or unit.is_kept:
             return unit
         return unit._replace(readings=self._read_now().readings)
-
-
-def _listener(tracker: Tracker) -> Callable[..., Any]:
-    """Returns what listens for a tracker as long as that is alive."""
-    reference = weakref.ref(tracker)
-
-    def listen(  # noqa: PLR0917 - as TensorFlow calls it
-        kind: Any,
-        inputs: Any,
-        attrs: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
-    ) -> Any:
-        del attrs, op_name
-        found = reference()
-        if found is None:
-            callbacks.remove(listen)
-        elif graph is None and outputs is not None:
-            # A function's name may come as bytes.
-            name = kind if isinstance(kind, str) else kind.decode()
-            found.hear(name, inputs, outputs)
-        # Who builds a graph goes on with what is returned, and wants a list.
-        return None if outputs is None else list(outputs)
-
-    return listen
 
 
 def _none(number: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import S, Trained, warned
+from tensorflow.python.framework import op_callbacks
 
 from lossscale.optimizer.provenance import eager
 from lossscale.runtime import callbacks
@@ -70,18 +71,12 @@ def heard(function):
         assert graph is None or outputs is not None
         return outputs
 
-    callbacks.add(listen)
+    op_callbacks.add_op_callback(listen)
     try:
         function()
     finally:
-        callbacks.remove(listen)
-        callbacks.add(nobody)
+        op_callbacks.remove_op_callback(listen)
     return kinds
-
-
-def nobody(*args, op_name=None, graph=None):  # noqa: ARG001
-    """Listens to nothing: that it begins to takes away those that have ended."""
-    return args[3]
 
 
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
@@ -103,32 +98,53 @@ def test_callbacks_of_others_go_on(trained, order):
 
 
 def test_nobody_listens_once_nothing_is_scaled_any_more(trained, monkeypatch):
-    tracker, listener = tracker_of(trained), tracker_of(trained)._listener
-    assert not callbacks.listens(listener)
+    nobody_listens()
     trained.scaled(1.0)
-    assert callbacks.listens(listener)
+    assert callbacks.is_telling()
     monkeypatch.setattr(eager, "_IDLE", 10)
-    for _ in range(20):
-        tf.constant(1.0) + 1.0
-    callbacks.add(nobody)
-    assert not callbacks.listens(listener)
-    assert tracker._here.silent == 0
+    compute(20)
+    assert not callbacks.is_telling()
+    assert tracker_of(trained)._here.silent == 0
     with warned(0):
         trained.apply(trained.scaled(0.5))
     assert trained.subtracted() == 0.5
 
 
+def test_one_that_is_idle_leaves_another_listening(family, monkeypatch):
+    nobody_listens()
+    idle, trained = Trained(family), Trained(family)
+    idle.scaled(1.0)
+    monkeypatch.setattr(eager, "_IDLE", 100)
+    compute(90)
+    (grad,) = trained.scaled(0.5)
+    compute(20)
+    with warned(0):
+        trained.apply([grad / trained.optimizer.loss_scale()])
+    assert trained.subtracted() == 0.5
+
+
 def test_who_is_gone_listens_no_longer(trained):
+    nobody_listens()
     trained.scaled(1.0)
-    listener = tracker_of(trained)._listener
     tracker = weakref.ref(tracker_of(trained))
     trained.optimizer = None
     gc.collect()
     if tracker() is not None:
         pytest.skip("this Keras keeps its optimizers")
-    tf.constant(1.0) + 1.0
-    callbacks.add(nobody)
-    assert not callbacks.listens(listener)
+    compute(1)
+    assert not callbacks.is_telling()
+
+
+def compute(times):
+    for _ in range(times):
+        tf.constant(1.0) + 1.0
+
+
+def nobody_listens():
+    """Lets go of what other tests left."""
+    callbacks._listening[:] = []
+    compute(1)
+    assert not callbacks.is_telling()
 
 
 def test_one_that_is_gone_hides_nothing_from_another(family):
