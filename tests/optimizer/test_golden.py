@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import golden
@@ -149,35 +150,37 @@ def test_files_of_2_4_and_of_2_15_are_here():
     }
 
 
-#: A folder per family.
-FOLDER_OF_1_0_0 = golden.DATA / "lossscale-1.0.0"
+#: Of each version of lossscale a folder per family.
+VERSIONS = ("0.1.0", "1.0.0")
 
 
-def what_1_0_0_expected():
-    """Yields each family whose files can be read here, and what they must hold."""
-    for family in families():
-        path = FOLDER_OF_1_0_0 / family.name / "expected.json"
-        expected = json.loads(path.read_text())
+def written():
+    """Yields each family's folders that can be read here, and what they must hold."""
+    for version, family in itertools.product(VERSIONS, families()):
+        folder = golden.DATA / f"lossscale-{version}" / family.name
+        expected = json.loads((folder / "expected.json").read_text())
         # An older Keras need not read what a newer one wrote of its own optimizer.
         if tuple(map(int, expected["tensorflow"])) <= TENSORFLOW:
-            yield family, expected
+            yield family, folder, expected
 
 
-with_what_1_0_0_expected = pytest.mark.parametrize(
-    ("family", "expected"),
-    [pytest.param(*pair, id=pair[0].name) for pair in what_1_0_0_expected()],
+with_what_was_written = pytest.mark.parametrize(
+    ("family", "folder", "expected"),
+    [
+        pytest.param(*case, id=f"{case[1].parent.name}-{case[0].name}")
+        for case in written()
+    ],
 )
 
 
-def files_of_1_0_0():
+def written_files():
     """Returns each file of a model with an optimizer that can be read here."""
     found = []
-    for family, expected in what_1_0_0_expected():
+    for family, folder, expected in written():
         names = golden.MODEL_FILES[family.name]
         for name in [*names, *golden.WEIGHTS_FILES.get(family.name, [])]:
-            path = FOLDER_OF_1_0_0 / family.name / name
-            case = pytest.param(family, expected, path, id=f"{family.name}-{name}")
-            found.append(case)
+            case_id = f"{folder.parent.name}-{family.name}-{name}"
+            found.append(pytest.param(family, expected, folder / name, id=case_id))
     return found
 
 
@@ -193,8 +196,8 @@ def read_file(family, path):
     return model
 
 
-@pytest.mark.parametrize(("family", "expected", "path"), files_of_1_0_0())
-def test_a_file_of_lossscale_1_0_0_goes_on(family, expected, path):
+@pytest.mark.parametrize(("family", "expected", "path"), written_files())
+def test_a_file_of_an_older_lossscale_goes_on(family, expected, path):
     model = read_file(family, path)
     scale = model.optimizer.loss_scale
     assert golden.state(model, golden.counters(scale)) == expected["half"]
@@ -202,20 +205,22 @@ def test_a_file_of_lossscale_1_0_0_goes_on(family, expected, path):
     assert golden.state(model, golden.counters(scale)) == expected["end"]
 
 
-@with_what_1_0_0_expected
+@with_what_was_written
 @pytest.mark.parametrize("before_build", [True, False])
-def test_a_checkpoint_of_lossscale_1_0_0_goes_on(family, expected, before_build):
+def test_a_checkpoint_of_an_older_lossscale_goes_on(
+    family, folder, expected, before_build
+):
     scale = lossscale.DynamicLossScale(2.0, **golden.RULE)
     optimizer = lossscale.LossScaleOptimizer(golden.sgd(family), scale)
-    folder = FOLDER_OF_1_0_0 / family.name
     model = restored(family, folder, "checkpoint", optimizer, before_build)
     assert golden.state(model, golden.counters(scale)) == expected["half"]
     golden.fit(model, golden.STEPS // 2, golden.STEPS)
     assert golden.state(model, golden.counters(scale)) == expected["end"]
 
 
-@with_what_1_0_0_expected
-def test_configs_are_those_of_lossscale_1_0_0(family, expected):
+@with_what_was_written
+def test_configs_are_those_of_an_older_lossscale(family, folder, expected):
+    del folder
     config = expected["config"]
     optimizer = lossscale.LossScaleOptimizer.from_config(config)
     assert type(optimizer) is type(lossscale.LossScaleOptimizer(golden.sgd(family)))
@@ -225,6 +230,6 @@ def test_configs_are_those_of_lossscale_1_0_0(family, expected):
 
 
 def test_a_run_that_lossscale_1_0_0_recorded():
-    run = lossscale.load_run(FOLDER_OF_1_0_0 / "run.npz")
+    run = lossscale.load_run(golden.DATA / "lossscale-1.0.0" / "run.npz")
     assert np.array_equal(run.is_finite, np.isfinite(golden.specials()))
     assert np.array_equal(run.loss_scale, np.full([golden.STEPS], 8.0))
