@@ -28,13 +28,21 @@ project_copyright = author
 version = release = lossscale.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "_pictures"]
 nitpicky = True  # a name that leads nowhere is a warning
+
+# The notebook is run when the pages are built, with the package of this checkout.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+nb_output_stderr = "remove"  # what TensorFlow says of the machine
+os.environ["PYTHONPATH"] = str(HERE.parent)
 
 # Markdown: headings are links, as they are where the repository is shown.
 myst_heading_anchors = 4

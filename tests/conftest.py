@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from combinations import left_over
 from installed import families, make_strategy
 
 _STRATEGY = []
+
+# What was imported lives for ever: no later collection has to pass by it.
+gc.collect()
+gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks

@@ -59,6 +59,14 @@ def test_the_guides_blocks_run(half, tmp_path):
     assert_run(filter(runs_here, BLOCKS[half::2]), tmp_path)
 
 
+def test_the_notebook_runs(tmp_path):
+    skip_without("the pages", families()[0])
+    if families()[0].name != "keras3":
+        pytest.skip("it is for Keras 3")
+    program = pages.notebook(DOCS / "examples" / "notebook.ipynb")
+    assert_run([program], tmp_path, MPLBACKEND="agg")
+
+
 def test_blocks_for_keras_2_run(tmp_path):
     skip_without("the pages", families()[0])
     found = [block for block in BLOCKS if block.startswith("# Keras 2")]
