@@ -80,7 +80,7 @@ BETWEEN = (
     "tests/blocks/test_layers.py",
 )
 
-#: Where Keras 3 begins: all that reads a Keras. TensorFlow computes as before and after.
+#: Where Keras 3 begins: all that reads a Keras. TensorFlow computes as it did before.
 KERAS_3 = (
     *("tests/blocks", "tests/monitor", "tests/optimizer", "tests/ranges"),
     *("tests/runtime", "tests/test_examples.py", "tests/test_pages.py"),

@@ -8,7 +8,6 @@ looked into once for each list of units that it is called with.
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from lossscale.optimizer.provenance.exponents import KEPT, Unit, Units
