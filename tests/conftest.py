@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import zlib
 
 import numpy as np
 import pytest
@@ -19,21 +20,42 @@ gc.freeze()
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
-    elsewhere = [item for item in items if _is_compiled_elsewhere(item)]
+    elsewhere = [item for item in items if _is_elsewhere(item)]
     config.hook.pytest_deselected(items=elsewhere)
     items[:] = [item for item in items if item not in elsewhere]
+    for item in filter(_is_tried_in_turn, items):
+        item.add_marker(pytest.mark.slow)
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
 
 
-def _is_compiled_elsewhere(item):
-    """Tells whether XLA compiles this of another Keras, and that is enough."""
+def _is_elsewhere(item):
+    """Tells whether this is tried, or compiled, of another Keras, and that is enough."""
+    if item.get_closest_marker("either_keras2") and _is_tried_in_turn(item):
+        return True
     if item.get_closest_marker("compiled_once") is None or not hasattr(
         item, "callspec"
     ):
         return False
     family = item.callspec.params.get("family", families()[0])
     return item.callspec.params.get("mode") == "xla" and family != families()[0]
+
+
+def _is_tried_in_turn(item):
+    """Tells whether a quick test tries the other kind of Keras 2's optimizers.
+
+    Beside Keras 3 each test takes one of the two, and slow tests the other. Without it,
+    up to TensorFlow 2.15, it takes both.
+    """
+    names = [family.name for family in families()]
+    parameters = getattr(item, "callspec", None)
+    if names[0] != "keras3" or len(names) < 3 or parameters is None:
+        return False
+    if item.get_closest_marker("every_combination") is not None:
+        return False
+    family = parameters.params.get("family")
+    test = item.nodeid.partition("[")[0]
+    return getattr(family, "name", None) == names[1 + zlib.crc32(test.encode()) % 2]
 
 
 @pytest.fixture(scope="session")

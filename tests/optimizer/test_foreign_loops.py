@@ -25,7 +25,7 @@ MODES = ["eager", "graph", "xla"]
 COMPILED = ["graph", "xla"]
 NAN, INF = float("nan"), float("inf")
 
-pytestmark = pytest.mark.compiled_once
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 every_mode = pytest.mark.parametrize("mode", MODES)
 in_a_graph = pytest.mark.parametrize("mode", COMPILED)
 

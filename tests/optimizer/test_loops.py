@@ -533,6 +533,21 @@ def test_a_users_own_loss_scale_drives_the_optimizer(family, make, mode, clip):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_users_own_update_is_told_of_what_was_clipped_away(family, mode):
+    optimizer, variable = sgd(family, Doubling())
+
+    def step(factors):
+        grads = optimizer.get_unscaled_gradients([optimizer.scale_loss(factors)])
+        grads = [tf.clip_by_value(grad, -0.25, 0.25) for grad in grads]
+        optimizer.apply_gradients(zip(grads, [variable]))
+
+    before = value(variable)
+    compiled(step, mode)(tf.constant([np.inf, 0.0]))
+    np.testing.assert_array_equal(value(variable), before)
+    assert float(optimizer.loss_scale) == 4.0
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_an_update_that_says_true_applies_every_step(family, mode):
     optimizer, variable = sgd(family, Shrugging())
     make_step(optimizer, variable, "keras3", mode)(tf.constant([np.inf, 0.0]))

@@ -120,6 +120,10 @@ LIMITS = {
         "a .weights.h5 file holds no state of legacy optimizers, nor of any optimizer "
         "before Keras 2.12, bare or wrapped",
     ),
+    "Keras's own wrapper in an .h5 file": (
+        lambda family: family.name == "keras2-new" and TENSORFLOW == (2, 11),
+        "Keras 2.11's own wrapper of new optimizers has no list of variables to save",
+    ),
     "an optimizer in an .h5 file": (
         lambda family: (
             family.name == "keras3"
