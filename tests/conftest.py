@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _is_elsewhere(item):
-    """Tells whether this is tried, or compiled, of another Keras, and that is enough."""
+    """Tells whether it is enough that this is tried, or compiled, of another Keras."""
     if item.get_closest_marker("either_keras2") and _is_tried_in_turn(item):
         return True
     if item.get_closest_marker("compiled_once") is None or not hasattr(

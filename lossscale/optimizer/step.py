@@ -229,8 +229,6 @@ class Attempt:
 
     def _codes(self, local: Local) -> Any:
         """Returns the fault codes of one replica's gradients."""
-        if self._is_checked and local.earlier is not None:
-            return local.earlier.codes()
         grads = self._divided(local)
         codes = faults.codes_of_each(grads, self._groups)
         if rows.any_may_repeat(grads):

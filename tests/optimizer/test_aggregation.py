@@ -81,6 +81,28 @@ def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.every_combination
+def test_what_was_clipped_away_before_it_is_seen(family, way, mode):
+    scale = DynamicLossScale(8.0)
+    optimizer = LossScaleOptimizer(sgd(family, way, list), scale)
+    variable = tf.Variable([8.0, 8.0], name="v")
+    optimizer.build([variable])
+
+    def step(factors):
+        grads = optimizer.get_unscaled_gradients([optimizer.scale_loss(factors)])
+        grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+        optimizer.apply_gradients(zip(grads, [variable]))
+
+    step = compiled(step, mode)
+    step(tf.constant([1.0, np.inf]))
+    assert variable.numpy().tolist() == [8.0, 8.0]
+    step(tf.constant([1.0, 2.0]))
+    assert variable.numpy().tolist() == [7.0, 7.0]
+    assert float(scale) == 4.0
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("loss_scale", [8.0, "dynamic"])
 @pytest.mark.every_combination
 def test_it_may_return_others(family, way, loss_scale):

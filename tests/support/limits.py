@@ -124,6 +124,10 @@ LIMITS = {
         lambda family: family.name == "keras2-new" and TENSORFLOW == (2, 11),
         "Keras 2.11's own wrapper of new optimizers has no list of variables to save",
     ),
+    "Keras's own wrapper in a .keras file": (
+        lambda family: family.name == "keras2-legacy" and TENSORFLOW < (2, 15),
+        "Keras 2.13's own wrapper of legacy optimizers cannot be built from one",
+    ),
     "an optimizer in an .h5 file": (
         lambda family: (
             family.name == "keras3"
