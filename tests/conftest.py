@@ -20,19 +20,23 @@ gc.freeze()
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
-    elsewhere = [item for item in items if _is_elsewhere(item)]
-    config.hook.pytest_deselected(items=elsewhere)
+    in_turn = [item for item in items if _is_tried_in_turn(item)]
+    combined = [*left_over(in_turn), *filter(_is_either_keras2, in_turn)]
+    elsewhere = {item for item in items if _is_compiled_elsewhere(item)} | {*combined}
+    config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
-    for item in filter(_is_tried_in_turn, items):
+    for item in in_turn:
         item.add_marker(pytest.mark.slow)
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
 
 
-def _is_elsewhere(item):
-    """Tells whether it is enough that this is tried, or compiled, of another Keras."""
-    if item.get_closest_marker("either_keras2") and _is_tried_in_turn(item):
-        return True
+def _is_either_keras2(item):
+    return item.get_closest_marker("either_keras2") is not None
+
+
+def _is_compiled_elsewhere(item):
+    """Tells whether XLA compiles this of another Keras, and that is enough."""
     if item.get_closest_marker("compiled_once") is None or not hasattr(
         item, "callspec"
     ):
@@ -44,8 +48,9 @@ def _is_elsewhere(item):
 def _is_tried_in_turn(item):
     """Tells whether a quick test tries the other kind of Keras 2's optimizers.
 
-    Beside Keras 3 each test takes one of the two, and slow tests the other. Without it,
-    up to TensorFlow 2.15, it takes both.
+    Beside Keras 3 each test takes one of the two. Of the other slow tests have each
+    value of each parameter, not every combination. Without Keras 3, up to TensorFlow
+    2.15, both are as any.
     """
     names = [family.name for family in families()]
     parameters = getattr(item, "callspec", None)
