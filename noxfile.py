@@ -165,7 +165,7 @@ def _make_session(name: str, version: Version, default: bool = True) -> None:
 @nox.session(python="3.11", default=False)
 def coverage(session: nox.Session) -> None:
     """Says which lines of lossscale the quick tests run: `nox -s coverage`."""
-    session.install("coverage[toml]", *_test_requirements(), "tf-keras", ".")
+    session.install("coverage[toml]", ".[test]")
     project, data = Path("pyproject.toml").resolve(), session.create_tmp()
     # With these every Python that starts counts the lines of lossscale that it runs.
     env = {

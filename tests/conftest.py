@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import zlib
 
 import numpy as np
@@ -11,10 +10,7 @@ from combinations import left_over
 from installed import families, make_strategy
 
 _STRATEGY = []
-
-# What was imported lives for ever: no later collection has to pass by it.
-gc.collect()
-gc.freeze()
+_FAMILIES = [family.name for family in families()]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
@@ -52,8 +48,7 @@ def _is_tried_in_turn(item):
     value of each parameter, not every combination. Without Keras 3, up to TensorFlow
     2.15, both are as any.
     """
-    names = [family.name for family in families()]
-    parameters = getattr(item, "callspec", None)
+    names, parameters = _FAMILIES, getattr(item, "callspec", None)
     if names[0] != "keras3" or len(names) < 3 or parameters is None:
         return False
     if item.get_closest_marker("every_combination") is not None:

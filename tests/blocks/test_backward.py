@@ -46,6 +46,16 @@ def grads_of(layer, mode, loss_of, sources=()):
     return [tf.convert_to_tensor(grad) for grad in compiled(step, mode)()]
 
 
+def assert_as_bare(layer, bare, mode, loss_of):
+    """A block around `layer` has the gradients of `bare`, a float32 layer like it."""
+    block = ScaledBlock(layer)
+    for each in (block, bare):
+        loss_of(each)  # which builds it
+    bare.set_weights(layer.get_weights())
+    expected = grads_of(bare, "eager", loss_of)
+    assert max(errors(grads_of(block, mode, loss_of), expected)) < 0.02
+
+
 @pytest.mark.parametrize("mode", MODES_IN_BRIEF)
 def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family, mode):
     expected = gradients(falling(family, "float32", lambda layer: layer))
@@ -249,13 +259,9 @@ def test_gradients_of_gradients(family, mode, x):
             y = tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2)
         return tf.reduce_sum(tape.gradient(y, x) ** 2)
 
-    block = ScaledBlock(layer)
-    loss_of(block)
-    bare = family.keras.layers.Dense(8, activation="tanh")
-    bare(x)
-    bare.set_weights(layer.get_weights())
-    expected = grads_of(bare, "eager", loss_of)
-    assert max(errors(grads_of(block, mode, loss_of), expected)) < 0.02
+    assert_as_bare(
+        layer, family.keras.layers.Dense(8, activation="tanh"), mode, loss_of
+    )
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -266,13 +272,7 @@ def test_loops_within(family, mode, rng):
     def loss_of(layer):
         return tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2) * 2.0**-60
 
-    block = ScaledBlock(layer)
-    loss_of(block)
-    bare = family.keras.layers.GRU(4)
-    bare(x)
-    bare.set_weights(layer.get_weights())
-    expected = grads_of(bare, "eager", loss_of)
-    assert max(errors(grads_of(block, mode, loss_of), expected)) < 0.02
+    assert_as_bare(layer, family.keras.layers.GRU(4), mode, loss_of)
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])

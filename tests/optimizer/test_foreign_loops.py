@@ -655,6 +655,18 @@ def multiplied(trained, factor):
     return gradients(lambda loss: loss * scale, factor, trained.variables)
 
 
+def assert_divided_once(trained, change, step):
+    """Two good steps, of gradients that `change` may have halved, and a bad one."""
+    expected = 0.5 if change is by_norm else 1.0
+    with warned(0):
+        for times in (1, 2):
+            step(tf.constant(1.0))
+            assert trained.subtracted() == times * expected
+        step(tf.constant(INF))
+        assert trained.subtracted() == 2 * expected
+        assert trained.state() == (S / 2, 0, 1)
+
+
 @every_mode
 def test_multiplied_by_hand_and_applied(trained, mode):
     step = compiled(lambda factor: trained.apply(multiplied(trained, factor)), mode)
@@ -674,15 +686,7 @@ def test_multiplied_by_hand_and_unscaled(trained, change, mode):
         grads = trained.optimizer.get_unscaled_gradients(multiplied(trained, factor))
         trained.apply(change(grads))
 
-    step = compiled(step, mode)
-    expected = 0.5 if change is by_norm else 1.0
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(1.0))
-            assert trained.subtracted() == times * expected
-        step(tf.constant(INF))
-        assert trained.subtracted() == 2 * expected
-        assert trained.state() == (S / 2, 0, 1)
+    assert_divided_once(trained, change, compiled(step, mode))
 
 
 BY_HAND = {
@@ -707,15 +711,7 @@ def test_multiplied_and_divided_by_hand(trained, change, divide, mode):
         grads = multiplied(trained, factor)
         trained.apply(change([divide(grad, loss_scale) for grad in grads]))
 
-    step = compiled(step, mode)
-    expected = 0.5 if change is by_norm else 1.0
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(1.0))
-            assert trained.subtracted() == times * expected
-        step(tf.constant(INF))
-        assert trained.subtracted() == 2 * expected
-        assert trained.state() == (S / 2, 0, 1)
+    assert_divided_once(trained, change, compiled(step, mode))
 
 
 @every_mode
@@ -727,15 +723,7 @@ def test_by_the_methods_of_the_loss_scale(trained, change, mode):
         grads = gradients(loss_scale.scale, factor, trained.variables)
         trained.apply(change(loss_scale.unscale(grads)))
 
-    step = compiled(step, mode)
-    expected = 0.5 if change is by_norm else 1.0
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(1.0))
-            assert trained.subtracted() == times * expected
-        step(tf.constant(INF))
-    assert trained.subtracted() == 2 * expected
-    assert trained.state() == (S / 2, 0, 1)
+    assert_divided_once(trained, change, compiled(step, mode))
 
 
 @in_a_graph
