@@ -76,13 +76,17 @@ def unscale_and_check(
     if not loss_scale.checks_gradients:
         return divided(loss_scale, grads, divisors), None
     few, groups, by = packed(grads, divisors)
+    seen: Tuple[List[Any], Optional[List[Any]]] = few, by
     if is_nested():
-        return _shown(loss_scale, few, groups, by)
-    quotients = divided(loss_scale, few, by)
-    # If that looks at them anew, what is returned is kept only if it is used.
-    seen = (few, by) if mode.current().checks_anew else (quotients, None)
+        quotients, finiteness = _shown(loss_scale, few, by)
+    else:
+        quotients = divided(loss_scale, few, by)
+        # If that looks at them anew, what is returned is kept only if it is used.
+        if not mode.current().checks_anew:
+            seen = quotients, None
+        finiteness = finiteness_once_divided(loss_scale, *seen)
     check = faults.check(
-        finiteness_once_divided(loss_scale, *seen),
+        finiteness,
         lambda: faults.codes_of_each(divided(loss_scale, *seen), groups),
         len(grads),
     )
@@ -92,30 +96,23 @@ def unscale_and_check(
 
 
 def _shown(
-    loss_scale: LossScale, few: List[Any], groups: List[List[int]], by: List[Any]
-) -> Tuple[List[Any], Check]:
-    """Returns gradients that show it if one of them was not finite: all are NaN then.
+    loss_scale: LossScale, grads: List[Any], divisors: List[Any]
+) -> Tuple[List[Any], Finiteness]:
+    """Returns quotients that show it if one was not finite, and whether they are.
 
-    For a loop, a branch, or a function within another. No flag leaves them, and what
-    clips an infinity leaves a NaN alone.
+    All are NaN then. For a loop, a branch, or a function within another: no flag leaves
+    them, and what clips an infinity leaves a NaN alone.
     """
-    known = finiteness_once_divided(loss_scale, few, by)
+    known = finiteness_once_divided(loss_scale, grads, divisors)
     # No branch under XLA: on TensorFlow 2.4 it compiles none in `tf.vectorized_map`.
     is_finite = known.looked() if mode.current().cond_runs_both else known.exact()
     shown = {
         id(divisor): tf.where(is_finite, divisor, float("nan"))
-        for divisor in by
+        for divisor in divisors
         if divisor is not None
     }
-    quotients = divided(loss_scale, few, [shown.get(id(each)) for each in by])
-    check = faults.check(
-        Finiteness(is_finite),
-        lambda: faults.codes_of_each(divided(loss_scale, few, by), groups),
-        sum(map(len, groups)),
-    )
-    if loss_scale.last_largest is not None:
-        check = check._replace(largest=largest_magnitude(few, by))
-    return unpack(quotients, groups), check
+    by = [shown.get(id(each)) for each in divisors]
+    return divided(loss_scale, grads, by), Finiteness(is_finite)
 
 
 def largest_unscaled(
