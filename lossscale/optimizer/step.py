@@ -119,7 +119,7 @@ class Attempt:
             with self._provenance.ledger.step():
                 return group_ops([self.apply(local)])
         local = local._replace(vote=self.check(local))
-        return replicas.merge_call(self._meet, *local)
+        return replicas.merge_call(self._meet, local)
 
     def _run_eagerly(self, local: Local) -> None:
         if not self._loss_scale.checks_gradients:
@@ -127,11 +127,11 @@ class Attempt:
             return
         local = local._replace(vote=self.check(local))
         # Python's own branch may stand in replica context: no thread starts anew.
-        should_apply, codes = replicas.merge_call(self._meet_eagerly, *local)
+        should_apply, codes = replicas.merge_call(self._meet_eagerly, local)
         if bool(should_apply):
             self.apply(local)
         else:
-            replicas.merge_call(self._skip_eagerly, codes, *local)
+            replicas.merge_call(self.skip, local, codes)
 
     def unscale(self, handed: HandedIn, variables: Whole) -> Local:
         """Divides gradients if replicas meet. One replica leaves that to the branch.
@@ -191,7 +191,7 @@ class Attempt:
         """Returns what the replicas know together."""
 
         def look() -> Any:
-            found = replicas.call_for_each_replica(_on(self._look), *local)
+            found = replicas.call_for_each_replica(self._look, local)
             return replicas.local_result(found)
 
         return self._agreement.agree(
@@ -222,7 +222,7 @@ class Attempt:
         """Changes nothing but the record of what was at fault. For all replicas."""
         if self._entry is None:
             return None
-        codes = replicas.call_for_each_replica(_on(self._codes), *local)
+        codes = replicas.call_for_each_replica(self._codes, local)
         skipped = replicas.local_result(self._loss_scale.skipped_steps)
         of_sum = replicas.local_result(codes_of_sum)
         return self._entry.write(codes, of_sum, local.losses, skipped)
@@ -239,17 +239,17 @@ class Attempt:
     def _divided(self, local: Local) -> List[Any]:
         return divided(self._loss_scale, local.grads, local.divisors)
 
-    def _meet(self, *fields: Any) -> Any:
+    def _meet(self, local: Local) -> Any:
         """Agrees, adjusts, and applies or skips, in a graph, for all replicas."""
         with self._provenance.ledger.step():
-            return self._meet_in_graph(Local(*fields))
+            return self._meet_in_graph(local)
 
     def _meet_in_graph(self, local: Local) -> Any:
         agreed = self.agree(local)
         update_op, should_apply = self.adjust(agreed, local)
 
         def apply() -> Any:
-            done = replicas.call_for_each_replica(_on(self.apply), *local)
+            done = replicas.call_for_each_replica(self.apply, local)
             return with_dependencies([done], True)
 
         def skip() -> Any:
@@ -262,14 +262,10 @@ class Attempt:
         otherwise = rarely(skip) if is_alone else skip
         return group_ops([either(should_apply, apply, otherwise), update_op])
 
-    def _meet_eagerly(self, *fields: Any) -> Tuple[Any, Any]:
-        local = Local(*fields)
+    def _meet_eagerly(self, local: Local) -> Tuple[Any, Any]:
         agreed = self.agree(local)
         _, should_apply = self.adjust(agreed, local)
         return should_apply, agreed.codes_of_sum
-
-    def _skip_eagerly(self, codes_of_sum: Any, *fields: Any) -> Any:
-        return self.skip(Local(*fields), codes_of_sum)
 
 
 class Whole:
@@ -280,8 +276,3 @@ class Whole:
 
     def __init__(self, variables: Any) -> None:
         self.whole = variables
-
-
-def _on(method: Callable[[Local], Any]) -> Callable[..., Any]:
-    """Returns `method` as a function of a `Local`'s fields, as replicas get them."""
-    return lambda *fields: method(Local(*fields))
