@@ -68,7 +68,8 @@ ARRANGED = (
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    *("tests/optimizer/provenance", "tests/runtime", "tests/blocks/test_layers.py"),
+    *("tests/optimizer/provenance", "tests/units", "tests/runtime"),
+    "tests/blocks/test_layers.py",
     *("tests/test_pages.py", "tests/test_peer_defects.py", "tests/test_public_api.py"),
     *(
         f"tests/optimizer/test_{name}.py"

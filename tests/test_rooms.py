@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 #: The rooms. A module may import from those on the left of its own, and from its own
 #: room what is listed before it on the door sign, the docstring of the `__init__`.
 ARROWS = """
-arguments preset_table presets plotting <- runtime <- gradients <- scales <-
+arguments preset_table presets plotting <- runtime <- gradients <- scales | units <-
 optimizer | simulation | ranges | compat | blocks <- monitor <- __init__ __main__
 """
 #: Of each room or module, what it may import: all on the left of it.
@@ -126,6 +126,17 @@ def test_one_room_imports_what_tensorflow_does_not_publish():
 def test_files_are_short():
     for file in FILES:
         assert len((ROOT / file).read_text().splitlines()) <= 300, file
+
+
+def test_functions_are_short():
+    # Of the rooms that are read most. After the docstring, as that may be long.
+    for file in FILES:
+        if file.startswith(("optimizer/", "units/")):
+            for node in ast.walk(ast.parse((ROOT / file).read_text())):
+                if isinstance(node, ast.FunctionDef):
+                    body = node.body[ast.get_docstring(node) is not None :] or node.body
+                    lines = node.end_lineno - body[0].lineno + 1
+                    assert lines <= 20, (file, node.name)
 
 
 def test_a_test_file_is_found_where_its_code_is():

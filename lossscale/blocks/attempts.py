@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 import tensorflow as tf
 
 from lossscale.blocks import block_scale
-from lossscale.gradients.finite import all_finite, finiteness
+from lossscale.gradients.finite import all_finite, checked
 from lossscale.gradients.scaling import divide
 from lossscale.runtime import mode
 from lossscale.runtime.autograph import do_not_convert
@@ -61,7 +61,7 @@ def _again(backward: Backward, grads: Any, scale: Any, found: Any) -> Any:
     """The same in a graph: in the branch that is not taken, a loop."""
     first = (scale, *_parts(found))
     results = either(
-        finiteness(found).proof,
+        checked(found).quick,
         lambda: first,
         lambda: _loop(backward, grads, *first),
     )
@@ -82,7 +82,7 @@ def _loop(backward: Backward, grads: Any, *first: Any) -> Any:
     can_be_finite = all_finite(grads)
 
     def is_to_be_tried(_: Any, *parts: Any) -> Any:
-        finite = finiteness(list(parts)).looked()
+        finite = checked(list(parts)).exact_in_branch()
         return tf.logical_and(can_be_finite, tf.logical_not(finite))
 
     def attempt(scale: Any, *parts: Any) -> Any:

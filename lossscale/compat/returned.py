@@ -14,8 +14,6 @@ from lossscale.runtime.ancestry import ancestors_among
 from lossscale.runtime.graphs import current_graph, notes_of, visible_graphs
 from lossscale.scales.base import LossScale
 
-_NOTE = "returned"
-
 
 class _Last(NamedTuple):
     """What eager mode returned last on one replica.
@@ -46,7 +44,7 @@ class Returned:
         values = _tensors(grads)
         graph = current_graph()
         if graph is not None:
-            notes_of(graph, self).setdefault(_NOTE, []).extend(values)
+            notes_of(graph, self, list).extend(values)
             return
         replica, evidence = replicas.this_one(), self._evidence(values)
         last = self._last.get(replica)
@@ -65,7 +63,7 @@ class Returned:
         values = _tensors(grads)
         if current_graph() is None:
             return self._evidence_eagerly(values)
-        notes = [notes_of(graph, self).get(_NOTE, []) for graph in visible_graphs()]
+        notes: List[Any] = [notes_of(g, self, list) for g in visible_graphs()]
         found = ancestors_among(values, [each for note in notes for each in note])
         changed = _without(found, values)
         return self._evidence(changed) if changed else None

@@ -4,6 +4,7 @@ Knows no rule of a loss scale, no other replica and no Keras. In the order of it
 imports:
 
 * `packing`: many small gradients as a few tensors;
+* `check`: what is known of gradients;
 * `finite`: are all of them finite?
 * `largest`: their greatest magnitude;
 * `faults`: which of them are not, and how;

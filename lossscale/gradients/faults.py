@@ -6,19 +6,13 @@ one of them is not, is it told which of them are at fault.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, List
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import (
-    Finiteness,
-    as_stored,
-    floating_values,
-    together,
-)
-from lossscale.gradients.largest import greater
+from lossscale.gradients.finite import as_stored, floating_values
 from lossscale.runtime import mode
-from lossscale.runtime.control import either
+from lossscale.runtime.aliases import Grad, Grads, Tensor
 
 #: The fault codes. A gradient with both infinities and NaNs has the larger one.
 FINITE, INF, NAN = 0.0, 1.0, 2.0
@@ -26,75 +20,18 @@ FINITE, INF, NAN = 0.0, 1.0, 2.0
 _SMALL = {tf.float32: 2.0**-64, tf.float64: 2.0**-960}
 
 
-class Check(NamedTuple):
-    """What one replica knows of its gradients as they were when they were unscaled.
-
-    Attributes:
-      finiteness: Whether all are finite.
-      codes: Returns a `float32` tensor of shape `[gradients]`, the fault code of each.
-        Called where the step is skipped, perhaps within a branch.
-      largest: Their greatest magnitude. None: nobody asked for it.
-    """
-
-    finiteness: Finiteness
-    codes: Callable[[], Any]
-    largest: Optional[Any] = None
-
-
-def check(finiteness: Finiteness, codes: Callable[[], Any], count: int) -> Check:
-    """Returns the check of gradients. In a graph they are looked at where it is used.
-
-    Eagerly that is done now: to look later, the gradients would have to be kept.
-
-    Args:
-      finiteness: Whether all are finite.
-      codes: Returns their codes, as `codes_of_each` does.
-      count: How many there are.
-    """
-    if not mode.current().knows_values:
-        return Check(finiteness, codes)
-    if finiteness.proof:
-        return Check(Finiteness(finiteness.proof), lambda: clean(count))
-    found = codes()
-    return Check(Finiteness(are_clean(found)), lambda: found)
-
-
-def settled(check: Check, count: int) -> Check:
-    """Returns a check that no longer needs its gradients: a branch of its own looks.
-
-    For gradients that the user has changed. Those from before would be kept for the
-    branch that applies or skips, and what changed them could not overwrite them:
-    clipping by the global norm would take as much memory again as all gradients.
-
-    Args:
-      check: A check.
-      count: How many gradients it is of.
-    """
-    known = check.finiteness
-    if known.look is None:
-        return check
-
-    def look() -> Any:
-        return known.looked(), check.codes()
-
-    is_finite, codes = either(
-        known.proof, lambda: (tf.constant(True), clean(count)), look
-    )
-    return check._replace(finiteness=Finiteness(is_finite), codes=lambda: codes)
-
-
 def clean(count: int) -> Any:
     """Returns the codes of gradients that are all finite."""
     return tf.zeros([count])
 
 
-def are_clean(codes: Any) -> Any:
+def are_clean(codes: Tensor) -> Any:
     """Tells whether codes are all of finite gradients."""
     # Of none it is -inf. In a session `==` would compare objects.
     return tf.reduce_max(codes) <= FINITE
 
 
-def codes_of_each(packed: List[Any], groups: List[List[int]]) -> Any:
+def codes_of_each(packed: Grads, groups: List[List[int]]) -> Any:
     """Returns the codes of gradients, in their order, by looking at each element.
 
     Args:
@@ -110,7 +47,7 @@ def codes_of_each(packed: List[Any], groups: List[List[int]]) -> Any:
     return in_order(codes, groups)
 
 
-def in_order(codes: Any, groups: List[List[int]]) -> Any:
+def in_order(codes: Tensor, groups: List[List[int]]) -> Any:
     """Returns the codes of groups in the order of the gradients."""
     listed = [position for group in groups for position in group]
     if listed == sorted(listed):
@@ -118,33 +55,7 @@ def in_order(codes: Any, groups: List[List[int]]) -> Any:
     return tf.gather(codes, sorted(range(len(listed)), key=listed.__getitem__))
 
 
-def combine(earlier: Optional[Check], later: Optional[Check]) -> Optional[Check]:
-    """Returns what two checks of the same gradients say together. None of none."""
-    if earlier is None or later is None:
-        return later if earlier is None else earlier
-    return Check(
-        together([earlier.finiteness, later.finiteness]),
-        lambda: first_cause(earlier, later.codes()),
-        greater(earlier.largest, later.largest),
-    )
-
-
-def first_cause(earlier: Optional[Check], codes: Any) -> Any:
-    """Returns the codes of gradients that were checked before.
-
-    If that found faults, they are the cause of what is seen later: clipping by an
-    infinite norm makes a NaN of every gradient.
-
-    Args:
-      earlier: The check of when they were unscaled. None: there was none.
-      codes: Their codes now.
-    """
-    if earlier is None:
-        return codes
-    return tf.where(earlier.finiteness.looked(), codes, earlier.codes())
-
-
-def _rows(grad: Any, size: int) -> List[Any]:
+def _rows(grad: Grad, size: int) -> List[Any]:
     """Returns the floating-point tensors, `[size, elements]`, of a packed gradient."""
     values = [as_stored(value) for value in floating_values([grad])]
     wide = [tf.cast(v, tf.float32) if v.dtype.size < 4 else v for v in values]

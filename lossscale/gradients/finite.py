@@ -2,56 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, List
 
 import tensorflow as tf
 
+from lossscale.gradients.check import Check
 from lossscale.gradients.packing import add_up, pack
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Grad, Tensor
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import either
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-
-
-class Finiteness(NamedTuple):
-    """Whether gradients are finite: a cheap proof, and how to look where it fails.
-
-    Attributes:
-      proof: A `bool` tensor of shape `[]`. If True, they are.
-      look: Called, perhaps within a branch, whether `proof` holds or not. Returns the
-        exact flag, a `bool` tensor of shape `[]`. None: `proof` is exact.
-    """
-
-    proof: Any
-    look: Optional[Callable[[], Any]] = None
-
-    def exact(self) -> Any:
-        """Returns the exact flag, and looks only where the proof fails."""
-        if self.look is None:
-            return self.proof
-        return either(self.proof, _true, self.look)
-
-    def looked(self) -> Any:
-        """Returns the exact flag by looking, proof or no proof. Called in a branch."""
-        return self.proof if self.look is None else self.look()
-
-
-def _true() -> Any:
-    return tf.constant(True)
-
-
-def together(parts: List[Finiteness]) -> Finiteness:
-    """Returns whether all that several tell of is finite. `parts` is not empty."""
-    if len(parts) == 1:
-        return parts[0]
-    proof = tf.reduce_all(tf.stack([part.proof for part in parts]))
-    if all(part.look is None for part in parts):
-        return Finiteness(proof)
-    return Finiteness(
-        proof, lambda: tf.reduce_all(tf.stack([part.looked() for part in parts]))
-    )
 
 
 @do_not_convert
@@ -81,18 +43,18 @@ def all_finite(grads: Any) -> Any:
     Returns:
       A `bool` tensor of shape `[]`. True if there is no gradient at all.
     """
-    return finiteness(grads).exact()
+    return checked(grads).exact()
 
 
-def finiteness(grads: Any) -> Finiteness:
-    """Returns whether no gradient of a nest holds an infinity or a NaN."""
+def checked(grads: Any) -> Check:
+    """Returns the check of a nest of gradients. It knows no fault codes."""
     values = floating_values(grads)
     if mode.current().looks_at_once:
-        return Finiteness(each_is_finite(values))
-    return Finiteness(sum_is_finite(values), lambda: each_is_finite(values))
+        return Check(each_is_finite(values))
+    return Check(sum_is_finite(values), lambda: each_is_finite(values))
 
 
-def sum_is_finite(values: List[Any]) -> Any:
+def sum_is_finite(values: List[Tensor]) -> Any:
     """Tells whether the sum of all elements is finite, which proves that each is."""
     if mode.current().reads_float16_slowly:
         narrow = [value for value in values if value.dtype.size < 4]
@@ -101,14 +63,14 @@ def sum_is_finite(values: List[Any]) -> Any:
     return _sum_is_finite(values)
 
 
-def _sum_is_finite(values: List[Any]) -> Any:
+def _sum_is_finite(values: List[Tensor]) -> Any:
     if not values:
         return tf.constant(True)
     sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in add_up(values)]
     return tf.math.is_finite(tf.add_n(sums))
 
 
-def each_is_finite(values: List[Any]) -> Any:
+def each_is_finite(values: List[Tensor]) -> Any:
     """Tells whether each element is finite, by looking at each."""
     packed, _ = pack(values)
     checks = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
@@ -145,7 +107,7 @@ def sum_stays_finite(grads: Any, terms: int) -> Any:
 
 def floating_values(grads: Any) -> List[Any]:
     """Returns the dense floating-point tensors that the nest `grads` is made of."""
-    values: List[Any] = []
+    values: List[Tensor] = []
     for leaf in tf.nest.flatten(grads):
         if leaf is None:
             continue
@@ -159,7 +121,7 @@ def floating_values(grads: Any) -> List[Any]:
     return values
 
 
-def dense_part(grad: Any) -> Any:
+def dense_part(grad: Grad) -> Any:
     """Returns the dense tensor of a sparse or ragged gradient, any other as it is."""
     if isinstance(grad, (tf.IndexedSlices, tf.SparseTensor)):
         return grad.values

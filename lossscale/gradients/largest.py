@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from lossscale.gradients.finite import all_finite, floating_values
 from lossscale.gradients.packing import pack
+from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 
 
-def largest_magnitude(grads: List[Any], divisors: Optional[List[Any]] = None) -> Any:
+def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
     """Returns the greatest magnitude that gradients have once they are divided.
 
     That of the quotients is the quotient of the greatest: rounding keeps their order.
@@ -47,16 +48,9 @@ def largest_if_finite(grads: Any) -> Any:
     return bounded(all_finite(grads), found)
 
 
-def bounded(is_finite: Any, largest: Any) -> Any:
+def bounded(is_finite: Flag, largest: Scalar) -> Any:
     """Returns what is told of a step: infinite if and only if it is bad."""
     return tf.where(is_finite, tf.minimum(largest, tf.float32.max), float("inf"))
-
-
-def greater(one: Any, other: Any) -> Any:
-    """Returns the greater of two magnitudes, each of which may be None: not known."""
-    if one is None or other is None:
-        return other if one is None else one
-    return tf.maximum(one, other)
 
 
 def _magnitude(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Tuple
 import tensorflow as tf
 
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Grad, Grads, Tensor
 
 #: Gradients with more elements stay alone: copying them takes longer than the kernels
 #: that are saved. Of 1,000 gradients of 32 x 32, packing saves more than half of what
@@ -14,7 +15,7 @@ from lossscale.runtime import mode
 SMALL = 4096
 
 
-def pack(grads: List[Any]) -> Tuple[List[Any], List[List[int]]]:
+def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
     """Stacks small gradients of equal shape and dtype.
 
     Args:
@@ -36,7 +37,7 @@ def pack(grads: List[Any]) -> Tuple[List[Any], List[List[int]]]:
     return packed, groups
 
 
-def add_up(grads: List[Any]) -> List[Any]:
+def add_up(grads: Grads) -> List[Any]:
     """Adds up small gradients where `pack` stacks them. No infinity or NaN gets lost.
 
     That is one read of them, where stacking writes them again.
@@ -47,7 +48,7 @@ def add_up(grads: List[Any]) -> List[Any]:
     return [tf.add_n([grads[i] for i in group]) for group in groups]
 
 
-def unpack(packed: List[Any], groups: List[List[int]]) -> List[Any]:
+def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
     """Returns the list that was packed, after the same was done to all of it."""
     if len(packed) == sum(map(len, groups)):
         return packed
@@ -60,19 +61,24 @@ def unpack(packed: List[Any], groups: List[List[int]]) -> List[Any]:
     return [found[i] for i in range(len(found))]
 
 
-def is_small(tensor: Any) -> bool:
+def groups_of_one(count: int) -> List[List[int]]:
+    """Returns the groups of gradients of which none are packed."""
+    return [[position] for position in range(count)]
+
+
+def is_small(tensor: Tensor) -> bool:
     """Tells whether a tensor is known to have at most `SMALL` elements."""
     size = tensor.shape.num_elements()
     return size is not None and size <= SMALL
 
 
-def as_they_are(grads: List[Any]) -> List[Any]:
+def as_they_are(grads: Grads) -> List[Any]:
     """Returns gradients as they are now. A variable may be changed later."""
     kept = (tf.Tensor, tf.IndexedSlices, type(None))
     return [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in grads]
 
 
-def in_this_graph(grad: Any) -> Any:
+def in_this_graph(grad: Grad) -> Any:
     """Returns a gradient as a tensor of the graph that is built now, not captured."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(
@@ -81,7 +87,7 @@ def in_this_graph(grad: Any) -> Any:
     return tf.identity(grad) if isinstance(grad, tf.Tensor) else grad
 
 
-def _groups(grads: List[Any]) -> List[List[int]]:
+def _groups(grads: Grads) -> List[List[int]]:
     """Returns the positions of the gradients that become one."""
     groups: Dict[Any, List[int]] = {}
     packs = mode.current().packs_small
@@ -91,7 +97,7 @@ def _groups(grads: List[Any]) -> List[List[int]]:
     return list(groups.values())
 
 
-def _key(grad: Any) -> Any:
+def _key(grad: Grad) -> Any:
     """Returns what equal gradients have in common, None if this one stays alone."""
     is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating
     if not is_dense or not is_small(grad):

@@ -1,8 +1,8 @@
-"""Sparse gradients in which a row comes more than once: what its values add up to.
+"""Sparse gradients with duplicate rows: are their sums finite?
 
-Each value of a float16 gradient may be finite where the sum of equal rows, which the
-optimizer applies, is not. Wider dtypes are not looked at: there it takes gradients of
-1e38. Nothing here adds an operation where there is no such gradient.
+An optimizer sums duplicate rows when it applies them. In float16 each value may be
+finite where that sum is not. Wider dtypes are not looked at: their sums overflow at
+gradients of 1e38 only. Nothing here adds an operation where no gradient is sparse.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from typing import Any, Iterable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Divisors, Grad, Grads
 
 
-def may_repeat(grad: Any) -> bool:
-    """Tells whether equal rows of a gradient may add up to what its dtype lacks."""
+def may_have_duplicates(grad: Grad) -> bool:
+    """Tells whether a gradient may have duplicate rows whose sum its dtype lacks."""
     if not isinstance(grad, tf.IndexedSlices):
         return False
     dtype = grad.values.dtype
     return bool(dtype.is_floating) and dtype.size == 2
 
 
-def any_may_repeat(grads: Iterable[Any]) -> bool:
+def any_may_have_duplicates(grads: Iterable[Any]) -> bool:
     """Tells whether there is such a gradient."""
-    return any(may_repeat(grad) for grad in grads)
+    return any(may_have_duplicates(grad) for grad in grads)
 
 
 def sums_stay_finite(
-    grads: List[Any], divisors: Optional[List[Any]] = None, terms: int = 1
+    grads: Grads, divisors: Optional[Divisors] = None, terms: int = 1
 ) -> Any:
-    """Tells whether equal rows surely add up to finite numbers, with one read of them.
+    """Tells whether the sums of duplicate rows are surely finite. Reads the rows once.
 
-    Surely so if the magnitudes of all rows together do, equal or not.
+    They are if the magnitudes of all rows, duplicate or not, have a finite sum.
 
     Args:
       grads: The gradients; some may be None.
@@ -44,7 +45,7 @@ def sums_stay_finite(
     """
     proofs = []
     for grad, divisor in zip(grads, divisors or [None] * len(grads)):
-        if may_repeat(grad):
+        if may_have_duplicates(grad):
             wide = tf.abs(tf.cast(grad.values, tf.float32))
             # Half of the room is left to rounding. Infinity is less than nothing.
             limit = tf.constant(float(grad.values.dtype.max) / (2 * terms))
@@ -54,12 +55,12 @@ def sums_stay_finite(
 
 
 def added(grads: Iterable[Any]) -> List[Any]:
-    """Returns the `sums` of each gradient whose rows may repeat, None of the others."""
-    return [sums(grad) if may_repeat(grad) else None for grad in grads]
+    """Returns the `sums` of each gradient that may have duplicates, else None."""
+    return [sums(grad) if may_have_duplicates(grad) else None for grad in grads]
 
 
-def sums(grad: Any) -> Any:
-    """Returns what equal rows of a gradient add up to, in its dtype.
+def sums(grad: Grad) -> Any:
+    """Returns what duplicate rows of a gradient add up to, in its dtype.
 
     Of three or more the order decides whether they overflow, and it is the optimizer's:
     their magnitudes are added up. If those are finite, every order is.
@@ -74,7 +75,7 @@ def sums(grad: Any) -> Any:
     return tf.cast(largest, grad.values.dtype)
 
 
-def _grouped(grad: Any) -> Tuple[Any, Any, Any]:
+def _grouped(grad: Grad) -> Tuple[Any, Any, Any]:
     """Returns a gradient's rows, the number of each one's group, and how many."""
     if not mode.current().fixes_shapes:
         unique, positions = tf.unique(grad.indices)
@@ -87,13 +88,12 @@ def _grouped(grad: Any) -> Tuple[Any, Any, Any]:
     return tf.gather(grad.values, order), positions, tf.shape(order)[0]
 
 
-def magnitudes(grad: Any) -> Any:
-    """Returns the magnitudes of each row, added up, as a dense tensor of its dtype.
+def magnitudes(grad: Grad) -> Any:
+    """Returns the sum of each row's magnitudes as a dense tensor of its dtype.
 
-    None where the gradient does not say how many rows there are.
+    Args:
+      grad: A gradient that tells how many rows there are: it has a `dense_shape`.
     """
-    if grad.dense_shape is None:
-        return None
     wide = tf.abs(tf.cast(grad.values, tf.float32))
     total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])
     return tf.cast(total, grad.values.dtype)

@@ -7,9 +7,10 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Grad, Scalar, Tensor
 
 
-def multiply(loss: Any, loss_scale: Any) -> Any:
+def multiply(loss: Tensor, loss_scale: Any) -> Any:
     """Returns `loss * loss_scale` in float32, or in `loss`'s dtype if that is wider.
 
     float16 ends at 65504: a loss of 2 times 2**15 would be infinite there.
@@ -18,7 +19,7 @@ def multiply(loss: Any, loss_scale: Any) -> Any:
     return loss * tf.cast(loss_scale, loss.dtype)
 
 
-def widened(tensor: Any) -> Any:
+def widened(tensor: Tensor) -> Any:
     """Returns a tensor in `float32`, or as it is if its dtype is wider."""
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype in (tf.float64, tf.complex64, tf.complex128):
@@ -26,7 +27,7 @@ def widened(tensor: Any) -> Any:
     return tf.cast(tensor, tf.float32)
 
 
-def divide(grads: Any, divisor: Any) -> Any:
+def divide(grads: Any, divisor: Scalar) -> Any:
     """Returns the nest `grads` divided by a `float32` scalar.
 
     Each gradient keeps its dtype, its sparsity and, if it is None, that. What is not
@@ -60,7 +61,7 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     return loss_scale * tf.cast(count >= 0, tf.float32)
 
 
-def _divide(grad: Any, divisor: Any, quotient: Callable[[Any], Any]) -> Any:
+def _divide(grad: Grad, divisor: Scalar, quotient: Callable[[Any], Any]) -> Any:
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):
@@ -79,7 +80,7 @@ def _divide(grad: Any, divisor: Any, quotient: Callable[[Any], Any]) -> Any:
     return tf.cast(quotient(tf.cast(grad, tf.float32)), dtype)
 
 
-def _by_reciprocal(divisor: Any) -> Callable[[Any], Any]:
+def _by_reciprocal(divisor: Scalar) -> Callable[[Any], Any]:
     # 1 / 2**127 is subnormal and flushes to zero: two factors then. Whoever divides by
     # a constant must hide that (`opaque_divisor`), or XLA makes them one again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)

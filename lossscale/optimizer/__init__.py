@@ -3,14 +3,15 @@
 Knows loss scales, gradients and replicas; no arithmetic of a rule. In the order of its
 imports:
 
-* `advice`: what the wrappers warn of;
+* `warning_texts`: what the wrappers warn of;
+* `bundle`: one replica's gradients on their way through a step;
+* `checking`: their checks, as they are unscaled and as they are applied;
 * `fault_record`: which gradients were at fault in the last skipped step;
 * `sharing`: one loss scale for several optimizers;
-* `unscaling`: gradients divided, and checked from the scaled ones;
 * `provenance`: a room of its own: are these gradients still scaled, and by what?
 * `aggregation`: gradients that the user aggregates across replicas;
-* `agreement`: what replicas know together of a step;
-* `step`: one attempt: unscale, check, agree, adjust, apply or skip;
+* `reduction`: the flag, all-reduced over one replica or several;
+* `step`: unscale, check, reduce, adjust, apply or skip;
 * `keras_arguments`: what Keras's own wrappers are given, as what ours are;
 * `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as
   a config; attributes that are the inner optimizer's, or the loss scale's;
@@ -21,8 +22,8 @@ imports:
 Begin with `base`, then `step`.
 """
 
-from lossscale.optimizer.advice import LossScaleWarning
 from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.warning_texts import LossScaleWarning
 from lossscale.runtime import kerases
 
 # Importing a wrapper makes it known, to us and to its Keras.

@@ -8,43 +8,40 @@ import tensorflow as tf
 
 from lossscale.gradients import faults
 from lossscale.gradients.packing import as_they_are
-from lossscale.optimizer.provenance.resolve import HandedIn
-from lossscale.optimizer.unscaling import unscale_and_check
-from lossscale.scales.base import LossScale
+from lossscale.optimizer.bundle import Bundle
+from lossscale.optimizer.checking import unscale_and_check
+from lossscale.runtime.aliases import Tensor, Variable
 
 
 def aggregated(
-    loss_scale: LossScale,
-    handed: HandedIn,
-    variables: Any,
-    aggregate: Callable[[List[Any]], Any],
-) -> Tuple[HandedIn, List[Any]]:
+    bundle: Bundle, variables: Any, aggregate: Callable[[List[Any]], Any]
+) -> Tuple[Bundle, List[Any]]:
     """Returns gradients as the user's function aggregates them, and their variables.
 
     They were finite before, or the step is skipped whatever it returns. It is called
     with unscaled gradients, as Keras does, and at every step: it may wait for others.
 
     Args:
-      loss_scale: What they are unscaled by.
-      handed: The gradients that were handed in.
+      bundle: The gradients that were handed in.
       variables: What they are to be applied to.
       aggregate: Takes a list of `(gradient, variable)` pairs, and returns pairs.
     """
-    given = as_they_are(handed.grads)
-    grads, check = unscale_and_check(loss_scale, given, handed.divisors)
+    given = bundle.but(grads=as_they_are(bundle.grads))
+    grads, now = unscale_and_check(given)
     pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
     pairs = list(aggregate(pairs))
     found, trained = [g for g, _ in pairs], [v for _, v in pairs]
-    earlier = faults.combine(handed.earlier, check)
-    if earlier is not None:
-        of_all = earlier.codes
-        earlier = earlier._replace(
-            codes=lambda: _codes_of(trained, of_all(), variables)
-        )
-    return HandedIn(found, [None] * len(found), earlier, False, handed.losses), trained
+    check = bundle.check & now
+    of_all = check.codes
+    if of_all is not None:
+        check = check._replace(codes=lambda: _codes_of(trained, of_all(), variables))
+    nothing = [None] * len(found)
+    return Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses), (
+        trained
+    )
 
 
-def _codes_of(trained: List[Any], codes: Any, variables: List[Any]) -> Any:
+def _codes_of(trained: List[Variable], codes: Tensor, variables: List[Variable]) -> Any:
     """Returns the fault codes of those variables that came back."""
     positions = {id(variable): i for i, variable in enumerate(variables)}
     of_others = len(variables)  # which were not there before, and had no fault

@@ -11,8 +11,9 @@ from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
 from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.step import Attempt
+from lossscale.optimizer.step import Step
 from lossscale.runtime import replicas
+from lossscale.runtime.aliases import Grads, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
@@ -122,7 +123,8 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.
         object.__setattr__(self, "_loss_scale", loss_scale)
-        object.__setattr__(self, "_provenance", Provenance(loss_scale))
+        provenance = Provenance(loss_scale, self._unscales_in_apply)
+        object.__setattr__(self, "_provenance", provenance)
         object.__setattr__(self, "_fault_record", FaultRecord())
 
     def __repr__(self) -> str:
@@ -146,7 +148,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         return self.iterations
 
     @do_not_convert
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: Tensor) -> Any:
         """Returns `loss` times the loss scale, and begins a step.
 
         Args:
@@ -159,7 +161,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
             return lambda: self.scale_loss(loss())
         return self._loss_scale.scale(loss)
 
-    def get_scaled_loss(self, loss: Any) -> Any:
+    def get_scaled_loss(self, loss: Tensor) -> Any:
         """Like `scale_loss`. Keras 2's name."""
         return self.scale_loss(loss)
 
@@ -208,7 +210,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
 
     def _apply_or_skip(
         self,
-        grads: List[Any],
+        grads: Grads,
         variables: Any,
         apply: Callable[..., Any],
         aggregates: bool = True,
@@ -227,24 +229,17 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         Returns:
           In a graph, an op that does it all. None in eager mode.
         """
-        handed = self._provenance.hand_in(grads, self._unscales_in_apply)
+        bundle = self._provenance.hand_in(grads)
         if aggregate is not None:
-            handed, variables = aggregated(
-                self._loss_scale, handed, variables, aggregate
-            )
-        entry = self._fault_entry(self._trained(variables))
-        return Attempt(self._provenance, apply, aggregates, entry).run(
-            handed, variables
-        )
+            bundle, variables = aggregated(bundle, variables, aggregate)
+        entry = self._fault_entry(variables)
+        step = Step(self._provenance, aggregates, entry)
+        return step.run(bundle, lambda grads: apply(grads, variables))
 
-    def _fault_entry(self, variables: List[Any]) -> Optional[Entry]:
+    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
         """Returns where the faults of variables go. Called when it is built, too."""
         checks = self._loss_scale.checks_gradients
         return self._fault_record.entry_of(variables) if checks else None
-
-    def _trained(self, variables: Any) -> List[Any]:
-        """Returns the variables that the gradients handed in belong to."""
-        return list(variables)
 
     def _check_context(self) -> None:
         """Raises where gradients cannot be applied."""

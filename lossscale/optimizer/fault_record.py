@@ -7,8 +7,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import faults
+from lossscale.gradients.check import Check
 from lossscale.gradients.faults import FINITE, INF, NAN
+from lossscale.gradients.packing import groups_of_one
+from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
+from lossscale.runtime.aliases import Scalar, Tensor, Variable
 
 _KINDS = {INF: "inf", NAN: "nan"}
 
@@ -24,7 +28,7 @@ class NonfiniteGradient(NamedTuple):
 
     name: str
     kind: str
-    variable: Any
+    variable: Variable
 
 
 class OwnSteps(NamedTuple):
@@ -74,7 +78,7 @@ class FaultRecord(tf.Module):
     def __deepcopy__(self, memo: Dict[int, Any]) -> FaultRecord:
         return FaultRecord()
 
-    def entry_of(self, variables: List[Any]) -> Optional[Entry]:
+    def entry_of(self, variables: List[Variable]) -> Optional[Entry]:
         """Returns where the faults of a list of variables go.
 
         Called when the optimizer is built, and again at each step: a `tf.function` that
@@ -138,7 +142,7 @@ class FaultCodes:
     written: the loss scale's count of skipped steps.
     """
 
-    def __init__(self, variables: List[Any]) -> None:
+    def __init__(self, variables: List[Variable]) -> None:
         self.variables = variables
         self.positions = {id(variable): i for i, variable in enumerate(variables)}
         with tf.init_scope():
@@ -150,7 +154,7 @@ class FaultCodes:
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
 
-    def write(self, positions: List[int], codes: Any, skipped: Any) -> Any:
+    def write(self, positions: List[int], codes: Tensor, skipped: Scalar) -> Any:
         """Adds codes to those of the same step, or begins anew.
 
         Args:
@@ -189,26 +193,24 @@ class Entry(NamedTuple):
     holder: FaultCodes
     positions: List[int]
 
-    def write(self, codes: Any, codes_of_sum: Any, losses: Any, skipped: Any) -> Any:
+    def write(self, bundle: Bundle, agreed: Check, skipped: Scalar) -> Any:
         """Keeps what was at fault on any replica.
 
         Called on a skipped step only, within the branch.
 
         Args:
-          codes: The fault codes of each replica's gradients.
-          codes_of_sum: Those of their sum, equal on all replicas. None: it has none.
-          losses: The unscaled losses of each replica, the last ones.
+          bundle: Each replica's gradients.
+          agreed: What the replicas know together, of the gradients' sum, too.
           skipped: How many steps have been skipped, this one too.
         """
-        local = replicas.call_for_each_replica(_with_loss, codes, losses)
-        encoded = replicas.call_for_each_replica(_encoded, local)
+        encoded = replicas.call_for_each_replica(_encoded, bundle)
         found = _decoded(replicas.all_reduce_sum(encoded))
-        if codes_of_sum is not None:
-            found = tf.maximum(found, tf.pad(codes_of_sum, [[0, 1]]))
+        if agreed.codes is not None:
+            found = tf.maximum(found, tf.pad(agreed.codes(), [[0, 1]]))
         return self.holder.write(self.positions, found, skipped)
 
 
-def _placed(codes: Any, positions: List[int], size: int) -> Any:
+def _placed(codes: Tensor, positions: List[int], size: int) -> Any:
     """Returns codes at their positions, of several at one the largest."""
     if len(set(positions)) == len(positions):
         return tf.scatter_nd([[position] for position in positions], codes, [size])
@@ -216,15 +218,15 @@ def _placed(codes: Any, positions: List[int], size: int) -> Any:
     return tf.reduce_max(tf.where(tf.constant(is_here), codes, FINITE), axis=1)
 
 
-def _with_loss(codes: Any, losses: List[Any]) -> Any:
-    """Returns the codes of one replica's gradients, and behind them its loss's."""
-    alone = [[position] for position in range(len(losses))]
-    of_losses = faults.codes_of_each([*losses, None], [*alone, [len(losses)]])
-    return tf.concat([codes, tf.reshape(tf.reduce_max(of_losses), [1])], 0)
+def _encoded(bundle: Bundle) -> Any:
+    """Returns the codes of one replica's gradients, and behind them its loss's.
 
-
-def _encoded(codes: Any) -> Any:
-    """Returns codes whose sum over replicas tells the largest of them."""
+    The sum over replicas of what is returned tells the largest code of each.
+    """
+    losses = [*bundle.losses, None]  # at least one
+    of_losses = faults.codes_of_each(losses, groups_of_one(len(losses)))
+    of_grads = bundle.check.codes_of(bundle.count)
+    codes = tf.concat([of_grads, tf.reshape(tf.reduce_max(of_losses), [1])], 0)
     return tf.where(tf.equal(codes, NAN), replicas.count() + 1.0, codes)
 
 

@@ -18,6 +18,7 @@ from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import CallableList, delegated, forwarded
 from lossscale.optimizer.keras2_base import SINCE_0_1_0, Keras2Base
 from lossscale.runtime import kerases, registry
+from lossscale.runtime.aliases import Variable
 from lossscale.runtime.autograph import do_not_convert
 
 
@@ -163,7 +164,7 @@ class _New(Keras2Base):
         self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
         return self.iterations
 
-    def _build_before_apply(self, variables: List[Any]) -> None:
+    def _build_before_apply(self, variables: List[Variable]) -> None:
         with tf.init_scope():  # a branch cannot create variables
             self.build(variables)
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.runtime import kerases, mode
+from lossscale.runtime.aliases import Grads, Variable
 
 #: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
@@ -86,7 +87,7 @@ class Keras2Base(LossScaleOptimizer):
         self._check_context()
         inner = self.inner_optimizer
 
-        def apply(grads: List[Any], variables: Any) -> Any:
+        def apply(grads: Grads, variables: Any) -> Any:
             return inner.apply_gradients(list(zip(grads, variables)), **options)
 
         pairs = list(grads_and_vars)
@@ -127,7 +128,7 @@ class Keras2Base(LossScaleOptimizer):
         inner, base = type(self.inner_optimizer), self._optimizer_class
         return any(getattr(inner, n, None) is not getattr(base, n, None) for n in names)
 
-    def _build_before_apply(self, variables: List[Any]) -> None:
+    def _build_before_apply(self, variables: List[Variable]) -> None:
         """Creates what the inner optimizer would create within a branch."""
 
     def get_weights(self) -> List[Any]:

@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer import wrappers
-from lossscale.optimizer.advice import BARE_CHECKPOINT, warn
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import delegated, forwarded
+from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
 from lossscale.runtime import registry
+from lossscale.runtime.aliases import Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
 
 #: What a checkpoint of a wrapped optimizer holds, ours or Keras's, and no bare one.
@@ -128,38 +129,36 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self._check_context()
         self._warn_if_restored_from_bare()
         grads = list(grads)
-        inner = self.inner_optimizer
         if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-            if not self.built:
-                # Lifted out of a tf.function: slots that are created in it, on several
-                # replicas, cannot be initialized (seen on Keras 3.3 to 3.15).
-                with tf.init_scope():
-                    self.build(trainable_variables)
-        if not inner.built or all(grad is None for grad in grads):
+            trainable_variables = self._built_with(trainable_variables)
+        inner, trained = self.inner_optimizer, trainable_variables or self._built_for
+        # float8 layers hand over new values of their own scales as "gradients".
+        are_values = [getattr(v, "overwrite_with_gradient", False) for v in trained]
+        pairs = list(zip(grads, are_values or [False] * len(grads)))
+        values = [grad if is_value else None for grad, is_value in pairs]
+        rest = [None if is_value else grad for grad, is_value in pairs]
+        if not inner.built or all(grad is None for grad in rest):
             inner.apply(grads, trainable_variables)  # Keras's own answer
             return
-        # float8 layers hand over new values of their own scales as "gradients".
-        overwritten = [
-            getattr(variable, "overwrite_with_gradient", False)
-            for variable in trainable_variables or self._built_for
-        ] or [False] * len(grads)
-        untouched = [g if o else None for g, o in zip(grads, overwritten)]
-        rest = [None if o else g for g, o in zip(grads, overwritten)]
-        if all(grad is None for grad in rest):
-            inner.apply(grads, trainable_variables)  # nothing that a loss scale scales
-            return
 
-        def apply(grads: List[Any], others: Any) -> None:
-            untouched, variables = others
-            merged = [u if g is None else g for g, u in zip(grads, untouched)]
-            inner.apply(merged, variables)
+        def apply(grads: Grads, _: Any) -> None:
+            merged = [v if g is None else g for g, v in zip(grads, values)]
+            inner.apply(merged, trainable_variables)
 
-        self._apply_or_skip(rest, (untouched, trainable_variables), apply)
+        self._apply_or_skip(rest, list(trained), apply)
 
-    def _trained(self, variables: Any) -> List[Any]:
-        _, trainable_variables = variables
-        return list(trainable_variables or self._built_for)
+    def _built_with(self, variables: Any) -> List[Variable]:
+        """Returns variables as a list. Builds the optimizer with them if it is not.
+
+        It does so outside of the function that is traced: slots that are created in a
+        tf.function, on several replicas, cannot be initialized (seen on Keras 3.3 to
+        3.15).
+        """
+        listed: List[Variable] = list(variables)
+        if not self.built:
+            with tf.init_scope():
+                self.build(listed)
+        return listed
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.

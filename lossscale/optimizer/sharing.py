@@ -1,11 +1,13 @@
 """One loss scale for several optimizers: adjusted once per step, from all of them.
 
-A GAN's two optimizers may share a loss scale. Each skips on its own gradients. A step
-of the loss scale ends when an optimizer that already applied in it applies again (not
-in the other branch of one `tf.cond`), or where another graph is built. Until then each
-apply takes back what the ones before did to the state, and adjusts again, with the AND
-of all flags: a step was bad before if its count of skipped steps has moved. No variable
-and no branch is added.
+The two optimizers of a GAN may share a loss scale. Each skips by its own gradients, but
+the loss scale must count one step, which is bad if one of them was. Which optimizer
+comes last is not known beforehand. So each apply gives the loss scale the state from
+before the step, and adjusts it anew by the AND of all flags so far. That an earlier one
+was bad shows in the count of skipped steps. No variable and no branch is added.
+
+A step ends when an optimizer that has applied in it applies again, unless that is in
+the other branch of one `tf.cond`, and when another graph is built.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import Finiteness
+from lossscale.gradients.check import Check
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Op, Scalar, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import (
     above_branches,
@@ -47,7 +50,7 @@ class _SharedStep:
         self.applied: Any = weakref.WeakKeyDictionary()
         self.update_op: Any = None
         self.left: Optional[List[Any]] = None
-        # Whether a branch that applies will run is not known: read outside of it.
+        # Outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
             self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
@@ -64,18 +67,59 @@ class _SharedStep:
         # A checkpoint may have been restored, or the loss scale set, since.
         return self.left is None or self.left == _values(loss_scale)
 
+    def take_back(self, loss_scale: LossScale, largest: Scalar) -> Tuple[Any, Any, Any]:
+        """Gives the loss scale the state that it had before this step.
+
+        Args:
+          loss_scale: The `LossScale`.
+          largest: The greatest magnitude of what is applied now. None: not requested.
+
+        Returns:
+          What did so, None in eager mode; whether those that have applied were good;
+          and a list of the greatest magnitude of all, if anybody asks.
+        """
+        # A tf.compat.v1 graph keeps no order of its own.
+        with _after(self.update_op):
+            was_good = self._is_as_before(loss_scale.skipped_steps)
+            known = [] if largest is None else [_greatest_so_far(loss_scale, largest)]
+        with tf.control_dependencies([was_good, *known]):
+            restored = [v.assign(old, read_value=False) for v, old in self.before]
+            return group_ops([was_good, restored]), was_good, known
+
+    def leave(self, loss_scale: LossScale, update_op: Op) -> None:
+        """Remembers what one of its optimizers leaves the next one."""
+        if mode.current().knows_values:
+            self.left = _values(loss_scale)
+        # What was done in a branch is done when the branch is.
+        self.update_op = update_op if current_graph() is self.graph else None
+
+    def _is_as_before(self, variable: Variable) -> Any:
+        (old,) = [old for each, old in self.before if each is variable]
+        return tf.equal(tf.convert_to_tensor(variable), old)
+
+
+def _greatest_so_far(loss_scale: LossScale, largest: Scalar) -> Any:
+    """Returns the greatest magnitude of all that has been applied in this step."""
+    return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
+
 
 class Group:
     """The optimizers that share one loss scale.
 
     Attributes:
       members: The `Provenance` of each optimizer.
-      step: The step that they are at.
     """
 
     def __init__(self) -> None:
         self.members: Any = weakref.WeakSet()
-        self.step: Optional[_SharedStep] = None
+        self._step: Optional[_SharedStep] = None
+
+    def step_of(self, member: Any, loss_scale: LossScale) -> _SharedStep:
+        """Returns the step in which `member` applies now."""
+        if self._step is None or not self._step.goes_on(member, loss_scale):
+            self._step = _SharedStep(loss_scale)
+        self._step.applied[member] = current_graph()
+        return self._step
 
 
 def group_of(loss_scale: LossScale) -> Group:
@@ -86,56 +130,30 @@ def group_of(loss_scale: LossScale) -> Group:
     return group
 
 
-def adjust(
-    loss_scale: LossScale, member: Any, finiteness: Finiteness, largest: Any
-) -> Tuple[Any, Any]:
+def adjust(loss_scale: LossScale, member: Any, check: Check) -> Tuple[Any, Any]:
     """Adjusts `loss_scale` to a step that one of its optimizers applies or skips.
 
     Args:
       loss_scale: A `LossScale`.
       member: The optimizer's `Provenance`.
-      finiteness: What is agreed of this optimizer's gradients.
-      largest: Their greatest magnitude. None: nobody asks.
+      check: What the replicas know together of this optimizer's gradients.
 
     Returns:
       The update op, None in eager mode, and the exact flag.
     """
     group = group_of(loss_scale)
     if len(group.members) < 2:
-        return adjusting.adjust(loss_scale, finiteness, largest)
-    is_finite = finiteness.exact()
-    step = group.step
-    if step is None or not step.goes_on(member, loss_scale):
-        step = group.step = _SharedStep(loss_scale)
-    step.applied[member] = current_graph()
-    # A tf.compat.v1 graph keeps no order of its own.
-    with _after(step.update_op):
-        was_good = _is_as_before(step, loss_scale.skipped_steps)
-        known = [] if largest is None else [_greatest_so_far(loss_scale, largest)]
-    with tf.control_dependencies([was_good, *known]):
-        restored = [v.assign(old, read_value=False) for v, old in step.before]
-        taken_back = group_ops([was_good, restored])
+        return adjusting.adjust(loss_scale, check)
+    is_finite = check.exact()
+    step = group.step_of(member, loss_scale)
+    taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
         update_op, _ = loss_scale.adjust(tf.logical_and(is_finite, was_good), *known)
-    if mode.current().knows_values:
-        step.left = _values(loss_scale)
-    # What was done in a branch is done when the branch is.
-    is_outside = current_graph() is step.graph
-    step.update_op = update_op if is_outside else None
+    step.leave(loss_scale, update_op)
     return update_op, is_finite
 
 
-def _greatest_so_far(loss_scale: LossScale, largest: Any) -> Any:
-    """Returns the greatest magnitude of all that has been applied in this step."""
-    return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
-
-
-def _is_as_before(step: _SharedStep, variable: Any) -> Any:
-    (old,) = [old for each, old in step.before if each is variable]
-    return tf.equal(tf.convert_to_tensor(variable), old)
-
-
-def _after(update_op: Any) -> Any:
+def _after(update_op: Op) -> Any:
     return tf.control_dependencies([] if update_op is None else [update_op])
 
 

@@ -49,25 +49,30 @@ def for_optimizer(inner_optimizer: Any) -> Any:
       TypeError: It is not an optimizer of a Keras that computes with TensorFlow.
     """
     wrapper = _wrappers.class_for(inner_optimizer)
-    if wrapper is not None:
-        return wrapper
-    backend = kerases.foreign_backend(inner_optimizer)
-    if backend is not None:
+    if wrapper is None:
         raise TypeError(
-            "`inner_optimizer` must be a Keras optimizer on the TensorFlow backend, "
-            f"got {inner_optimizer!r} of Keras 3 on the {backend} backend. Set the "
-            "environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+            f"`inner_optimizer` must be a Keras optimizer{_but_got(inner_optimizer)}"
         )
-    if isinstance(inner_optimizer, tf.compat.v1.train.Optimizer):
-        raise TypeError(
-            "`inner_optimizer` must be a Keras optimizer, got "
-            f"{inner_optimizer!r} of tf.compat.v1.train. Wrap it by "
+    return wrapper
+
+
+def _but_got(thing: Any) -> str:
+    """Says what came in the place of a Keras optimizer, and what to do."""
+    backend = kerases.foreign_backend(thing)
+    if backend is not None:
+        return (
+            f" on the TensorFlow backend, got {thing!r} of Keras 3 on the {backend} "
+            "backend. Set the environment variable KERAS_BACKEND=tensorflow before "
+            "Keras is imported."
+        )
+    if isinstance(thing, tf.compat.v1.train.Optimizer):
+        return (
+            f", got {thing!r} of tf.compat.v1.train. Wrap it by "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
-    raise TypeError(
-        "`inner_optimizer` must be a Keras optimizer, got "
-        f"{arguments.shown(inner_optimizer)} of type {type(inner_optimizer).__name__}. "
-        "Pass an object such as keras.optimizers.Adam(1e-3)."
+    return (
+        f", got {arguments.shown(thing)} of type {type(thing).__name__}. Pass an "
+        "object such as keras.optimizers.Adam(1e-3)."
     )
 
 
@@ -85,13 +90,7 @@ def for_config(config: Dict[str, Any]) -> Any:
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     """Raises unless `inner_optimizer` may be wrapped by the class `wrapper`."""
     right = for_optimizer(inner_optimizer)
-    found = _loss_scale_wrapper_in(inner_optimizer)
-    if found is not None:
-        where = "" if found is inner_optimizer else f", which wraps {found!r}"
-        raise TypeError(
-            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
-            f"{inner_optimizer!r}{where}. Wrap its .inner_optimizer, in a new one."
-        )
+    _refuse_wrapped(inner_optimizer)
     if not issubclass(wrapper, right):
         raise TypeError(
             "`inner_optimizer` must belong to the Keras of "
@@ -103,6 +102,22 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
             "which a LossScaleOptimizer wraps already. Create an optimizer for each."
         )
+    _refuse_own_scaling(inner_optimizer)
+
+
+def _refuse_wrapped(inner_optimizer: Any) -> None:
+    """Raises if an optimizer is or holds a loss scale wrapper."""
+    found = _loss_scale_wrapper_in(inner_optimizer)
+    if found is not None:
+        where = "" if found is inner_optimizer else f", which wraps {found!r}"
+        raise TypeError(
+            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
+            f"{inner_optimizer!r}{where}. Wrap its .inner_optimizer, in a new one."
+        )
+
+
+def _refuse_own_scaling(inner_optimizer: Any) -> None:
+    """Raises if an optimizer does itself what a scaled loss would break."""
     if _clips_what_it_computes(inner_optimizer):
         raise ValueError(
             "`inner_optimizer` must not clip gradients that it computes by itself, got "

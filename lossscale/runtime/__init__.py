@@ -2,6 +2,7 @@
 
 Knows no loss scale and no gradient. In the order of its imports:
 
+* `aliases`: what signatures call TensorFlow's things;
 * `autograph`: functions that `tf.function` traces as they are written;
 * `graphs`: which graph is built, which are in sight, and their bodies;
 * `ancestry`: what tensors of a graph are computed from;

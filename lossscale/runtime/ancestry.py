@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Set
 
+from lossscale.runtime.aliases import Tensor
 
-def ancestors_among(tensors: Iterable[Any], candidates: Iterable[Any]) -> List[Any]:
+
+def ancestors_among(tensors: Iterable[Tensor], candidates: Iterable[Any]) -> List[Any]:
     """Returns the candidates that tensors are computed from, and those they are.
 
     A way ends at the first candidate, and at a variable: what was assigned to it may
@@ -33,14 +35,14 @@ def ancestors_among(tensors: Iterable[Any], candidates: Iterable[Any]) -> List[A
     return [each for key, each in wanted.items() if key in found]
 
 
-def _captured_as(tensor: Any) -> List[Any]:
+def _captured_as(tensor: Tensor) -> List[Any]:
     """Returns what an argument of a function's graph is outside of it."""
     # Graphs of `tf.compat.v1` have no captures.
     pairs = getattr(tensor.graph, "captures", ()) if not tensor.op.inputs else ()
     return [o for o, inner in pairs if inner is tensor and hasattr(o, "op")]
 
 
-def _is_in_sight(tensor: Any) -> bool:
+def _is_in_sight(tensor: Tensor) -> bool:
     """Tells whether it is in no loop or branch of `tf.compat.v1` that has ended.
 
     Those have no graphs of their own, and what is in them cannot be used outside.

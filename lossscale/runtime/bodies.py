@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Graph, Op, Tensor
 from lossscale.runtime.graphs import BODIES, DATASETS, bodies, names_of_bodies
 
 #: No gradient has these dtypes.
@@ -59,12 +60,13 @@ class GraphBody:
     """A graph, as it stands now.
 
     Attributes:
+      graph: The graph.
       key: What names it.
       inputs: The keys of its inputs.
       outputs: The keys of its outputs.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.key: Hashable = id(graph)
         # A graph of `tf.compat.v1` has neither.
@@ -77,7 +79,7 @@ class GraphBody:
             yield _node_of(operation)
 
 
-def _node_of(operation: Any) -> Node:
+def _node_of(operation: Op) -> Node:
     inputs = operation.inputs
     return Node(
         operation.type,
@@ -90,11 +92,11 @@ def _node_of(operation: Any) -> Node:
     )
 
 
-def _key_of(tensor: Any, of_bodies: bool) -> Optional[Hashable]:
+def _key_of(tensor: Tensor, of_bodies: bool) -> Optional[Hashable]:
     return None if tensor.dtype in COUNTS and not of_bodies else id(tensor)
 
 
-def put_mark(operation: Any, mark: str) -> None:
+def put_mark(operation: Op, mark: str) -> None:
     """Marks an operation. Functions that are made of it keep the mark."""
     if not (mode.VECTORIZES_MARKED or operation.type in _ALWAYS_MARKED):
         return
@@ -102,7 +104,7 @@ def put_mark(operation: Any, mark: str) -> None:
     operation._set_attr(MARK, tf.compat.v1.AttrValue(s=mark.encode()))
 
 
-def mark_on(operation: Any) -> str:
+def mark_on(operation: Op) -> str:
     """Returns what is marked on an operation, nothing if nothing is."""
     try:
         return str(operation.get_attr(MARK).decode())
@@ -110,7 +112,7 @@ def mark_on(operation: Any) -> str:
         return ""
 
 
-def constant_of(operation: Any) -> Optional[float]:
+def constant_of(operation: Op) -> Optional[float]:
     """Returns the number that an operation's result is everywhere, if it is one."""
     if operation.type in ("Identity", "Cast"):
         return constant_of(operation.inputs[0].op)
@@ -126,7 +128,7 @@ def _number_of(node: Any) -> Optional[float]:
     return float(values.flat[0].real)
 
 
-def _bodies_of(operation: Any) -> List[Any]:
+def _bodies_of(operation: Op) -> List[Any]:
     pairs = zip(bodies(operation), names_of_bodies(operation))
     return [definition(name) if g is None else GraphBody(g) for g, name in pairs]
 
@@ -135,10 +137,13 @@ class Definition:
     """A function as TensorFlow keeps it.
 
     Attributes:
+      graph: None: it is known by its name alone.
       key: Its name.
       inputs: The keys of its inputs.
       outputs: The keys of its outputs.
     """
+
+    graph: Graph = None
 
     def __init__(self, function: Any) -> None:
         self.key: Hashable = function.signature.name

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 
+from lossscale.runtime.aliases import Graph, Tensor
+
 
 class Listener(Protocol):
     """What is told of operations."""
@@ -53,7 +55,7 @@ def is_telling() -> bool:
     return _tell in context.context().op_callbacks
 
 
-def number_of(tensor: Any) -> int:
+def number_of(tensor: Tensor) -> int:
     """Returns the number that TensorFlow gives a tensor of eager mode, and no other."""
     return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
 
@@ -64,7 +66,7 @@ def _tell(  # noqa: PLR0917 - as TensorFlow calls it
     attrs: Any,
     outputs: Any,
     op_name: Any = None,
-    graph: Any = None,
+    graph: Graph = None,
 ) -> Any:
     """Tells all listeners. TensorFlow calls it for operations of graphs, too."""
     del attrs, op_name

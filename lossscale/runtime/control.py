@@ -7,6 +7,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Flag
 
 
 def group_ops(results: Any) -> Any:
@@ -31,15 +32,16 @@ def with_dependencies(results: Any, value: Any) -> Any:
 
 
 def either(
-    condition: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
+    condition: Flag, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
 ) -> Any:
-    """Runs one of two functions. What they change changes in place, under XLA too.
+    """Runs one of two functions. Under XLA, too, it runs only one of them.
 
-    XLA makes a select for each result and variable of a `tf.cond`: it runs both sides,
-    and Adam copies its moments at every step, as the new weights need them both as they
-    were and as they would be. It leaves one in which a random number is drawn: the next
-    number depends on it. `tf.switch_case` of three branches is left alone, too, but XLA
-    computes what comes into it while it compiles: a convolution's gradients in minutes.
+    By itself XLA turns a `tf.cond` into selects: it runs both sides, and selects each
+    result and each variable. Adam's moments are then copied at every step. XLA cannot
+    do so if one side draws a random number, as the next number depends on the draw, so
+    one is drawn and not used. A `tf.switch_case` of three branches is kept, too, but
+    XLA computes constants that come into it while it compiles: minutes for the
+    gradients of a convolution.
 
     Args:
       condition: A `bool` tensor of shape `[]`.
@@ -49,6 +51,8 @@ def either(
     Returns:
       What was returned.
     """
+    if mode.current().knows_values:
+        return true_fn() if condition else false_fn()
     if mode.current().cond_runs_both:
         return tf.cond(condition, true_fn, lambda: _with_a_draw(false_fn()))
     return tf.cond(condition, true_fn, false_fn)
@@ -57,8 +61,8 @@ def either(
 def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a side of a branch that is seldom taken, as one node of the graph.
 
-    TensorFlow hands on every node of the side that is not taken. In a function that is
-    not inlined they are out of the way.
+    Of the side of a branch that is not taken, TensorFlow still passes over each node.
+    A function that is not inlined is one node.
 
     Args:
       function: Takes nothing, and returns a tensor. Nobody asks for its gradient.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List
+from typing import Any, Callable, Iterable, Iterator, List, TypeVar
 
 import tensorflow as tf
+
+from lossscale.runtime.aliases import Graph, Op, Tensor
+
+Notes = TypeVar("Notes")
 
 #: The attribute of a graph that holds what is noted of it.
 _NOTES = "_lossscale_notes"
@@ -28,7 +32,7 @@ def current_graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
-def graph_of(tensor: Any) -> Any:
+def graph_of(tensor: Tensor) -> Any:
     """Returns the graph that a tensor belongs to, None in eager mode."""
     return getattr(tensor, "graph", None)  # eager mode's raise AttributeError
 
@@ -58,7 +62,7 @@ def is_nested() -> bool:
     return bool(getattr(getattr(graph, "outer_graph", None), "building_function", 0))
 
 
-def are_arguments(tensors: Iterable[Any]) -> bool:
+def are_arguments(tensors: Iterable[Tensor]) -> bool:
     """Tells whether tensors are computed from arguments of this function alone.
 
     Args:
@@ -83,7 +87,7 @@ def are_arguments(tensors: Iterable[Any]) -> bool:
     return found
 
 
-def above_branches(graph: Any) -> Any:
+def above_branches(graph: Graph) -> Any:
     """Returns the innermost graph around `graph` that is no branch of a `tf.cond`.
 
     What is created there has been computed before the branch, whether that runs or not.
@@ -105,7 +109,7 @@ def graphs_around_branches() -> Iterator[Any]:
             yield graph
 
 
-def is_traced_in_place(graph: Any) -> bool:
+def is_traced_in_place(graph: Graph) -> bool:
     """Tells whether a graph is in sight, or of a loop or a branch of one that is.
 
     Any other is a function's, traced once and called anywhere.
@@ -118,7 +122,7 @@ def is_traced_in_place(graph: Any) -> bool:
     return any(graph is each for each in visible)
 
 
-def is_other_branch(graph: Any) -> bool:
+def is_other_branch(graph: Graph) -> bool:
     """Tells whether `graph` is in another branch of a `tf.cond` that is built now.
 
     Of two branches only one runs. The operation that has them is created after both.
@@ -132,7 +136,7 @@ def is_other_branch(graph: Any) -> bool:
     return not any(inner is each for fork in forks for each in bodies(fork))
 
 
-def bodies(operation: Any) -> List[Any]:
+def bodies(operation: Op) -> List[Any]:
     """Returns the graphs of an operation's bodies, None for one that is not known.
 
     Args:
@@ -144,20 +148,23 @@ def bodies(operation: Any) -> List[Any]:
     return [getattr(function, "graph", None) for function in functions]
 
 
-def names_of_bodies(operation: Any) -> List[str]:
+def names_of_bodies(operation: Op) -> List[str]:
     """Returns the names of the functions that are an operation's bodies."""
     values = [operation.get_attr(name) for name in BODIES[operation.type]]
     named = values[0] if isinstance(values[0], list) else values
     return [each.name for each in named]
 
 
-def notes_of(graph: Any, owner: Any) -> Dict[Any, Any]:
-    """Returns what `owner` has noted of a graph: a dictionary, empty at first.
+def notes_of(graph: Graph, owner: Any, make: Callable[[], Notes]) -> Notes:
+    """Returns what `owner` has noted of a graph, at first what `make` returns.
 
     It dies with the graph, and with `owner`.
     """
     # On the graph: in a dictionary of graphs, tensors that are noted would keep it.
     if not hasattr(graph, _NOTES):
         setattr(graph, _NOTES, weakref.WeakKeyDictionary())
-    notes: Dict[Any, Any] = getattr(graph, _NOTES).setdefault(owner, {})
+    of_owners = getattr(graph, _NOTES)
+    if owner not in of_owners:
+        of_owners[owner] = make()
+    notes: Notes = of_owners[owner]
     return notes

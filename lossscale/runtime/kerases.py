@@ -14,6 +14,8 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.runtime.aliases import Variable
+
 #: Why a Keras could not be imported, by the name it was asked for with.
 failures: Dict[str, Exception] = {}
 
@@ -143,7 +145,7 @@ def is_own_wrapper(optimizer: Any) -> bool:
     return isinstance(optimizer, tuple(own))
 
 
-def variable_name(variable: Any) -> str:
+def variable_name(variable: Variable) -> str:
     """Returns a variable's name for people, such as "dense/kernel"."""
     # Keras 3's `name` is "kernel" alone, Keras 2's ends in ":0".
     return str(getattr(variable, "path", variable.name)).split(":")[0]
@@ -167,7 +169,7 @@ def state_of(model: Any) -> List[Any]:
     return list({id(variable): variable for variable in found}.values())
 
 
-def tensor_of(variable: Any) -> Any:
+def tensor_of(variable: Variable) -> Any:
     """Returns what a `tf.GradientTape` takes for a variable of any Keras."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 

@@ -40,31 +40,36 @@ class Mode(NamedTuple):
     Times are what loss scaling adds to a step on two cores, TensorFlow 2.21.
 
     Attributes:
-      knows_values: Python knows what tensors hold. Its own `if` decides, and nothing
-        needs to be told in which order to run.
-      branch_saves_time: A good step that is only counted passes the rule by, in a
-        branch: 40 us for 73 on one tiny gradient. What a bad step does is a function of
-        its own there: 25 us for 34, a tiny step. In a session a branch would not run
-        whenever the step does, as who asks for its result runs all that is in it.
-      cond_runs_both: A `tf.cond` becomes a select for each variable, unless it cannot:
-        51 ms for 115, four of 10 M with Adam.
-      looks_at_once: Each element is looked at, which takes as long as a sum of them,
-        and no branch that looks where the sum is not finite makes the host wait. On a
-        CPU it would take longer: 6.4 ms for 4.4, four of 10 M.
-      checks_anew: The check of gradients that are returned divides them anew, where
-        that costs no memory: a loop that clips, 9.7 ms for 18.3, 24 million with Adam.
-        In a graph it is 10.1 for 5.0, as the division could overwrite nothing.
-      divides_by_reciprocal: A multiplication fuses, a quotient is stored.
-      joins_factors: One factor is made of two, and an overflow in between not seen.
-      reads_float16_slowly: A sum of float16 takes twice as long as a look at each
-        element: 14.2 ms for 6.4, four of 10 M.
-      may_not_round: float16 is computed in float32, and the rounding left out.
-      fixes_shapes: Every shape is known while tracing. There is no `tf.unique`.
-      packs_small: Small gradients become one, to start fewer kernels. XLA makes one
-        program of them anyway.
+      knows_values: Python knows what tensors hold: its own `if` decides, and operations
+        run in the order in which they are called.
+      branch_saves_time: The rule of a loss scale stands in a branch, which is not taken
+        at a good step that only has to be counted: 40 us instead of 73 on one tiny
+        gradient. What a bad step does is a function that is not inlined: 25 us instead
+        of 34, a tiny step. Not in a session: who fetches a result from within a branch
+        would run it at every step.
+      cond_runs_both: XLA runs both sides of a `tf.cond` and selects each variable, if
+        it can: 115 ms instead of 51, four gradients of 10 M with Adam. `control.either`
+        keeps it from doing so.
+      looks_at_once: Each element is looked at, without a sum as a quick check before.
+        On a GPU both take as long, and a branch that waits for the sum makes the host
+        wait. On a CPU looking takes longer: 6.4 ms instead of 4.4, four of 10 M.
+      checks_anew: The check of gradients that are returned to the user divides them
+        once more, so that the quotients need not be stored: in a loop that clips, 9.7
+        ms instead of 18.3, 24 million weights with Adam. In a graph it takes longer,
+        10.1 ms instead of 5.0: the division cannot reuse the memory of its input.
+      divides_by_reciprocal: Gradients are multiplied with 1 / divisor, which XLA fuses
+        into what uses the product. It would store a quotient in memory.
+      joins_factors: XLA turns `x * a * b` into `x * (a * b)`: an overflow of `x * a`
+        is not seen.
+      reads_float16_slowly: A sum of float16 takes twice as long as looking at each
+        element: 14.2 ms and 6.4, four of 10 M.
+      may_not_round: XLA computes float16 in float32, and may leave the rounding out.
+      fixes_shapes: Every shape must be known while tracing. There is no `tf.unique`.
+      packs_small: Small gradients of one shape are packed into one tensor, to start
+        fewer kernels. XLA makes one program of them anyway.
       knows_constants: A compiler turns division by a constant into multiplication.
-      records_faults: A variable may be made for them. A session would have to
-        initialize it.
+      records_faults: What was at fault is kept in a variable that the step creates. A
+        session would have to initialize it.
     """
 
     knows_values: bool = False

@@ -12,6 +12,8 @@ from typing import Any, Callable, Hashable
 
 import tensorflow as tf
 
+from lossscale.runtime.aliases import Flag
+
 
 def count() -> int:
     """Returns how many replicas train in step, 1 without a strategy."""
@@ -84,14 +86,14 @@ def all_reduce_sum(value: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def agree(is_finite: Any) -> Any:
+def agree(is_finite: Flag) -> Any:
     """Returns whether `is_finite` holds on every replica: the same answer on each.
 
     The replicas at fault are counted, as booleans cannot be reduced. One scalar
     crosses replicas, in `float32`, which every collective takes on every device.
 
     `LossScale.update` asks this. The step of an optimizer agrees in
-    `lossscale/optimizer/agreement.py`, which has gradients' sums to look at, too.
+    `lossscale/optimizer/reduction.py`, which has gradients' sums to look at, too.
 
     Args:
       is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.

@@ -10,9 +10,11 @@ from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import Finiteness, all_finite, finiteness
+from lossscale.gradients.check import Check
+from lossscale.gradients.finite import all_finite, checked
 from lossscale.gradients.largest import bounded, largest_if_finite
 from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Flag, Scalar
 from lossscale.runtime.control import group_ops, rarely, with_dependencies
 
 
@@ -23,7 +25,7 @@ def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
         largest = replicas.greatest(largest)
         return tuple(loss_scale.adjust(tf.math.is_finite(largest), largest))
     if not tf.distribute.has_strategy():
-        return adjust(loss_scale, finiteness(grads))
+        return adjust(loss_scale, checked(grads))
     is_finite = replicas.call_for_each_replica(all_finite, grads)
     return tuple(loss_scale.adjust(replicas.agree(is_finite)))
 
@@ -45,8 +47,10 @@ def check_takes_largest(loss_scale: Any) -> None:
         ) from None
 
 
-def known_of(loss_scale: Any, is_finite: Any, largest: Optional[Any]) -> List[Any]:
-    """Returns what `adjust_state` is told of a step.
+def arguments_of(
+    loss_scale: Any, is_finite: Flag, largest: Optional[Scalar]
+) -> List[Any]:
+    """Returns the arguments of `adjust_state` after the first.
 
     Raises:
       TypeError: The loss scale needs `largest`, and it is None.
@@ -62,59 +66,56 @@ def known_of(loss_scale: Any, is_finite: Any, largest: Optional[Any]) -> List[An
     return [is_finite, tf.cast(tf.convert_to_tensor(largest), tf.float32)]
 
 
-def adjust(
-    loss_scale: Any, finiteness: Finiteness, largest: Optional[Any] = None
-) -> Tuple[Any, Any]:
-    """Like `LossScale.adjust`, but looks only where the cheap proof fails.
+def adjust(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
+    """Like `LossScale.adjust`, but looks only where the quick check fails.
 
     Where one replica trains, one branch of the graph then holds the exact check and
     the rule. A good step at which the loss scale stays only counts, outside of it.
 
     Args:
       loss_scale: A `LossScale`.
-      finiteness: Whether every gradient of the step is finite, equal on all replicas.
-      largest: Their greatest magnitude, equal on all replicas. None: nobody asks.
+      check: What is known of the step's gradients, equal on all replicas.
 
     Returns:
       `update_op` and `should_apply_gradients`, as `LossScale.update` does.
     """
-    if largest is not None:
-        return tuple(loss_scale.adjust(finiteness.exact(), largest))
+    if check.largest is not None:
+        return tuple(loss_scale.adjust(check.exact(), check.largest))
     stays = None
     if mode.current().branch_saves_time and replicas.count() == 1:
         stays = loss_scale._stays()
     if stays is None:
-        return tuple(loss_scale.adjust(finiteness.exact()))
+        return tuple(loss_scale.adjust(check.exact()))
 
     def apply_rule() -> Any:
-        is_finite = finiteness.looked()
+        is_finite = check.exact_in_branch()
         return with_dependencies(adjust_state(loss_scale, is_finite), is_finite)
 
-    only_counts = tf.logical_and(finiteness.proof, stays)
+    only_counts = tf.logical_and(check.quick, stays)
     is_finite = tf.cond(
         only_counts, lambda: _count_good(loss_scale), rarely(apply_rule)
     )
     return group_ops([is_finite]), is_finite
 
 
-def adjust_state(loss_scale: Any, is_finite: Any, largest: Any = None) -> Any:
+def adjust_state(loss_scale: Any, is_finite: Flag, largest: Scalar = None) -> Any:
     """Runs the rule, and what every loss scale counts. Once for all replicas.
 
     Args:
       loss_scale: A `LossScale`.
       is_finite: The agreed flag, a `bool` tensor of shape `[]`.
-      largest: The greatest magnitude. None: nobody asks.
+      largest: The greatest magnitude. None: not requested.
 
     Returns:
       What a graph must run; None in eager mode, where it has run.
     """
     is_finite = replicas.local_result(is_finite)
-    results, known = [], [is_finite]
+    results, arguments = [], [is_finite]
     if largest is not None:
         largest = bounded(is_finite, replicas.local_result(largest))
         results.append(loss_scale.last_largest.assign(largest, read_value=False))
-        known += [largest] if loss_scale.needs_largest else []
-    results.append(loss_scale._adjust(*known))
+        arguments += [largest] if loss_scale.needs_largest else []
+    results.append(loss_scale._adjust(*arguments))
     results.append(loss_scale.last_step_finite.assign(is_finite, read_value=False))
     in_a_row = loss_scale.consecutive_skipped_steps
     # Eagerly the answer is known, and adding 0 would cost as much as the rule.

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from lossscale.gradients import scaling
 from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
 from lossscale.scales import adjusting, listening
@@ -102,7 +103,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     def __call__(self) -> Any:
         """Returns the current loss scale, a `float32` tensor of shape `[]`."""
 
-    def _adjust(self, is_finite: Any) -> Any:
+    def _adjust(self, is_finite: Flag) -> Any:
         """Moves the subclass's state by one step: the rule, and nothing else.
 
         Called once for all replicas, traced as it is written: branch with `tf.where`.
@@ -172,7 +173,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             self._kept.largest = scalar("last_largest", 0.0, tf.float32)
 
     @do_not_convert
-    def adjust(self, is_finite: Any, largest: Optional[Any] = None) -> Tuple[Any, Any]:
+    def adjust(
+        self, is_finite: Flag, largest: Optional[Scalar] = None
+    ) -> Tuple[Any, Any]:
         """Adjusts the loss scale to one step of which the agreed flag is known.
 
         Args:
@@ -191,9 +194,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         if not self.checks_gradients:
             return group_ops([]), True
         is_finite = tf.convert_to_tensor(is_finite, tf.bool)
-        known = adjusting.known_of(self, is_finite, largest)
+        arguments = adjusting.arguments_of(self, is_finite, largest)
         adjust = partial(adjusting.adjust_state, self)
-        return replicas.merge_call(adjust, *known), is_finite
+        return replicas.merge_call(adjust, *arguments), is_finite
 
     # The two that follow save time, and go together. In a graph the rule then stands in
     # a branch, and a good step at which the loss scale stays passes it by.
@@ -211,7 +214,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         raise NotImplementedError
 
     @do_not_convert
-    def scale(self, loss: Any) -> Any:
+    def scale(self, loss: Tensor) -> Any:
         """Returns `loss` times the loss scale.
 
         Args:
@@ -227,7 +230,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         return self.scale_by(loss, loss_scale)
 
     @do_not_convert
-    def scale_by(self, loss: Any, loss_scale: Any) -> Any:
+    def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
         """Like `scale`, with a value of this loss scale that was read before.
 
         Args:

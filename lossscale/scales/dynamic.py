@@ -9,6 +9,7 @@ import tensorflow as tf
 from lossscale import arguments, presets
 from lossscale.gradients import scaling
 from lossscale.runtime import mode, registry
+from lossscale.runtime.aliases import Flag
 from lossscale.scales.base import LossScale
 from lossscale.scales.variables import value_of, where
 
@@ -182,12 +183,12 @@ class DynamicLossScale(LossScale):
     _current_loss_scale = property(lambda self: self.current_loss_scale)
     _num_good_steps = property(lambda self: self.good_steps)
 
-    def _adjust(self, is_finite: Any) -> Any:
+    def _adjust(self, is_finite: Flag) -> Any:
         # Eagerly the rule is Python's: an operation would take longer than all of it.
         knows = mode.current().knows_values
         return self._rule(bool(is_finite) if knows else is_finite)
 
-    def _rule(self, is_finite: Any, grows: Any = None) -> List[Any]:
+    def _rule(self, is_finite: Flag, grows: Any = None) -> List[Any]:
         """Moves the state, and says with what operations.
 
         Args:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
+from lossscale.runtime.aliases import Flag
 from lossscale.scales.base import LossScale
 
 
@@ -51,7 +52,7 @@ class FixedLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.constant(self.loss_scale_value, tf.float32)
 
-    def _adjust(self, is_finite: Any) -> Any:
+    def _adjust(self, is_finite: Flag) -> Any:
         del is_finite  # it stays
 
     def get_config(self) -> Dict[str, Any]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
+from lossscale.runtime.aliases import Flag, Scalar
 from lossscale.scales.base import LossScale
 
 #: The largest number of float16, which scaled gradients must not pass.
@@ -120,7 +121,7 @@ class HeadroomLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)
 
-    def _adjust(self, is_finite: Any, largest: Any = None) -> Any:
+    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Any:
         peak, good = map(tf.convert_to_tensor, (self.peak, self.good_steps))
         zero = tf.constant(0, tf.int64)
         lasting = peak * 2.0 ** (-1.0 / self.half_life)
@@ -135,7 +136,7 @@ class HeadroomLossScale(LossScale):
         pairs.append((self.current_loss_scale, scale))
         return [variable.assign(value, read_value=False) for variable, value in pairs]
 
-    def _ceiling(self, is_finite: Any, grows: Any) -> Any:
+    def _ceiling(self, is_finite: Flag, grows: Any) -> Any:
         ceiling = tf.convert_to_tensor(self.ceiling)
         # Halved first: twice the highest may be more than float32 holds.
         raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)

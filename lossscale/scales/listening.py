@@ -7,27 +7,27 @@ it: `optimizer/provenance/ledger.py`. Without an optimizer there is none.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, List, Protocol
+from typing import Any, Callable, Protocol
 
 import tensorflow as tf
+
+from lossscale.runtime.aliases import Grads, Scalar, Tensor
 
 
 class Listener(Protocol):
     """What a loss scale tells of its use."""
 
-    def note_reading(self, tensor: Any) -> None:
+    def note_reading(self, tensor: Tensor) -> None:
         """It was read as a tensor, which may multiply a loss or divide gradients."""
 
     def note_number(self) -> None:
         """It was read as a Python number. What is computed from it, no graph shows."""
 
-    def note_loss(self, loss: Any, loss_scale: Any) -> None:
+    def note_loss(self, loss: Tensor, loss_scale: Any) -> None:
         """A loss is multiplied with a tensor of it."""
 
-    def note_unscaled_by(
-        self, grads: List[Any], scaled: List[Any], divisor: Any
-    ) -> None:
-        """Gradients were divided by a tensor of it, and nobody looked at them."""
+    def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
+        """Gradients were divided by a tensor of it, and not checked."""
 
 
 def telling(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:

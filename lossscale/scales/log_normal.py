@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
+from lossscale.runtime.aliases import Flag, Scalar, Variable
 from lossscale.scales.base import LossScale
 
 
@@ -117,7 +118,7 @@ class LogNormalLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)
 
-    def _adjust(self, is_finite: Any, largest: Any = None) -> Any:
+    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Any:
         says_nothing = tf.logical_and(is_finite, tf.equal(largest, 0.0))
         overflowed = self.log2_max + 1.0 - _log2(self._value())
         x = tf.where(is_finite, _log2(largest), overflowed)
@@ -164,7 +165,7 @@ def _log2(value: Any) -> Any:
     return tf.math.log(tf.cast(value, tf.float64)) / math.log(2.0)
 
 
-def _averaged(variable: Any, value: Any, beta: float) -> Any:
+def _averaged(variable: Variable, value: Any, beta: float) -> Any:
     return beta * tf.convert_to_tensor(variable) + (1.0 - beta) * value
 
 

@@ -12,6 +12,7 @@ from typing import Any, Dict
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.runtime.aliases import Flag
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
@@ -155,7 +156,7 @@ class ManagerLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.cast(self.manager.get_loss_scale(), tf.float32)
 
-    def _adjust(self, is_finite: Any) -> Any:
+    def _adjust(self, is_finite: Flag) -> Any:
         return self.manager.update_loss_scale(is_finite)
 
     def __repr__(self) -> str:

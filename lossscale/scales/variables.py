@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Flag, Scalar, Variable
 
 
 class Unsaved:
@@ -16,7 +17,7 @@ class Unsaved:
       largest: The variable `LossScale.last_largest`, or None.
     """
 
-    largest: Any = None
+    largest: Scalar = None
 
 
 def scalar(name: str, initial_value: Any, dtype: Any) -> Any:
@@ -35,13 +36,13 @@ def scalar(name: str, initial_value: Any, dtype: Any) -> Any:
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
-def value_of(variable: Any) -> Any:
+def value_of(variable: Variable) -> Any:
     """Returns what a counter holds: in eager mode a number of Python's."""
     value = tf.convert_to_tensor(variable)
     return int(value) if mode.current().knows_values else value
 
 
-def where(condition: Any, one: Any, other: Any) -> Any:
+def where(condition: Flag, one: Any, other: Any) -> Any:
     """Returns `tf.where`, or, in eager mode, Python's own choice.
 
     There the few numbers of the rule are known, and an operation takes longer than the

@@ -19,7 +19,7 @@ from models import compiled, variable_of
 from strategies import copies
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.optimizer.provenance import eager
+from lossscale.units import eager
 
 MODES = ["eager", "graph", "xla"]
 COMPILED = ["graph", "xla"]
@@ -726,6 +726,21 @@ def test_by_the_methods_of_the_loss_scale(trained, change, mode):
     assert_divided_once(trained, change, compiled(step, mode))
 
 
+@every_mode
+def test_of_two_lists_nobody_looked_at_one(family, mode):
+    # `LossScale.unscale` divides, and checks nothing.
+    trained = Trained(family, sizes=(4, 4))
+    trained.build()
+    optimizer = trained.optimizer
+
+    def step(factor):
+        first, last = trained.scaled(1.0)
+        checked = optimizer.get_unscaled_gradients([first])
+        trained.apply([*checked, *optimizer.loss_scale.unscale([last * factor])])
+
+    assert_divided_once(trained, as_it_is, compiled(step, mode))
+
+
 @in_a_graph
 def test_scaled_by_the_loss_scale_and_applied(trained, mode):
     loss_scale = trained.optimizer.loss_scale
@@ -1019,7 +1034,7 @@ def test_nothing_grows_with_the_steps(trained, once, monkeypatch):
     """Of all that is remembered there is a bound: here it is reached early."""
     monkeypatch.setattr(eager, "_UNITS", 64)
     timeline = trained.optimizer._provenance.ledger.timeline
-    timeline.notes(None, "returned", dict)._size = 16
+    timeline.of(None).returned._size = 16
 
     def count():
         gc.collect()

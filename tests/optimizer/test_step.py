@@ -1,4 +1,4 @@
-"""What an attempt to apply gradients holds is equal on all replicas."""
+"""A step: what it holds is equal on all replicas, and what its graph leaves out."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tensorflow.python.framework.func_graph import FuncGraph  # no public name
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.optimizer import base
-from lossscale.optimizer.step import Attempt
+from lossscale.optimizer.step import Step
 
 
 @pytest.fixture
-def attempts(monkeypatch):
-    """Returns a list of the attempts that are made."""
+def steps(monkeypatch):
+    """Returns a list of the steps that are made."""
     made = []
 
-    class Kept(Attempt):
-        def run(self, handed, variables):
+    class Kept(Step):
+        def run(self, bundle, apply):
             made.append(self)
-            return super().run(handed, variables)
+            return super().run(bundle, apply)
 
-    monkeypatch.setattr(base, "Attempt", Kept)
+    monkeypatch.setattr(base, "Step", Kept)
     return made
 
 
@@ -46,15 +46,15 @@ def _as_told(value):
     """Returns what must be equal: a function's code, and else the value."""
     if inspect.isfunction(value):
         return value.__code__
-    return (type(value), vars(value)) if "Among" in str(type(value)) else value
+    return (type(value), vars(value)) if "Replicas" in str(type(value)) else value
 
 
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_what_one_replica_decides_with_is_equal_on_all(
-    family, mirrored, attempts, unscales, mode
+    family, mirrored, steps, unscales, mode
 ):
-    # Where replicas meet, the first one's attempt runs for all of them.
+    # Where replicas meet, the first one's step runs for all of them.
     with mirrored.scope():
         weights = [variable_of(family, [1.0, 2.0]) for _ in range(2)]
         optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
@@ -71,8 +71,8 @@ def test_what_one_replica_decides_with_is_equal_on_all(
         mirrored.run(replica)
 
     tf.function(step)() if mode == "graph" else step()
-    assert len(attempts) >= 2
-    first, last = attempts[-2:]
+    assert len(steps) >= 2
+    first, last = steps[-2:]
     for name, value in vars(first).items():
         assert _as_told(value) == _as_told(vars(last)[name]), name
         assert not _tensors_within(value), name

@@ -7,9 +7,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from lossscale.optimizer.provenance.exponents import Unit
 from lossscale.runtime.bodies import constant_of
 from lossscale.runtime.graphs import graph_of
+from lossscale.units.exponents import Unit
 
 
 class Kind(enum.Enum):
@@ -64,5 +64,5 @@ def is_free(unit: Optional[Unit]) -> bool:
 
 
 def hides(unit: Unit) -> bool:
-    """Tells whether an overflow may have been seen only where nobody can ask now."""
+    """Tells whether an overflow may be known only to a flag that is out of sight."""
     return any(not (each.shows or each.is_visible()) for each in unit.checks)

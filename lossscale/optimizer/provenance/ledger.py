@@ -19,13 +19,11 @@ from typing import (
 
 import tensorflow as tf
 
-from lossscale.gradients.faults import Check
+from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.packing import as_they_are
-from lossscale.optimizer.provenance.eager import Bounded, Tracker
-from lossscale.optimizer.provenance.exponents import Unit
-from lossscale.optimizer.provenance.sweep import STEP, Sweep, Swept, values_of
 from lossscale.optimizer.provenance.timeline import Timeline
 from lossscale.optimizer.provenance.unscalings import Unscaling
+from lossscale.runtime.aliases import Grad, Grads, Graph, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.bodies import put_mark
 from lossscale.runtime.callbacks import number_of
@@ -34,15 +32,15 @@ from lossscale.runtime.graphs import (
     current_graph,
     graph_of,
 )
-
-#: So many gradients that were returned eagerly are known again.
-_RETURNED = 1 << 14
+from lossscale.units.eager import Tracker
+from lossscale.units.exponents import Unit
+from lossscale.units.sweep import STEP, Sweep, Swept, values_of
 
 
 class _UnnotedStep:
     """A step that is built in a graph. Later sweeps leave it out."""
 
-    def __init__(self, graph: Any, swept: Swept, tracker: Tracker) -> None:
+    def __init__(self, graph: Graph, swept: Swept, tracker: Tracker) -> None:
         self._graph, self._swept, self._tracker = graph, swept, tracker
         self._start = len(graph.get_operations())
 
@@ -75,13 +73,12 @@ class Ledger:
         self._loss_scale = weakref.ref(loss_scale)
         self._tracker = Tracker(self._marked, self._read_now)
         self._unscalings: Any = weakref.WeakValueDictionary()
-        self.timeline.notes(None, "returned", lambda: Bounded(_RETURNED))
         self._note_variable(getattr(loss_scale, "current_loss_scale", None))
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         return None  # a copied loss scale has other optimizers
 
-    def _note_variable(self, variable: Any) -> None:
+    def _note_variable(self, variable: Variable) -> None:
         """Notes that what a variable holds is the loss scale."""
         scale = Unit(1.0, 1.0, is_scale=True)
         for each in getattr(variable, "values", [variable]):
@@ -91,12 +88,12 @@ class Ledger:
 
     # What happens.
 
-    def note_loss(self, loss: Any, loss_scale: Any) -> None:
+    def note_loss(self, loss: Tensor, loss_scale: Any) -> None:
         """Remembers a loss that is multiplied with a tensor of the loss scale."""
         self.timeline.note_loss(loss, loss_scale)
 
     @do_not_convert
-    def note_reading(self, tensor: Any) -> None:
+    def note_reading(self, tensor: Tensor) -> None:
         """Remembers a tensor of the loss scale, which may multiply a loss."""
         if self._tracker.is_silent():
             return  # a step is applied, and with it the loss scale is moved
@@ -114,8 +111,8 @@ class Ledger:
     @do_not_convert
     def note_unscaled(
         self,
-        grads: List[Any],
-        check: Optional[Check],
+        grads: Grads,
+        check: Check,
         pairs: List[Tuple[Any, Any]],
         units: Iterable[Optional[Unit]],
     ) -> None:
@@ -136,17 +133,13 @@ class Ledger:
                 checks = own if unit is None else own | unit.checks
                 mark = f"unscaled:{unscaling.number}"
                 self._note(value, Unit(0.0, 0.0, checks=checks), mark)
-                self.timeline.notes(graph_of(value), "returned", dict)[_name(value)] = (
-                    unscaling
-                )
+                self.timeline.of(graph_of(value)).returned[_name(value)] = unscaling
 
-    def note_unscaled_by(
-        self, grads: List[Any], scaled: List[Any], divisor: Any
-    ) -> None:
-        """Remembers what `LossScale.unscale` returned: nobody looked at it."""
+    def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
+        """Remembers what `LossScale.unscale` returned, which checks nothing."""
         scaled = as_they_are(scaled)
         pairs = [(each, divisor) for each in scaled]
-        self.note_unscaled(grads, None, pairs, self.units(scaled))
+        self.note_unscaled(grads, CLEAN, pairs, self.units(scaled))
 
     def step(self) -> Any:
         """Returns a context in which a step is applied: nothing in it is noted."""
@@ -165,27 +158,24 @@ class Ledger:
         return [None if v is None else sweep.unit(v) for v in values_of(grads)]
 
     def _sweep(self) -> Sweep:
-        return Sweep(self._tracker.unit, self._marks, self._swept, self._marked)
+        return Sweep(self._tracker.unit, self._swept, self._marked)
 
-    def unscaling_of(self, grad: Any) -> Optional[Unscaling]:
+    def unscaling_of(self, grad: Grad) -> Optional[Unscaling]:
         """Returns the unscaling that returned this very gradient, None without one."""
         (value,) = values_of([grad])
         if value is None:
             return None
-        returned = self.timeline.notes(graph_of(value), "returned", dict)
-        found: Optional[Unscaling] = returned.get(_name(value))
-        return found
+        return self.timeline.of(graph_of(value)).returned.get(_name(value))
 
     # Where it is kept.
 
-    def _note(self, tensor: Any, unit: Unit, mark: str) -> None:
+    def _note(self, tensor: Tensor, unit: Unit, mark: str) -> None:
         graph = graph_of(tensor)
         if graph is None:
             self._tracker.note(tensor, unit)
             return
-        self._marks(graph)[id(tensor)] = unit
         swept = self._swept(graph)
-        swept.table[id(tensor)] = unit
+        swept.marks[id(tensor)] = swept.table[id(tensor)] = unit
         put_mark(tensor.op, f"{self._key}:{mark}")
         self._tracker.listen()  # what eager mode does with what a function returns
 
@@ -206,16 +196,11 @@ class Ledger:
         reading = self.timeline.note_reading(tensor)
         return Unit(1.0, 1.0, frozenset([reading]))
 
-    def _marks(self, graph: Any) -> Dict[Any, Unit]:
-        marks: Dict[Any, Unit] = self.timeline.notes(graph, "marks", dict)
-        return marks
-
-    def _swept(self, graph: Any) -> Swept:
-        swept: Swept = self.timeline.notes(graph, "swept", Swept)
-        return swept
+    def _swept(self, graph: Graph) -> Swept:
+        return self.timeline.of(graph).swept
 
 
-def _name(tensor: Any) -> int:
+def _name(tensor: Tensor) -> int:
     """Returns the number of a tensor: TensorFlow's own in eager mode."""
     return id(tensor) if graph_of(tensor) is not None else number_of(tensor)
 

@@ -4,7 +4,7 @@
 a gradient of exponent 1     is divided by the loss scale that multiplied its loss
                        0     is applied as it is
              either, unsure  as this Keras's own wrapper would, and one warning says so
-a zero, or nothing is known  as the rest of the list
+a zero, or nothing is known  is treated like the rest of the list
 ```
 
 Nothing is known of what came through NumPy, from another process, or as an argument of
@@ -15,15 +15,14 @@ Keras 3's own wrapper divides in `apply`, Keras 2's does not.
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Dict, List, Optional, Set
 
-from lossscale.gradients.faults import Check
 from lossscale.gradients.packing import as_they_are
-from lossscale.optimizer import advice
-from lossscale.optimizer.provenance.exponents import Unit
+from lossscale.optimizer import warning_texts
+from lossscale.optimizer.bundle import Bundle
+from lossscale.optimizer.checking import unscale_and_check
 from lossscale.optimizer.provenance.kinds import Kind, hides, is_free, is_zero, kind_of
 from lossscale.optimizer.provenance.ledger import ledger_of
-from lossscale.optimizer.provenance.sweep import values_of
 from lossscale.optimizer.provenance.timeline import Reading
 from lossscale.optimizer.provenance.unscalings import (
     Unscaling,
@@ -31,45 +30,41 @@ from lossscale.optimizer.provenance.unscalings import (
     earlier_check,
 )
 from lossscale.optimizer.sharing import group_of
-from lossscale.optimizer.unscaling import unscale_and_check
 from lossscale.runtime import replicas
+from lossscale.runtime.aliases import Grads, Scalar
 from lossscale.runtime.graphs import are_arguments, current_graph
 from lossscale.scales.base import LossScale
-
-
-class HandedIn(NamedTuple):
-    """Gradients that are to be applied, and all that is known of them.
-
-    Attributes:
-      grads: The gradients; some may be None.
-      divisors: What each is still to be divided by, a `float32` tensor of shape `[]`.
-        None: it is unscaled.
-      earlier: The check of when they were unscaled. None: there was none.
-      is_checked: Whether nobody has changed them since, so that `earlier` says all.
-      losses: The unscaled losses that they are of, the last ones.
-    """
-
-    grads: List[Any]
-    divisors: List[Any]
-    earlier: Optional[Check]
-    is_checked: bool
-    losses: List[Any]
+from lossscale.units.exponents import Unit
+from lossscale.units.sweep import values_of
 
 
 class Provenance:
-    """Where one optimizer's gradients come from."""
+    """Where one optimizer's gradients come from.
 
-    def __init__(self, loss_scale: LossScale) -> None:
+    Attributes:
+      loss_scale: What scales their losses.
+      ledger: What is known of it.
+    """
+
+    def __init__(self, loss_scale: LossScale, divides_in_apply: bool) -> None:
+        """Knows nothing yet.
+
+        Args:
+          loss_scale: What scales the losses.
+          divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
+        """
         self.loss_scale = loss_scale
         self.ledger = ledger_of(loss_scale)
+        self._divides_in_apply = divides_in_apply
         self._warned: Set[str] = set()
         group_of(loss_scale).members.add(self)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Provenance:
         # Copies of optimizers that share a loss scale share its copy.
-        return type(self)(copy.deepcopy(self.loss_scale, memo))
+        loss_scale = copy.deepcopy(self.loss_scale, memo)
+        return type(self)(loss_scale, self._divides_in_apply)
 
-    def unscale(self, grads: List[Any]) -> List[Any]:
+    def unscale(self, grads: Grads) -> List[Any]:
         """Returns the true gradients, and remembers their check.
 
         Raises:
@@ -78,12 +73,13 @@ class Provenance:
         scaled = as_they_are(grads)
         units = self.ledger.units(scaled)
         divisors = self._to_unscale(scaled, units)
-        unscaled, check = unscale_and_check(self.loss_scale, scaled, divisors)
+        bundle = Bundle(self.loss_scale, scaled, divisors)
+        unscaled, check = unscale_and_check(bundle)
         pairs = list(zip(scaled, divisors))
         self.ledger.note_unscaled(unscaled, check, pairs, units)
         return unscaled
 
-    def _to_unscale(self, grads: List[Any], units: List[Optional[Unit]]) -> List[Any]:
+    def _to_unscale(self, grads: Grads, units: List[Optional[Unit]]) -> List[Any]:
         """Returns what gradients that are to be unscaled are divided by.
 
         Args:
@@ -109,48 +105,54 @@ class Provenance:
             for grad, unit in zip(grads, units)
         ]
 
-    def hand_in(self, grads: List[Any], is_divided_in_apply: bool) -> HandedIn:
-        """Returns what is known of gradients that are to be applied.
+    def hand_in(self, grads: Grads) -> Bundle:
+        """Returns gradients that are to be applied, and what is known of them.
 
         Args:
           grads: The gradients; some may be None.
-          is_divided_in_apply: Whether this Keras's own wrapper divides in `apply`.
         """
-        grads = as_they_are(grads)
-        ledger, losses = self.ledger, self.ledger.timeline.losses()
-        units = ledger.units(grads)
-        returned = [ledger.unscaling_of(grad) for grad in grads]
-        is_read_here = ledger.timeline.is_read_here()
+        grads, timeline = as_they_are(grads), self.ledger.timeline
+        units = self.ledger.units(grads)
+        is_read_here = timeline.is_read_here()
         kinds = [kind_of(unit, is_read_here) for unit in units]
         known = {k for g, k in zip(grads, kinds) if g is not None} - {Kind.UNKNOWN}
-        unscalings = _unscalings(units)
-        earlier = earlier_check([u for u in unscalings if u.is_visible()], grads)
-        self._warn_of(units, kinds, is_divided_in_apply)
-        is_untouched = all(g is None or r for g, r in zip(grads, returned))
-        if not known:
-            divisor = self._of_unknown(grads, units, is_divided_in_apply)
-            handed = HandedIn(grads, [divisor] * len(grads), None, False, losses)
-        elif is_untouched and earlier is not None:
-            handed = _untouched(grads, unscalings, earlier, losses)
-        else:
-            divisors = self._divisors(units, kinds, is_divided_in_apply)
-            handed = HandedIn(grads, divisors, earlier, False, losses)
+        self._warn_of(units, kinds)
+        losses = timeline.losses()
+        bundle = (self._known if known else self._unknown)(grads, units, kinds)
         if known == {Kind.UNSCALED} and self._was_never_scaled(grads):
-            self._warn(advice.NEVER_SCALED)
-        ledger.timeline.note_apply(self._read if known else None)
-        return handed
+            self._warn(warning_texts.NEVER_SCALED)
+        timeline.note_apply(self._read if known else None)
+        return bundle.but(losses=losses)
 
-    def _was_never_scaled(self, grads: List[Any]) -> bool:
+    def _known(
+        self, grads: Grads, units: List[Optional[Unit]], kinds: List[Kind]
+    ) -> Bundle:
+        """Returns gradients of which at least one is known to be scaled or unscaled."""
+        unscalings = [each for each in _unscalings(units) if each.is_visible()]
+        check = earlier_check(unscalings, grads)
+        are_returned = all(g is None or self.ledger.unscaling_of(g) for g in grads)
+        were_checked = unscalings and all(each.was_checked for each in unscalings)
+        if not (were_checked and are_returned):
+            divisors = self._divisors(units, kinds)
+            return Bundle(self.loss_scale, grads, divisors, check)
+        # Several replicas divide before the branch, and have done so already.
+        before = before_division(unscalings, grads) if replicas.count() == 1 else None
+        if before and all(each.are_all_in(grads) for each in unscalings):
+            # As if they had not been unscaled: the step checks the scaled ones, and
+            # divides them in its branch.
+            return Bundle(self.loss_scale, *before)
+        grads, divisors = before or (grads, [None] * len(grads))
+        return Bundle(self.loss_scale, grads, divisors, check, is_checked=True)
+
+    def _was_never_scaled(self, grads: Grads) -> bool:
         """Tells whether nobody has scaled a loss, here or where this is called."""
         has_scaled = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         return not has_scaled and not are_arguments(values_of(grads))
 
-    def _divisors(
-        self, units: List[Any], kinds: List[Kind], is_divided_in_apply: bool
-    ) -> List[Any]:
+    def _divisors(self, units: List[Any], kinds: List[Kind]) -> List[Any]:
         """Returns by what each gradient is divided, None if it is unscaled."""
         divided = {Kind.SCALED}
-        if is_divided_in_apply:
+        if self._divides_in_apply:
             divided |= {Kind.UNSURE, Kind.WRONG}
         scaled = [unit for unit, kind in zip(units, kinds) if kind in divided]
         rest = self._divisor(scaled) if scaled else None
@@ -179,9 +181,8 @@ class Provenance:
                 return reading.tensor
         if readings and current_graph() is not None:
             return self._as_it_was(readings[-1])
-        return self._latest(
-            self.ledger.timeline.last_that_scaled() if not units else None
-        )
+        scaled_last = None if units else self.ledger.timeline.last_that_scaled()
+        return self._latest() if scaled_last is None else scaled_last
 
     def _as_it_was(self, reading: Reading) -> Any:
         """Returns what a tensor of an ended branch, loop or function held."""
@@ -189,14 +190,13 @@ class Provenance:
             tensor = self.ledger.timeline.at(reading)
             if tensor is not None:
                 return tensor
-            self._warn(advice.MOVED)
+            self._warn(warning_texts.MOVED)
         return self._latest()
 
-    def _latest(self, known: Any = None) -> Any:
-        """Returns the loss scale as it is now, if it is not known."""
-        if known is None:
-            known = self.ledger.timeline.latest()
-        return self._read() if known is None else known
+    def _latest(self) -> Scalar:
+        """Returns the loss scale as it is now. Reads it if no tensor holds it."""
+        tensor = self.ledger.timeline.latest()
+        return self._read() if tensor is None else tensor
 
     def _read(self) -> Any:
         """Reads the loss scale, for whoever needs it later, too."""
@@ -204,35 +204,41 @@ class Provenance:
         self.ledger.note_reading(tensor)
         return tensor
 
-    def _of_unknown(
-        self, grads: List[Any], units: List[Any], is_divided_in_apply: bool
-    ) -> Any:
-        """Returns what gradients are divided by of which nothing is known."""
+    def _unknown(
+        self, grads: Grads, units: List[Optional[Unit]], _: List[Kind]
+    ) -> Bundle:
+        """Returns gradients of unknown origin: this Keras's convention holds."""
+        divisor = None
         if all(map(is_zero, values_of(grads), units)):
-            return None
-        if self._was_never_scaled(grads):
-            self._warn(advice.NEVER_SCALED)
-            return None
-        is_sure = is_divided_in_apply != self.ledger.has_unscaled
-        if not (is_sure and self.loss_scale.has_scaled):
-            assumed = advice.ASSUMED[is_divided_in_apply]
-            self._warn(advice.AMBIGUOUS.format(assumed=assumed))
-        return self._divisor([]) if is_divided_in_apply else None
+            pass
+        elif self._was_never_scaled(grads):
+            self._warn(warning_texts.NEVER_SCALED)
+        else:
+            is_sure = self._divides_in_apply != self.ledger.has_unscaled
+            if not (is_sure and self.loss_scale.has_scaled):
+                self._warn(warning_texts.AMBIGUOUS.format(assumed=self._assumed))
+            divisor = self._divisor([]) if self._divides_in_apply else None
+        return Bundle(self.loss_scale, grads, [divisor] * len(grads))
 
-    def _warn_of(
-        self, units: List[Any], kinds: List[Kind], is_divided_in_apply: bool
-    ) -> None:
+    @property
+    def _assumed(self) -> str:
+        return warning_texts.ASSUMED[self._divides_in_apply]
+
+    def _warn_of(self, units: List[Any], kinds: List[Kind]) -> None:
         """Says what cannot be known of gradients that are applied."""
-        assumed = advice.ASSUMED[is_divided_in_apply]
         for unit, kind in zip(units, kinds):
             if kind is Kind.UNSURE:
-                self._warn(advice.UNSURE.format(cause=unit.cause, assumed=assumed))
+                self._warn(
+                    warning_texts.UNSURE.format(cause=unit.cause, assumed=self._assumed)
+                )
             elif kind is Kind.WRONG:
-                self._warn(advice.WRONG.format(exponent=unit.low, assumed=assumed))
+                self._warn(
+                    warning_texts.WRONG.format(exponent=unit.low, assumed=self._assumed)
+                )
             elif kind is Kind.SCALED and self._was_read_as_number_since(unit):
-                self._warn(advice.NUMBER)
+                self._warn(warning_texts.NUMBER)
             if unit is not None and unit.is_bounded and hides(unit):
-                self._warn(advice.HIDDEN)
+                self._warn(warning_texts.HIDDEN)
 
     def _was_read_as_number_since(self, unit: Unit) -> bool:
         last = max((reading.number for reading in unit.readings), default=None)
@@ -242,24 +248,10 @@ class Provenance:
         """Says something once."""
         if message not in self._warned:
             self._warned.add(message)
-            advice.warn(message)
+            warning_texts.warn(message)
 
 
 def _unscalings(units: List[Optional[Unit]]) -> List[Unscaling]:
     """Returns the unscalings that gradients come from, in their order."""
     every = {each for unit in units if unit is not None for each in unit.checks}
     return sorted(every, key=lambda each: each.number)
-
-
-def _untouched(
-    grads: List[Any], unscalings: List[Unscaling], earlier: Check, losses: List[Any]
-) -> HandedIn:
-    """Returns what is known of the very gradients that were returned."""
-    # Across replicas they are divided before anybody knows: once is enough.
-    is_alone = replicas.count() == 1
-    before = before_division(unscalings, grads) if is_alone else None
-    if before and all(each.are_all_in(grads) for each in unscalings):
-        # As if they never were: the step looks, and divides in its branch.
-        return HandedIn(*before, None, False, losses)
-    grads, divisors = before or (grads, [None] * len(grads))
-    return HandedIn(grads, divisors, earlier, True, losses)

@@ -1,18 +1,20 @@
 """What happened to one loss scale, on one clock: read, scaled with, and applied.
 
-Gradients that leave a loop, a branch or a function are divided by the loss scale that
-multiplied their loss, whose tensor cannot be used outside of it. Another tensor holds
-the same value if it was read with no apply in between: each apply may move the loss
-scale. No graph is kept alive.
+Gradients are divided by the tensor that their loss was multiplied with. If that was
+read within a loop, a branch or a function, it cannot be used outside of it, where the
+gradients are applied. Any other reading of the loss scale will do if no step was
+applied in between: only an apply can change the loss scale. No graph is kept alive.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple
+from typing import Any, Deque, Dict, Hashable, List, NamedTuple
 
+from lossscale.optimizer.provenance.unscalings import Unscaling
 from lossscale.runtime import replicas
+from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.graphs import (
     current_graph,
     graph_of,
@@ -22,11 +24,15 @@ from lossscale.runtime.graphs import (
     notes_of,
     visible_graphs,
 )
+from lossscale.units.eager import Bounded
+from lossscale.units.sweep import Swept
 
-#: So many losses are kept on each replica, to tell whether they were finite: the last.
+#: How many losses are kept on each replica, to tell whether they were finite.
 _LOSSES = 8
-#: So many readings of eager mode are known as the last one of their replica.
+#: How many readings are kept of eager mode.
 _READINGS = 64
+#: How many gradients that were returned in eager mode are recognized.
+_RETURNED = 1 << 14
 
 
 class Reading:
@@ -38,7 +44,7 @@ class Reading:
       replica: Where it was read.
     """
 
-    def __init__(self, number: int, tensor: Any) -> None:
+    def __init__(self, number: int, tensor: Tensor) -> None:
         self.number, self.tensor = number, tensor
         self.replica = replicas.this_one()
 
@@ -58,7 +64,7 @@ class _Apply(NamedTuple):
     """
 
     number: int
-    graph: Any
+    graph: Graph
     reading: Any
 
 
@@ -77,34 +83,59 @@ class _Losses:
         self.are_applied = False
 
 
+class Notes:
+    """What is noted of one graph, or of eager mode.
+
+    Attributes:
+      readings: The tensors of the loss scale, in their order.
+      losses: The last losses of each replica.
+      applies: The applies of each replica, in their order.
+      returned: The unscaling that returned a gradient, by what names that.
+      swept: The units in the graph.
+    """
+
+    def __init__(self) -> None:
+        self.readings: Deque[Reading] = deque()
+        self.losses: Dict[Hashable, _Losses] = {}
+        self.applies: Dict[Hashable, List[_Apply]] = {}
+        self.returned: Dict[int, Unscaling] = {}
+        self.swept = Swept()
+
+
+class _NotesOfEagerMode(Notes):
+    """It never ends, so that the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readings = deque(maxlen=_READINGS)
+        self.returned = Bounded(_RETURNED)
+
+
 class Timeline:
     """What happened to one loss scale, in each graph and on each replica."""
 
     def __init__(self) -> None:
         self._clock = itertools.count(1)
-        self._eager_notes: Dict[str, Any] = {"readings": deque(maxlen=_READINGS)}
+        self._of_eager_mode = _NotesOfEagerMode()
 
     def now(self) -> int:
         """Returns a number that is larger than those of what happened before."""
         return next(self._clock)
 
-    def notes(self, graph: Any, what: str, make: Callable[[], Any]) -> Any:
+    def of(self, graph: Graph) -> Notes:
         """Returns what is noted of a graph, or of eager mode."""
-        notes = self._eager_notes if graph is None else notes_of(graph, self)
-        if what not in notes:
-            notes[what] = make()
-        return notes[what]
+        return self._of_eager_mode if graph is None else notes_of(graph, self, Notes)
 
-    def note_reading(self, tensor: Any) -> Reading:
+    def note_reading(self, tensor: Tensor) -> Reading:
         """Remembers a tensor of the loss scale."""
         reading = Reading(self.now(), tensor)
-        self.notes(graph_of(tensor), "readings", list).append(reading)
+        self.of(graph_of(tensor)).readings.append(reading)
         return reading
 
-    def note_loss(self, loss: Any, loss_scale: Any) -> None:
+    def note_loss(self, loss: Tensor, loss_scale: Any) -> None:
         """Remembers a loss that is multiplied with a tensor of the loss scale."""
-        graph, replica = current_graph(), replicas.this_one()
-        of_replicas = self.notes(graph, "losses", dict)
+        replica = replicas.this_one()
+        of_replicas = self.of(current_graph()).losses
         losses = of_replicas.get(replica)
         if losses is None or losses.are_applied:
             losses = of_replicas[replica] = _Losses()
@@ -132,7 +163,7 @@ class Timeline:
 
     def is_read_here(self) -> bool:
         """Tells whether the loss scale was read where gradients are applied now."""
-        return any(self.notes(g, "readings", list) for g in visible_graphs())
+        return any(self.of(graph).readings for graph in visible_graphs())
 
     def losses(self) -> List[Any]:
         """Returns the last losses that were scaled here."""
@@ -147,7 +178,7 @@ class Timeline:
         """Returns those of the innermost graph in sight in which there are some."""
         replica = replicas.this_one()
         for graph in visible_graphs():
-            found = self.notes(graph, "losses", dict).get(replica)
+            found = self.of(graph).losses.get(replica)
             if found is not None:
                 return [found]
         return []
@@ -179,17 +210,15 @@ class Timeline:
         # Of two branches one runs: what the other applies moves nothing here.
         return [each for each in later if not is_other_branch(each.graph)]
 
-    def _last(self, graph: Any) -> Any:
+    def _last(self, graph: Graph) -> Any:
         """Returns the last tensor of the loss scale in a graph since its last apply."""
         replica = replicas.this_one()
         applies = [] if graph is None else self._applies(graph)
         after = applies[-1].number if applies else -1
-        for each in reversed(self.notes(graph, "readings", list)):
+        for each in reversed(self.of(graph).readings):
             if each.replica == replica:
                 return each.tensor if each.number > after else None
         return None
 
-    def _applies(self, graph: Any) -> List[_Apply]:
-        of_replicas = self.notes(graph, "applies", dict)
-        applies: List[_Apply] = of_replicas.setdefault(replicas.this_one(), [])
-        return applies
+    def _applies(self, graph: Graph) -> List[_Apply]:
+        return self.of(graph).applies.setdefault(replicas.this_one(), [])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-from lossscale.gradients.faults import Check, clean
-from lossscale.gradients.finite import together
-from lossscale.gradients.largest import greater
+from lossscale.gradients.check import CLEAN, Check
+from lossscale.gradients.faults import clean
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Grads
 from lossscale.runtime.graphs import current_graph, is_nested, visible_graphs
 
 
@@ -16,7 +16,7 @@ class Unscaling:
 
     Attributes:
       number: When that was.
-      check: What is known of them as they were returned. None: nothing.
+      check: What is known of them as they were returned.
       shows: Whether one that was not finite is seen in what was returned, whatever
         happens to it, since all were made NaN then.
     """
@@ -24,8 +24,8 @@ class Unscaling:
     def __init__(
         self,
         number: int,
-        grads: List[Any],
-        check: Optional[Check],
+        grads: Grads,
+        check: Check,
         pairs: List[Tuple[Any, Any]],
     ) -> None:
         """Remembers gradients.
@@ -48,6 +48,11 @@ class Unscaling:
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def was_checked(self) -> bool:
+        """Whether anybody looked at the gradients when they were unscaled."""
+        return not self.check.is_clean
+
     def is_visible(self) -> bool:
         """Tells whether its tensors can be used where a graph is built now."""
         return any(self._graph is graph for graph in visible_graphs())
@@ -56,32 +61,29 @@ class Unscaling:
         """Returns what gradients were, and their divisors, by the gradients' `id`s."""
         return self._before if self.is_visible() else {}
 
-    def are_all_in(self, grads: List[Any]) -> bool:
+    def are_all_in(self, grads: Grads) -> bool:
         """Tells whether none of these is left out of `grads`."""
         return set(self._before) <= {id(grad) for grad in grads}
 
 
-def earlier_check(unscalings: List[Unscaling], grads: List[Any]) -> Optional[Check]:
+def earlier_check(unscalings: List[Unscaling], grads: Grads) -> Check:
     """Returns what was known of gradients when they were unscaled.
 
-    Its flag tells of all lists, its codes of `grads` if they are one of the lists.
+    It tells of all lists, but its codes are of `grads` alone.
     """
-    checks = [each.check for each in unscalings if each.check is not None]
-    if not checks:
-        return None
-    finiteness = together([each.finiteness for each in checks])
-    largest = checks[0].largest
-    for each in checks[1:]:
-        largest = greater(largest, each.largest)
-    fits = len(unscalings) == 1 and len(unscalings[0]) == len(grads)
-    count = len(grads)
+    check = CLEAN
+    for each in unscalings:
+        check &= each.check
     # Not of `grads` themselves, which eagerly would be kept.
-    codes = checks[0].codes if fits else lambda: clean(count)
-    return Check(finiteness, codes, largest)
+    is_of_grads = len(unscalings) == 1 and len(unscalings[0]) == len(grads)
+    if is_of_grads or check.is_clean:
+        return check
+    count = len(grads)
+    return check._replace(codes=lambda: clean(count))
 
 
 def before_division(
-    unscalings: Iterable[Unscaling], grads: List[Any]
+    unscalings: Iterable[Unscaling], grads: Grads
 ) -> Optional[Tuple[List[Any], List[Any]]]:
     """Returns what returned gradients were before, and what they were divided by."""
     found: Dict[int, Tuple[Any, Any]] = {}

@@ -98,7 +98,7 @@ def test_an_overflow_that_was_clipped_where_nobody_can_ask(trained):
         pytest.skip("before TensorFlow 2.8 a function keeps no mark of an unscaling")
     made = tf.function(lambda x: clipped_by_value(trained.unscaled(x)))
     (message,) = told(lambda: trained.apply(made(1.0)))
-    assert "clipped by value" in message
+    assert "clipping by value" in message
     assert trained.subtracted() == 1.0
 
 

@@ -1,4 +1,4 @@
-"""What the wrappers warn of: a loss scale that does not do what it is there for."""
+"""The texts of warnings, and how they are given."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def warn(message: str) -> None:
     warnings.warn(message, LossScaleWarning, stacklevel=level)
 
 
-#: What is done where two answers are possible, by whether gradients are divided.
+#: What is done with gradients that may be scaled or not: are they divided?
 ASSUMED = {True: "They are divided by it.", False: "They are applied as they came."}
 NEVER_SCALED = """\
 The loss was never scaled: small float16 gradients are lost. Gradients are applied as \
@@ -43,49 +43,52 @@ and none of its state was restored. Restore it into `optimizer.inner_optimizer`:
     tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
 """
 MOVED = """\
-The loss scale may have moved since it multiplied the loss of these gradients, in a \
-function that was traced before: they are divided by what it is now. Scale the loss in \
-the tf.function in which the gradients are applied, or unscale them where they are made:
+These gradients are divided by the loss scale as it is now. Their loss was scaled in \
+another tf.function, and a step may have changed the loss scale since. Scale the loss \
+in the tf.function in which the gradients are applied, or unscale them where they are \
+made:
 
     grads = optimizer.get_unscaled_gradients(grads)
 """
 AMBIGUOUS = """\
-It cannot be told whether these gradients are still multiplied with the loss scale: \
-gradients like them were unscaled before, or nothing in sight has scaled their loss. \
-{assumed} Apply gradients in the same tf.function in which their loss is scaled, or \
-apply the very tensors, in these two lines:
+lossscale cannot tell whether these gradients are still scaled: they came from NumPy, \
+from another process or as an argument of a tf.function, or their loss was scaled \
+where it cannot be seen from here. {assumed} To be sure, scale the loss and apply the \
+gradients in one tf.function, or unscale them and apply what you get:
 
-    grads = optimizer.get_unscaled_gradients(grads)        # or none of them
+    grads = optimizer.get_unscaled_gradients(grads)
     optimizer.apply_gradients(zip(grads, variables))
 """
 UNSURE = """\
-These gradients were changed while they were still multiplied with the loss scale, and \
-what came out depends on it: {cause}. {assumed} Unscale them first, then change them:
+These gradients were changed while they were still scaled, by an operation whose \
+result is right for unscaled gradients only: {cause}. {assumed} Unscale them first, \
+then change them:
 
     grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
     grads, _ = tf.clip_by_global_norm(grads, 1.0)
     optimizer.apply_gradients(zip(grads, variables))
 """
 WRONG = """\
-These gradients are multiplied with the loss scale to the power of {exponent}, where 1 \
-is scaled and 0 unscaled. {assumed} Scale each loss once, unscale each gradient once:
+These gradients hold the loss scale to the power of {exponent}. Gradients of a scaled \
+loss hold it to the power of 1, unscaled ones to the power of 0. {assumed} Scale each \
+loss once, unscale each gradient once:
 
     scaled_loss = optimizer.scale_loss(loss)               # once
     grads = tape.gradient(scaled_loss, variables)
     optimizer.apply_gradients(zip(grads, variables))
 """
 NUMBER = """\
-The loss scale was read as a Python number after the loss was scaled. If gradients \
-were divided by that number, nobody can see it, and they are divided a second time \
-now. Divide by `optimizer.loss_scale` itself, or in this line:
+The loss scale was read as a Python number after the loss was scaled. If you divided \
+these gradients by that number, nobody can see it, and they are now divided a second \
+time. Divide by `optimizer.loss_scale` itself, or write:
 
     grads = optimizer.get_unscaled_gradients(grads)
 """
 HIDDEN = """\
-These gradients were unscaled in another tf.function, or under XLA in a loop, a branch \
-or a nested function, and then clipped by value, or changed in another way that makes \
-infinities finite. An overflow cannot be seen any more, and the step is applied even \
-if there was one. Apply them in the same tf.function, or clip them by their norm there:
+An overflow in these gradients may go unseen, and be applied. They were unscaled in \
+another tf.function, or under XLA in a loop, a branch or a nested function, and then \
+changed in a way that makes infinities finite, as clipping by value does. Apply them \
+in the same tf.function, or clip them by their norm:
 
     grads, _ = tf.clip_by_global_norm(grads, 1.0)
 """

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lossscale.optimizer.agreement import Among
+from lossscale import FixedLossScale
+from lossscale.optimizer.bundle import Bundle
+from lossscale.optimizer.reduction import SeveralReplicas
 from lossscale.runtime import replicas
 
 
@@ -14,6 +16,8 @@ from lossscale.runtime import replicas
 def test_of_three_replicas_the_order_of_the_sum_cannot_tell(monkeypatch, count, added):
     # 4e4 + 4e4 - 4e4 is infinite in float16, 4e4 - 4e4 + 4e4 is not.
     monkeypatch.setattr(replicas, "count", lambda: count)
-    terms = Among(are_added=True)._terms([tf.constant([-4e4], tf.float16), None])
+    grads = [tf.constant([-4e4], tf.float16), None]
+    bundle = Bundle(FixedLossScale(1.0), grads, [None, None])
+    terms = SeveralReplicas(are_added=True)._terms(bundle)
     assert list(terms) == [0]
     np.testing.assert_array_equal(terms[0], np.float16([added]))

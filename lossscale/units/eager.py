@@ -10,9 +10,13 @@ from __future__ import annotations
 import threading
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from lossscale.optimizer.provenance.exponents import KEPT, Unit, Units
-from lossscale.optimizer.provenance.operations import results, starts
-from lossscale.optimizer.provenance.sweep import (
+from lossscale.runtime import callbacks
+from lossscale.runtime.aliases import Tensor
+from lossscale.runtime.bodies import COUNTS, definition
+from lossscale.runtime.callbacks import number_of
+from lossscale.units.exponents import KEPT, Unit, Units
+from lossscale.units.operations import results, starts
+from lossscale.units.sweep import (
     ADDS,
     ASSIGNS,
     READS,
@@ -21,16 +25,13 @@ from lossscale.optimizer.provenance.sweep import (
     assign,
     latest,
 )
-from lossscale.runtime import callbacks
-from lossscale.runtime.bodies import COUNTS, definition
-from lossscale.runtime.callbacks import number_of
 
-#: So many units are remembered, and as many that are older.
+#: How many units are kept, and as many older ones.
 _UNITS = 1 << 16
-#: So many variables, and functions.
+#: The same of variables, and of functions.
 _VARIABLES, _FUNCTIONS = 1 << 14, 256
-#: After so many operations without a unit that comes from the loss scale, on one
-#: thread, nobody listens any more, until it is read again.
+#: After so many operations on one thread that have nothing to do with the loss scale,
+#: the tracker stops listening there, until the loss scale is read again.
 _IDLE = 20_000
 #: Operations whose rules ask for the value of a constant.
 _ASKING = {"Minimum", "Maximum", "Pow"}
@@ -44,7 +45,7 @@ class _Here(threading.local):
 
 
 class Bounded(Dict[Any, Any]):
-    """A dictionary that forgets the oldest of more than so many."""
+    """A dictionary that forgets its oldest entries beyond a size."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -75,11 +76,11 @@ class Tracker:
         self._returned = Bounded(_FUNCTIONS)
         self._here = _Here()
 
-    def unit(self, tensor: Any) -> Optional[Unit]:
+    def unit(self, tensor: Tensor) -> Optional[Unit]:
         """Returns the unit of a tensor or of a variable's handle."""
         return self._get(number_of(tensor))
 
-    def note(self, tensor: Any, unit: Unit) -> None:
+    def note(self, tensor: Tensor, unit: Unit) -> None:
         """Notes the unit of a tensor, and listens from now on."""
         self._set(number_of(tensor), unit)
         self.listen()
@@ -94,11 +95,11 @@ class Tracker:
         callbacks.add(self)
 
     def is_silent(self) -> bool:
-        """Tells whether this thread does what nobody takes notice of."""
+        """Tells whether this thread's operations are not tracked now."""
         return self._here.silent > 0
 
     def __enter__(self) -> None:
-        """Takes no notice of what this thread does within."""
+        """Does not track what this thread does within."""
         self._here.silent += 1
 
     def __exit__(self, *_: object) -> None:
@@ -154,7 +155,7 @@ class Tracker:
         if known is None:
             known = self._returned[name] = {}
         if key not in known:
-            sweep = Sweep(lambda _: None, lambda _: {}, lambda _: Swept(), self._marked)
+            sweep = Sweep(lambda _: None, lambda _: Swept(), self._marked)
             known[key] = sweep.body(definition(name), list(key), count)
         outs, after = known[key]
         for each, before, unit in zip(inputs, key, after):

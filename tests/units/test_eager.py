@@ -11,8 +11,8 @@ import tensorflow as tf
 from exact import S, Trained, warned
 from tensorflow.python.framework import op_callbacks
 
-from lossscale.optimizer.provenance import eager
 from lossscale.runtime import callbacks
+from lossscale.units import eager
 
 
 @pytest.fixture

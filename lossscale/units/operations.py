@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, Optional
 
-from lossscale.optimizer.provenance.exponents import (
+from lossscale.runtime.bodies import EACH_ITS_OWN
+from lossscale.units.exponents import (
     NO_ORIGINS,
     ZERO,
     Constant,
@@ -26,7 +27,6 @@ from lossscale.optimizer.provenance.exponents import (
     product,
     sign,
 )
-from lossscale.runtime.bodies import EACH_ITS_OWN
 
 
 def _rules(rule: Rule, kinds: str) -> Dict[str, Rule]:

@@ -19,10 +19,11 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, Hashable, List, Optional, Tuple
 
 from lossscale.gradients.finite import dense_part
-from lossscale.optimizer.provenance.exponents import KEPT, Unit, Units
-from lossscale.optimizer.provenance.operations import join, result, results, starts
+from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.bodies import GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
+from lossscale.units.exponents import KEPT, Unit, Units
+from lossscale.units.operations import join, result, results, starts
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 #: What a variable holds afterwards, with what it held before.
@@ -33,7 +34,7 @@ ADDS = {
     "ResourceStridedSliceAssign",
 }
 ASSIGNS = {"AssignVariableOp", "Assign"}
-#: So many unscalings are known of what a variable sums up: the last ones.
+#: How many unscalings are kept of what a variable sums up, the last ones.
 _CHECKS = 64
 #: What a mark says of an operation with bodies: it applies or skips a step.
 STEP = "step"
@@ -47,6 +48,7 @@ class Swept:
     """The units in a graph, as far as it has been swept.
 
     Attributes:
+      marks: The units that are marked in it, by the `id`s of tensors.
       table: The units of its values.
       done: How many of its operations have been swept.
       leads_back: Whether it has a loop of `tf.compat.v1`, whose end leads back to its
@@ -54,6 +56,7 @@ class Swept:
     """
 
     def __init__(self) -> None:
+        self.marks: Table = {}
         self.table: Table = {}
         self.done = 0
         self.leads_back = False
@@ -64,37 +67,34 @@ class Sweep:
 
     Args:
       eager: Returns the unit of a tensor of eager mode, or of a variable's handle.
-      marks: Returns the units that are marked in a graph, by the `id`s of tensors.
-      swept: Returns how far a graph has been swept. None: each time anew.
+      swept: Returns what is kept of a graph: how far it has been swept.
       marked: Returns the unit that a mark on an operation of a function means.
     """
 
     def __init__(
         self,
         eager: Callable[[Any], Optional[Unit]],
-        marks: Callable[[Any], Table],
         swept: Callable[[Any], Swept],
         marked: Callable[[str], Optional[Unit]],
     ) -> None:
-        self._eager, self._marks = eager, marks
-        self._swept, self._marked = swept, marked
+        self._eager, self._swept, self._marked = eager, swept, marked
         self._returned: Dict[Any, Returned] = {}
         self._seen: Dict[int, Table] = {}  # of graphs, while nothing is added to them
 
-    def unit(self, tensor: Any) -> Optional[Unit]:
+    def unit(self, tensor: Tensor) -> Optional[Unit]:
         """Returns the unit of a tensor, None if nothing is known of it."""
         graph = graph_of(tensor)
         if graph is None:
             return self._eager(tensor)
         return self.visible(graph).get(id(tensor))
 
-    def visible(self, graph: Any) -> Table:
+    def visible(self, graph: Graph) -> Table:
         """Returns the units of all that a graph can see, as it stands now."""
         if id(graph) not in self._seen:
             self._seen[id(graph)] = self._see(graph)
         return self._seen[id(graph)]
 
-    def _see(self, graph: Any) -> Table:
+    def _see(self, graph: Graph) -> Table:
         swept = self._swept(graph)
         # Graphs of `tf.compat.v1` have neither.
         outside = getattr(graph, "outer_graph", None)
@@ -124,7 +124,7 @@ class Sweep:
 
     def _run(self, body: Any, swept: Swept) -> None:
         """Sweeps those operations of a body that have not been."""
-        marks = self._marks(body.graph) if isinstance(body, GraphBody) else {}
+        marks = {} if body.graph is None else self._swept(body.graph).marks
         before: Optional[Table] = None
         while before is None or (swept.leads_back and swept.table != before):
             before = dict(swept.table) if swept.leads_back else swept.table
@@ -136,28 +136,29 @@ class Sweep:
 
     def _pass_on(self, node: Node, table: Table, marks: Table) -> None:
         """Hands on the units of an operation's inputs to its outputs."""
-        kind, units = node.kind, [table.get(key) for key in node.inputs]
-        found: Units
-        if kind in BODIES:
-            found = [] if node.mark == STEP else self._enter(node, units, table)
-        elif kind in READS and units[0] is None:
-            found = [KEPT] * len(node.outputs)
-        elif kind in ASSIGNS or kind in ADDS:
-            assign(table, node.inputs[0], kind, units)
-            found = []
-        elif any(units) or starts(kind):
-            found = results(kind, units, node.constant, len(node.outputs))
-        else:
-            found = []
-        if node.mark and kind not in BODIES:
-            own = self._marked(node.mark)
-            found = found if own is None else [own] * len(node.outputs)
+        found = self._results(node, table)
+        if node.mark and node.kind not in BODIES:
+            marked = self._marked(node.mark)
+            found = found if marked is None else [marked] * len(node.outputs)
         for key, unit in zip(node.outputs, found):
             if unit is not None and key is not None:
                 table[key] = unit
         for key in node.outputs:
             if key is not None and key in marks:
                 table[key] = marks[key]
+
+    def _results(self, node: Node, table: Table) -> Units:
+        """Returns the units of an operation's outputs, nothing if none has any."""
+        kind, units = node.kind, [table.get(key) for key in node.inputs]
+        if kind in BODIES:
+            return [] if node.mark == STEP else self._enter(node, units, table)
+        if kind in READS and units[0] is None:
+            return [KEPT] * len(node.outputs)
+        if kind in ASSIGNS or kind in ADDS:
+            assign(table, node.inputs[0], kind, units)
+        elif any(units) or starts(kind):
+            return results(kind, units, node.constant, len(node.outputs))
+        return []
 
     def _enter(self, node: Node, units: Units, table: Table) -> List[Optional[Unit]]:
         """Returns the units of what a loop, a branch or a function returns."""

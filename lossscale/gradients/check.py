@@ -1,0 +1,118 @@
+"""What is known of gradients: are all finite, which are not, and how large are they?"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
+from lossscale.runtime.control import either
+
+
+class Check(NamedTuple):
+    """A quick check of gradients, and an exact one for where it fails.
+
+    `earlier & later` is the check of gradients that were checked twice, or of two lists
+    of gradients. `CLEAN` has nothing to check: joined with another it changes nothing.
+
+    Attributes:
+      quick: The quick check, a `bool` tensor of shape `[]`. If True, all gradients are
+        finite; if False, only the exact check can tell. The Python value True where
+        there is nothing to check.
+      exact_check: Returns the exact flag, a `bool` tensor of shape `[]`. Called,
+        perhaps within a branch, whether `quick` is True or not. None: `quick` is exact.
+      codes: Returns a `float32` tensor of shape `[gradients]`, the fault code of each
+        gradient (see `faults`). Called where a step is skipped, perhaps within a
+        branch. None: no gradient can be at fault.
+      largest: The greatest magnitude of the gradients, a `float32` tensor of shape
+        `[]`. None: not requested.
+    """
+
+    quick: Flag
+    exact_check: Optional[Callable[[], Flag]] = None
+    codes: Optional[Callable[[], Tensor]] = None
+    largest: Optional[Scalar] = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is nothing to check."""
+        return self.quick is True
+
+    def exact(self) -> Flag:
+        """Returns the exact flag. Runs the exact check only if the quick one fails."""
+        if self.exact_check is None:
+            return self.quick
+        return either(self.quick, _true, self.exact_check)
+
+    def exact_in_branch(self) -> Flag:
+        """Returns the exact flag by the exact check, for a branch that needs it."""
+        return self.quick if self.exact_check is None else self.exact_check()
+
+    def codes_of(self, count: int) -> Tensor:
+        """Returns the fault codes of `count` gradients."""
+        return tf.zeros([count]) if self.codes is None else self.codes()
+
+    def settled(self, count: int) -> Check:
+        """Returns this check in a form that no longer needs the gradients.
+
+        The exact check runs now, in a branch of its own. A check that is not settled
+        keeps its gradients in memory until the step is decided on: clipping by the
+        global norm would then need as much memory again as the gradients take.
+
+        Args:
+          count: How many gradients it is of.
+        """
+        if self.exact_check is None:
+            return self
+        if mode.current().knows_values and self.quick:
+            return Check(self.quick, largest=self.largest)
+
+        def examine() -> Any:
+            return self.exact_in_branch(), self.codes_of(count)
+
+        flag, codes = either(self.quick, lambda: (_true(), tf.zeros([count])), examine)
+        return Check(flag, None, lambda: codes, self.largest)
+
+    def __and__(self, later: Check) -> Check:
+        largest = greater(self.largest, later.largest)
+        if self.is_clean or later.is_clean:
+            remaining = later if self.is_clean else self
+            return remaining._replace(largest=largest)
+
+        def exact_check() -> Flag:
+            return tf.logical_and(self.exact_in_branch(), later.exact_in_branch())
+
+        are_exact = self.exact_check is None and later.exact_check is None
+        quick = tf.logical_and(self.quick, later.quick)
+        codes = self._first_codes(later.codes)
+        return Check(quick, None if are_exact else exact_check, codes, largest)
+
+    def _first_codes(
+        self, later: Optional[Callable[[], Tensor]]
+    ) -> Optional[Callable[[], Tensor]]:
+        """Returns what returns the codes of this check, or of a later one.
+
+        A gradient that was not finite at the first check is the cause of what the
+        second one finds: clipping by an infinite norm makes every gradient NaN.
+        """
+        earlier = self.codes
+        if earlier is None or later is None:
+            return later if earlier is None else earlier
+        return lambda: tf.where(self.exact_in_branch(), later(), earlier())
+
+
+#: There is nothing to check.
+CLEAN = Check(True)
+
+
+def greater(one: Optional[Scalar], other: Optional[Scalar]) -> Optional[Scalar]:
+    """Returns the greater of two magnitudes, either of which may not be requested."""
+    if one is None or other is None:
+        return other if one is None else one
+    return tf.maximum(one, other)
+
+
+def _true() -> Flag:
+    return tf.constant(True)

@@ -1,0 +1,145 @@
+"""Checks of one replica's gradients: when they are unscaled, and when they are applied.
+
+The sum of all gradients is the quick check: it is finite only if each of them is, and
+reads them once. Only if it is not finite, the exact check looks at each element.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Tuple
+
+import tensorflow as tf
+
+from lossscale.gradients import faults, rows
+from lossscale.gradients.check import CLEAN, Check, greater
+from lossscale.gradients.finite import each_is_finite, floating_values, sum_is_finite
+from lossscale.gradients.largest import largest_magnitude
+from lossscale.optimizer.bundle import Bundle
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import Flag, Grads, Scalar, Tensor
+from lossscale.runtime.graphs import is_nested
+
+
+def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
+    """Returns the unscaled gradients, and their check on this replica."""
+    if not bundle.loss_scale.checks_gradients:
+        return bundle.unscaled(), CLEAN
+    few = bundle.packed()
+    if is_nested():
+        examined, quotients, check = few, *_made_nan_if_bad(few)
+    else:
+        quotients = few.divided()
+        # A check that divides anew leaves what is returned to be freed if not used.
+        examined = few if mode.current().checks_anew else quotients
+        check = check_of_quotients(examined)
+    check = check._replace(
+        codes=lambda: faults.codes_of_each(examined.quotients(), few.groups)
+    )
+    if mode.current().knows_values:
+        check = check.settled(len(bundle.grads))
+    if bundle.loss_scale.last_largest is not None:
+        check = check._replace(largest=largest_magnitude(few.grads, few.divisors))
+    return quotients.unscaled(), check
+
+
+def _made_nan_if_bad(bundle: Bundle) -> Tuple[Bundle, Check]:
+    """Returns gradients that are all NaN if one of them is not finite, and their check.
+
+    The flag of a loop, a branch or a function cannot be used outside of it; what it
+    returns can. A NaN there says that an overflow was found, even if the gradients are
+    clipped by their norm first, and no gradient has to be kept for it.
+    """
+    check = check_of_quotients(bundle)
+    # No branch under XLA: on TensorFlow 2.4 it compiles none in `tf.vectorized_map`.
+    has_no_branch = mode.current().cond_runs_both
+    is_finite = check.exact_in_branch() if has_no_branch else check.exact()
+    nan_if_bad = {
+        id(divisor): tf.where(is_finite, divisor, float("nan"))
+        for divisor in bundle.divisors
+        if divisor is not None
+    }
+    divisors = [nan_if_bad.get(id(each)) for each in bundle.divisors]
+    return bundle.but(divisors=divisors).divided(), Check(is_finite)
+
+
+def check_of_quotients(bundle: Bundle) -> Check:
+    """Returns the check of gradients once they are divided, without fault codes."""
+
+    def exact_check() -> Flag:
+        return each_is_finite(floating_values(bundle.quotients()))
+
+    if mode.current().looks_at_once:
+        return Check(exact_check())
+    return Check(_quick_check_of_quotients(bundle), exact_check)
+
+
+def _quick_check_of_quotients(bundle: Bundle) -> Flag:
+    """Returns the quick check of gradients once they are divided.
+
+    If the divisor is 1 or more, a quotient is finite exactly if the scaled gradient is,
+    so the scaled ones are summed. A divisor below 1 may make a finite gradient
+    overflow, and the quick check fails.
+    """
+    quick = sum_is_finite(floating_values(bundle.grads))
+    for divisor in bundle.distinct_divisors():
+        if divisor is not None:
+            quick = tf.logical_and(divisor >= 1.0, quick)
+    return quick
+
+
+def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
+    """Returns gradients with the check of when they were unscaled, and of now.
+
+    Args:
+      bundle: The gradients.
+      quick: Returns the quick check of what is applied: of the quotients, and of the
+        sums of duplicate rows. Not called where each element is looked at anyway.
+    """
+    if bundle.is_checked:
+        return bundle
+
+    def exact_check() -> Flag:
+        grads = bundle.quotients()
+        return each_is_finite(floating_values([*grads, *rows.added(grads)]))
+
+    def codes() -> Tensor:
+        return _codes_as_applied(bundle)
+
+    looks_at_once = mode.current().looks_at_once
+    if looks_at_once and not rows.any_may_have_duplicates(bundle.grads):
+        now = Check(exact_check(), None, codes)
+    else:
+        now = Check(quick(), exact_check, codes)
+    return bundle.but(check=bundle.check.settled(bundle.count) & now)
+
+
+def quick_check_as_applied(bundle: Bundle) -> Flag:
+    """Returns the quick check of gradients as they are applied."""
+    quick = _quick_check_of_quotients(bundle)
+    if not rows.any_may_have_duplicates(bundle.grads):
+        return quick
+    of_rows = rows.sums_stay_finite(bundle.grads, bundle.divisors)
+    return tf.logical_and(quick, of_rows)
+
+
+def _codes_as_applied(bundle: Bundle) -> Tensor:
+    grads = bundle.quotients()
+    codes = faults.codes_of_each(grads, bundle.groups)
+    if rows.any_may_have_duplicates(grads):
+        of_rows = faults.codes_of_each(rows.added(grads), bundle.groups)
+        codes = tf.maximum(codes, of_rows)
+    return codes
+
+
+def largest_unscaled(bundle: Bundle) -> Scalar:
+    """Returns the greatest magnitude of gradients, before anybody clipped them."""
+    when_unscaled = bundle.check.largest
+    if when_unscaled is None:
+        return largest_magnitude(bundle.grads, bundle.divisors)
+    if bundle.is_checked:
+        return when_unscaled
+    pairs = zip(bundle.grads, bundle.divisors)
+    still_scaled = [(grad, divisor) for grad, divisor in pairs if divisor is not None]
+    if not still_scaled:
+        return when_unscaled
+    return greater(when_unscaled, largest_magnitude(*map(list, zip(*still_scaled))))
