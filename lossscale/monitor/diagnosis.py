@@ -9,7 +9,6 @@ import tensorflow as tf
 from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
 from lossscale.scales.base import LossScale
-from lossscale.scales.fixed import FixedLossScale
 
 #: How many variables a message names.
 _NAMED = 5
@@ -102,7 +101,7 @@ def _of_loss(model: Any, kind: str, bad_losses: int) -> str:
 
 
 def _of_scale(loss_scale: LossScale) -> Optional[str]:
-    if isinstance(loss_scale, FixedLossScale):
+    if not loss_scale._can_change:
         return _FIXED
     floor = getattr(loss_scale, "min_loss_scale", 0.0)
     if loss_scale._to_show() > floor:

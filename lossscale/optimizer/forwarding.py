@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Callable, List
 
 from lossscale.scales.base import LossScale
-from lossscale.scales.fixed import FixedLossScale
 
 
 def forwarded(name: str) -> Any:
@@ -62,7 +61,7 @@ class KerasNames:
     """What the wrappers of both Kerases call what our loss scales know."""
 
     dynamic = _answered(
-        lambda scale: not isinstance(scale, FixedLossScale),
+        lambda scale: scale._can_change,
         "Whether the loss scale can change.",
     )
     initial_scale = _answered(

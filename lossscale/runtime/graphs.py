@@ -37,6 +37,11 @@ def graph_of(tensor: Tensor) -> Any:
     return getattr(tensor, "graph", None)  # eager mode's raise AttributeError
 
 
+def is_eager(tensor: Tensor) -> bool:
+    """Tells whether a tensor is one of eager mode."""
+    return graph_of(tensor) is None
+
+
 def visible_graphs() -> Iterator[Any]:
     """Yields the current graph and those around it whose tensors it may use.
 

@@ -77,6 +77,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     checks_gradients: bool = True
     has_scaled: bool = False
     has_been_read: bool = False
+    #: Whether a step can change the value.
+    _can_change: bool = True
     #: Who is told where this is used: what is known of it by optimizers that share it.
     _noted_by: Optional[Listener] = None
 

@@ -41,6 +41,8 @@ class FixedLossScale(LossScale):
     default. `skip_nonfinite` is ours; TensorFlow 1.15's contrib optimizer skipped.
     """
 
+    _can_change = False
+
     def __init__(self, loss_scale_value: float, skip_nonfinite: bool = False) -> None:
         value = arguments.loss_scale("loss_scale_value", loss_scale_value)
         skip = arguments.boolean("skip_nonfinite", skip_nonfinite)

@@ -68,6 +68,9 @@ class Unit(NamedTuple):
         return self.low == self.high == 0.0
 
 
+#: Nothing is known. Rules know nothing of a value by a None; who asks for a unit gets
+#: this one, which is neither scaled nor unscaled nor a zero.
+UNKNOWN = Unit(math.nan, math.nan)
 #: What is known of each input of an operation. None: nothing is.
 Units = Sequence[Optional[Unit]]
 #: Returns the value of an input by its number, if it is a constant, else None.

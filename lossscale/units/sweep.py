@@ -22,7 +22,7 @@ from lossscale.gradients.finite import dense_part
 from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.bodies import GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
-from lossscale.units.exponents import KEPT, Unit, Units
+from lossscale.units.exponents import KEPT, UNKNOWN, Unit, Units
 from lossscale.units.operations import join, result, results, starts
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
@@ -87,6 +87,10 @@ class Sweep:
         if graph is None:
             return self._eager(tensor)
         return self.visible(graph).get(id(tensor))
+
+    def known(self, value: Optional[Tensor]) -> Unit:
+        """Returns the unit of a tensor, `UNKNOWN` of a None and if nothing is known."""
+        return UNKNOWN if value is None else self.unit(value) or UNKNOWN
 
     def visible(self, graph: Graph) -> Table:
         """Returns the units of all that a graph can see, as it stands now."""

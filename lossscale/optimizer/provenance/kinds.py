@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from lossscale.runtime.bodies import constant_of
-from lossscale.runtime.graphs import graph_of
-from lossscale.units.exponents import Unit
+from lossscale.runtime.graphs import is_eager
+from lossscale.units.exponents import UNKNOWN, Unit
 
 
 class Kind(enum.Enum):
@@ -25,15 +25,16 @@ class Kind(enum.Enum):
     UNKNOWN = "unknown"
 
 
-def kind_of(unit: Optional[Unit], is_read_here: bool) -> Kind:
+def kind_of(unit: Unit, is_read_here: bool) -> Kind:
     """Returns what a gradient is: of the exponents that it may have 0 and 1 can be.
 
     Args:
-      unit: Its unit, None if nothing is known.
+      unit: Its unit.
       is_read_here: Whether the loss scale was read where the gradient was computed. If
         not, the loss of what was computed from weights may have been scaled elsewhere.
     """
-    if unit is None or unit.is_zero or (_is_plain(unit) and not is_read_here):
+    is_from_elsewhere = _is_plain(unit) and not is_read_here
+    if unit is UNKNOWN or unit.is_zero or is_from_elsewhere:
         return Kind.UNKNOWN
     may_be_unscaled = unit.low <= 0.0 <= unit.high
     may_be_scaled = unit.low <= 1.0 <= unit.high
@@ -49,18 +50,18 @@ def _is_plain(unit: Unit) -> bool:
     return unit.is_free and unit.is_kept and not unit.checks
 
 
-def is_zero(value: Any, unit: Optional[Unit]) -> bool:
+def is_zero(value: Any, unit: Unit) -> bool:
     """Tells whether a gradient is known to be all zeros, which need no division."""
-    if value is None or (unit is not None and unit.is_zero):
+    if value is None or unit.is_zero:
         return True
-    if graph_of(value) is None:
+    if is_eager(value):
         return not np.any(value.numpy())
     return constant_of(value.op) == 0.0
 
 
-def is_free(unit: Optional[Unit]) -> bool:
+def is_free(unit: Unit) -> bool:
     """Tells whether a gradient to be unscaled is known to need no division."""
-    return unit is not None and unit.is_free and not unit.is_kept
+    return unit.is_free and not unit.is_kept
 
 
 def hides(unit: Unit) -> bool:

@@ -31,9 +31,10 @@ from lossscale.runtime.graphs import (
     BODIES,
     current_graph,
     graph_of,
+    is_eager,
 )
 from lossscale.units.eager import Tracker
-from lossscale.units.exponents import Unit
+from lossscale.units.exponents import UNKNOWN, Unit
 from lossscale.units.sweep import STEP, Sweep, Swept, values_of
 
 
@@ -83,7 +84,7 @@ class Ledger:
         scale = Unit(1.0, 1.0, is_scale=True)
         for each in getattr(variable, "values", [variable]):
             handle = getattr(each, "handle", None)
-            if handle is not None and graph_of(handle) is None:
+            if handle is not None and is_eager(handle):
                 self._tracker.note_handle(handle, scale)
 
     # What happens.
@@ -97,8 +98,8 @@ class Ledger:
         """Remembers a tensor of the loss scale, which may multiply a loss."""
         if self._tracker.is_silent():
             return  # a step is applied, and with it the loss scale is moved
-        (known,) = self.units([tensor]) if graph_of(tensor) is None else [None]
-        if known is not None and known.is_scale and known.readings:
+        (unit,) = self.units([tensor]) if is_eager(tensor) else [UNKNOWN]
+        if unit.is_scale and unit.readings:
             return  # it was noted before
         reading = self.timeline.note_reading(tensor)
         unit = Unit(1.0, 1.0, frozenset([reading]), is_scale=True)
@@ -114,7 +115,7 @@ class Ledger:
         grads: Grads,
         check: Check,
         pairs: List[Tuple[Any, Any]],
-        units: Iterable[Optional[Unit]],
+        units: Iterable[Unit],
     ) -> None:
         """Remembers gradients that are returned to the user.
 
@@ -130,7 +131,7 @@ class Ledger:
         own = frozenset([unscaling])
         for value, unit in zip(values_of(grads), units):
             if value is not None:
-                checks = own if unit is None else own | unit.checks
+                checks = own | unit.checks
                 mark = f"unscaled:{unscaling.number}"
                 self._note(value, Unit(0.0, 0.0, checks=checks), mark)
                 self.timeline.of(graph_of(value)).returned[_name(value)] = unscaling
@@ -143,19 +144,19 @@ class Ledger:
 
     def step(self) -> Any:
         """Returns a context in which a step is applied: nothing in it is noted."""
-        graph = current_graph()
-        if graph is None:
+        if tf.executing_eagerly():
             return self._tracker
+        graph = current_graph()
         self._sweep().visible(graph)
         return _UnnotedStep(graph, self._swept(graph), self._tracker)
 
     # What is known.
 
     @do_not_convert
-    def units(self, grads: Iterable[Any]) -> List[Optional[Unit]]:
-        """Returns the unit of each gradient, None if nothing is known of it."""
+    def units(self, grads: Iterable[Grad]) -> List[Unit]:
+        """Returns the unit of each gradient."""
         sweep = self._sweep()
-        return [None if v is None else sweep.unit(v) for v in values_of(grads)]
+        return [sweep.known(value) for value in values_of(grads)]
 
     def _sweep(self) -> Sweep:
         return Sweep(self._tracker.unit, self._swept, self._marked)
@@ -170,11 +171,10 @@ class Ledger:
     # Where it is kept.
 
     def _note(self, tensor: Tensor, unit: Unit, mark: str) -> None:
-        graph = graph_of(tensor)
-        if graph is None:
+        if is_eager(tensor):
             self._tracker.note(tensor, unit)
             return
-        swept = self._swept(graph)
+        swept = self._swept(graph_of(tensor))
         swept.marks[id(tensor)] = swept.table[id(tensor)] = unit
         put_mark(tensor.op, f"{self._key}:{mark}")
         self._tracker.listen()  # what eager mode does with what a function returns
@@ -202,7 +202,7 @@ class Ledger:
 
 def _name(tensor: Tensor) -> int:
     """Returns the number of a tensor: TensorFlow's own in eager mode."""
-    return id(tensor) if graph_of(tensor) is not None else number_of(tensor)
+    return number_of(tensor) if is_eager(tensor) else id(tensor)
 
 
 _ledgers: Any = weakref.WeakKeyDictionary()  # LossScale -> Ledger

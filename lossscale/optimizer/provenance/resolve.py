@@ -15,7 +15,9 @@ Keras 3's own wrapper divides in `apply`, Keras 2's does not.
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Set
+
+import tensorflow as tf
 
 from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
@@ -32,7 +34,7 @@ from lossscale.optimizer.provenance.unscalings import (
 from lossscale.optimizer.sharing import group_of
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads, Scalar
-from lossscale.runtime.graphs import are_arguments, current_graph
+from lossscale.runtime.graphs import are_arguments
 from lossscale.scales.base import LossScale
 from lossscale.units.exponents import Unit
 from lossscale.units.sweep import values_of
@@ -79,7 +81,7 @@ class Provenance:
         self.ledger.note_unscaled(unscaled, check, pairs, units)
         return unscaled
 
-    def _to_unscale(self, grads: Grads, units: List[Optional[Unit]]) -> List[Any]:
+    def _to_unscale(self, grads: Grads, units: List[Unit]) -> List[Any]:
         """Returns what gradients that are to be unscaled are divided by.
 
         Args:
@@ -88,13 +90,13 @@ class Provenance:
 
         """
         for unit in units:
-            if unit is not None and unit.is_free and unit.checks:
+            if unit.is_free and unit.checks:
                 raise ValueError(
                     "`grads` must be gradients of the scaled loss, got one that "
                     "get_unscaled_gradients returned already. Unscale each gradient "
                     "once."
                 )
-        scaled = [unit for unit in units if unit is not None and unit.high > 0.0]
+        scaled = [unit for unit in units if unit.high > 0.0]
         default = self._divisor(scaled)
         return [
             None
@@ -124,9 +126,7 @@ class Provenance:
         timeline.note_apply(self._read if known else None)
         return bundle.but(losses=losses)
 
-    def _known(
-        self, grads: Grads, units: List[Optional[Unit]], kinds: List[Kind]
-    ) -> Bundle:
+    def _known(self, grads: Grads, units: List[Unit], kinds: List[Kind]) -> Bundle:
         """Returns gradients of which at least one is known to be scaled or unscaled."""
         unscalings = [each for each in _unscalings(units) if each.is_visible()]
         check = earlier_check(unscalings, grads)
@@ -179,7 +179,7 @@ class Provenance:
         for reading in reversed(readings):
             if reading.is_visible():
                 return reading.tensor
-        if readings and current_graph() is not None:
+        if readings and not tf.executing_eagerly():
             return self._as_it_was(readings[-1])
         scaled_last = None if units else self.ledger.timeline.last_that_scaled()
         return self._latest() if scaled_last is None else scaled_last
@@ -204,9 +204,7 @@ class Provenance:
         self.ledger.note_reading(tensor)
         return tensor
 
-    def _unknown(
-        self, grads: Grads, units: List[Optional[Unit]], _: List[Kind]
-    ) -> Bundle:
+    def _unknown(self, grads: Grads, units: List[Unit], _: List[Kind]) -> Bundle:
         """Returns gradients of unknown origin: this Keras's convention holds."""
         divisor = None
         if all(map(is_zero, values_of(grads), units)):
@@ -237,7 +235,7 @@ class Provenance:
                 )
             elif kind is Kind.SCALED and self._was_read_as_number_since(unit):
                 self._warn(warning_texts.NUMBER)
-            if unit is not None and unit.is_bounded and hides(unit):
+            if unit.is_bounded and hides(unit):
                 self._warn(warning_texts.HIDDEN)
 
     def _was_read_as_number_since(self, unit: Unit) -> bool:
@@ -251,7 +249,7 @@ class Provenance:
             warning_texts.warn(message)
 
 
-def _unscalings(units: List[Optional[Unit]]) -> List[Unscaling]:
+def _unscalings(units: List[Unit]) -> List[Unscaling]:
     """Returns the unscalings that gradients come from, in their order."""
-    every = {each for unit in units if unit is not None for each in unit.checks}
+    every = {each for unit in units for each in unit.checks}
     return sorted(every, key=lambda each: each.number)

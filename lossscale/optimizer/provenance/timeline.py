@@ -12,6 +12,8 @@ import itertools
 from collections import deque
 from typing import Any, Deque, Dict, Hashable, List, NamedTuple
 
+import tensorflow as tf
+
 from lossscale.optimizer.provenance.unscalings import Unscaling
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Graph, Tensor
@@ -151,7 +153,7 @@ class Timeline:
         """
         for losses in self._losses_here():
             losses.are_applied = True
-        if current_graph() is None:
+        if tf.executing_eagerly():
             return
         number = self.now()
         for depth, graph in enumerate(graphs_around_branches()):
