@@ -23,7 +23,7 @@ class Check(NamedTuple):
         there is nothing to check.
       exact_check: Returns the exact flag, a `bool` tensor of shape `[]`. Called,
         perhaps within a branch, whether `quick` is True or not. None: `quick` is exact.
-      codes: Returns a `float32` tensor of shape `[gradients]`, the fault code of each
+      worst: Returns a `float32` tensor of shape `[gradients]`, the worst number of each
         gradient (see `faults`). Called where a step is skipped, perhaps within a
         branch. None: no gradient can be at fault.
       largest: The greatest magnitude of the gradients, a `float32` tensor of shape
@@ -32,7 +32,7 @@ class Check(NamedTuple):
 
     quick: Flag
     exact_check: Optional[Callable[[], Flag]] = None
-    codes: Optional[Callable[[], Tensor]] = None
+    worst: Optional[Callable[[], Tensor]] = None
     largest: Optional[Scalar] = None
 
     @property
@@ -50,9 +50,9 @@ class Check(NamedTuple):
         """Returns the exact flag by the exact check, for a branch that needs it."""
         return self.quick if self.exact_check is None else self.exact_check()
 
-    def codes_of(self, count: int) -> Tensor:
-        """Returns the fault codes of `count` gradients."""
-        return tf.zeros([count]) if self.codes is None else self.codes()
+    def worst_of(self, count: int) -> Tensor:
+        """Returns the worst numbers of `count` gradients."""
+        return tf.zeros([count]) if self.worst is None else self.worst()
 
     def settled(self, count: int) -> Check:
         """Returns this check in a form that no longer needs the gradients.
@@ -70,10 +70,10 @@ class Check(NamedTuple):
             return Check(self.quick, largest=self.largest)
 
         def examine() -> Any:
-            return self.exact_in_branch(), self.codes_of(count)
+            return self.exact_in_branch(), self.worst_of(count)
 
-        flag, codes = either(self.quick, lambda: (_true(), tf.zeros([count])), examine)
-        return Check(flag, None, lambda: codes, self.largest)
+        flag, worst = either(self.quick, lambda: (_true(), tf.zeros([count])), examine)
+        return Check(flag, None, lambda: worst, self.largest)
 
     def __and__(self, later: Check) -> Check:
         largest = greater(self.largest, later.largest)
@@ -86,18 +86,18 @@ class Check(NamedTuple):
 
         are_exact = self.exact_check is None and later.exact_check is None
         quick = tf.logical_and(self.quick, later.quick)
-        codes = self._first_codes(later.codes)
-        return Check(quick, None if are_exact else exact_check, codes, largest)
+        worst = self._first_worst(later.worst)
+        return Check(quick, None if are_exact else exact_check, worst, largest)
 
-    def _first_codes(
+    def _first_worst(
         self, later: Optional[Callable[[], Tensor]]
     ) -> Optional[Callable[[], Tensor]]:
-        """Returns what returns the codes of this check, or of a later one.
+        """Returns what returns the worst numbers of this check, or of a later one.
 
         A gradient that was not finite at the first check is the cause of what the
         second one finds: clipping by an infinite norm makes every gradient NaN.
         """
-        earlier = self.codes
+        earlier = self.worst
         if earlier is None or later is None:
             return later if earlier is None else earlier
         return lambda: tf.where(self.exact_in_branch(), later(), earlier())

@@ -47,7 +47,7 @@ def all_finite(grads: Any) -> Any:
 
 
 def checked(grads: Any) -> Check:
-    """Returns the check of a nest of gradients. It knows no fault codes."""
+    """Returns the check of a nest of gradients. It knows no worst numbers."""
     values = floating_values(grads)
     if mode.current().looks_at_once:
         return Check(each_is_finite(values))

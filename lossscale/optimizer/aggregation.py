@@ -6,7 +6,6 @@ from typing import Any, Callable, List, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import faults
 from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import unscale_and_check
@@ -32,18 +31,20 @@ def aggregated(
     pairs = list(aggregate(pairs))
     found, trained = [g for g, _ in pairs], [v for _, v in pairs]
     check = bundle.check & now
-    of_all = check.codes
+    of_all = check.worst
     if of_all is not None:
-        check = check._replace(codes=lambda: _codes_of(trained, of_all(), variables))
+        check = check._replace(worst=lambda: _worst_of(trained, of_all(), variables))
     nothing = [None] * len(found)
     return Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses), (
         trained
     )
 
 
-def _codes_of(trained: List[Variable], codes: Tensor, variables: List[Variable]) -> Any:
-    """Returns the fault codes of those variables that came back."""
+def _worst_of(
+    trained: List[Variable], worst: Tensor, variables: List[Variable]
+) -> Tensor:
+    """Returns the worst numbers of those variables that came back."""
     positions = {id(variable): i for i, variable in enumerate(variables)}
     of_others = len(variables)  # which were not there before, and had no fault
     found = [positions.get(id(variable), of_others) for variable in trained]
-    return tf.gather(tf.pad(codes, [[0, 1]], constant_values=faults.FINITE), found)
+    return tf.gather(tf.pad(worst, [[0, 1]]), found)

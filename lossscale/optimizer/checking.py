@@ -33,7 +33,7 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         examined = few if mode.current().checks_anew else quotients
         check = check_of_quotients(examined)
     check = check._replace(
-        codes=lambda: faults.codes_of_each(examined.quotients(), few.groups)
+        worst=lambda: faults.worst_of_each(examined.quotients(), few.groups)
     )
     if mode.current().knows_values:
         check = check.settled(len(bundle.grads))
@@ -63,7 +63,7 @@ def _made_nan_if_bad(bundle: Bundle) -> Tuple[Bundle, Check]:
 
 
 def check_of_quotients(bundle: Bundle) -> Check:
-    """Returns the check of gradients once they are divided, without fault codes."""
+    """Returns the check of gradients once they are divided, without worst numbers."""
 
     def exact_check() -> Flag:
         return each_is_finite(floating_values(bundle.quotients()))
@@ -102,14 +102,14 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
         grads = bundle.quotients()
         return each_is_finite(floating_values([*grads, *rows.added(grads)]))
 
-    def codes() -> Tensor:
-        return _codes_as_applied(bundle)
+    def worst() -> Tensor:
+        return _worst_as_applied(bundle)
 
     looks_at_once = mode.current().looks_at_once
     if looks_at_once and not rows.any_may_have_duplicates(bundle.grads):
-        now = Check(exact_check(), None, codes)
+        now = Check(exact_check(), None, worst)
     else:
-        now = Check(quick(), exact_check, codes)
+        now = Check(quick(), exact_check, worst)
     return bundle.but(check=bundle.check.settled(bundle.count) & now)
 
 
@@ -122,13 +122,12 @@ def quick_check_as_applied(bundle: Bundle) -> Flag:
     return tf.logical_and(quick, of_rows)
 
 
-def _codes_as_applied(bundle: Bundle) -> Tensor:
+def _worst_as_applied(bundle: Bundle) -> Tensor:
     grads = bundle.quotients()
-    codes = faults.codes_of_each(grads, bundle.groups)
+    worst = faults.worst_of_each(grads, bundle.groups)
     if rows.any_may_have_duplicates(grads):
-        of_rows = faults.codes_of_each(rows.added(grads), bundle.groups)
-        codes = tf.maximum(codes, of_rows)
-    return codes
+        worst += faults.worst_of_each(rows.added(grads), bundle.groups)
+    return worst
 
 
 def largest_unscaled(bundle: Bundle) -> Scalar:

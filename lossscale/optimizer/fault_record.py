@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients import faults
 from lossscale.gradients.check import Check
-from lossscale.gradients.faults import FINITE, INF, NAN
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Scalar, Tensor, Variable
-
-_KINDS = {INF: "inf", NAN: "nan"}
 
 
 class NonfiniteGradient(NamedTuple):
@@ -93,7 +91,7 @@ class FaultRecord(tf.Module):
             if all(id(variable) in holder.positions for variable in variables):
                 break
         else:
-            holder = FaultCodes(list({id(each): each for each in variables}.values()))
+            holder = WorstNumbers(list({id(each): each for each in variables}.values()))
             self._holders.append(holder)
         return Entry(holder, [holder.positions[id(each)] for each in variables])
 
@@ -113,7 +111,7 @@ class FaultRecord(tf.Module):
             run = losses = 0
         return OwnSteps(count, min(int(run), in_a_row), min(int(losses), in_a_row))
 
-    def _last(self) -> List[Tuple[FaultCodes, List[float], float]]:
+    def _last(self) -> List[Tuple[WorstNumbers, List[float], float]]:
         """Returns what the last skipped step wrote to, and what that holds."""
         read = [(holder, *holder.read()) for holder in self._holders]
         latest = max((stamp for *_, stamp in read), default=0.0)
@@ -122,22 +120,21 @@ class FaultRecord(tf.Module):
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
         return [
-            NonfiniteGradient(kerases.variable_name(variable), _KINDS[code], variable)
-            for holder, codes, _ in self._last()
-            for variable, code in zip(holder.variables, codes)
-            if code != FINITE
+            NonfiniteGradient(kerases.variable_name(variable), kind, variable)
+            for holder, worst, _ in self._last()
+            for variable, kind in zip(holder.variables, map(_kind, worst))
+            if kind is not None
         ]
 
     def loss(self) -> Optional[str]:
         """Returns "inf" or "nan" if the unscaled loss was that, too, else None."""
-        worst = max((code for *_, code in self._last()), default=FINITE)
-        return _KINDS.get(worst)
+        return _kind(sum(of_loss for *_, of_loss in self._last()))
 
 
-class FaultCodes:
-    """The fault codes of the gradients of a list of variables.
+class WorstNumbers:
+    """The worst numbers of the gradients of a list of variables (`gradients/faults`).
 
-    One variable holds the code of each gradient, that of the loss, three counts (steps
+    One variable holds that of each gradient, that of the loss, three counts (steps
     skipped, in a row, and in a row with a loss that was not finite), and when they were
     written: the loss scale's count of skipped steps.
     """
@@ -154,43 +151,47 @@ class FaultCodes:
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
 
-    def write(self, positions: List[int], codes: Tensor, skipped: Scalar) -> Any:
-        """Adds codes to those of the same step, or begins anew.
+    def write(self, positions: List[int], worst: Tensor, skipped: Scalar) -> Any:
+        """Adds numbers to those of the same step, or begins anew.
 
         Args:
-          positions: Whose codes they are.
-          codes: A `float32` tensor of shape `[positions + 1]`, the last of the loss.
+          positions: Whose numbers they are.
+          worst: A `float32` tensor of shape `[positions + 1]`, the last of the loss.
           skipped: How many steps have been skipped, this one too.
         """
         size = len(self.variables) + 1
-        old = tf.convert_to_tensor(self.value)
+        held = tf.convert_to_tensor(self.value)
+        old, counts, old_stamp = tf.split(held, [size, 3, 1])
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
-        kept = tf.where(tf.equal(old[-1], stamp[0]), old[:size], FINITE)
+        since = stamp - old_stamp
         if positions != list(range(size - 1)):
-            codes = _placed(codes, [*positions, size - 1], size)
-        codes = tf.maximum(kept, codes)
+            places = [[position] for position in [*positions, size - 1]]
+            worst = tf.scatter_nd(places, worst, [size])  # adds up those at one place
+        worst += tf.where(tf.equal(since, 0.0), old, 0.0)
         # A good step between writes nothing: who reads compares with the loss scale's.
-        goes_on = tf.cast(tf.abs(stamp[0] - old[-1] - 0.5) < 1.0, tf.float32)
-        is_bad = tf.cast(codes[-1] > FINITE, tf.float32)
-        counts = old[size:-1] * tf.stack([1.0, goes_on, goes_on * is_bad])
-        value = tf.concat([codes, counts + tf.stack([1.0, 1.0, is_bad]), stamp], 0)
+        goes_on = tf.cast(tf.equal(since * since, since), tf.float32)  # it is 0 or 1
+        is_bad = 1.0 - tf.cast(tf.math.is_finite(worst[-1:]), tf.float32)
+        one = tf.ones([1])
+        counts *= tf.concat([one, goes_on, goes_on * is_bad], 0)
+        counts += tf.concat([one, one, is_bad], 0)
+        value = tf.concat([worst, counts, stamp], 0)
         return self.value.assign(value, read_value=False)
 
     def read(self) -> Tuple[List[float], float, float]:
-        """Returns the codes of the gradients, that of the loss, and the time."""
-        *codes, loss, _, _, _, stamp = self.value.numpy().tolist()
-        return codes, loss, stamp
+        """Returns the numbers of the gradients, that of the loss, and the time."""
+        *worst, of_loss, _, _, _, stamp = self.value.numpy().tolist()
+        return worst, of_loss, stamp
 
 
 class Entry(NamedTuple):
-    """Where the faults of one list of variables go.
+    """Where the worst numbers of one list of variables go.
 
     Attributes:
       holder: What holds them.
       positions: Those of the list's variables in it.
     """
 
-    holder: FaultCodes
+    holder: WorstNumbers
     positions: List[int]
 
     def write(self, bundle: Bundle, agreed: Check, skipped: Scalar) -> Any:
@@ -203,33 +204,21 @@ class Entry(NamedTuple):
           agreed: What the replicas know together, of the gradients' sum, too.
           skipped: How many steps have been skipped, this one too.
         """
-        encoded = replicas.call_for_each_replica(_encoded, bundle)
-        found = _decoded(replicas.all_reduce_sum(encoded))
-        if agreed.codes is not None:
-            found = tf.maximum(found, tf.pad(agreed.codes(), [[0, 1]]))
-        return self.holder.write(self.positions, found, skipped)
+        worst = replicas.call_for_each_replica(_worst_with_loss, bundle)
+        worst = replicas.all_reduce_sum(worst)
+        if agreed.worst is not None:
+            worst += tf.pad(agreed.worst(), [[0, 1]])
+        return self.holder.write(self.positions, worst, skipped)
 
 
-def _placed(codes: Tensor, positions: List[int], size: int) -> Any:
-    """Returns codes at their positions, of several at one the largest."""
-    if len(set(positions)) == len(positions):
-        return tf.scatter_nd([[position] for position in positions], codes, [size])
-    is_here = [[each == position for each in positions] for position in range(size)]
-    return tf.reduce_max(tf.where(tf.constant(is_here), codes, FINITE), axis=1)
-
-
-def _encoded(bundle: Bundle) -> Any:
-    """Returns the codes of one replica's gradients, and behind them its loss's.
-
-    The sum over replicas of what is returned tells the largest code of each.
-    """
+def _worst_with_loss(bundle: Bundle) -> Tensor:
+    """Returns the worst numbers of one replica's gradients, and its loss's behind."""
     losses = [*bundle.losses, None]  # at least one
-    of_losses = faults.codes_of_each(losses, groups_of_one(len(losses)))
-    of_grads = bundle.check.codes_of(bundle.count)
-    codes = tf.concat([of_grads, tf.reshape(tf.reduce_max(of_losses), [1])], 0)
-    return tf.where(tf.equal(codes, NAN), replicas.count() + 1.0, codes)
+    of_losses = faults.worst_of_each(losses, groups_of_one(len(losses)))
+    of_loss = tf.reshape(tf.reduce_sum(of_losses), [1])
+    return tf.concat([bundle.check.worst_of(bundle.count), of_loss], 0)
 
 
-def _decoded(total: Any) -> Any:
-    at_fault = tf.where(total > 0.0, INF, FINITE)
-    return tf.where(total >= replicas.count() + 1.0, NAN, at_fault)
+def _kind(worst: float) -> Optional[str]:
+    """Returns what a worst number tells: "nan", "inf", or None of a finite one."""
+    return "nan" if math.isnan(worst) else "inf" if math.isinf(worst) else None

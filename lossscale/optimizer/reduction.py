@@ -141,20 +141,20 @@ class SeveralReplicas:
             return Check(is_clear, largest=largest)
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
         clean = faults.clean(local.count)
-        is_finite, codes = tf.cond(
+        is_finite, worst = tf.cond(
             is_in_doubt, lambda: self._check_sum(bundle), lambda: (is_clear, clean)
         )
-        return Check(is_finite, None, lambda: codes, largest)
+        return Check(is_finite, None, lambda: worst, largest)
 
     def _check_sum(self, bundle: Bundle) -> Tuple[Flag, Tensor]:
-        """Returns the flag of the sum over the replicas, and its fault codes."""
+        """Returns the flag of the sum over the replicas, and its worst numbers."""
         groups = replicas.local_result(bundle).groups
         sums = [None] * len(groups)
         terms = replicas.call_for_each_replica(self._terms, bundle)
         for position, term in terms.items():
             sums[position] = replicas.all_reduce_sum(term)
-        codes = faults.codes_of_each(sums, groups)
-        return faults.are_clean(codes), codes
+        worst = faults.worst_of_each(sums, groups)
+        return faults.are_clean(worst), worst
 
     def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
         """Returns what one replica adds to the sum that is looked at, by position.

@@ -32,6 +32,11 @@ def current_graph() -> Any:
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
+def is_building() -> bool:
+    """Tells whether a graph is built now. If not, eager mode runs each operation."""
+    return current_graph() is not None
+
+
 def graph_of(tensor: Tensor) -> Any:
     """Returns the graph that a tensor belongs to, None in eager mode."""
     return getattr(tensor, "graph", None)  # eager mode's raise AttributeError

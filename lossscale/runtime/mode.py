@@ -61,6 +61,8 @@ class Mode(NamedTuple):
         into what uses the product. It would store a quotient in memory.
       joins_factors: XLA turns `x * a * b` into `x * (a * b)`: an overflow of `x * a`
         is not seen.
+      squares_factors: XLA turns `(x * a)**2` into `x**2 * a**2`, which is NaN where `a`
+        is so small that its square is 0.
       reads_float16_slowly: A sum of float16 takes twice as long as looking at each
         element: 14.2 ms and 6.4, four of 10 M.
       may_not_round: XLA computes float16 in float32, and may leave the rounding out.
@@ -79,6 +81,7 @@ class Mode(NamedTuple):
     checks_anew: bool = False
     divides_by_reciprocal: bool = False
     joins_factors: bool = False
+    squares_factors: bool = False
     reads_float16_slowly: bool = False
     may_not_round: bool = False
     fixes_shapes: bool = False
@@ -95,6 +98,7 @@ XLA = Mode(
     checks_anew=True,
     divides_by_reciprocal=_XLA_KEEPS_FACTORS,
     joins_factors=not _XLA_KEEPS_FACTORS,
+    squares_factors=True,
     reads_float16_slowly=True,
     may_not_round=True,
     fixes_shapes=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from models import compiled
@@ -12,15 +13,16 @@ from lossscale.gradients.check import CLEAN, Check, greater
 
 #: Of each kind of gradients: do they pass the quick check, are they finite?
 QUICK, SLOW, BAD = (True, True), (False, True), (False, False)
+INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph", "xla"]
 
 
 class Checked:
     """A check of two gradients, the first of which may be at fault."""
 
-    def __init__(self, kind, code=1.0):
+    def __init__(self, kind, worst=INF):
         self.quick, self.is_finite = kind
-        self.code = 0.0 if self.is_finite else code
+        self.worst = 0.0 if self.is_finite else worst
         self.examined = 0
 
     def check(self, largest=None):
@@ -28,10 +30,10 @@ class Checked:
             self.examined += 1
             return tf.constant(self.is_finite)
 
-        def codes():
-            return tf.constant([self.code, 0.0])
+        def worst():
+            return tf.constant([self.worst, 0.0])
 
-        return Check(tf.constant(self.quick), exact_check, codes, largest)
+        return Check(tf.constant(self.quick), exact_check, worst, largest)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -40,15 +42,15 @@ class Checked:
 )
 def test_two_checks_together(first, last, mode):
     def joined():
-        check = Checked(first, 1.0).check() & Checked(last, 2.0).check()
-        return check.quick, check.exact(), check.exact_in_branch(), check.codes()
+        check = Checked(first, INF).check() & Checked(last, NAN).check()
+        return check.quick, check.exact(), check.exact_in_branch(), check.worst()
 
-    quick, *exact, codes = compiled(joined, mode)()
+    quick, *exact, worst = compiled(joined, mode)()
     assert bool(quick) == (first[0] and last[0])
     assert [bool(each) for each in exact] == [first[1] and last[1]] * 2
     # The first is the cause of what the last one finds.
-    cause = 1.0 if first is BAD else 2.0 if last is BAD else 0.0
-    assert codes.numpy().tolist() == [cause, 0.0]
+    cause = INF if first is BAD else NAN if last is BAD else 0.0
+    np.testing.assert_array_equal(worst, [cause, 0.0])
 
 
 def test_nobody_examines_what_passes_the_quick_check():
@@ -66,7 +68,7 @@ def test_clean_changes_nothing(kind):
     assert (CLEAN & CLEAN) == CLEAN
     assert CLEAN.exact() is True
     assert CLEAN.exact_in_branch() is True
-    assert CLEAN.codes_of(2).numpy().tolist() == [0.0, 0.0]
+    assert CLEAN.worst_of(2).numpy().tolist() == [0.0, 0.0]
 
 
 def test_clean_may_know_the_largest():
@@ -90,11 +92,11 @@ def test_settled_it_says_the_same(kind, mode):
     def settled():
         check = Checked(kind).check(tf.constant(3.0)).settled(2)
         assert check.exact_check is None
-        return check.exact(), check.codes_of(2), check.largest
+        return check.exact(), check.worst_of(2), check.largest
 
-    flag, codes, largest = compiled(settled, mode)()
+    flag, worst, largest = compiled(settled, mode)()
     assert bool(flag) is kind[1]
-    assert codes.numpy().tolist() == [0.0 if kind[1] else 1.0, 0.0]
+    assert worst.numpy().tolist() == [0.0 if kind[1] else INF, 0.0]
     assert float(largest) == 3.0
 
 

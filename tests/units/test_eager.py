@@ -13,6 +13,7 @@ from tensorflow.python.framework import op_callbacks
 
 from lossscale.runtime import callbacks
 from lossscale.units import eager
+from lossscale.units.exponents import UNKNOWN
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_what_was_forgotten_is_not_known_and_not_wrong(trained, monkeypatch):
     assert unit_of(trained, grad).low == 1.0
     for _ in range(5):
         trained.scaled(1.0)
-    assert unit_of(trained, grad) is None
+    assert unit_of(trained, grad) is UNKNOWN
 
 
 def heard(function):
@@ -179,7 +180,7 @@ def test_each_of_several_that_go_through_one_operation(trained):
         (grad,) = trained.scaled(1.0)
         grad, one = function(grad, tf.constant(1.0))
         assert unit_of(trained, grad).low == 1.0
-        assert unit_of(trained, one) is None
+        assert unit_of(trained, one) is UNKNOWN
 
 
 def test_a_function_within_a_function(trained):

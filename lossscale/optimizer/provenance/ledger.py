@@ -31,6 +31,7 @@ from lossscale.runtime.graphs import (
     BODIES,
     current_graph,
     graph_of,
+    is_building,
     is_eager,
 )
 from lossscale.units.eager import Tracker
@@ -144,7 +145,7 @@ class Ledger:
 
     def step(self) -> Any:
         """Returns a context in which a step is applied: nothing in it is noted."""
-        if tf.executing_eagerly():
+        if not is_building():
             return self._tracker
         graph = current_graph()
         self._sweep().visible(graph)

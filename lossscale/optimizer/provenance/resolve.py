@@ -17,8 +17,6 @@ from __future__ import annotations
 import copy
 from typing import Any, Dict, List, Set
 
-import tensorflow as tf
-
 from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
 from lossscale.optimizer.bundle import Bundle
@@ -34,7 +32,7 @@ from lossscale.optimizer.provenance.unscalings import (
 from lossscale.optimizer.sharing import group_of
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads, Scalar
-from lossscale.runtime.graphs import are_arguments
+from lossscale.runtime.graphs import are_arguments, is_building
 from lossscale.scales.base import LossScale
 from lossscale.units.exponents import Unit
 from lossscale.units.sweep import values_of
@@ -179,7 +177,7 @@ class Provenance:
         for reading in reversed(readings):
             if reading.is_visible():
                 return reading.tensor
-        if readings and not tf.executing_eagerly():
+        if readings and is_building():
             return self._as_it_was(readings[-1])
         scaled_last = None if units else self.ledger.timeline.last_that_scaled()
         return self._latest() if scaled_last is None else scaled_last

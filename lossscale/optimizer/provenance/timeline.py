@@ -12,8 +12,6 @@ import itertools
 from collections import deque
 from typing import Any, Deque, Dict, Hashable, List, NamedTuple
 
-import tensorflow as tf
-
 from lossscale.optimizer.provenance.unscalings import Unscaling
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Graph, Tensor
@@ -21,6 +19,7 @@ from lossscale.runtime.graphs import (
     current_graph,
     graph_of,
     graphs_around_branches,
+    is_building,
     is_other_branch,
     is_traced_in_place,
     notes_of,
@@ -153,7 +152,7 @@ class Timeline:
         """
         for losses in self._losses_here():
             losses.are_applied = True
-        if tf.executing_eagerly():
+        if not is_building():
             return
         number = self.now()
         for depth, graph in enumerate(graphs_around_branches()):

@@ -69,7 +69,7 @@ class Unscaling:
 def earlier_check(unscalings: List[Unscaling], grads: Grads) -> Check:
     """Returns what was known of gradients when they were unscaled.
 
-    It tells of all lists, but its codes are of `grads` alone.
+    It tells of all lists, but its worst numbers are of `grads` alone.
     """
     check = CLEAN
     for each in unscalings:
@@ -79,7 +79,7 @@ def earlier_check(unscalings: List[Unscaling], grads: Grads) -> Check:
     if is_of_grads or check.is_clean:
         return check
     count = len(grads)
-    return check._replace(codes=lambda: clean(count))
+    return check._replace(worst=lambda: clean(count))
 
 
 def before_division(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lossscale.optimizer.provenance.kinds import Kind, hides, is_free, is_zero, kind_of
-from lossscale.units.exponents import FREE, KEPT, ZERO, Unit
+from lossscale.units.exponents import FREE, KEPT, UNKNOWN, ZERO, Unit
 
 
 class Unscaling:
@@ -40,7 +40,7 @@ def test_by_exponents(low, high, kind):
 
 def test_nothing_is_known_of_a_zero_or_of_what_came_from_elsewhere():
     for is_read_here in (False, True):
-        assert kind_of(None, is_read_here) is Kind.UNKNOWN
+        assert kind_of(UNKNOWN, is_read_here) is Kind.UNKNOWN
         assert kind_of(ZERO, is_read_here) is Kind.UNKNOWN
 
 
@@ -55,18 +55,18 @@ def test_what_needs_no_division():
     assert is_free(FREE)
     assert not is_free(KEPT)  # the loss of weights' gradients may have been scaled
     assert not is_free(Unit(1.0, 1.0))
-    assert not is_free(None)
+    assert not is_free(UNKNOWN)
 
 
 def test_zeros():
-    assert is_zero(None, None)
+    assert is_zero(None, UNKNOWN)
     assert is_zero(tf.ones([2]), ZERO)
-    assert is_zero(tf.zeros([2]), None)
-    assert not is_zero(tf.constant([0.0, 1.0]), None)
+    assert is_zero(tf.zeros([2]), UNKNOWN)
+    assert not is_zero(tf.constant([0.0, 1.0]), UNKNOWN)
     with tf.Graph().as_default():
-        assert is_zero(tf.constant([0.0, 0.0]), None)
-        assert not is_zero(tf.constant([0.0, 1.0]), None)
-        assert not is_zero(tf.identity(tf.random.uniform([2])), None)
+        assert is_zero(tf.constant([0.0, 0.0]), UNKNOWN)
+        assert not is_zero(tf.constant([0.0, 1.0]), UNKNOWN)
+        assert not is_zero(tf.identity(tf.random.uniform([2])), UNKNOWN)
 
 
 def test_an_overflow_is_hidden_where_no_flag_is_in_sight():

@@ -11,16 +11,18 @@ from lossscale.optimizer.provenance.unscalings import (
     earlier_check,
 )
 
+INF = float("inf")
 
-def check(is_finite, *codes, largest=None):
-    return Check(tf.constant(is_finite), None, lambda: tf.constant(codes), largest)
+
+def check(is_finite, *worst, largest=None):
+    return Check(tf.constant(is_finite), None, lambda: tf.constant(worst), largest)
 
 
 def unscaled(*values, is_finite=True, known=None):
     """Returns gradients, what they were, and their unscaling."""
     grads = [None if value is None else tf.constant(value) for value in values]
     pairs = [(None if g is None else g * 8.0, tf.constant(8.0)) for g in grads]
-    found = known or check(is_finite, *[0.0 if is_finite else 1.0] * len(grads))
+    found = known or check(is_finite, *[0.0 if is_finite else INF] * len(grads))
     return grads, pairs, Unscaling(1, grads, found, pairs)
 
 
@@ -54,18 +56,18 @@ def test_of_one_list_it_is_its_check():
     grads, _, unscaling = unscaled(1.0, 2.0, is_finite=False)
     found = earlier_check([unscaling], grads)
     assert not bool(found.exact())
-    assert found.codes_of(2).numpy().tolist() == [1.0, 1.0]
+    assert found.worst_of(2).numpy().tolist() == [INF, INF]
 
 
 def test_of_several_lists_all_must_be_finite():
     (grad,), _, good = unscaled(1.0, known=check(True, 0.0, largest=tf.constant(2.0)))
-    _, _, bad = unscaled(1.0, known=check(False, 1.0, largest=tf.constant(5.0)))
+    _, _, bad = unscaled(1.0, known=check(False, INF, largest=tf.constant(5.0)))
     for unscalings, exact in (([good, good], True), ([good, bad], False)):
         found = earlier_check(unscalings, [grad, grad, grad])
         assert bool(found.exact()) is exact
         assert float(found.largest) == (2.0 if exact else 5.0)
         # Which of these three is at fault is not known.
-        assert found.codes_of(3).numpy().tolist() == [0.0, 0.0, 0.0]
+        assert found.worst_of(3).numpy().tolist() == [0.0, 0.0, 0.0]
 
 
 def test_divided_and_not_checked():
