@@ -9,7 +9,7 @@ import tensorflow as tf
 from lossscale.gradients.check import Check
 from lossscale.gradients.packing import add_up, pack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Grad, Tensor
+from lossscale.runtime.aliases import Flag, Grad, Tensor
 from lossscale.runtime.autograph import do_not_convert
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
@@ -74,7 +74,7 @@ def each_is_finite(values: List[Tensor]) -> Any:
     """Tells whether each element is finite, by looking at each."""
     packed, _ = pack(values)
     checks = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
-    return tf.reduce_all(checks) if checks else tf.constant(True)
+    return _all(checks)
 
 
 @do_not_convert
@@ -102,7 +102,13 @@ def sum_stays_finite(grads: Any, terms: int) -> Any:
         wide = value if value.dtype == tf.float64 else tf.cast(value, tf.float32)
         norm = tf.sqrt(2 * tf.nn.l2_loss(wide))
         checks.append(norm <= tf.constant(limit, norm.dtype))
-    return tf.reduce_all(checks) if checks else tf.constant(True)
+    return _all(checks)
+
+
+def _all(flags: List[Flag]) -> Flag:
+    """Tells whether all flags hold. True without any."""
+    # Of a list TensorFlow would compute the rank when it runs, in five operations.
+    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
 
 
 def floating_values(grads: Any) -> List[Any]:

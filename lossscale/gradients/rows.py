@@ -51,7 +51,7 @@ def sums_stay_finite(
             limit = tf.constant(float(grad.values.dtype.max) / (2 * terms))
             limit = limit if divisor is None else limit * divisor
             proofs.append(tf.reduce_all(tf.reduce_sum(wide, axis=0) < limit))
-    return tf.reduce_all(proofs) if proofs else tf.constant(True)
+    return tf.reduce_all(tf.stack(proofs)) if proofs else tf.constant(True)
 
 
 def added(grads: Iterable[Any]) -> List[Any]:
