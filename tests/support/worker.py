@@ -33,7 +33,7 @@ def arguments():
     parser.add_argument("ports")
     parser.add_argument("folder", type=Path)
     parser.add_argument("keras")
-    parser.add_argument("entry", choices=["fit", "loop", "bare-fit", "count", "look"])
+    parser.add_argument("entry", choices=["fit", "loop", "bare-fit", "tell"])
     parser.add_argument("--save-at", type=int)
     parser.add_argument("--wait-at", type=int)
     parser.add_argument("--restore", action="store_true")
@@ -124,13 +124,12 @@ def main():
             model = strategies.linear(family, strategies.momentum(family), "float32")
         model.fit(data(0), steps_per_epoch=len(RUN))
         return
-    if given.entry == "count":
-        counts = benchmark.count(strategy, family, [(2,), (3, 4)])
-        (given.folder / f"{given.rank}.json").write_text(json.dumps(counts))
-        return
-    if given.entry == "look":
-        seen = look(strategy, family, given.rank)
-        (given.folder / f"{given.rank}.json").write_text(json.dumps(seen))
+    if given.entry == "tell":
+        told = {
+            "looked": look(strategy, family, given.rank),
+            "crossings": benchmark.count(strategy, family, [(2,), (3, 4)]),
+        }
+        (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
         return
     if given.entry == "fit":
         seen = strategies.fit(strategy, family, RUN, hook=hook, data=data)
