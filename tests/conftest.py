@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from combinations import left_over
+from combinations import beyond_threes, left_over
 from installed import families, make_strategy
 
 _STRATEGY = []
@@ -25,6 +25,9 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.slow)
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
+    beyond = {*beyond_threes(items)}
+    config.hook.pytest_deselected(items=list(beyond))
+    items[:] = [item for item in items if item not in beyond]
 
 
 def _is_either_keras2(item):

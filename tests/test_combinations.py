@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 
 from installed import ROOT
 
-HOOK = """
-import pytest
+QUICK = """
 from combinations import left_over
 
 def pytest_collection_modifyitems(items):
     for item in left_over(items):
+        items.remove(item)
+"""
+ALL = """
+import pytest
+from combinations import beyond_threes, left_over
+
+def pytest_collection_modifyitems(items):
+    for item in left_over(items):
+        item.add_marker(pytest.mark.slow)
+    for item in beyond_threes(items):
         items.remove(item)
 """
 TESTS = """
@@ -28,6 +39,12 @@ def test_three(keras, mode, row, expected): ...
 @pytest.mark.parametrize("row", range(4))
 def test_one(row): ...
 
+@pytest.mark.parametrize("a", range(2))
+@pytest.mark.parametrize("b", range(2))
+@pytest.mark.parametrize("c", range(3))
+@pytest.mark.parametrize("d", range(2))
+def test_four(a, b, c, d): ...
+
 @pytest.mark.parametrize("a", ["x", pytest.param("y", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("b", ["u", "v"])
 def test_slow(a, b): ...
@@ -36,9 +53,10 @@ def test_none(): ...
 """
 
 
-def test_each_value_is_in_a_quick_test(tmp_path):
+def collected(tmp_path, hook):
+    """Returns the tests that are collected: names and parameters."""
     shutil.copy(ROOT / "tests" / "support" / "combinations.py", tmp_path)
-    (tmp_path / "conftest.py").write_text(HOOK)
+    (tmp_path / "conftest.py").write_text(hook)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     answer = subprocess.run(
@@ -49,12 +67,32 @@ def test_each_value_is_in_a_quick_test(tmp_path):
         timeout=120,
         check=True,
     )
-    found = re.findall(r"::test_(\w+)(?:\[(.*)\])?", answer.stdout)
+    return re.findall(r"::test_(\w+)(?:\[(.*)\])?", answer.stdout)
+
+
+def test_each_value_is_in_a_quick_test(tmp_path):
+    found = collected(tmp_path, QUICK)
     three = [parameters.split("-") for name, parameters in found if name == "three"]
     assert len(three) == 3
     for position, values in enumerate(({"two", "three", "legacy"}, {"eager", "graph"})):
         assert {one[position] for one in three} == values
     assert {tuple(one[2:]) for one in three} == {("0", "1"), ("1", "1"), ("1", "0")}
-    others = [name for name, _ in found if name != "three"]
+    others = [name for name, _ in found if name not in ("three", "four")]
     # Of test_slow those that were slow anyhow, and the two quick ones.
     assert others == ["one"] * 4 + ["slow"] * 4 + ["none"]
+
+
+def test_any_three_values_are_in_one_test(tmp_path):
+    found = collected(tmp_path, ALL)
+    four = [parameters.split("-") for name, parameters in found if name == "four"]
+    assert len(four) < 24
+    for chosen in itertools.combinations(range(4), 3):
+        seen = {tuple(one[position] for position in chosen) for one in four}
+        assert len(seen) == (8 if 1 not in chosen else 12)
+    # Of three parameters and less all are there.
+    assert Counter(name for name, _ in found if name != "four") == {
+        "three": 18,
+        "one": 4,
+        "slow": 4,
+        "none": 1,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 
@@ -11,20 +12,56 @@ def left_over(items):
     The others hold each value of each parameter: of three Kerases in three modes, three
     on a diagonal. Values that are given together, as a table's rows, are one.
     """
+    found = []
+    for group in _functions(items, {"slow", "every_combination"}):
+        needed = _needed(group, set().union(*(values for _, values in group)))
+        found.extend(item for item, values in group if values and item not in needed)
+    return found
+
+
+def beyond_threes(items):
+    """Returns slow tests without which any three values still are in one test.
+
+    Only of tests with four parameters or more there are such.
+    """
+    found = []
+    for group in _functions(items, {"every_combination"}):
+        threes = [(item, _subsets(values, 3)) for item, values in group]
+        quick = [values for item, values in threes if not _marks(item) & {"slow"}]
+        slow = [each for each in threes if "slow" in _marks(each[0])]
+        wanted = set().union(*(values for _, values in slow)).difference(*quick)
+        needed = _needed(slow, wanted)
+        found.extend(item for item, values in slow if values and item not in needed)
+    return found
+
+
+def _marks(item):
+    return {mark.name for mark in item.iter_markers()}
+
+
+def _functions(items, but):
+    """Returns the tests of each function with their values, without those so marked."""
     functions = defaultdict(list)
     for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        if not marks & {"slow", "every_combination"}:
+        if not _marks(item) & but:
             functions[item.nodeid.partition("[")[0]].append((item, _values(item)))
-    found = []
-    for group in functions.values():
-        wanted = set().union(*(values for _, values in group))
-        while wanted:
-            best = max(group, key=lambda one: len(wanted & one[1]))
-            wanted -= best[1]
-            group.remove(best)
-        found.extend(item for item, values in group if values)
-    return found
+    return functions.values()
+
+
+def _needed(group, wanted):
+    """Returns few tests of a group that together have all that is wanted."""
+    needed, rest = set(), list(group)
+    while wanted:
+        best = max(rest, key=lambda one: len(wanted & one[1]))
+        wanted = wanted - best[1]
+        needed.add(best[0])
+        rest.remove(best)
+    return needed
+
+
+def _subsets(values, size):
+    """Returns all sets of so many values; of fewer, the one of all."""
+    return set(map(frozenset, itertools.combinations(values, min(size, len(values)))))
 
 
 def _values(item):
