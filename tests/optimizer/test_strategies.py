@@ -64,7 +64,7 @@ def skip_impossible(place, family, entry):
 
 
 def run_for(place, eagerly):
-    # An eager step on replicas starts threads, and often waits a second for them.
+    # An eager step on replicas starts threads.
     return SHORT_RUN if eagerly and place == ON_REPLICAS else RUN
 
 
@@ -247,7 +247,7 @@ def test_a_random_run(trainings, mirrored, family, number, share):
 
 @pytest.mark.slow
 @seed(4)
-@settings(max_examples=12, **LENIENT)
+@settings(max_examples=6, **LENIENT)
 @given(number=NUMBERS, share=SHARES)
 def test_a_random_run_of_500_steps(trainings, mirrored, family, number, share):
     specials = random_run(number, 500, share)
@@ -279,7 +279,7 @@ def test_other_strategies(on):
         on,
         str(HERE),
         str(HERE.with_name("test_sharing.py")),
-        *("-k", f"({chosen}) and not (other or flag_of_one or one-device)"),
+        *("-k", f"({chosen}) and not (other or flag_of_one or one-device or 500)"),
     )
     assert answer.returncode == 0, answer.stdout[-3000:]
     assert " passed" in answer.stdout

@@ -109,7 +109,6 @@ def test_a_checkpoint_restores_before_the_object_exists(make, tmp_path):
 
 def test_every_mode_gives_what_eager_gives(make, mirrored):
     for mode in MODES[1:]:
-        # An eager step on replicas starts threads, and often waits a second for them.
         run = finite("TTF" if mode in EAGER_REPLICAS else RUN)
         scales, applied = drive(make, run, mode, mirrored)
         expected = drive(make, run, "eager")

@@ -30,8 +30,8 @@ tf.config.set_logical_device_configuration(
 # The machine's two cores run two tests at a time.
 tf.config.threading.set_intra_op_parallelism_threads(1)
 
-# A strategy's replicas are threads at each call or trace. TensorFlow looks for their end
-# at once, often too early, and then again a second later.
+# A strategy's replicas are threads at each call or trace. TensorFlow looks at once
+# whether they have ended, often too early, and then again a second later.
 _wait_for_stop = tf.train.Coordinator.wait_for_stop
 tf.train.Coordinator.wait_for_stop = lambda self, timeout=None: _wait_for_stop(
     self, timeout and min(timeout, 0.002)

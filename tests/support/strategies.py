@@ -27,7 +27,7 @@ RUN = [
     ("none", None),
     ("none", None),
 ]
-#: The same in brief: eager steps on replicas wait a second now and then.
+#: The same in brief, for eager steps on replicas.
 SHORT_RUN = RUN[:4]
 #: Rows of a global batch: it divides by every number of replicas here.
 ROWS = 8
