@@ -449,6 +449,7 @@ UNSCALED, APPLIED, AS_IT_CAME = "unscale a", "apply a", "apply b"
     ],
     ids=", ".join,
 )
+@pytest.mark.some_impossible
 def test_one_list_is_unscaled_and_the_other_is_not(family, change, sizes, order, mode):
     if mode == "eager" and order[1] == AS_IT_CAME:
         pytest.skip("eagerly it may be the first list, changed")
