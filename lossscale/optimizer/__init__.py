@@ -7,11 +7,8 @@ imports:
 * `bundle`: one replica's gradients on their way through a step;
 * `checking`: their checks, as they are unscaled and as they are applied;
 * `fault_record`: which gradients were at fault in the last skipped step;
-* `sharing`: one loss scale for several optimizers;
 * `provenance`: a room of its own: are these gradients still scaled, and by what?
-* `aggregation`: gradients that the user aggregates across replicas;
-* `reduction`: the flag, all-reduced over one replica or several;
-* `step`: unscale, check, reduce, adjust, apply or skip;
+* `step`: a room of its own: unscale, check, reduce, adjust, apply or skip;
 * `keras_arguments`: what Keras's own wrappers are given, as what ours are;
 * `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as
   a config; attributes that are the inner optimizer's, or the loss scale's;

@@ -6,12 +6,13 @@ from typing import Any, Callable, List, Optional
 
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, wrappers
-from lossscale.optimizer.aggregation import aggregated
 from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
 from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.step import Step
+from lossscale.optimizer.step.aggregation import aggregated
+from lossscale.optimizer.step.sharing import group_of
+from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
@@ -125,6 +126,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         object.__setattr__(self, "_loss_scale", loss_scale)
         provenance = Provenance(loss_scale, self._unscales_in_apply)
         object.__setattr__(self, "_provenance", provenance)
+        group_of(loss_scale).members.add(provenance)
         object.__setattr__(self, "_fault_record", FaultRecord())
 
     def __repr__(self) -> str:

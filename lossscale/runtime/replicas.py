@@ -93,7 +93,7 @@ def agree(is_finite: Flag) -> Any:
     crosses replicas, in `float32`, which every collective takes on every device.
 
     `LossScale.update` asks this. The step of an optimizer agrees in
-    `lossscale/optimizer/reduction.py`, which has gradients' sums to look at, too.
+    `lossscale/optimizer/step/reduction.py`, which has gradients' sums to look at, too.
 
     Args:
       is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.

@@ -25,7 +25,7 @@ def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
         largest = replicas.greatest(largest)
         return tuple(loss_scale.adjust(tf.math.is_finite(largest), largest))
     if not tf.distribute.has_strategy():
-        return adjust(loss_scale, checked(grads))
+        return adjust_by_check(loss_scale, checked(grads))
     is_finite = replicas.call_for_each_replica(all_finite, grads)
     return tuple(loss_scale.adjust(replicas.agree(is_finite)))
 
@@ -66,7 +66,7 @@ def arguments_of(
     return [is_finite, tf.cast(tf.convert_to_tensor(largest), tf.float32)]
 
 
-def adjust(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
+def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
     """Like `LossScale.adjust`, but looks only where the quick check fails.
 
     Where one replica trains, one branch of the graph then holds the exact check and

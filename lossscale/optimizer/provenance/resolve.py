@@ -29,7 +29,6 @@ from lossscale.optimizer.provenance.unscalings import (
     before_division,
     earlier_check,
 )
-from lossscale.optimizer.sharing import group_of
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads, Scalar
 from lossscale.runtime.graphs import are_arguments, is_building
@@ -57,7 +56,6 @@ class Provenance:
         self.ledger = ledger_of(loss_scale)
         self._divides_in_apply = divides_in_apply
         self._warned: Set[str] = set()
-        group_of(loss_scale).members.add(self)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Provenance:
         # Copies of optimizers that share a loss scale share its copy.

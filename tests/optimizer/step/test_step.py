@@ -16,7 +16,7 @@ from tensorflow.python.framework.func_graph import FuncGraph  # no public name
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.optimizer import base
-from lossscale.optimizer.step import Step
+from lossscale.optimizer.step.step import Step
 
 
 @pytest.fixture

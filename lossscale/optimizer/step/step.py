@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from lossscale.gradients import rows
 from lossscale.gradients.check import Check
-from lossscale.optimizer import sharing
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import largest_unscaled
 from lossscale.optimizer.fault_record import Entry
 from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.reduction import reduction_for
+from lossscale.optimizer.step.reduction import reduction_for
+from lossscale.optimizer.step.sharing import adjust_together
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Apply, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, with_dependencies
@@ -143,7 +143,7 @@ class Step:
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
         if self._is_told_the_flag:
-            return sharing.adjust(self._loss_scale, self._provenance, agreed)
+            return adjust_together(self._loss_scale, self._provenance, agreed)
         # The gradients may have been clipped since the check. A scalar that is NaN on
         # a bad step tells the subclass that they were not finite.
         grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)

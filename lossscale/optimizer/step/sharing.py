@@ -130,7 +130,9 @@ def group_of(loss_scale: LossScale) -> Group:
     return group
 
 
-def adjust(loss_scale: LossScale, member: Any, check: Check) -> Tuple[Any, Any]:
+def adjust_together(
+    loss_scale: LossScale, member: Any, check: Check
+) -> Tuple[Any, Any]:
     """Adjusts `loss_scale` to a step that one of its optimizers applies or skips.
 
     Args:
@@ -143,7 +145,7 @@ def adjust(loss_scale: LossScale, member: Any, check: Check) -> Tuple[Any, Any]:
     """
     group = group_of(loss_scale)
     if len(group.members) < 2:
-        return adjusting.adjust(loss_scale, check)
+        return adjusting.adjust_by_check(loss_scale, check)
     is_finite = check.exact()
     step = group.step_of(member, loss_scale)
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
