@@ -139,6 +139,12 @@ def test_functions_are_short():
                     assert lines <= 20, (file, node.name)
 
 
+def test_each_test_file_has_a_name_of_its_own():
+    # pytest imports them by that.
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_a_test_file_is_found_where_its_code_is():
     # What is named as a module tests it. Other names say what is tested.
     homes = {Path(file).stem: set() for file in FILES}

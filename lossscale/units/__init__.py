@@ -3,10 +3,10 @@
 Knows no loss scale, no optimizer and no step: whoever uses it says which values have
 the unit. In the order of its imports:
 
-* `exponents`: the rules by which exponents are handed on; no graph, no tensor;
+* `rules`: the rules by which exponents are handed on; no graph, no tensor;
 * `operations`: which rule an operation follows;
 * `sweep`: the exponents of a graph's values, or of a function's;
 * `eager`: those of eager mode's values.
 
-Begin with `exponents`.
+Begin with `rules`.
 """

@@ -14,8 +14,8 @@ from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import Tensor
 from lossscale.runtime.bodies import COUNTS, definition
 from lossscale.runtime.callbacks import number_of
-from lossscale.units.exponents import KEPT, Unit, Units
 from lossscale.units.operations import results, starts
+from lossscale.units.rules import KEPT, Unit, Units
 from lossscale.units.sweep import (
     ADDS,
     ASSIGNS,

@@ -1,7 +1,7 @@
 """Which rule an operation follows: the table, by the operations' types.
 
 A type that is not named here keeps the exponent of its inputs, or is the gradient of
-another one. To add one, name it with its rule; `exponents` says what the rules are.
+another one. To add one, name it with its rule; `rules` says what they are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, Optional
 
 from lossscale.runtime.bodies import EACH_ITS_OWN
-from lossscale.units.exponents import (
+from lossscale.units.rules import (
     NO_ORIGINS,
     ZERO,
     Constant,

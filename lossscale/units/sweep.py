@@ -1,6 +1,6 @@
 """One sweep over a graph or a function: the units of all its values.
 
-The operations, in their order, hand units on by the rules of `exponents`. A tensor of
+The operations, in their order, hand units on as `rules` says. A tensor of
 the loss scale and what was unscaled are marked, and have the units of their marks.
 Besides:
 
@@ -22,8 +22,8 @@ from lossscale.gradients.finite import dense_part
 from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.bodies import GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
-from lossscale.units.exponents import KEPT, UNKNOWN, Unit, Units
 from lossscale.units.operations import join, result, results, starts
+from lossscale.units.rules import KEPT, UNKNOWN, Unit, Units
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 #: What a variable holds afterwards, with what it held before.

@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_callbacks
 
 from lossscale.runtime import callbacks
 from lossscale.units import eager
-from lossscale.units.exponents import UNKNOWN
+from lossscale.units.rules import UNKNOWN
 
 
 @pytest.fixture

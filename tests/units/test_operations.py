@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lossscale.units.exponents import FREE, KEPT, ZERO, Unit
 from lossscale.units.operations import join, result
+from lossscale.units.rules import FREE, KEPT, ZERO, Unit
 
 READ = Unit(1.0, 1.0, frozenset(["a reading"]), is_scale=True)
 SCALED = Unit(1.0, 1.0, frozenset(["a reading"]))

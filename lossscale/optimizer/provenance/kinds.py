@@ -9,7 +9,7 @@ import numpy as np
 
 from lossscale.runtime.bodies import constant_of
 from lossscale.runtime.graphs import is_eager
-from lossscale.units.exponents import UNKNOWN, Unit
+from lossscale.units.rules import UNKNOWN, Unit
 
 
 class Kind(enum.Enum):

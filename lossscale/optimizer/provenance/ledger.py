@@ -35,7 +35,7 @@ from lossscale.runtime.graphs import (
     is_eager,
 )
 from lossscale.units.eager import Tracker
-from lossscale.units.exponents import UNKNOWN, Unit
+from lossscale.units.rules import UNKNOWN, Unit
 from lossscale.units.sweep import STEP, Sweep, Swept, values_of
 
 

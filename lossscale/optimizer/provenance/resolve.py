@@ -33,7 +33,7 @@ from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grads, Scalar
 from lossscale.runtime.graphs import are_arguments, is_building
 from lossscale.scales.base import LossScale
-from lossscale.units.exponents import Unit
+from lossscale.units.rules import Unit
 from lossscale.units.sweep import values_of
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from lossscale.optimizer.provenance.kinds import Kind, hides, is_free, is_zero, kind_of
-from lossscale.units.exponents import FREE, KEPT, UNKNOWN, ZERO, Unit
+from lossscale.units.rules import FREE, KEPT, UNKNOWN, ZERO, Unit
 
 
 class Unscaling:

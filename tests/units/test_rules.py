@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lossscale.units.exponents import (
+from lossscale.units.rules import (
     FREE,
     KEPT,
     ZERO,
