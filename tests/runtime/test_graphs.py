@@ -1,0 +1,148 @@
+"""Which graph is built, which are in sight, and what is noted of one."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import tensorflow as tf
+
+from lossscale.runtime import graphs
+
+
+def test_eager_mode_builds_none():
+    assert graphs.current_graph() is None
+    assert not graphs.is_building()
+    assert list(graphs.visible_graphs()) == [None]
+    assert graphs.is_eager(tf.constant(1.0))
+    assert not graphs.is_nested()
+
+
+class Seen:
+    """What is seen in a function, and in a branch, a loop and a function of it."""
+
+    def __init__(self):
+        self.outer = self.branch = self.loop = self.nested = None
+
+    def trace(self, at_the_end=lambda: None):
+        @tf.function(autograph=False)
+        def inner(x):
+            self.nested = self._here()
+            return x
+
+        def branch(x):
+            self.branch = self._here()
+            return x
+
+        def body(x):
+            self.loop = self._here()
+            return (x + 1.0,)
+
+        @tf.function(autograph=False)
+        def outer(x):
+            self.outer = self._here()
+            tf.while_loop(lambda x: x < 2.0, body, (x,))
+            found = inner(tf.cond(x > 0.0, lambda: branch(x), lambda: x))
+            at_the_end()
+            return found
+
+        outer(tf.constant(1.0))
+        return self
+
+    @staticmethod
+    def _here():
+        around = [id(each) for each in graphs.graphs_around_branches()]
+        visible = [id(each) for each in graphs.visible_graphs()]
+        return graphs.current_graph(), visible, around, graphs.is_nested()
+
+
+def test_a_branch_and_a_loop_see_what_is_around_them_and_a_function_does_not():
+    seen = Seen().trace()
+    outer, branch, loop, nested = (
+        id(each[0]) for each in (seen.outer, seen.branch, seen.loop, seen.nested)
+    )
+    assert seen.outer[1:] == ([outer], [outer], False)
+    assert seen.branch[1:] == ([branch, outer], [outer], True)
+    assert seen.loop[1:] == ([loop, outer], [loop, outer], True)
+    assert seen.nested[1:] == ([nested], [nested], True)
+
+
+def test_where_a_graph_was_traced():
+    seen, told = Seen(), []
+
+    def at_the_end():
+        branch, loop, nested = seen.branch[0], seen.loop[0], seen.nested[0]
+        told.extend(map(graphs.is_traced_in_place, (branch, loop, nested)))
+        told.append(graphs.above_branches(branch) is seen.outer[0])
+        told.append(graphs.above_branches(loop) is loop)
+        # The operation that has the branches is there: none is the other one any more.
+        told.append(graphs.is_other_branch(branch))
+
+    seen.trace(at_the_end)
+    assert told == [True, True, False, True, True, False]
+
+
+def test_of_two_branches_that_are_built_one_is_the_other():
+    told = []
+
+    @tf.function(autograph=False)
+    def step(x):
+        first = []
+
+        def one():
+            first.append(graphs.current_graph())
+            return x
+
+        def other():
+            told.append(graphs.is_other_branch(first[0]))
+            told.append(graphs.is_other_branch(graphs.current_graph()))
+            return x
+
+        return tf.cond(x > 0.0, one, other)
+
+    step(tf.constant(1.0))
+    assert told == [True, False]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_arguments_alone(reads):
+    variable, told = tf.Variable(2.0), []
+
+    @tf.function(autograph=False)
+    def step(x):
+        computed = x * (tf.convert_to_tensor(variable) if reads else 3.0)
+        told.append(graphs.are_arguments([None, computed, tf.exp(computed)]))
+        return computed
+
+    step(tf.constant(1.0))
+    assert told == [not reads]
+    assert not graphs.are_arguments([])
+    assert not graphs.are_arguments([tf.constant(1.0)])
+
+
+def test_a_captured_tensor_is_no_argument():
+    outside, told = tf.random.uniform([1000]), []
+
+    @tf.function(autograph=False)
+    def step():
+        told.append(graphs.are_arguments([outside * 2.0]))
+
+    step()
+    assert told == [False]
+
+
+def test_notes_end_with_their_graph_and_with_their_owner():
+    class Owner:
+        """Whoever notes something."""
+
+    owner, other, graph = Owner(), Owner(), tf.Graph()
+    notes = graphs.notes_of(graph, owner, set)
+    notes.add("something")
+    assert graphs.notes_of(graph, owner, set) is notes
+    assert graphs.notes_of(graph, other, set) == set()
+    assert graphs.notes_of(tf.Graph(), owner, set) == set()
+    kept = weakref.ref(notes)
+    del notes, owner
+    gc.collect()
+    assert kept() is None
