@@ -22,15 +22,21 @@ def in_graph(step):
     return sum("/else/" not in name for name in asked)
 
 
-def nodes_run(function, *args):
-    """Calls a `tf.function`, and returns the nodes of the graph that TensorFlow ran."""
+def nodes_run(function, *args, of=""):
+    """Calls a `tf.function`, and returns the nodes of the graph that TensorFlow ran.
+
+    What else runs meanwhile, on another thread, is collected too: `of` is a part of the
+    name of some node that only the function's graph has.
+    """
     context.enable_graph_collection()
     try:
         function(*args)
         graphs = context.export_run_metadata().function_graphs
     finally:
         context.disable_graph_collection()
-    return [node for graph in graphs for node in graph.post_optimization_graph.node]
+    listed = [list(graph.post_optimization_graph.node) for graph in graphs]
+    own = [nodes for nodes in listed if any(of in node.name for node in nodes)]
+    return [node for nodes in own for node in nodes]
 
 
 def under_xla(step):
