@@ -13,6 +13,7 @@ from models import compiled, variable_of
 
 import lossscale
 from lossscale.gradients.packing import SMALL
+from lossscale.optimizer import fault_record
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 INF, NAN = float("inf"), float("nan")
@@ -316,3 +317,15 @@ def test_losses_that_are_scaled_and_never_applied_are_not_all_kept(family):
         optimizer.scale_loss(tf.constant(1.0))
     gc.collect()
     assert reference() is None
+
+
+def test_steps_in_a_row_are_those_of_this_optimizer():
+    # Another one that shares the loss scale skipped the third step.
+    holder = fault_record.WorstNumbers([tf.Variable(1.0)])
+    counted = []
+    for step, loss in ((1, 0.0), (2, NAN), (4, NAN), (5, INF), (5, 0.0)):
+        holder.write([0], tf.constant([INF, loss]), tf.constant(step, tf.int64))
+        counted.append(holder.value.numpy().tolist()[-4:])
+    in_a_row = [run for _, run, _, _ in counted]
+    assert in_a_row == [1.0, 2.0, 1.0, 2.0, 3.0]
+    assert [bad for _, _, bad, _ in counted] == [0.0, 1.0, 1.0, 2.0, 3.0]
