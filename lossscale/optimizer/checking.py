@@ -115,10 +115,20 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
 
 def quick_check_as_applied(bundle: Bundle) -> Flag:
     """Returns the quick check of gradients as they are applied."""
-    quick = _quick_check_of_quotients(bundle)
+    return and_of_rows(_quick_check_of_quotients(bundle), bundle)
+
+
+def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
+    """Returns a quick check that holds for the sums of duplicate rows, too.
+
+    Args:
+      quick: The quick check of the gradients themselves.
+      bundle: The gradients.
+      terms: How many gradients of this size will be added.
+    """
     if not rows.any_may_have_duplicates(bundle.grads):
         return quick
-    of_rows = rows.sums_stay_finite(bundle.grads, bundle.divisors)
+    of_rows = rows.sums_stay_finite(bundle.grads, bundle.divisors, terms)
     return tf.logical_and(quick, of_rows)
 
 

@@ -14,8 +14,7 @@ Keras 3's own wrapper divides in `apply`, Keras 2's does not.
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Dict, List, Set
+from typing import Any, List, Set
 
 from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
@@ -30,7 +29,7 @@ from lossscale.optimizer.provenance.unscalings import (
     earlier_check,
 )
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Grads, Scalar
+from lossscale.runtime.aliases import Divisors, Grads, Scalar
 from lossscale.runtime.graphs import are_arguments, is_building
 from lossscale.scales.base import LossScale
 from lossscale.units.rules import Unit
@@ -57,12 +56,7 @@ class Provenance:
         self._divides_in_apply = divides_in_apply
         self._warned: Set[str] = set()
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Provenance:
-        # Copies of optimizers that share a loss scale share its copy.
-        loss_scale = copy.deepcopy(self.loss_scale, memo)
-        return type(self)(loss_scale, self._divides_in_apply)
-
-    def unscale(self, grads: Grads) -> List[Any]:
+    def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers their check.
 
         Raises:
@@ -77,13 +71,12 @@ class Provenance:
         self.ledger.note_unscaled(unscaled, check, pairs, units)
         return unscaled
 
-    def _to_unscale(self, grads: Grads, units: List[Unit]) -> List[Any]:
+    def _to_unscale(self, grads: Grads, units: List[Unit]) -> Divisors:
         """Returns what gradients that are to be unscaled are divided by.
 
         Args:
           grads: The gradients.
           units: Their units.
-
         """
         for unit in units:
             if unit.is_free and unit.checks:
@@ -145,7 +138,7 @@ class Provenance:
         has_scaled = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         return not has_scaled and not are_arguments(values_of(grads))
 
-    def _divisors(self, units: List[Any], kinds: List[Kind]) -> List[Any]:
+    def _divisors(self, units: List[Unit], kinds: List[Kind]) -> Divisors:
         """Returns by what each gradient is divided, None if it is unscaled."""
         divided = {Kind.SCALED}
         if self._divides_in_apply:
@@ -161,7 +154,7 @@ class Provenance:
             for unit, kind in zip(units, kinds)
         ]
 
-    def _divisor(self, units: List[Any]) -> Any:
+    def _divisor(self, units: List[Unit]) -> Scalar:
         """Returns the loss scale that multiplied gradients, as it can be seen here.
 
         Args:
@@ -218,7 +211,7 @@ class Provenance:
     def _assumed(self) -> str:
         return warning_texts.ASSUMED[self._divides_in_apply]
 
-    def _warn_of(self, units: List[Any], kinds: List[Kind]) -> None:
+    def _warn_of(self, units: List[Unit], kinds: List[Kind]) -> None:
         """Says what cannot be known of gradients that are applied."""
         for unit, kind in zip(units, kinds):
             if kind is Kind.UNSURE:

@@ -15,7 +15,11 @@ from lossscale.gradients.check import Check
 from lossscale.gradients.finite import floating_values, sum_stays_finite
 from lossscale.gradients.largest import bounded
 from lossscale.optimizer.bundle import Bundle
-from lossscale.optimizer.checking import check_as_applied, quick_check_as_applied
+from lossscale.optimizer.checking import (
+    and_of_rows,
+    check_as_applied,
+    quick_check_as_applied,
+)
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Grad, Tensor
 from lossscale.runtime.control import rarely
@@ -124,12 +128,7 @@ class SeveralReplicas:
     def _sum_stays_finite(self, bundle: Bundle) -> Flag:
         """Tells whether the sum over the replicas surely is finite."""
         is_small = sum_stays_finite(bundle.grads, self._count)
-        if not rows.any_may_have_duplicates(bundle.grads):
-            return is_small
-        of_rows = rows.sums_stay_finite(
-            bundle.grads, bundle.divisors, terms=self._count
-        )
-        return tf.logical_and(is_small, of_rows)
+        return and_of_rows(is_small, bundle, terms=self._count)
 
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
         total, largest = replicas.all_reduce_sum(contributions), None

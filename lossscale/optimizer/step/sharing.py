@@ -76,7 +76,7 @@ class _SharedStep:
 
         Returns:
           What did so, None in eager mode; whether those that have applied were good;
-          and a list of the greatest magnitude of all, if anybody asks.
+          and a list of the greatest magnitude of all, empty if not requested.
         """
         # A tf.compat.v1 graph keeps no order of its own.
         with _after(self.update_op):
