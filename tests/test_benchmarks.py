@@ -43,6 +43,10 @@ SMALL = {
         "--weights -18 --epochs 1 --only Headroom",
         r"(?m)^\| 2\*\*-18 \| .*Headroom.* \| ",
     ),
+    "traces": (
+        "--workloads tiny --contenders bare ours --traces 5",
+        rf"(?m)^\| tiny, sgd \| ours \| {FIGURE} \| {FIGURE} \|$",
+    ),
     "simulate": ("--steps 1000 --calls 1", rf"a subclass +limit +{FIGURE} s"),
     "step_graphs": (
         "--modes graph --families keras3 --inner sgd",

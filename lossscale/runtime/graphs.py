@@ -158,6 +158,27 @@ def bodies(operation: Op) -> List[Any]:
     return [getattr(function, "graph", None) for function in functions]
 
 
+def let_bodies_go(result: Tensor) -> None:
+    """Lets the graphs of the branch go that a tensor is the result of.
+
+    TensorFlow keeps them with the graph that they are in, to find gradients, and makes
+    them anew if it is asked for gradients without them. The names of their functions
+    stay, which is what runs.
+    """
+    operation = result.op
+    while operation.type == "Identity":  # `tf.cond` returns that of what it returns
+        operation = operation.inputs[0].op
+    if operation.type not in BRANCHES:  # a `tf.compat.v1` graph has other branches
+        return
+    for name in names_of_bodies(operation):
+        function = operation.graph._get_function(name)
+        # Not public. Before TensorFlow 2.13 functions have no such attribute, and keep
+        # their graphs (seen on 2.13 to 2.21).
+        if hasattr(function, "_cached_graph"):
+            function._cached_graph = None
+            operation._true_graph = operation._false_graph = None
+
+
 def names_of_bodies(operation: Op) -> List[str]:
     """Returns the names of the functions that are an operation's bodies."""
     values = [operation.get_attr(name) for name in BODIES[operation.type]]

@@ -16,6 +16,7 @@ from lossscale.gradients.largest import bounded, largest_if_finite
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Scalar
 from lossscale.runtime.control import group_ops, rarely, with_dependencies
+from lossscale.runtime.graphs import let_bodies_go
 
 
 def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
@@ -95,6 +96,7 @@ def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
     is_finite = tf.cond(
         only_counts, lambda: _count_good(loss_scale), rarely(apply_rule)
     )
+    let_bodies_go(is_finite)
     return group_ops([is_finite]), is_finite
 
 

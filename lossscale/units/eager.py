@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import Tensor
-from lossscale.runtime.bodies import COUNTS, definition
+from lossscale.runtime.bodies import COUNTS, definition, forget_definitions
 from lossscale.runtime.callbacks import number_of
 from lossscale.units.operations import results, starts
 from lossscale.units.rules import KEPT, Unit, Units
@@ -157,6 +157,7 @@ class Tracker:
         if key not in known:
             sweep = Sweep(lambda _: None, lambda _: Swept(), self._marked)
             known[key] = sweep.body(definition(name), list(key), count)
+            forget_definitions()
         outs, after = known[key]
         for each, before, unit in zip(inputs, key, after):
             if unit is not before and unit is not None and not unit.is_scale:

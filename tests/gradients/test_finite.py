@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from models import compiled
 
 from lossscale import all_finite
-from lossscale.gradients.finite import sum_stays_finite
+from lossscale.gradients.finite import checked, sum_stays_finite
 
 BAD = [np.inf, -np.inf, np.nan]
 
@@ -122,11 +122,24 @@ def test_sparse_and_ragged_tensors_are_looked_into():
 def test_exact_check_runs_only_if_the_sum_is_not_finite():
     # The promise of one read of memory: is_finite of a whole gradient sits in a branch.
     graph = tf.function(all_finite).get_concrete_function([tf.ones([64, 64])]).graph
-    checked = [
+    looked_at = [
         op.inputs[0].shape for op in graph.get_operations() if op.type == "IsFinite"
     ]
-    assert all(shape.rank == 0 for shape in checked)
+    assert all(shape.rank == 0 for shape in looked_at)
     assert any(op.type in ("If", "StatelessIf") for op in graph.get_operations())
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_of_float16_the_quick_check_does_not_fail_for_a_sum_that_overflows(mode):
+    # At a loss scale that is as high as it can be, most sums of float16 overflow.
+    quick = compiled(lambda grads: checked(grads).quick, mode)
+    large = tf.fill([1000], tf.constant(1000.0, tf.float16))
+    others = [tf.ones([3]), tf.ones([3], tf.bfloat16)]
+    assert bool(quick([large]))
+    assert bool(quick([large, *others]))
+    assert not bool(quick([large, tf.constant([np.nan], tf.float16), *others]))
+    assert not bool(quick([large, *others, tf.constant([np.inf])]))
+    assert not bool(quick([large, *others, tf.constant([-np.inf], tf.bfloat16)]))
 
 
 class TestSumStaysFinite:

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lossscale.runtime import graphs
+from lossscale.runtime.mode import COMPILED_BY_XLA
 
 
 def test_eager_mode_builds_none():
@@ -146,3 +147,46 @@ def test_notes_end_with_their_graph_and_with_their_owner():
     del notes, owner
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_graphs_of_branches_that_were_let_go_are_not_kept(jit_compile):
+    kept, taken = [], tf.Variable(0.0)
+
+    def branch(x):
+        kept.append(weakref.ref(graphs.current_graph()))
+        taken.assign(x)
+        return tf.square(x)
+
+    @tf.function(autograph=False, **(COMPILED_BY_XLA if jit_compile else {}))
+    def differentiated(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(x > 0.0, lambda: branch(x), lambda: tf.identity(x))
+            graphs.let_bodies_go(y)
+        return y, tape.gradient(y, x)
+
+    @tf.function(autograph=False, **(COMPILED_BY_XLA if jit_compile else {}))
+    def run(x):
+        y = tf.cond(x > 0.0, lambda: branch(x), lambda: tf.identity(x))
+        graphs.let_bodies_go(y)
+        return y
+
+    assert float(run(tf.constant(3.0))) == 9.0
+    assert float(taken) == 3.0
+    gc.collect()
+    has_names = hasattr(run.get_concrete_function(tf.constant(3.0)), "inference_fn")
+    assert [each() is None for each in kept[:1]] == [has_names]
+    # Who asks for a gradient all the same has it.
+    assert tuple(map(float, differentiated(tf.constant(3.0)))) == (9.0, 6.0)
+    assert tuple(map(float, differentiated(tf.constant(-3.0)))) == (-3.0, 1.0)
+
+
+def test_what_has_no_branch_has_nothing_to_let_go():
+    @tf.function(autograph=False)
+    def run(x):
+        graphs.let_bodies_go(x)
+        graphs.let_bodies_go(tf.identity(x) + 1.0)
+        return x
+
+    assert float(run(tf.constant(3.0))) == 3.0

@@ -12,6 +12,7 @@ from exact import S, Trained, warned
 from tensorflow.python.framework import op_callbacks
 
 from lossscale.runtime import callbacks
+from lossscale.runtime.bodies import Definition
 from lossscale.units import eager
 from lossscale.units.rules import UNKNOWN
 
@@ -181,6 +182,14 @@ def test_each_of_several_that_go_through_one_operation(trained):
         grad, one = function(grad, tf.constant(1.0))
         assert unit_of(trained, grad).low == 1.0
         assert unit_of(trained, one) is UNKNOWN
+
+
+def test_no_definition_is_kept_of_functions_that_were_looked_into(trained):
+    # That of a training step is as large as all the rest that its trace leaves.
+    halved = tf.function(lambda x: tf.function(tf.negative)(x) * -0.5)
+    (grad,) = trained.scaled(1.0)
+    assert unit_of(trained, halved(grad)).low == 1.0
+    assert not any(isinstance(each, Definition) for each in gc.get_objects())
 
 
 def test_a_function_within_a_function(trained):

@@ -20,6 +20,7 @@ from lossscale.optimizer.step.sharing import adjust_together
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Apply, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.runtime.graphs import let_bodies_go
 from lossscale.scales.base import LossScale
 
 
@@ -117,6 +118,7 @@ class Step:
                 return group_ops([apply_all(), update_op])
             otherwise = self._reduction.seldom(skip)
             done = either(should_apply, apply_all, otherwise)
+            let_bodies_go(done)
             return group_ops([done, update_op])
 
     def _decide_eagerly(

@@ -114,8 +114,9 @@ def test_what_was_unscaled_and_is_not_applied_has_its_say(family, mode):
 
 
 @pytest.mark.skipif(TENSORFLOW < (2, 15), reason="kept by TensorFlow before")
-def test_a_trace_leaves_the_graphs_of_two_branches_behind(family):
-    # A bare optimizer's step is kept, too: its all_reduce registers a gradient.
+def test_a_trace_leaves_no_graph_behind_but_that_of_the_inner_optimizer(family):
+    # Its all_reduce registers a gradient, which keeps the graph that it is in: without
+    # loss scaling that is the whole step. A legacy optimizer's does so in two.
     weights = [variable_of(family, tf.ones([size])) for size in (2, 3)]
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
     optimizer.build(weights)
@@ -130,7 +131,7 @@ def test_a_trace_leaves_the_graphs_of_two_branches_behind(family):
         return sum(isinstance(each, FuncGraph) for each in gc.get_objects())
 
     before = graphs_after_a_trace()
-    assert graphs_after_a_trace() - before <= 5
+    assert graphs_after_a_trace() - before <= 2
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])
