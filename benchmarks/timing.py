@@ -189,8 +189,9 @@ def compared(mine, others):
     """Returns, as text, how often what one adds is what another adds, or "same".
 
     Of several processes it is the figure of their ratios: a process in which all is
-    slow has both slow. It is "same" if either is within noise and they do not differ by
-    more than their errors. Below 0 it is faster than with nothing added.
+    slow has both slow. It is "same" if either is within noise, or what another adds is less
+    than nothing, and they do not differ by more than their errors. Below 0 it is faster
+    than with nothing added.
 
     Args:
       mine: A figure for each process.
@@ -198,7 +199,7 @@ def compared(mine, others):
     """
     one, other = over_processes(mine), over_processes(others)
     differ = abs(one.median - other.median) > math.hypot(one.error, other.error)
-    if other.is_noise or (one.is_noise and not differ):
+    if not other.median > other.error or (one.is_noise and not differ):
         return "same" if not differ else f"{one.median - other.median:+.2f} ms"
     found = figure([a.median / b.median for a, b in zip(mine, others)])
     return found.shown(2)

@@ -175,6 +175,8 @@ def test_what_does_not_differ_is_called_the_same():
     unsure = timing.Figure(0.3, 0.4)
     assert timing.compared([timing.Figure(0.5, 0.1)], [unsure]) == "same"
     assert timing.compared([own], [unsure]) == "+3.70 ms"
+    faster = timing.Figure(-0.4, 0.1)  # than with nothing added, both of them
+    assert timing.compared([faster], [timing.Figure(-0.5, 0.1)]) == "same"
     # A process that is three times as slow is so for both.
     times = [timing.Figure(t, 0.1) for t in (4.0, 4.2, 4.4, 12.0, 4.1)]
     mine = [timing.Figure(t.median / 2, 0.1) for t in times]

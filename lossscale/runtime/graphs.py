@@ -172,8 +172,8 @@ def let_bodies_go(result: Tensor) -> None:
         return
     for name in names_of_bodies(operation):
         function = operation.graph._get_function(name)
-        # Not public. Before TensorFlow 2.13 functions have no such attribute, and keep
-        # their graphs (seen on 2.13 to 2.21).
+        # Not public (seen on 2.15 to 2.21). Where there is no such name, nothing is let
+        # go, as on 2.13.
         if hasattr(function, "_cached_graph"):
             function._cached_graph = None
             operation._true_graph = operation._false_graph = None
