@@ -189,9 +189,9 @@ def compared(mine, others):
     """Returns, as text, how often what one adds is what another adds, or "same".
 
     Of several processes it is the figure of their ratios: a process in which all is
-    slow has both slow. It is "same" if either is within noise, or what another adds is less
-    than nothing, and they do not differ by more than their errors. Below 0 it is faster
-    than with nothing added.
+    slow has both slow. It is "same" if either is within noise, or what another adds is
+    less than nothing, and they do not differ by more than their errors. Below 0 it is
+    faster than with nothing added.
 
     Args:
       mine: A figure for each process.

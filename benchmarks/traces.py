@@ -5,8 +5,8 @@ contenders stand in one process and take turns. Memory is what malloc has handed
 before a trace and after its first run, once Python has collected its garbage: Linux
 with glibc 2.33 or newer.
 
-    python benchmarks/traces.py
-    python benchmarks/traces.py --workloads resnet50 --inner adam --traces 10
+    python benchmarks/traces.py                                # five minutes
+    python benchmarks/traces.py --workloads tiny --traces 40
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def main():
     add("--workloads", nargs="+", choices=WORKLOADS, default=["tiny", "resnet50"])
     add("--inner", nargs="+", choices=INNER, default=["sgd"])
     add("--contenders", nargs="+", choices=there, default=there)
-    add("--traces", type=int, default=20)
+    add("--traces", type=int, default=10)
     timing.add_plain(parser)
     options = parser.parse_args()
     timing.keep_memory(options.plain)
