@@ -9,15 +9,15 @@ median over processes, its error that of `timing.py`; each process's median is p
 too. The last thing printed is the table of README.md and docs/cost.md.
 
 Each row takes five processes, and more until the error of what is added is at most a
-third of it, or of 2 % of the step. `--peaks` adds the greatest resident set of each
-contender, in a process of its own that takes three steps, with a malloc as it is.
+third of it, or of 2 % of the step. `--peaks 5` adds the greatest resident set of each
+contender, of five processes that take three steps, with a malloc as it is.
 
     python benchmarks/training_step.py                       # all of it: hours
     python benchmarks/training_step.py --inner adam --modes graph --processes 8
     python benchmarks/training_step.py --families keras3 keras2-new keras2-legacy
     python benchmarks/training_step.py --models transformer mlp --dtypes float16
     python benchmarks/training_step.py --against ../other    # that checkout's, in turn
-    python benchmarks/training_step.py --models wide --modes graph --peaks --processes 0
+    python benchmarks/training_step.py --models wide --peaks 5 --processes 0
 
 A transformer's embedding has sparse gradients; "float16" is a policy under which
 variables and gradients are float16. Of five processes the error is the farthest one's;
@@ -172,12 +172,15 @@ def rows_of(title, family, found):
     return [title, TITLES[family], *cells, timing.compared(*each)]
 
 
-def peaks_of(root, row, family):
-    """Returns the megabytes of a family's contenders, each of a new process."""
+def peaks_of(root, row, family, processes):
+    """Returns the megabytes of a family's contenders, each of new processes."""
     plain = timing.without_keep()
-    found = [printed(root, row, plain, "--peak-of", n) for n in names_of(family)]
-    print(f"  {family}, peak MB:", *(f"{each:.0f}" for each in found), flush=True)
-    return [f"{each:,.0f}" for each in found]
+    cells = []
+    for name in names_of(family):
+        each = [printed(root, row, plain, "--peak-of", name) for _ in range(processes)]
+        print(f"  {name:14} peak MB:", *(f"{peak:.0f}" for peak in each), flush=True)
+        cells.append(timing.figure(each).shown(0))
+    return cells
 
 
 def table(options):
@@ -194,7 +197,7 @@ def table(options):
             for family in options.families:
                 rows.append(rows_of(title, family, processes))
                 if options.peaks:
-                    rows[-1] += peaks_of(roots[name], row, family)
+                    rows[-1] += peaks_of(roots[name], row, family, options.peaks)
     return rows
 
 
@@ -214,7 +217,7 @@ def parse():
     add("--families", nargs="+", choices=there, default=two)
     add("--processes", type=int, default=5, help="of a row at least; 0: no times")
     add("--most", type=int, default=12, help="processes of a row at most")
-    add("--peaks", action="store_true", help="peak memory, too; Linux only")
+    add("--peaks", type=int, default=0, help="processes for peak memory; Linux only")
     add("--seconds", type=float, default=20, help="rounds of one process")
     add("--against", type=Path, help="another checkout's folder")
     add("--measure", action="store_true", help=argparse.SUPPRESS)
