@@ -92,3 +92,12 @@ in the same tf.function, or clip them by their norm:
 
     grads, _ = tf.clip_by_global_norm(grads, 1.0)
 """
+UNSEEN = """\
+An overflow in these gradients may go unseen, so that the loss scale grows on: \
+`is_finite`, `is_nan` or `is_inf` chose what is left of them before anybody had \
+looked. Unscale them first, then replace what you like:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # <- looks at them
+    grads = [tf.where(tf.math.is_finite(g), g, 0.0) for g in grads]
+    optimizer.apply_gradients(zip(grads, variables))
+"""

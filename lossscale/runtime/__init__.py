@@ -8,6 +8,7 @@ Knows no loss scale and no gradient. In the order of its imports:
 * `ancestry`: what tensors of a graph are computed from;
 * `checkpoints`: what checkpoints ask of objects, and users do not;
 * `mode`: eager, graph, session or XLA;
+* `op_types`: what operations are, where their type alone does not say it;
 * `bodies`: what a graph or a function does, one operation after the other;
 * `callbacks`: who is told of each operation that eager mode runs;
 * `control`: what a graph must be told of branches and order;

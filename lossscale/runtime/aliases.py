@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional
 
+#: A NumPy array.
+Array = Any
 #: A tensor of eager mode, or of a graph.
 Tensor = Any
 #: A `float32` tensor of shape `[]`.

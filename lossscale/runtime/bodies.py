@@ -18,14 +18,10 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Graph, Op, Tensor
-from lossscale.runtime.graphs import BODIES, DATASETS, bodies, names_of_bodies
+from lossscale.runtime.aliases import Array, Graph, Op, Tensor
+from lossscale.runtime.graphs import BODIES, bodies, names_of_bodies
+from lossscale.runtime.op_types import AMBIGUOUS, kind_of, output_names
 
-#: No gradient has these dtypes.
-COUNTS = {tf.bool, tf.string, tf.int8, tf.int16, tf.int32, tf.int64}
-COUNTS |= {tf.uint8, tf.uint16, tf.uint32, tf.uint64}
-#: These return each of their inputs.
-EACH_ITS_OWN = {"IdentityN"}
 #: What takes a mark on every TensorFlow, within `tf.vectorized_map` too.
 _ALWAYS_MARKED = {*BODIES, "Const", "Identity", "ReadVariableOp"}
 #: The attribute of an operation that says what is marked on it.
@@ -38,10 +34,11 @@ class Node(NamedTuple):
     Attributes:
       kind: Its type.
       inputs: The keys of its inputs.
-      outputs: The keys of its outputs, None of one that can be no gradient. In a
-        definition those of one operation may have one key together.
-      constant: Returns the number that an input is, wherever in it, if it is a
-        constant, else None.
+      outputs: The keys of its outputs. In a definition those of one operation may have
+        one key together.
+      value: Returns what an input is if it is a constant, else None.
+      width: Returns the static size of the last axis of an input, None if there is
+        none.
       bodies: Returns its bodies, None for one that is not known.
       states: Returns how many of its inputs go round in it: those of a dataset's loop.
       mark: What is marked on it.
@@ -49,8 +46,9 @@ class Node(NamedTuple):
 
     kind: str
     inputs: List[Hashable]
-    outputs: List[Optional[Hashable]]
-    constant: Callable[[int], Optional[float]]
+    outputs: List[Hashable]
+    value: Callable[[int], Optional[Array]]
+    width: Callable[[int], Optional[int]]
     bodies: Callable[[], List[Any]]
     states: Callable[[], int]
     mark: str = ""
@@ -80,20 +78,20 @@ class GraphBody:
 
 
 def _node_of(operation: Op) -> Node:
-    inputs = operation.inputs
+    inputs, kind = operation.inputs, operation.type
+    if kind in AMBIGUOUS:
+        token = operation.get_attr("token") if kind == "EagerPyFunc" else b""
+        kind = kind_of(kind, operation.outputs[0].dtype, token)
     return Node(
-        operation.type,
+        kind,
         [id(each) for each in inputs],
-        [_key_of(each, operation.type in BODIES) for each in operation.outputs],
-        lambda number: constant_of(inputs[number].op),
+        [id(each) for each in operation.outputs],
+        lambda number: value_of(inputs[number].op if inputs else operation),
+        lambda number: width_of(inputs[number]),
         lambda: _bodies_of(operation),
         lambda: len(operation.get_attr("Tstate")),
         mark_on(operation) if operation.type in BODIES else "",
     )
-
-
-def _key_of(tensor: Tensor, of_bodies: bool) -> Optional[Hashable]:
-    return None if tensor.dtype in COUNTS and not of_bodies else id(tensor)
 
 
 def put_mark(operation: Op, mark: str) -> None:
@@ -112,20 +110,28 @@ def mark_on(operation: Op) -> str:
         return ""
 
 
-def constant_of(operation: Op) -> Optional[float]:
-    """Returns the number that an operation's result is everywhere, if it is one."""
+def value_of(operation: Op) -> Optional[Array]:
+    """Returns what an operation's result is, if it is a constant, else None."""
     if operation.type in ("Identity", "Cast"):
-        return constant_of(operation.inputs[0].op)
-    return _number_of(operation.node_def) if operation.type == "Const" else None
+        return value_of(operation.inputs[0].op)
+    return _array(operation.node_def) if operation.type == "Const" else None
 
 
-def _number_of(node: Any) -> Optional[float]:
-    """Returns the number that is everywhere in a constant, None if there is none."""
-    values = tf.make_ndarray(node.attr["value"].tensor)
-    is_number = values.size and np.issubdtype(values.dtype, np.number)
-    if not is_number or np.any(values != values.flat[0]):
-        return None
-    return float(values.flat[0].real)
+def _array(node: Any) -> Optional[Array]:
+    return numbers_in(tf.make_ndarray(node.attr["value"].tensor))
+
+
+def numbers_in(array: Array) -> Optional[Array]:
+    """Returns an array of numbers that NumPy computes with, None of anything else."""
+    if array.dtype.kind == "V":  # bfloat16 and float8
+        return array.astype(np.float32)
+    return array if array.dtype.kind in "biufc" else None
+
+
+def width_of(tensor: Tensor) -> Optional[int]:
+    """Returns the static size of a tensor's last axis, None if there is none."""
+    shape = tensor.shape
+    return shape[-1] if shape.rank else None
 
 
 def _bodies_of(operation: Op) -> List[Any]:
@@ -148,13 +154,13 @@ class Definition:
     def __init__(self, function: Any) -> None:
         self.key: Hashable = function.signature.name
         self._nodes = function.node_def
-        #: Operations whose outputs have keys of their own.
-        self._many: Dict[str, Any] = {}
+        #: Operations whose outputs have keys of their own, and these.
+        self._many: Dict[str, List[Hashable]] = {}
         self._constants: Dict[str, Any] = {}
-        many = {*BODIES, *EACH_ITS_OWN} - DATASETS
         for node in self._nodes:
-            if node.op in many or _is_function(node.op):
-                self._many[node.name] = node
+            outputs = _outputs(node)
+            if len(outputs) > 1 or _is_function(node.op) or node.op in BODIES:
+                self._many[node.name] = outputs
             elif node.op == "Const":
                 self._constants[node.name] = node
         self.inputs: List[Hashable] = [x.name for x in function.signature.input_arg]
@@ -172,10 +178,11 @@ class Definition:
             inputs = [self._key(each) for each in node.input if each[0] != "^"]
             mark = node.attr[MARK].s.decode() if MARK in node.attr else ""
             yield Node(
-                "PartitionedCall" if _is_function(node.op) else node.op,
+                _kind_in(node),
                 list(inputs),
-                self._outputs(node),
-                partial(self._constant, inputs),
+                self._many.get(node.name, [node.name]),
+                partial(self._value, inputs or [node.name]),
+                lambda _: None,
                 partial(_bodies_in, node),
                 partial(_states_in, node),
                 mark,
@@ -197,21 +204,23 @@ class Definition:
                 stack.append(waiting.pop(before))
         return ordered
 
-    def _outputs(self, node: Any) -> List[Optional[Hashable]]:
-        if node.name not in self._many:
-            return [node.name]
-        if node.op in EACH_ITS_OWN:
-            count = sum(each[0] != "^" for each in node.input)
-            return [f"{node.name}:output:{number}" for number in range(count)]
-        if node.op in BODIES:
-            types = node.attr["Tout" if "Tout" in node.attr else "T"].list.type
-            return [f"{node.name}:output:{number}" for number in range(len(types))]
+    def _value(self, keys: List[str], number: int) -> Optional[Array]:
+        node = self._constants.get(keys[number])
+        return None if node is None else _array(node)
+
+
+def _kind_in(node: Any) -> str:
+    if node.op in AMBIGUOUS:
+        to = tf.as_dtype(node.attr["DstT"].type) if node.op == "Cast" else None
+        return kind_of(node.op, to, node.attr["token"].s)
+    return "PartitionedCall" if _is_function(node.op) else str(node.op)
+
+
+def _outputs(node: Any) -> List[Hashable]:
+    if _is_function(node.op):
         names = context.context().get_function_def(node.op).signature.output_arg
         return [f"{node.name}:{each.name}:0" for each in names]
-
-    def _constant(self, keys: List[str], number: int) -> Optional[float]:
-        node = self._constants.get(keys[number])
-        return None if node is None else _number_of(node)
+    return list(output_names(node))
 
 
 def _bodies_in(node: Any) -> List[Optional[Definition]]:

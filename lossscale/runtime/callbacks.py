@@ -13,6 +13,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 
 from lossscale.runtime.aliases import Graph, Tensor
+from lossscale.runtime.op_types import AMBIGUOUS, kind_of
 
 
 class Listener(Protocol):
@@ -22,7 +23,7 @@ class Listener(Protocol):
         """Takes note of an operation that has run.
 
         Args:
-          kind: The operation's type, or the name of a function.
+          kind: The operation's type (see `op_types`), or the name of a function.
           inputs: Its inputs, eager tensors.
           outputs: Its outputs.
 
@@ -69,10 +70,13 @@ def _tell(  # noqa: PLR0917 - as TensorFlow calls it
     graph: Graph = None,
 ) -> Any:
     """Tells all listeners. TensorFlow calls it for operations of graphs, too."""
-    del attrs, op_name
+    del op_name
     if graph is None and outputs is not None:
         # A function's name may come as bytes.
         name = kind if isinstance(kind, str) else kind.decode()
+        if name in AMBIGUOUS:
+            token = attrs[attrs.index("token") + 1] if "token" in attrs else b""
+            name = kind_of(name, outputs[0].dtype, token)
         found = [each() for each in list(_listening)]
         wanted = [each.hear(name, inputs, outputs) for each in found if each]
         if not any(wanted):

@@ -3,8 +3,11 @@
 Knows no loss scale, no optimizer and no step: whoever uses it says which values have
 the unit. In the order of its imports:
 
-* `rules`: the rules by which exponents are handed on; no graph, no tensor;
-* `operations`: which rule an operation follows;
+* `unit`: which powers of the loss scale a value may have; no graph, no tensor;
+* `rules`: the rules by which exponents are handed on;
+* `moves`: operations that add up, move or choose among values;
+* `table`: which rule an operation follows;
+* `operations`: what is known of an operation's results;
 * `sweep`: the exponents of a graph's values, or of a function's;
 * `eager`: those of eager mode's values.
 

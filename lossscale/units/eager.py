@@ -12,10 +12,15 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import Tensor
-from lossscale.runtime.bodies import COUNTS, definition, forget_definitions
+from lossscale.runtime.bodies import (
+    definition,
+    forget_definitions,
+    numbers_in,
+    width_of,
+)
 from lossscale.runtime.callbacks import number_of
-from lossscale.units.operations import results, starts
-from lossscale.units.rules import KEPT, Unit, Units
+from lossscale.units.moves import STARTS
+from lossscale.units.operations import results
 from lossscale.units.sweep import (
     ADDS,
     ASSIGNS,
@@ -25,6 +30,7 @@ from lossscale.units.sweep import (
     assign,
     latest,
 )
+from lossscale.units.unit import KEPT, Operands, Unit, Units
 
 #: How many units are kept, and as many older ones.
 _UNITS = 1 << 16
@@ -33,8 +39,8 @@ _VARIABLES, _FUNCTIONS = 1 << 14, 256
 #: After so many operations on one thread that have nothing to do with the loss scale,
 #: the tracker stops listening there, until the loss scale is read again.
 _IDLE = 20_000
-#: Operations whose rules ask for the value of a constant.
-_ASKING = {"Minimum", "Maximum", "Pow"}
+#: Of a tensor with more elements it is not asked which numbers they are.
+_FEW = 1 << 10
 
 
 class _Here(threading.local):
@@ -137,13 +143,12 @@ class Tracker:
             return
         elif kind.startswith("__"):
             found = self._call(kind, inputs, units, len(outputs))
-        elif any(units) or starts(kind):
-            constant = _constants(inputs) if kind in _ASKING else _none
-            found = results(kind, units, constant, len(outputs))
+        elif any(units) or kind in STARTS:
+            found = results(kind, units, _operands(inputs), len(outputs))
         else:
             return
         for output, unit in zip(outputs, found):
-            if unit is not None and output.dtype not in COUNTS:
+            if unit is not None:
                 self._set(number_of(output), unit)
                 if not unit.is_kept and not unit.is_zero:
                     self._here.idle = 0
@@ -181,19 +186,18 @@ class Tracker:
         return unit._replace(readings=self._read_now().readings)
 
 
-def _none(number: int) -> None:
-    """Tells of no input what number it is: reading one would wait for the device."""
+def _operands(inputs: Any) -> Operands:
+    """Returns what inputs are. Rules ask seldom: reading one waits for the device."""
 
+    def value(index: int) -> Any:
+        tensor = inputs[index]
+        # A handle is no array.
+        is_few = (
+            tensor.dtype.is_numpy_compatible and tensor.shape.num_elements() <= _FEW
+        )
+        return numbers_in(tensor.numpy()) if is_few else None
 
-def _constants(inputs: Any) -> Callable[[int], Optional[float]]:
-    """Returns a function that returns the number that an input is, if it is one."""
-
-    def constant(number: int) -> Optional[float]:
-        tensor = inputs[number]
-        is_number = tensor.dtype not in COUNTS and tensor.shape.rank == 0
-        return float(tensor.numpy()) if is_number else None
-
-    return constant
+    return Operands(value, lambda index: width_of(inputs[index]))
 
 
 def _without_origins(units: Units) -> Tuple[Tuple[Optional[Unit], ...], List[Unit]]:

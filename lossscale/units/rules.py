@@ -6,190 +6,230 @@ on from its inputs to its outputs:
 
 ```
 products      add         x * y, MatMul, convolutions
-gradients     add         of operations, if one input alone has the unit; else unsure
 quotients     subtract    x / y
 powers        multiply    x**2, sqrt(x), 1 / x
+gradients     add         of operations, if one input alone has the unit; else unsure
+sums, moves   keep        reshaping, branches too; unsure where inputs disagree, or a
+                          number is among them
+flags         0           comparisons, signs, positions: depend on S where inputs
+                          disagree, or what has the unit is compared with a number
+choices       keep        `where(flag, x, y)`: that of x and y; of numbers, the flag's
 bounds        minimum and maximum with a number: unsure, if x still has the unit and the
               number is no small floor
-functions     exp, tanh, ...: unsure, if x still has the unit
-signs         0           the sign of x is that of x / S
-all others    keep        sums, reshaping, branches: unsure where they do not agree
+rounding      keep        but depends on S, if x still has the unit
+functions     exp, tanh, ...: unsure, if x still has the unit. All others, too
 ```
 
-Nothing here knows a graph or a tensor. An exponent is an interval: [1, 1] is sure,
-[0, 1] is not, and a zero, which has every exponent, is the empty one.
+A rule that is sure holds for every input: at S and at 2 S the results have that ratio.
+`tests/units/test_every_operation.py` holds each against experiment.
+
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, FrozenSet, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-NO_ORIGINS: FrozenSet[Any] = frozenset()
+import numpy as np
 
+from lossscale.units.unit import (
+    ZERO,
+    Operands,
+    Unit,
+    Units,
+    hull,
+    made_of,
+    widened,
+)
 
-class Unit(NamedTuple):
-    """What is known of a value.
+Rule = Callable[[Units, Operands], Optional[Unit]]
 
-    Attributes:
-      low: The least exponent that it may have.
-      high: The greatest one.
-      readings: Where the loss scale was read that it is multiplied with.
-      checks: The unscalings that it comes from: all of them must have been finite.
-      is_kept: Whether it comes from what a variable held. Weights come from the
-        gradients of steps before: such a value has no say beside any other.
-      is_bounded: Whether an infinity in what it comes from may be hidden in it.
-      is_scale: Whether it is the loss scale itself.
-      cause: What made its exponent unsure.
-    """
-
-    low: float
-    high: float
-    readings: FrozenSet[Any] = NO_ORIGINS
-    checks: FrozenSet[Any] = NO_ORIGINS
-    is_kept: bool = False
-    is_bounded: bool = False
-    is_scale: bool = False
-    cause: str = ""
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether there is one exponent that it can have."""
-        return self.low == self.high
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether it is a zero, which has every exponent."""
-        return self.low > self.high
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it has exponent 0: no loss scale changes it."""
-        return self.low == self.high == 0.0
-
-
-#: Nothing is known. Rules know nothing of a value by a None; who asks for a unit gets
-#: this one, which is neither scaled nor unscaled nor a zero.
-UNKNOWN = Unit(math.nan, math.nan)
-#: What is known of each input of an operation. None: nothing is.
-Units = Sequence[Optional[Unit]]
-#: Returns the value of an input by its number, if it is a constant, else None.
-Constant = Callable[[int], Optional[float]]
-Rule = Callable[[Units, Constant], Optional[Unit]]
-
-ZERO = Unit(math.inf, -math.inf)
-FREE = Unit(0.0, 0.0)
-#: What a variable holds, unless something else is known of it.
-KEPT = Unit(0.0, 0.0, is_kept=True)
 #: A constant up to this is a floor that keeps a division from being one by zero.
-_SMALL_FLOOR = 1e-3
-#: Beyond this power anything may be: loops that multiply by the loss scale end.
-_LIMIT = 8.0
+_SMALL_FLOOR = 1.01e-3  # 1e-3, as float16 rounds it, too
+#: Returns the positions of some of so many inputs.
+Positions = Callable[[int], Sequence[int]]
+
+_TOGETHER = "what is scaled and what is not, together"
+_COMPARED = "a comparison of what is scaled with what is not"
+_FUNCTION = "a function that is no power"
 
 
-def hull(units: Units, cause: str = "") -> Optional[Unit]:
-    """Returns what has one of several units, and it is not known which.
+def moved(*values: int) -> Rule:
+    """Returns the rule of what adds up, moves or chooses among some of its inputs.
 
-    What a variable held has no say beside anything else.
+    Its other inputs, flags and positions, say which. Shapes are such, too.
+
+    Args:
+      *values: The positions of those inputs. None at all: all of them.
     """
-    known = [unit for unit in units if unit is not None]
-    if not all(unit.is_kept or unit.is_zero for unit in known):
-        known = [unit for unit in known if not unit.is_kept]
-    if not known:
-        return None
-    if all(unit is known[0] for unit in known):
-        return known[0]
-    low = min(unit.low for unit in known)
-    high = max(unit.high for unit in known)
-    found = _of(known, low, high, cause)
-    # Zeros have no say in this, either.
-    return found._replace(is_kept=any(unit.is_kept for unit in known))
+    return moves(lambda count: values or range(count))
 
 
-def _of(units: Units, low: float, high: float, cause: str = "") -> Unit:
-    """Returns a unit that comes from others."""
-    known = [unit for unit in units if unit is not None]
-    if max(-low, high) > _LIMIT:
-        low, high, cause = -_LIMIT, _LIMIT, "a large power of the loss scale"
-    causes = [unit.cause for unit in known if unit.cause]
-    if low != high and not causes:
-        causes = [cause]
-    return Unit(
-        low,
-        high,
-        _union([unit.readings for unit in known]),
-        _union([unit.checks for unit in known]),
-        all(unit.is_kept for unit in known),
-        any(unit.is_bounded for unit in known),
-        cause=causes[0] if causes and low != high else "",
-    )
+def moves(positions: Positions) -> Rule:
+    """Returns that rule, given what returns the positions of so many inputs."""
 
-
-def _union(sets: Sequence[FrozenSet[Any]]) -> FrozenSet[Any]:
-    first = sets[0]
-    for each in sets[1:]:
-        first = first if each <= first else first | each
-    return first
-
-
-def keep(units: Units, constant: Constant) -> Optional[Unit]:
-    """Of what carries nothing takes no notice. A sum of unlike units is unsure."""
-    del constant
-    return hull(units, "what is scaled and what is not, together")
-
-
-def product(units: Units, constant: Constant) -> Optional[Unit]:
-    """A product, of as many as there are."""
-    return linear(*[1.0] * len(units))(units, constant)
-
-
-def multiply(units: Units, constant: Constant) -> Optional[Unit]:
-    """A product of two, of which one may be a constant zero."""
-    if any(u is None and constant(i) == 0.0 for i, u in enumerate(units)):
-        return ZERO
-    return product(units, constant)
-
-
-def gradient(units: Units, constant: Constant) -> Optional[Unit]:
-    """The gradient of an operation is linear in what comes from above."""
-    known = [u for u in units if u is not None and not u.is_free]
-    if len(known) > 1 and not any(unit.is_zero for unit in known):
-        return function(units, constant)
-    return product(units, constant)
-
-
-def linear(*powers: float) -> Rule:
-    """Returns the rule of a product of these powers of the inputs."""
-
-    def rule(units: Units, constant: Constant) -> Optional[Unit]:
-        del constant
-        pairs = [(u, power) for u, power in zip(units, powers) if u is not None]
-        if any(unit.is_zero for unit, _ in pairs):
-            return ZERO
-        # Weights, as a rule: they make no difference in a product.
-        pairs = [(u, power) for u, power in pairs if not _is_weight(u)] or pairs
-        if pairs == [(pairs[0][0], 1.0)]:
-            return pairs[0][0]
-        ends = [sorted((u.low * power, u.high * power)) for u, power in pairs]
-        low, high = (sum(each) for each in zip(*ends))
-        # An infinite factor is seen in the product.
-        is_bounded = all(unit.is_bounded for unit, power in pairs if power > 0.0)
-        found = _of([unit for unit, _ in pairs], low, high)
-        return found._replace(is_bounded=is_bounded)
+    def rule(units: Units, operands: Operands) -> Optional[Unit]:
+        values = positions(len(units))
+        found = hull([units[i] for i in values], _TOGETHER)
+        if found is not None and not (found.is_free or found.is_zero):
+            numbers = _numbers(units, operands, values)
+            if any(np.any(np.abs(n) > _SMALL_FLOOR) for n in numbers if n is not None):
+                found = widened(found, _TOGETHER)
+        return chosen(found, [u for i, u in enumerate(units) if i not in values])
 
     return rule
 
 
-def _is_weight(unit: Unit) -> bool:
-    return unit.is_kept and unit.is_free
+def _numbers(units: Units, operands: Operands, values: Sequence[int]) -> List[Any]:
+    """Returns what inputs are of which nothing is known, less those without a unit.
+
+    A zero and an infinity are the same in every unit. None: it is not known.
+    """
+    numbers = [operands.value(i) for i in values if units[i] is None]
+    return [n if n is None else n[np.isfinite(n) & (n != 0)] for n in numbers]
 
 
-def power(units: Units, constant: Constant) -> Optional[Unit]:
+def chosen(found: Optional[Unit], flags: Units) -> Optional[Unit]:
+    """Returns the unit of what flags or positions choose among values with a unit.
+
+    Args:
+      found: That of the values. None: they are numbers, and only the flags tell.
+      flags: Those of the flags.
+    """
+    known = [u for u in flags if u is not None and not u.is_zero]
+    known = [u for u in known if not (u.is_weight and not u.checks)]
+    if not known or (found is not None and found.is_zero):
+        return found
+    flag = made_of(known, 0.0, 0.0)._replace(is_bounded=True)
+    if not all(u.is_free for u in known):
+        flag = flag._replace(cause=flag.cause or _COMPARED)
+    if found is None or found.is_weight:
+        return flag
+    return found._replace(
+        checks=found.checks | flag.checks,
+        cause=found.cause or flag.cause,
+        is_patched=found.is_patched or flag.is_patched,
+    )
+
+
+def flag(*values: int) -> Rule:
+    """Returns the rule of what depends on the ratios of some of its inputs alone.
+
+    Comparisons, signs, positions. No loss scale changes them if their inputs agree.
+    """
+
+    def rule(units: Units, operands: Operands) -> Optional[Unit]:
+        among = values or range(len(units))
+        said = [u for u in (units[i] for i in among) if u is not None]
+        said = [u for u in said if not u.is_zero]
+        if not said:
+            return None
+        found = made_of(said, 0.0, 0.0)._replace(is_bounded=True)
+        if _agree(said) and not _is_compared(said, _numbers(units, operands, among)):
+            return found
+        return found._replace(cause=found.cause or _COMPARED)
+
+    return rule
+
+
+def _agree(said: Sequence[Unit]) -> bool:
+    return len({(unit.low, unit.high) for unit in said}) == 1
+
+
+def _is_compared(said: Sequence[Unit], numbers: List[Any]) -> bool:
+    """Tells whether what has a unit stands beside a number that has none."""
+    return not said[0].is_free and any(n is None or n.size for n in numbers)
+
+
+def is_finite(units: Units, operands: Operands) -> Optional[Unit]:
+    """Whether something is finite. Who chooses by it may drop what was not."""
+    found = flag(0)(units, operands)
+    return found if found is None else found._replace(is_patched=not found.is_kept)
+
+
+def linear(*powers: Optional[float]) -> Rule:
+    """Returns the rule of a product of these powers of the inputs.
+
+    A power that is None is another function of that input.
+    """
+
+    def rule(units: Units, operands: Operands) -> Optional[Unit]:
+        del operands
+        pairs = [(u, power) for u, power in zip(units, powers) if u is not None]
+        if any(unit.is_zero and (power or 0.0) > 0.0 for unit, power in pairs):
+            return ZERO
+        pairs = [(u, power) for u, power in pairs if not u.is_zero]
+        # Weights, as a rule: they make no difference in a product.
+        pairs = [(u, power) for u, power in pairs if not u.is_weight] or pairs
+        if len(pairs) == 1 and pairs[0][1] == 1.0:
+            return pairs[0][0]
+        return _multiplied(pairs) if pairs else None
+
+    return rule
+
+
+def _multiplied(pairs: Sequence[Tuple[Unit, Optional[float]]]) -> Unit:
+    ends = [sorted((u.low * (p or 0.0), u.high * (p or 0.0))) for u, p in pairs]
+    low, high = (sum(each) for each in zip(*ends))
+    found = made_of([unit for unit, _ in pairs], low, high)
+    if any(power is None and not unit.is_free for unit, power in pairs):
+        found = widened(found, _FUNCTION)
+    # An infinite factor is seen in the product.
+    factors = [unit for unit, power in pairs if power is None or power > 0.0]
+    return found._replace(
+        is_bounded=all(unit.is_bounded for unit in factors),
+        is_patched=bool(factors) and all(unit.is_patched for unit in factors),
+    )
+
+
+def product(units: Units, operands: Operands) -> Optional[Unit]:
+    """A product, of as many as there are."""
+    return linear(*[1.0] * len(units))(units, operands)
+
+
+def zero_or(rule: Rule) -> Rule:
+    """Returns the rule of what is 0 where an input is 0, whatever the others are."""
+
+    def zero_or_that(units: Units, operands: Operands) -> Optional[Unit]:
+        found = rule(units, operands)
+        if found is None or found.is_zero:
+            return found
+        is_patched = any(unit is not None and unit.is_patched for unit in units)
+        return found._replace(is_bounded=True, is_patched=is_patched)
+
+    return zero_or_that
+
+
+def gradient(units: Units, operands: Operands) -> Optional[Unit]:
+    """The gradient of an operation is linear in what comes from above."""
+    # A zero need not be what comes from above: of a zero tanh has the slope 1.
+    said = [None if u is None or u.is_zero else u for u in units]
+    scaled = [u for u in said if u is not None and not u.is_free]
+    return (function() if len(scaled) > 1 else product)(said, operands)
+
+
+def squared_difference(units: Units, operands: Operands) -> Optional[Unit]:
+    """The square of a difference."""
+    return linear(2.0)([moved()(units, operands)], operands)
+
+
+def nothing(units: Units, operands: Operands) -> None:
+    """What does not depend on the values of the inputs."""
+    del units, operands
+
+
+def power(units: Units, operands: Operands) -> Optional[Unit]:
     """A power, if its exponent is a constant."""
-    exponent = constant(1)
-    if exponent is None or units[0] is None:
-        return function(units, constant)
-    return linear(exponent)(units[:1], constant)
+    exponent = operands.number(1)
+    if exponent is None or units[0] is None or units[1] not in (None, ZERO):
+        return function()(units, operands)
+    return linear(exponent)(units[:1], operands)
+
+
+def determinant(units: Units, operands: Operands) -> Optional[Unit]:
+    """A product of as many as a matrix has rows."""
+    width = operands.width(0)
+    rule = function() if width is None else linear(float(width))
+    return rule(units, operands)
 
 
 def bound(keeps_scale: bool) -> Rule:
@@ -199,48 +239,59 @@ def bound(keeps_scale: bool) -> Rule:
     division from being one by zero, and no loss scale is so small that it needs one.
     """
 
-    def rule(units: Units, constant: Constant) -> Optional[Unit]:
+    def rule(units: Units, operands: Operands) -> Optional[Unit]:
         found = hull(units, "Minimum or Maximum")
         if found is None or found.is_zero:
-            return found if found is None or None not in units else FREE
+            return found
         missing = [i for i, unit in enumerate(units) if unit is None]
         if missing and not (found.is_free or (found.is_scale and keeps_scale)):
-            value = constant(missing[0])
+            value = operands.number(missing[0])
             is_floor = keeps_scale and value is not None and 0 <= value <= _SMALL_FLOOR
             if not (is_floor or value == 0.0):
-                found = _widened(found, "Minimum or Maximum with a number")
+                found = widened(found, "Minimum or Maximum with a number")
         return found._replace(is_bounded=True)
 
     return rule
 
 
-def function(units: Units, constant: Constant) -> Optional[Unit]:
-    """A function of what has the unit is something else for each loss scale."""
-    del constant
-    found = hull(units)
-    if found is None:
-        return None
-    if found.is_zero:  # what it makes of a zero may be any number, but always the same
-        return FREE
-    if not found.is_free:
-        found = _widened(found, "a function that is no power")
+def rounded(rule: Rule) -> Rule:
+    """Returns the rule of what is rounded: to numbers that no loss scale knows."""
+
+    def rounds(units: Units, operands: Operands) -> Optional[Unit]:
+        found = rule(units, operands)
+        if found is None or found.is_zero or found.is_free:
+            return found
+        return found._replace(cause=found.cause or "rounding", is_bounded=True)
+
+    return rounds
+
+
+def together(units: Units, operands: Operands) -> Optional[Unit]:
+    """What has the unit of all of its inputs, if they agree: a remainder."""
+    found = hull(units, _TOGETHER)
+    if found is None or found.is_zero:
+        return found
+    said = [unit for unit in units if unit is not None and not unit.is_zero]
+    if not _agree(said) or _is_compared(
+        said, _numbers(units, operands, range(len(units)))
+    ):
+        found = widened(found, _TOGETHER)
     return found._replace(is_bounded=True)
 
 
-def sign(units: Units, constant: Constant) -> Optional[Unit]:
-    """The sign of what is scaled is the sign of what is not."""
-    found = function(units, constant)
-    if found is None or found.is_zero:
-        return found
-    return found._replace(low=0.0, high=0.0, cause="")
+def function(cause: str = _FUNCTION) -> Rule:
+    """Returns the rule of what is something else for each loss scale.
 
+    What it makes of a zero may be any number.
+    """
 
-def angle(units: Units, constant: Constant) -> Optional[Unit]:
-    """What depends on the ratio of two alone."""
-    found = hull(units)
-    is_ratio = found is not None and found.is_sure and None not in units
-    return (sign if is_ratio else function)(units, constant)
+    def rule(units: Units, operands: Operands) -> Optional[Unit]:
+        del operands
+        found = hull(units)
+        if found is None or found.is_zero:
+            return None
+        if not found.is_free:
+            found = widened(found, cause)
+        return found._replace(is_bounded=True)
 
-
-def _widened(unit: Unit, cause: str) -> Unit:
-    return _of([unit], min(unit.low, 0.0), max(unit.high, 0.0), cause)
+    return rule

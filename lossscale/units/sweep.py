@@ -22,8 +22,10 @@ from lossscale.gradients.finite import dense_part
 from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.bodies import GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
-from lossscale.units.operations import join, result, results, starts
-from lossscale.units.rules import KEPT, UNKNOWN, Unit, Units
+from lossscale.units.moves import STARTS
+from lossscale.units.operations import join, result, results
+from lossscale.units.rules import chosen
+from lossscale.units.unit import KEPT, UNKNOWN, Operands, Unit, Units
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 #: What a variable holds afterwards, with what it held before.
@@ -145,10 +147,10 @@ class Sweep:
             marked = self._marked(node.mark)
             found = found if marked is None else [marked] * len(node.outputs)
         for key, unit in zip(node.outputs, found):
-            if unit is not None and key is not None:
+            if unit is not None:
                 table[key] = unit
         for key in node.outputs:
-            if key is not None and key in marks:
+            if key in marks:
                 table[key] = marks[key]
 
     def _results(self, node: Node, table: Table) -> Units:
@@ -160,8 +162,9 @@ class Sweep:
             return [KEPT] * len(node.outputs)
         if kind in ASSIGNS or kind in ADDS:
             assign(table, node.inputs[0], kind, units)
-        elif any(units) or starts(kind):
-            return results(kind, units, node.constant, len(node.outputs))
+        elif any(units) or kind in STARTS:
+            operands = Operands(node.value, node.width)
+            return results(kind, units, operands, len(node.outputs))
         return []
 
     def _enter(self, node: Node, units: Units, table: Table) -> List[Optional[Unit]]:
@@ -169,8 +172,9 @@ class Sweep:
         bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
         if node.kind in DATASETS:
             return [self._of_dataset(bodies[0], units, node.states())] * count
+        flags: Units = []
         if node.kind in BRANCHES:
-            keys, units = keys[1:], units[1:]
+            keys, units, flags = keys[1:], units[1:], units[:1]
         run = self._loop if node.kind in LOOPS else self.body
         returned = [run(body, list(units), count) for body in bodies]
         for key, before, after in zip(keys, units, zip(*(a for _, a in returned))):
@@ -179,12 +183,13 @@ class Sweep:
                 table[key] = held
             elif before is not None:
                 del table[key]
-        return [join(each) for each in zip(*(outs for outs, _ in returned))]
+        joined = (join(each) for each in zip(*(outs for outs, _ in returned)))
+        return [chosen(each, flags) for each in joined]
 
     def body(self, body: Any, units: Units, count: int) -> Returned:
         """Returns what a body with `count` outputs does to the units of its inputs."""
         if body is None or len(body.inputs) != len(units):
-            return [result("PyFunc", units, lambda _: None)] * count, list(units)
+            return [result("PyFunc", units, Operands())] * count, list(units)
         key = (body.key, count, *units)
         if key not in self._returned:
             swept = Swept()
@@ -229,13 +234,15 @@ class Sweep:
 
 def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
     """Notes what an assignment leaves in the variable that a key names."""
-    held, value = units[0], units[1]
+    held, value = units[0], chosen(units[-1], units[1:-1])
     if held is not None and held.is_scale:
         return  # the loss scale's own variable: its rule may set it
-    if kind in ADDS:
-        if value is not None and value.is_zero:
+    if value is not None and value.is_zero:
+        if kind in ADDS:
             return
-        value = _sum_of(held, value, join(units))
+        value = None  # it may hold anything when what is traced now runs again
+    if kind in ADDS:
+        value = _sum_of(held, value, join([held, value]))
     if value is None:
         table.pop(key, None)
     else:

@@ -6,7 +6,13 @@ import random
 
 import tensorflow as tf
 
-from lossscale.runtime.bodies import Definition, GraphBody, constant_of, definition
+from lossscale.runtime.bodies import (
+    Definition,
+    GraphBody,
+    definition,
+    value_of,
+    width_of,
+)
 
 
 @tf.function
@@ -71,8 +77,43 @@ def test_a_function_that_nobody_knows_is_none():
 
 def test_constants():
     with tf.Graph().as_default():
-        assert constant_of(tf.constant([2.0, 2.0]).op) == 2.0
-        assert constant_of(tf.constant([2.0, 3.0]).op) is None
-        assert constant_of(tf.cast(tf.constant(0), tf.float32).op) == 0.0
-        assert constant_of(tf.constant("word").op) is None
-        assert constant_of(tf.random.uniform([]).op) is None
+        assert value_of(tf.constant([2.0, 3.0]).op).tolist() == [2.0, 3.0]
+        assert value_of(tf.cast(tf.constant(0), tf.float32).op).tolist() == 0.0
+        assert value_of(tf.constant(0.5, tf.bfloat16).op).tolist() == 0.5
+        assert value_of(tf.constant("word").op) is None
+        assert value_of(tf.random.uniform([]).op) is None
+
+
+def test_the_size_of_the_last_axis():
+    assert width_of(tf.zeros([2, 3])) == 3
+    assert width_of(tf.zeros([])) is None
+    with tf.Graph().as_default():
+        unknown = tf.compat.v1.placeholder(tf.float32, None)
+        assert width_of(unknown) is None
+
+
+@tf.function
+def several(x):
+    singular, left, _ = tf.linalg.svd(x)
+    values, positions = tf.math.top_k(x)
+    return singular, left, values, tf.cast(positions, tf.float32)
+
+
+def test_each_result_of_an_operation_has_a_key_of_its_own():
+    function = several.get_concrete_function(tf.TensorSpec([2, 2])).function_def
+    outputs = {n.kind: n.outputs for n in Definition(function).nodes()}
+    assert len(set(outputs["Svd"])) == 3
+    assert len(set(outputs["TopKV2"])) == 2
+    used = {name for n in Definition(function).nodes() for name in n.inputs}
+    assert used & {*outputs["Svd"]}
+
+
+def test_casts_are_told_apart():
+    @tf.function
+    def casts(x):
+        return [tf.cast(x, dtype) for dtype in (tf.float16, tf.int32, tf.bool)]
+
+    concrete = casts.get_concrete_function(tf.TensorSpec([2]))
+    expected = {"Cast", "CastToCounts", "CastToBool"}
+    for body in (GraphBody(concrete.graph), Definition(concrete.function_def)):
+        assert {n.kind for n in body.nodes() if "Cast" in n.kind} == expected

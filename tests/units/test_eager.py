@@ -14,7 +14,7 @@ from tensorflow.python.framework import op_callbacks
 from lossscale.runtime import callbacks
 from lossscale.runtime.bodies import Definition
 from lossscale.units import eager
-from lossscale.units.rules import UNKNOWN
+from lossscale.units.unit import UNKNOWN
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from models import compiled
 
 from lossscale import DynamicLossScale
 from lossscale.optimizer.provenance.ledger import Ledger
-from lossscale.units import rules
+from lossscale.units.unit import UNKNOWN as NOTHING_KNOWN
 
 SCALED, CHANGED, UNTOUCHED = "scaled", "changed", "untouched"
 UNSURE, UNKNOWN = "unsure", "unknown"
@@ -21,7 +21,7 @@ def origin(ledger, grad):
     """What is known of one gradient, and the checks of the unscalings it comes from."""
     (unit,) = ledger.units([grad])
     is_plain = unit.is_kept and unit.is_free and not unit.checks
-    if unit is rules.UNKNOWN or unit.is_zero or is_plain:
+    if unit is NOTHING_KNOWN or unit.is_zero or is_plain:
         return (UNKNOWN,)
     checks = [each.check for each in sorted(unit.checks, key=lambda u: u.number)]
     if not unit.is_sure:
@@ -361,7 +361,7 @@ def test_by_hand_in_every_form(loop, run, divide, expected):
 def test_arguments_constants_and_none(loop, run):
     def program(x):
         loop.scaled()
-        assert loop.ledger.units([None]) == [rules.UNKNOWN]
+        assert loop.ledger.units([None]) == [NOTHING_KNOWN]
         return loop.apply([x, tf.constant(2.0)])
 
     run(program, 1.0)

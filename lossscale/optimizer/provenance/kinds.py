@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lossscale.runtime.bodies import constant_of
 from lossscale.runtime.graphs import is_eager
-from lossscale.units.rules import UNKNOWN, Unit
+from lossscale.units.unit import UNKNOWN, Unit
 
 
 class Kind(enum.Enum):
@@ -33,7 +32,7 @@ def kind_of(unit: Unit, is_read_here: bool) -> Kind:
       is_read_here: Whether the loss scale was read where the gradient was computed. If
         not, the loss of what was computed from weights may have been scaled elsewhere.
     """
-    is_from_elsewhere = _is_plain(unit) and not is_read_here
+    is_from_elsewhere = unit.is_weight and not unit.checks and not is_read_here
     if unit is UNKNOWN or unit.is_zero or is_from_elsewhere:
         return Kind.UNKNOWN
     may_be_unscaled = unit.low <= 0.0 <= unit.high
@@ -45,18 +44,11 @@ def kind_of(unit: Unit, is_read_here: bool) -> Kind:
     return Kind.UNSCALED if may_be_unscaled else Kind.WRONG
 
 
-def _is_plain(unit: Unit) -> bool:
-    """Tells whether a value was computed from weights, and no loss scale."""
-    return unit.is_free and unit.is_kept and not unit.checks
-
-
 def is_zero(value: Any, unit: Unit) -> bool:
-    """Tells whether a gradient is known to be all zeros, which need no division."""
+    """Tells whether a gradient is known to be all zeros."""
     if value is None or unit.is_zero:
         return True
-    if is_eager(value):
-        return not np.any(value.numpy())
-    return constant_of(value.op) == 0.0
+    return is_eager(value) and not np.any(value.numpy())
 
 
 def is_free(unit: Unit) -> bool:
@@ -66,4 +58,11 @@ def is_free(unit: Unit) -> bool:
 
 def hides(unit: Unit) -> bool:
     """Tells whether an overflow may be known only to a flag that is out of sight."""
-    return any(not (each.shows or each.is_visible()) for each in unit.checks)
+    return unit.is_bounded and any(
+        not (each.shows or each.is_visible()) for each in unit.checks
+    )
+
+
+def is_unseen(unit: Unit) -> bool:
+    """Tells whether an infinity may have been replaced before anybody looked."""
+    return unit.is_patched and not any(each.was_checked for each in unit.checks)

@@ -35,8 +35,8 @@ from lossscale.runtime.graphs import (
     is_eager,
 )
 from lossscale.units.eager import Tracker
-from lossscale.units.rules import UNKNOWN, Unit
 from lossscale.units.sweep import STEP, Sweep, Swept, values_of
+from lossscale.units.unit import UNKNOWN, Unit
 
 
 class _UnnotedStep:

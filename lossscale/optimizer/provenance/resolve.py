@@ -20,7 +20,14 @@ from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import unscale_and_check
-from lossscale.optimizer.provenance.kinds import Kind, hides, is_free, is_zero, kind_of
+from lossscale.optimizer.provenance.kinds import (
+    Kind,
+    hides,
+    is_free,
+    is_unseen,
+    is_zero,
+    kind_of,
+)
 from lossscale.optimizer.provenance.ledger import ledger_of
 from lossscale.optimizer.provenance.timeline import Reading
 from lossscale.optimizer.provenance.unscalings import (
@@ -32,8 +39,14 @@ from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Divisors, Grads, Scalar
 from lossscale.runtime.graphs import are_arguments, is_building
 from lossscale.scales.base import LossScale
-from lossscale.units.rules import Unit
 from lossscale.units.sweep import values_of
+from lossscale.units.unit import Unit
+
+#: What is done with gradients that are known to be scaled, or unscaled.
+_DONE = {
+    Kind.SCALED: warning_texts.ASSUMED[True],
+    Kind.UNSCALED: warning_texts.ASSUMED[False],
+}
 
 
 class Provenance:
@@ -195,16 +208,17 @@ class Provenance:
 
     def _unknown(self, grads: Grads, units: List[Unit], _: List[Kind]) -> Bundle:
         """Returns gradients of unknown origin: this Keras's convention holds."""
-        divisor = None
-        if all(map(is_zero, values_of(grads), units)):
-            pass
-        elif self._was_never_scaled(grads):
-            self._warn(warning_texts.NEVER_SCALED)
-        else:
+        are_zeros = all(map(is_zero, values_of(grads), units))
+        divides = self._divides_in_apply or are_zeros
+        if self._was_never_scaled(grads):
+            divides = False
+            if not are_zeros:
+                self._warn(warning_texts.NEVER_SCALED)
+        elif not are_zeros:
             is_sure = self._divides_in_apply != self.ledger.has_unscaled
             if not (is_sure and self.loss_scale.has_scaled):
                 self._warn(warning_texts.AMBIGUOUS.format(assumed=self._assumed))
-            divisor = self._divisor([]) if self._divides_in_apply else None
+        divisor = self._divisor([]) if divides else None
         return Bundle(self.loss_scale, grads, [divisor] * len(grads))
 
     @property
@@ -214,9 +228,10 @@ class Provenance:
     def _warn_of(self, units: List[Unit], kinds: List[Kind]) -> None:
         """Says what cannot be known of gradients that are applied."""
         for unit, kind in zip(units, kinds):
-            if kind is Kind.UNSURE:
+            if kind is not Kind.WRONG and unit.cause:
+                assumed = _DONE.get(kind, self._assumed)
                 self._warn(
-                    warning_texts.UNSURE.format(cause=unit.cause, assumed=self._assumed)
+                    warning_texts.UNSURE.format(cause=unit.cause, assumed=assumed)
                 )
             elif kind is Kind.WRONG:
                 self._warn(
@@ -224,8 +239,10 @@ class Provenance:
                 )
             elif kind is Kind.SCALED and self._was_read_as_number_since(unit):
                 self._warn(warning_texts.NUMBER)
-            if unit.is_bounded and hides(unit):
+            if hides(unit):
                 self._warn(warning_texts.HIDDEN)
+            if is_unseen(unit):
+                self._warn(warning_texts.UNSEEN)
 
     def _was_read_as_number_since(self, unit: Unit) -> bool:
         last = max((reading.number for reading in unit.readings), default=None)

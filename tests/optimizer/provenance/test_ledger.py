@@ -12,7 +12,7 @@ from models import compiled
 from lossscale import DynamicLossScale
 from lossscale.gradients.check import CLEAN
 from lossscale.optimizer.provenance.ledger import Ledger, ledger_of
-from lossscale.units.rules import UNKNOWN
+from lossscale.units.unit import UNKNOWN
 
 MODES = ["eager", "graph", "xla"]
 

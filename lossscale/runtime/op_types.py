@@ -1,0 +1,65 @@
+"""What operations are, where their type alone does not say it: see `kind_of`.
+
+A cast to integers rounds, one to `tf.bool` asks what is zero, and any other hands on
+what it is given. What `tf.py_function` runs for its
+gradient is of the same type as what it runs forward.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Iterator, List, Optional, Tuple
+
+import tensorflow as tf
+
+# Not public, and the same on TensorFlow 2.4, 2.10, 2.15 and 2.21.
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.ops import script_ops
+
+#: The dtypes of positions and counts.
+COUNTS = {tf.int8, tf.int16, tf.int32, tf.int64}
+COUNTS |= {tf.uint8, tf.uint16, tf.uint32, tf.uint64}
+#: The types of which `kind_of` tells more.
+AMBIGUOUS = {"Cast", "EagerPyFunc"}
+CAST_TO_BOOL, CAST_TO_COUNTS = "CastToBool", "CastToCounts"
+PY_FUNCTION_GRADIENT = "EagerPyFuncGrad"
+
+
+def kind_of(kind: str, dtype: Optional[tf.DType], token: Any) -> str:
+    """Returns what an operation is: its type, or a name of our own.
+
+    Args:
+      kind: Its type, one of `AMBIGUOUS`.
+      dtype: The dtype of its first result.
+      token: The name of the Python function that it calls. Empty: it calls none.
+    """
+    if kind == "Cast":
+        if dtype == tf.bool:
+            return CAST_TO_BOOL
+        return CAST_TO_COUNTS if dtype in COUNTS else kind
+    function = script_ops._py_funcs.get(tf.compat.as_str(token))
+    is_gradient = getattr(function, "_is_grad_func", False)
+    return PY_FUNCTION_GRADIENT if is_gradient else kind
+
+
+@lru_cache(maxsize=None)  # of the types that there are
+def _output_args(kind: str) -> List[Tuple[str, str, str]]:
+    definition = op_def_registry.get(kind)
+    args = [] if definition is None else definition.output_arg
+    return [(each.name, each.number_attr, each.type_list_attr) for each in args]
+
+
+def output_names(node: Any) -> Iterator[str]:
+    """Yields the names of an operation's outputs, as a definition has them.
+
+    Args:
+      node: The operation, a `NodeDef`.
+    """
+    for name, number, types in _output_args(node.op):
+        count = 1
+        if number:
+            count = node.attr[number].i
+        elif types:
+            count = len(node.attr[types].list.type)
+        for index in range(count):
+            yield f"{node.name}:{name}:{index}"

@@ -1,0 +1,211 @@
+"""The table: which rule an operation follows, by its type.
+
+To add one, name it with its rule; `rules` says what they are. What is not named here is
+unsure. `tests/units/test_every_operation.py` holds each against experiment.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Sequence
+
+from lossscale.runtime.op_types import CAST_TO_BOOL, CAST_TO_COUNTS
+from lossscale.units.moves import MOVES, names, rules
+from lossscale.units.rules import (
+    Rule,
+    bound,
+    determinant,
+    flag,
+    function,
+    is_finite,
+    linear,
+    moved,
+    moves,
+    nothing,
+    power,
+    product,
+    rounded,
+    squared_difference,
+    together,
+    zero_or,
+)
+
+#: The rule of all results of an operation.
+RULES: Dict[str, Rule] = {
+    **MOVES,
+    # Products of powers.
+    **rules(
+        product,
+        """
+        Mul MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul Einsum
+        XlaEinsum XlaDot XlaDotV2 Cross
+        """,
+    ),
+    **rules(
+        linear(1.0, 1.0),
+        """
+        Conv Conv2D Conv3D DepthwiseConv2dNative XlaConv XlaConvV2
+        """,
+    ),
+    **rules(
+        linear(0.0, 1.0, 1.0),
+        """
+        Conv2DBackpropInput Conv3DBackpropInputV2
+        DepthwiseConv2dNativeBackpropInput
+        """,
+    ),
+    **rules(
+        linear(1.0, 0.0, 1.0),
+        """
+        Conv2DBackpropFilter Conv3DBackpropFilterV2
+        DepthwiseConv2dNativeBackpropFilter
+        """,
+    ),
+    **rules(linear(0.0, 1.0, 0.0, 1.0), "SparseTensorDenseMatMul SparseDenseCwiseMul"),
+    "SparseDenseCwiseDiv": linear(0.0, 1.0, 0.0, -1.0),
+    **rules(linear(1.0, -1.0), "RealDiv Div"),
+    **rules(zero_or(linear(1.0, -1.0)), "DivNoNan Xdivy"),
+    "MulNoNan": zero_or(linear(1.0, 1.0)),
+    **rules(linear(2.0), "Square L2Loss"),
+    **rules(linear(0.5), "Sqrt Cholesky MatrixSquareRoot"),
+    **rules(linear(-0.5), "Rsqrt"),
+    **rules(linear(-1.0), "Reciprocal Inv MatrixInverse"),
+    **rules(
+        linear(-1.0, 1.0),
+        """
+        MatrixSolve MatrixTriangularSolve BandedTriangularSolve TridiagonalSolve
+        SqrtGrad CholeskyGrad
+        """,
+    ),
+    **rules(linear(3.0, 1.0), "RsqrtGrad"),
+    **rules(linear(2.0, 1.0), "ReciprocalGrad InvGrad"),
+    **rules(linear(1.0, 0.0), "ReluGrad LeakyReluGrad ResizeBilinearGrad"),
+    **rules(linear(1.0, 0.0), "ResizeBicubicGrad"),
+    **rules(
+        linear(1.0, None),
+        """
+        Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad Xlogy Xlog1py
+        AdjustContrastv2 AdjustHue AdjustSaturation
+        FakeQuantWithMinMaxArgsGradient
+        """,
+    ),
+    **rules(linear(None, 1.0), "TanhGrad SigmoidGrad"),
+    **rules(linear(1.0, None, None), "LRNGrad"),
+    **rules(
+        linear(None, None, 1.0),
+        """
+        MaxPoolGrad MaxPoolGradV2 MaxPool3DGrad MaxPoolGradGrad
+        MaxPoolGradGradV2 MaxPool3DGradGrad Dilation2DBackpropInput
+        Dilation2DBackpropFilter
+        """,
+    ),
+    "MaxPoolGradWithArgmax": linear(0.0, 1.0, 0.0),
+    **rules(linear(1.0, None, 0.0, 0.0), "CropAndResize CropAndResizeGradImage"),
+    "MatrixSolveLs": linear(None, 1.0, None),
+    **rules(
+        linear(1.0, None, None, None),
+        """
+        FakeQuantWithMinMaxVarsGradient
+        FakeQuantWithMinMaxVarsPerChannelGradient QuantizeAndDequantizeV4Grad
+        """,
+    ),
+    **rules(
+        linear(1.0, None, None, None, None, None),
+        """
+        FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3
+        """,
+    ),
+    "Pow": power,
+    "SquaredDifference": squared_difference,
+    "MatrixDeterminant": determinant,
+    # Flags, signs and positions.
+    **rules(
+        flag(),
+        """
+        Equal NotEqual Less LessEqual Greater GreaterEqual Atan2 LowerBound
+        UpperBound Sign Angle
+        """,
+    ),
+    **rules(
+        flag(0),
+        f"""
+        ArgMax ArgMin Where ToBool InTopK InTopKV2 {CAST_TO_BOOL}
+        """,
+    ),
+    "HistogramFixedWidth": flag(0, 1),
+    **rules(is_finite, "IsFinite IsInf IsNan"),
+    # What is bounded or rounded.
+    "Minimum": bound(keeps_scale=False),
+    "Maximum": bound(keeps_scale=True),
+    **rules(
+        together,
+        """
+        ClipByValue FloorMod Mod TruncateMod Dilation2D FakeQuantWithMinMaxVars
+        FakeQuantWithMinMaxVarsPerChannel
+        """,
+    ),
+    **rules(
+        rounded(moved()),
+        f"""
+        Round Rint Floor Ceil {CAST_TO_COUNTS}
+        """,
+    ),
+    **rules(rounded(linear(1.0, -1.0)), "FloorDiv TruncateDiv"),
+    **rules(
+        function(),
+        """
+        Exp Expm1 Log Log1p Tanh Sigmoid Softplus Softsign Sin Cos Tan Asin Acos
+        Atan Sinh Cosh Asinh Acosh Atanh Erf Erfc Erfinv Ndtri Elu Selu Relu6
+        Softmax LogSoftmax SoftmaxCrossEntropyWithLogits
+        SparseSoftmaxCrossEntropyWithLogits Digamma Lgamma Prod Cumprod
+        MatrixExponential MatrixLogarithm IgammaGradA RandomGammaGrad
+        """,
+    ),
+}
+_ORDERED = (moved(0), flag(0))
+#: Rules of operations whose results differ.
+EACH: Dict[str, Sequence[Rule]] = {
+    "Svd": (linear(1.0), flag(), flag()),
+    "Qr": (flag(), linear(1.0)),
+    "Eig": (linear(1.0), flag()),
+    "SelfAdjointEigV2": (linear(1.0), flag()),
+    "LogMatrixDeterminant": (flag(), function()),
+    "Lu": (function(), flag()),
+    **dict.fromkeys(
+        names("""
+        TopK TopKV2 ApproxTopK Unique UniqueV2
+        """),
+        _ORDERED,
+    ),
+    **dict.fromkeys(
+        names("""
+        MaxPoolWithArgmax
+        """),
+        _ORDERED,
+    ),
+    **dict.fromkeys(
+        names("""
+        UniqueWithCounts UniqueWithCountsV2
+        """),
+        (*_ORDERED, flag(0)),
+    ),
+    **dict.fromkeys(
+        names("""
+        SparseReorder SparseSlice SparseReduceSumSparse SparseReduceMaxSparse
+        """),
+        (flag(0), moved(1), flag(0)),
+    ),
+    "TensorArrayGradV3": (nothing, moved(1)),
+    "TensorArrayGradWithShape": (nothing, nothing, moved(1)),
+    "SparseFillEmptyRows": (flag(0), moved(1, 3), flag(0), flag(0)),
+    "SparseConcat": (
+        flag(0),
+        moves(lambda count: range(count // 3, count // 3 * 2)),
+        flag(0),
+    ),
+    **dict.fromkeys(
+        names("""
+        SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2
+        """),
+        _ORDERED,
+    ),
+}

@@ -1,0 +1,145 @@
+"""A unit: which powers of the loss scale a value may have, and where it comes from.
+
+Nothing here knows a graph or a tensor. An exponent is an interval: [1, 1] is sure,
+[0, 1] is not, and a zero, which has every exponent, is the empty one. Of a number
+nothing is known: its unit is None. What else rules ask of inputs is `Operands`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, FrozenSet, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+NO_ORIGINS: FrozenSet[Any] = frozenset()
+
+
+class Unit(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+      low: The least exponent that it may have.
+      high: The greatest one.
+      readings: Where the loss scale was read that it is multiplied with.
+      checks: The unscalings that it comes from: all of them must have been finite.
+      is_kept: Whether it comes from what a variable held. Weights come from the
+        gradients of steps before: such a value has no say beside any other.
+      is_bounded: Whether an infinity in what it comes from may be hidden in it.
+      is_scale: Whether it is the loss scale itself.
+      cause: Why it depends on the loss scale in a way that no exponent tells. Empty: it
+        does not.
+      is_patched: Whether `is_finite` or the like chose what is in it: what was not
+        finite may have been replaced.
+    """
+
+    low: float
+    high: float
+    readings: FrozenSet[Any] = NO_ORIGINS
+    checks: FrozenSet[Any] = NO_ORIGINS
+    is_kept: bool = False
+    is_bounded: bool = False
+    is_scale: bool = False
+    cause: str = ""
+    is_patched: bool = False
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its exponent is all that the loss scale does to it."""
+        return self.low == self.high and not self.cause
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is a zero, which has every exponent."""
+        return self.low > self.high
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it has exponent 0."""
+        return self.low == self.high == 0.0
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether a variable held it, and no power of the loss scale is in it."""
+        return self.is_kept and self.is_free
+
+
+class Operands(NamedTuple):
+    """What an operation's inputs are, their units aside.
+
+    Attributes:
+      value: Returns an input as an array of numbers, if it is a constant, else None.
+      width: Returns the static size of the last axis of an input, None if there is
+        none.
+    """
+
+    value: Callable[[int], Any] = lambda _: None
+    width: Callable[[int], Optional[int]] = lambda _: None
+
+    def number(self, index: int) -> Optional[float]:
+        """Returns the number that an input is, wherever in it; None: it is not one."""
+        value = self.value(index)
+        if value is None or not value.size or np.any(value != value.flat[0]):
+            return None
+        return float(value.flat[0].real)
+
+
+#: Nothing is known. Rules know nothing of a value by a None; who asks for a unit gets
+#: this one, which is neither scaled nor unscaled nor a zero.
+UNKNOWN = Unit(math.nan, math.nan)
+#: What is known of each input of an operation. None: it is a number, or nothing is.
+Units = Sequence[Optional[Unit]]
+
+ZERO = Unit(math.inf, -math.inf)
+FREE = Unit(0.0, 0.0)
+#: What a variable holds, unless something else is known of it.
+KEPT = Unit(0.0, 0.0, is_kept=True)
+#: Beyond this power anything may be: loops that multiply by the loss scale end.
+_LIMIT = 8.0
+
+
+def hull(units: Units, cause: str = "") -> Optional[Unit]:
+    """Returns what has one of several units, and it is not known which.
+
+    A zero has no say, and beside anything else neither has what a variable held.
+    Numbers have none beside a unit, but a number beside a zero is no zero.
+    """
+    said = [unit for unit in units if unit is not None and not unit.is_zero]
+    if not said:
+        return ZERO if units and None not in units else None
+    if not all(unit.is_kept for unit in said):
+        said = [unit for unit in said if not unit.is_kept]
+    if all(unit is said[0] for unit in said):
+        return said[0]
+    low = min(unit.low for unit in said)
+    high = max(unit.high for unit in said)
+    return made_of(said, low, high, cause if low != high else "")
+
+
+def made_of(units: Sequence[Unit], low: float, high: float, cause: str = "") -> Unit:
+    """Returns a unit that comes from others."""
+    if max(-low, high) > _LIMIT:
+        low, high, cause = -_LIMIT, _LIMIT, "a large power of the loss scale"
+    causes = [unit.cause for unit in units if unit.cause]
+    return Unit(
+        low,
+        high,
+        _union([unit.readings for unit in units]),
+        _union([unit.checks for unit in units]),
+        all(unit.is_kept for unit in units),
+        any(unit.is_bounded for unit in units),
+        cause=causes[0] if causes else cause,
+        is_patched=any(unit.is_patched for unit in units),
+    )
+
+
+def _union(sets: Sequence[FrozenSet[Any]]) -> FrozenSet[Any]:
+    first = sets[0]
+    for each in sets[1:]:
+        first = first if each <= first else first | each
+    return first
+
+
+def widened(unit: Unit, cause: str) -> Unit:
+    """Returns the unit of some function of a value that has one."""
+    return made_of([unit], min(unit.low, 0.0), max(unit.high, 0.0), cause)
