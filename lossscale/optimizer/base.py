@@ -231,6 +231,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         Returns:
           In a graph, an op that does it all. None in eager mode.
         """
+        self._provenance.note_trained(variables)
         bundle = self._provenance.hand_in(grads)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)

@@ -19,7 +19,7 @@ BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 DATASETS = {"ScanDataset", "ReduceDataset"}  # AutoGraph's `for batch in dataset`
 #: Operations with bodies, and the attributes that name those.
 BODIES = {
-    **dict.fromkeys(LOOPS, ("body",)),
+    **dict.fromkeys(LOOPS, ("body", "cond")),
     **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
     **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),

@@ -174,7 +174,7 @@ class Tracker:
         if not unit.is_free or unit.checks:
             checks = latest(unit.checks)
             self._held[number] = unit._replace(checks=checks, is_kept=True)
-        else:
+        elif not self._held.get(number, unit).is_trained:
             self._held.pop(number, None)  # as any weight
 
     def _returned_unit(self, unit: Optional[Unit], tokens: List[Unit]) -> Any:

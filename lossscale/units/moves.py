@@ -20,7 +20,7 @@ def rules(rule: Rule, kinds: str) -> Dict[str, Rule]:
 #: What comes out of these does not depend on the values of what goes in.
 NOTHING = names(
     """
-    OnesLike Shape ShapeN Size Rank BroadcastGradientArgs BroadcastArgs ConcatOffset
+    Shape ShapeN Size Rank BroadcastGradientArgs BroadcastArgs ConcatOffset
     EmptyTensorList TensorListReserve TensorListElementShape TensorListLength
     TensorArrayV3 TensorArraySizeV3 RandomUniform RandomUniformInt
     RandomStandardNormal TruncatedNormal StatelessRandomUniform
@@ -136,7 +136,7 @@ MOVES: Dict[str, Rule] = {
     ),
     **rules(moved(0, 3), "ImageProjectiveTransformV3"),
     **rules(moved(0, 4), "MatrixDiagV2 MatrixDiagV3 TensorStridedSliceUpdate"),
-    **rules(moved(1, 2), "Select SelectV2 RaggedTensorToTensor"),
+    **rules(moved(1, 2), "RaggedTensorToTensor"),
     **rules(
         moved(1, 3),
         """

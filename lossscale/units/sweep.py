@@ -172,11 +172,15 @@ class Sweep:
         bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
         if node.kind in DATASETS:
             return [self._of_dataset(bodies[0], units, node.states())] * count
-        flags: Units = []
-        if node.kind in BRANCHES:
-            keys, units, flags = keys[1:], units[1:], units[:1]
-        run = self._loop if node.kind in LOOPS else self.body
-        returned = [run(body, list(units), count) for body in bodies]
+        if node.kind in LOOPS:
+            body, condition = bodies
+            outs, after, flag = self._loop(body, condition, list(units), count)
+            returned, flags = [(outs, after)], [flag]
+        elif node.kind in BRANCHES:
+            keys, units, flags = keys[1:], units[1:], list(units[:1])
+            returned = [self.body(body, list(units), count) for body in bodies]
+        else:
+            flags, returned = [], [self.body(bodies[0], list(units), count)]
         for key, before, after in zip(keys, units, zip(*(a for _, a in returned))):
             held = join(after)
             if held is not None:
@@ -205,14 +209,20 @@ class Sweep:
             self._returned[key] = outs, after
         return self._returned[key]
 
-    def _loop(self, body: Any, units: Units, count: int) -> Returned:
-        """Does so where outputs are the next inputs, until nothing is new."""
+    def _loop(
+        self, body: Any, condition: Any, units: Units, count: int
+    ) -> Tuple[List[Optional[Unit]], List[Optional[Unit]], Optional[Unit]]:
+        """Does so where outputs are the next inputs, until nothing is new.
+
+        Returns the unit of the flag that ends it, too.
+        """
         before: Optional[List[Optional[Unit]]] = None
         while units != before:
             before = list(units)
             outs, after = self.body(body, before, count)
             units = [join(each) for each in zip(before, outs, after)]
-        return list(units), list(units)
+        (flag,) = self.body(condition, units, 1)[0] if condition else [None]
+        return list(units), list(units), flag
 
     def _of_dataset(self, body: Any, units: Units, states: int) -> Optional[Unit]:
         """Returns the unit of what a loop over a dataset returns, state and elements.

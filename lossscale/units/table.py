@@ -6,13 +6,14 @@ unsure. `tests/units/test_every_operation.py` holds each against experiment.
 
 from __future__ import annotations
 
-from typing import Dict, Sequence
+from typing import Dict, Optional, Sequence
 
 from lossscale.runtime.op_types import CAST_TO_BOOL, CAST_TO_COUNTS
 from lossscale.units.moves import MOVES, names, rules
 from lossscale.units.rules import (
     Rule,
     bound,
+    chosen,
     determinant,
     flag,
     function,
@@ -21,17 +22,37 @@ from lossscale.units.rules import (
     moved,
     moves,
     nothing,
+    ones,
     power,
     product,
     rounded,
-    squared_difference,
     together,
     zero_or,
 )
+from lossscale.units.unit import Operands, Unit, Units, hull
+
+
+def _tridiagonal_product(units: Units, operands: Operands) -> Optional[Unit]:
+    """The product of three diagonals and a matrix."""
+    return product([moved()(units[:3], operands), units[3]], operands)
+
+
+def _choice(units: Units, operands: Operands) -> Optional[Unit]:
+    """What a flag chooses of two. Beside `1 / x` a number is for an `x` of zero."""
+    found = chosen(hull(units[1:]), units[:1])
+    is_quotient = found is not None and found.is_sure and found.low < 0.0
+    return found if is_quotient else moved(1, 2)(units, operands)
+
+
+def _squared_difference(units: Units, operands: Operands) -> Optional[Unit]:
+    """The square of a difference."""
+    return linear(2.0)([moved()(units, operands)], operands)
+
 
 #: The rule of all results of an operation.
 RULES: Dict[str, Rule] = {
     **MOVES,
+    **rules(_choice, "Select SelectV2"),
     # Products of powers.
     **rules(
         product,
@@ -115,7 +136,9 @@ RULES: Dict[str, Rule] = {
         """,
     ),
     "Pow": power,
-    "SquaredDifference": squared_difference,
+    "SquaredDifference": _squared_difference,
+    "TridiagonalMatMul": _tridiagonal_product,
+    "OnesLike": ones,
     "MatrixDeterminant": determinant,
     # Flags, signs and positions.
     **rules(
@@ -196,6 +219,9 @@ EACH: Dict[str, Sequence[Rule]] = {
     ),
     "TensorArrayGradV3": (nothing, moved(1)),
     "TensorArrayGradWithShape": (nothing, nothing, moved(1)),
+    **dict.fromkeys(
+        names("FractionalAvgPool FractionalMaxPool"), (moved(0), nothing, nothing)
+    ),
     "SparseFillEmptyRows": (flag(0), moved(1, 3), flag(0), flag(0)),
     "SparseConcat": (
         flag(0),

@@ -31,6 +31,9 @@ class Unit(NamedTuple):
         does not.
       is_patched: Whether `is_finite` or the like chose what is in it: what was not
         finite may have been replaced.
+      is_trained: Whether it comes from what trained variables held alone. They are
+        weights, while another variable may hold gradients of which nothing is known:
+        beside what has a unit it is a number, that has none.
     """
 
     low: float
@@ -42,6 +45,7 @@ class Unit(NamedTuple):
     is_scale: bool = False
     cause: str = ""
     is_patched: bool = False
+    is_trained: bool = False
 
     @property
     def is_sure(self) -> bool:
@@ -94,6 +98,8 @@ ZERO = Unit(math.inf, -math.inf)
 FREE = Unit(0.0, 0.0)
 #: What a variable holds, unless something else is known of it.
 KEPT = Unit(0.0, 0.0, is_kept=True)
+#: What a variable holds that is trained.
+TRAINED = Unit(0.0, 0.0, is_kept=True, is_trained=True)
 #: Beyond this power anything may be: loops that multiply by the loss scale end.
 _LIMIT = 8.0
 
@@ -101,14 +107,15 @@ _LIMIT = 8.0
 def hull(units: Units, cause: str = "") -> Optional[Unit]:
     """Returns what has one of several units, and it is not known which.
 
-    A zero has no say, and beside anything else neither has what a variable held.
-    Numbers have none beside a unit, but a number beside a zero is no zero.
+    A zero has no say, and beside anything else neither has what a variable held, unless
+    it is trained. Numbers have none beside a unit, but a number beside a zero is no
+    zero.
     """
     said = [unit for unit in units if unit is not None and not unit.is_zero]
     if not said:
         return ZERO if units and None not in units else None
     if not all(unit.is_kept for unit in said):
-        said = [unit for unit in said if not unit.is_kept]
+        said = [unit for unit in said if not unit.is_kept or unit.is_trained]
     if all(unit is said[0] for unit in said):
         return said[0]
     low = min(unit.low for unit in said)
@@ -130,6 +137,7 @@ def made_of(units: Sequence[Unit], low: float, high: float, cause: str = "") -> 
         any(unit.is_bounded for unit in units),
         cause=causes[0] if causes else cause,
         is_patched=any(unit.is_patched for unit in units),
+        is_trained=all(unit.is_trained for unit in units),
     )
 
 

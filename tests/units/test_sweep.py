@@ -825,3 +825,46 @@ def test_two_loss_scales_do_not_meet(loop, run):
 
     run(program)
     assert loop.origins() == [(SCALED,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+def test_how_often_a_loop_runs_depends_on_what_its_condition_compares(
+    loop, run, unscales
+):
+    def program():
+        grads = loop.unscaled(loop.scaled()) if unscales else loop.scaled()
+        halved = tf.while_loop(
+            lambda grads: tf.linalg.global_norm(grads) > 1.0,
+            lambda grads: [[each / 2.0 for each in grads]],
+            [grads],
+        )
+        return loop.apply(halved[0])
+
+    run(program)
+    assert loop.origins() == [(CHANGED, "check") if unscales else (UNSURE,)]
+
+
+@pytest.mark.parametrize("unscales", [True, False])
+@pytest.mark.parametrize("number", [0.0, 0.1])
+def test_what_a_branch_chooses_depends_on_its_flag(loop, run, unscales, number):
+    def program():
+        grads = loop.unscaled(loop.scaled()) if unscales else loop.scaled()
+        flag = tf.reduce_max(grads[0]) > number
+        one = tf.cond(flag, lambda: tf.ones([2]), lambda: -tf.ones([2]))
+        return loop.apply([one])
+
+    run(program)
+    expected = (CHANGED, "check") if unscales else (UNSURE if number else CHANGED,)
+    assert loop.origins() == [expected]
+
+
+def test_trained_variables_hold_numbers_and_others_hold_anything(loop, run):
+    other = tf.Variable([1.0, 2.0])
+
+    def program():
+        first = loop.scaled()[0]
+        return loop.apply([first + loop.weights[0]]) + loop.apply([first + other])
+
+    loop.ledger.note_trained(loop.weights)
+    run(program)
+    assert loop.origins() == [(UNSURE,), (SCALED,)]

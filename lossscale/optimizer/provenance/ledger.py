@@ -34,9 +34,10 @@ from lossscale.runtime.graphs import (
     is_building,
     is_eager,
 )
+from lossscale.runtime.kerases import tensor_of
 from lossscale.units.eager import Tracker
 from lossscale.units.sweep import STEP, Sweep, Swept, values_of
-from lossscale.units.unit import UNKNOWN, Unit
+from lossscale.units.unit import TRAINED, UNKNOWN, Unit
 
 
 class _UnnotedStep:
@@ -75,18 +76,23 @@ class Ledger:
         self._loss_scale = weakref.ref(loss_scale)
         self._tracker = Tracker(self._marked, self._read_now)
         self._unscalings: Any = weakref.WeakValueDictionary()
-        self._note_variable(getattr(loss_scale, "current_loss_scale", None))
+        scale = Unit(1.0, 1.0, is_scale=True)
+        self._note_variable(getattr(loss_scale, "current_loss_scale", None), scale)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         return None  # a copied loss scale has other optimizers
 
-    def _note_variable(self, variable: Variable) -> None:
-        """Notes that what a variable holds is the loss scale."""
-        scale = Unit(1.0, 1.0, is_scale=True)
+    def note_trained(self, variables: Iterable[Variable]) -> None:
+        """Notes that variables are trained: they hold weights, and no gradients."""
+        for each in variables:
+            self._note_variable(tensor_of(each), TRAINED)
+
+    def _note_variable(self, variable: Variable, unit: Unit) -> None:
+        """Notes the unit of what a variable holds."""
         for each in getattr(variable, "values", [variable]):
             handle = getattr(each, "handle", None)
             if handle is not None and is_eager(handle):
-                self._tracker.note_handle(handle, scale)
+                self._tracker.note_handle(handle, unit)
 
     # What happens.
 

@@ -36,7 +36,7 @@ from lossscale.optimizer.provenance.unscalings import (
     earlier_check,
 )
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Divisors, Grads, Scalar
+from lossscale.runtime.aliases import Divisors, Grads, Scalar, Variable
 from lossscale.runtime.graphs import are_arguments, is_building
 from lossscale.scales.base import LossScale
 from lossscale.units.sweep import values_of
@@ -68,6 +68,14 @@ class Provenance:
         self.ledger = ledger_of(loss_scale)
         self._divides_in_apply = divides_in_apply
         self._warned: Set[str] = set()
+        self._trained: List[int] = []
+
+    def note_trained(self, variables: List[Variable]) -> None:
+        """Remembers the variables that gradients are applied to."""
+        trained = list(map(id, variables))
+        if trained != self._trained:
+            self._trained = trained
+            self.ledger.note_trained(variables)
 
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers their check.
@@ -241,7 +249,7 @@ class Provenance:
                 self._warn(warning_texts.NUMBER)
             if hides(unit):
                 self._warn(warning_texts.HIDDEN)
-            if is_unseen(unit):
+            if is_unseen(unit) and not unit.cause and self.loss_scale.checks_gradients:
                 self._warn(warning_texts.UNSEEN)
 
     def _was_read_as_number_since(self, unit: Unit) -> bool:
