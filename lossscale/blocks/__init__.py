@@ -5,6 +5,8 @@ Knows gradients as numbers and the Kerases; no loss scale. In the order of its i
 * `block_scale`: the power of two that fits a gradient into float16;
 * `attempts`: gradients at that scale, and again at a smaller one if they overflowed;
 * `nests`: any nest of arguments and results, and which of its tensors have gradients;
+* `reads`: what operations read that none of them computed;
+* `outside`: tensors that a layer reads, and that are no arguments of its call;
 * `backward`: a call whose gradients are computed so;
 * `signatures`: what a block can be called with: what its layer can;
 * `base`: what the blocks of all Kerases have in common;

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lossscale.blocks.attempts import unscaled_gradients
 from lossscale.blocks.nests import Nest
+from lossscale.blocks.outside import Outside
 from lossscale.gradients.scaling import widened
 from lossscale.runtime import mode
 
@@ -17,7 +18,7 @@ class Forward(NamedTuple):
 
     Attributes:
       tape: It recorded the pass.
-      inputs: The tensors that have gradients.
+      inputs: The tensors that have gradients, those from outside last.
       results: A nest, its floating tensors in `float32` or wider.
     """
 
@@ -37,15 +38,19 @@ class Call(NamedTuple):
     Attributes:
       function: Any. It may read variables, change some, and draw random numbers.
       given: The nest of its arguments: a tuple, and a dictionary by name.
+      outside: What else it can read.
     """
 
     function: Callable[..., Any]
     given: Nest
+    outside: Outside
 
     def results(self, tensors: List[Any]) -> Nest:
         """Calls it, with these tensors in their places."""
         args, kwargs = self.given.with_tensors(tensors)
-        return Nest(self.function(*args, **kwargs)).map_tensors(widened)
+        with self.outside.noting_reads(tensors):
+            found = self.function(*args, **kwargs)
+        return Nest(found).map_tensors(widened)
 
     def forward(self, tensors: List[Any]) -> Forward:
         """Calls it, and keeps what the backward pass needs."""
@@ -53,9 +58,11 @@ class Call(NamedTuple):
         with tf.GradientTape(persistent=True) as tape:
             # Each for itself: one tensor may stand in two places.
             inputs = [tf.identity(tensor) for tensor in tensors]
-            tape.watch(inputs)
+            # Later than those are made: an attribute may hold an argument.
+            sources = [*inputs, *self.outside.tensors]
+            tape.watch(sources)
             results = self.results(inputs)
-        return Forward(tape, inputs, results)
+        return Forward(tape, sources, results)
 
 
 def call(
@@ -63,6 +70,8 @@ def call(
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
     headroom: int,
+    outside: Outside,
+    *,
     again: Optional[Callable[..., Any]] = None,
 ) -> Any:
     """Returns `function(*args, **kwargs)`, floating results in `float32` or wider.
@@ -77,24 +86,32 @@ def call(
       kwargs: The same.
       headroom: How many doublings below float16's largest number the largest gradient
         of the results is.
+      outside: What else `function` can read. It has its gradients, too.
       again: Called in the backward pass, to do the same again. None: what `function`
         computed is kept for it.
     """
-    first = Call(function, Nest((args, kwargs)))
+    first = Call(function, Nest((args, kwargs)), outside)
+    count = len(first.given.tensors)
     results: List[Nest] = []
+    tapes: List[Any] = [None]
 
-    def scaled(*tensors: Any) -> Any:
+    def scaled(*sources: Any) -> Any:
+        tensors = sources[:count]
         if again is None:
             kept = first.forward(list(tensors))
             results.append(kept.results)
+            tapes.append(kept.tape)
             return kept.results.tensors, _backward(lambda _: kept, headroom)
         results.append(_unrecorded(first, list(tensors)))
-        second = Call(again, first.given)
+        second = Call(again, first.given, outside)
         return results[0].tensors, _backward(
             lambda grads: second.forward(_after(grads, tensors)), headroom
         )
 
-    outputs = tf.custom_gradient(scaled)(*first.given.tensors)
+    sources = [*first.given.tensors, *map(tf.identity, outside.tensors)]
+    outputs = tf.custom_gradient(scaled)(*sources)
+    # Here, since tapes that are stopped meanwhile do not tell what they record.
+    outside.check_reads(tapes[-1])
     return results[0].with_tensors(outputs)
 
 

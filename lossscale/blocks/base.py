@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.blocks import backward, signatures
+from lossscale.blocks.outside import Outside
 from lossscale.runtime import kerases, replicas
 from lossscale.runtime.autograph import as_written
 from lossscale.runtime.registry import PerKeras
@@ -46,6 +47,9 @@ class ScaledBlock:
     it: it works with any optimizer, with or without a loss scale, and on replicas, each
     of which has its own scales. It keeps no state.
 
+    Arguments have their gradients, and so have the tensors that attributes of the layer
+    hold, as after `layer.w = v * 2.0`. Others that it reads must be arguments.
+
     What is between blocks should be `float32`, as the sum above is: a gradient that
     goes through float16 there is rounded to zero as without blocks. A layer that does
     not compute in float16 is called as it is.
@@ -63,7 +67,8 @@ class ScaledBlock:
       TypeError: `layer` is no layer of a Keras that computes with TensorFlow, or
         another argument has the wrong type.
       ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. When it is
-        called: it has synchronized batch normalization, on several replicas.
+        called: it has synchronized batch normalization, on several replicas, or reads a
+        tensor from elsewhere that a tape wants a gradient of.
 
     Source: Ramesh et al., "Zero-Shot Text-to-Image Generation" (arXiv 2102.12092),
     section 2.4 and appendix D: a scale per residual block. Theirs is kept and adjusted
@@ -124,10 +129,13 @@ class ScaledBlock:
         if is_plain or self._is_recomputing:
             return self.layer(*args, **kwargs)
         _refuse_synchronized(layers)
-        again = self._again(training) if self.recompute else None
-        return backward.call(self.layer, args, kwargs, self.headroom, again)
+        outside = Outside(layers)
+        again = self._again(training, outside) if self.recompute else None
+        return backward.call(
+            self.layer, args, kwargs, self.headroom, outside, again=again
+        )
 
-    def _again(self, training: Any) -> Callable[..., Any]:
+    def _again(self, training: Any, outside: Outside) -> Callable[..., Any]:
         """Returns what calls the layer again, with its state as it is now.
 
         Through the block's own `__call__`, from which layers within take `training`.
@@ -141,7 +149,8 @@ class ScaledBlock:
             object.__setattr__(self, "_is_recomputing", True)
             try:
                 own_call: Any = self.__call__  # type: ignore[operator]
-                return own_call(*args, **{**kwargs, "training": training})
+                with outside.as_it_was():
+                    return own_call(*args, **{**kwargs, "training": training})
             finally:
                 object.__setattr__(self, "_is_recomputing", False)
                 _assign(state, after)

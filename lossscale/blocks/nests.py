@@ -22,7 +22,7 @@ class Nest:
         nest = tf.nest.map_structure(_as_tensor, nest)
         self._nest = nest
         self._leaves: List[Any] = tf.nest.flatten(nest, expand_composites=True)
-        self._places = [i for i, leaf in enumerate(self._leaves) if _has_gradient(leaf)]
+        self._places = [i for i, leaf in enumerate(self._leaves) if has_gradient(leaf)]
         self.tensors = [self._leaves[place] for place in self._places]
 
     def with_tensors(self, tensors: List[Any]) -> Any:
@@ -44,7 +44,8 @@ def _as_tensor(leaf: Any) -> Any:
     return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
 
 
-def _has_gradient(leaf: Any) -> bool:
+def has_gradient(leaf: Any) -> bool:
+    """Tells whether a leaf is a tensor of a floating or complex dtype."""
     # A tensor of this graph, of one around it, or of eager mode; no array.
     if not tf.is_tensor(leaf):
         return False

@@ -8,6 +8,7 @@ imports:
 * `checking`: their checks, as they are unscaled and as they are applied;
 * `fault_record`: which gradients were at fault in the last skipped step;
 * `provenance`: a room of its own: are these gradients still scaled, and by what?
+* `overwriting`: new values that float8 layers hand over in the place of gradients;
 * `step`: a room of its own: unscale, check, reduce, adjust, apply or skip;
 * `keras_arguments`: what Keras's own wrappers are given, as what ours are;
 * `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Sequence
 
 from lossscale import arguments
-from lossscale.optimizer import keras_arguments, wrappers
+from lossscale.optimizer import keras_arguments, overwriting, wrappers
 from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
@@ -14,7 +14,7 @@ from lossscale.optimizer.step.aggregation import aggregated
 from lossscale.optimizer.step.sharing import group_of
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Grads, Tensor, Variable
+from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
@@ -217,6 +217,8 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         apply: Callable[..., Any],
         aggregates: bool = True,
         aggregate: Optional[Callable[[List[Any]], Any]] = None,
+        *,
+        values: Sequence[Grad] = (),
     ) -> Any:
         """Applies `grads` to `variables`, or skips them on all replicas.
 
@@ -227,12 +229,17 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
           aggregates: Whether it adds them up across replicas.
           aggregate: What the user aggregates `(gradient, variable)` pairs with, in its
             place. It may communicate: it is called at every step, outside the branch.
+          values: What float8 layers hand over in the place of some gradients, which are
+            None then. If it is not finite, the step is skipped.
 
         Returns:
           In a graph, an op that does it all. None in eager mode.
         """
         self._provenance.note_trained(variables)
         bundle = self._provenance.hand_in(grads)
+        if any(value is not None for value in values):
+            check = overwriting.check_of(values, grads)
+            bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
         entry = self._fault_entry(variables)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.optimizer import wrappers
+from lossscale.optimizer import overwriting, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import delegated, forwarded
 from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
@@ -116,6 +116,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self.inner_optimizer.build(variables)
         object.__setattr__(self, "_built_for", list(variables))
         self._fault_entry(self._built_for)
+        overwriting.note_units(self._provenance.ledger, self._built_for)
         self.built = True
 
     @do_not_convert
@@ -132,20 +133,31 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if trainable_variables is not None:
             trainable_variables = self._built_with(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
-        # float8 layers hand over new values of their own scales as "gradients".
-        are_values = [getattr(v, "overwrite_with_gradient", False) for v in trained]
-        pairs = list(zip(grads, are_values or [False] * len(grads)))
-        values = [grad if is_value else None for grad, is_value in pairs]
-        rest = [None if is_value else grad for grad, is_value in pairs]
-        if not inner.built or all(grad is None for grad in rest):
-            inner.apply(grads, trainable_variables)  # Keras's own answer
-            return
+        rest, values = self._apart(grads, trained)
 
         def apply(grads: Grads, _: Any) -> None:
             merged = [v if g is None else g for g, v in zip(grads, values)]
             inner.apply(merged, trainable_variables)
 
-        self._apply_or_skip(rest, list(trained), apply)
+        if not inner.built or all(grad is None for grad in rest):
+            apply(rest, trained)  # Keras's own answer
+            return
+        self._apply_or_skip(rest, list(trained), apply, values=values)
+
+    def _apart(self, grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
+        """Returns gradients, and the new values that float8 layers hand over as such.
+
+        Each list has a None where the other one has what was given.
+        """
+        ledger = self._provenance.ledger
+        overwriting.note_units(ledger, variables)
+        are_values = [overwriting.is_overwritten(each) for each in variables]
+        pairs = list(zip(grads, are_values or [False] * len(grads)))
+        values = [
+            overwriting.as_handed_over(ledger, grad) if is_value else None
+            for grad, is_value in pairs
+        ]
+        return [None if is_value else grad for grad, is_value in pairs], values
 
     def _built_with(self, variables: Any) -> List[Variable]:
         """Returns variables as a list. Builds the optimizer with them if it is not.

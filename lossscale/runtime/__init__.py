@@ -11,6 +11,7 @@ Knows no loss scale and no gradient. In the order of its imports:
 * `op_types`: what operations are, where their type alone does not say it;
 * `bodies`: what a graph or a function does, one operation after the other;
 * `callbacks`: who is told of each operation that eager mode runs;
+* `tapes`: what the tapes that are open record;
 * `control`: what a graph must be told of branches and order;
 * `kerases`: which Kerases are installed, and how they differ;
 * `registry`: classes that a Keras must find by their name;

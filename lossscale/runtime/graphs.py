@@ -61,6 +61,17 @@ def visible_graphs() -> Iterator[Any]:
         yield graph
 
 
+def is_in_reach(graph: Graph) -> bool:
+    """Tells whether what is built now can use the tensors of a graph.
+
+    That is the current one and each around it: a function captures what it uses.
+    """
+    around = current_graph()
+    while around is not None and around is not graph:
+        around = getattr(around, "outer_graph", None)
+    return around is not None
+
+
 def is_nested() -> bool:
     """Tells whether what is built now is a part of another graph.
 

@@ -1,0 +1,82 @@
+"""New values that float8 layers hand over in the place of gradients.
+
+Keras 3's float8 layers keep scales and histories of magnitudes in variables. What a
+tape returns for these is no gradient, but what the optimizer assigns to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, List, Sequence
+
+from lossscale.gradients.check import Check
+from lossscale.gradients.faults import worst_of_each
+from lossscale.gradients.finite import checked
+from lossscale.gradients.packing import groups_of_one
+from lossscale.optimizer.provenance.ledger import Ledger
+from lossscale.runtime import kerases
+from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
+from lossscale.runtime.graphs import is_eager
+from lossscale.units.rules import Unit
+
+#: What variables are called that hold magnitudes of scaled gradients, and no others
+#: (seen in Keras 3.3 to 3.15, which gives them no other mark).
+_OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
+#: They are as large as the loss scale makes gradients.
+_SCALED = Unit(1.0, 1.0, is_kept=True)
+
+
+def is_overwritten(variable: Variable) -> bool:
+    """Tells whether a variable's "gradient" is its new value (Keras 3.2 and later)."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def note_units(ledger: Ledger, variables: Iterable[Variable]) -> None:
+    """Notes which variables hold magnitudes of scaled gradients.
+
+    A float8 layer divides gradients by such a scale, bounds them, and multiplies them
+    again. Where the scale is known to move with the loss scale, what is bounded has no
+    unit, and the gradients are known to be scaled.
+    """
+    for variable in variables:
+        if is_overwritten(variable) and variable.name in _OF_GRADIENTS:
+            held = kerases.tensor_of(variable)
+            for each in getattr(held, "values", [held]):
+                handle = getattr(each, "handle", None)
+                if handle is not None and is_eager(handle):
+                    # The ledger's own variables are noted in the same way.
+                    ledger._tracker.note_handle(handle, _SCALED)
+
+
+def as_handed_over(ledger: Ledger, value: Tensor) -> Any:
+    """Returns a new value as the layer handed it over.
+
+    `get_unscaled_gradients` cannot tell it from a gradient, and divides it.
+
+    Raises:
+      ValueError: It was divided, and what it was before is not known: in eager mode.
+    """
+    unscaling = ledger.unscaling_of(value)
+    if unscaling is None:
+        return value
+    before = unscaling.before_division().get(id(value))
+    if before is None:
+        raise ValueError(
+            "`grads` must hold the new values of variables that they overwrite "
+            "(float8) as the tape returned them, got one that get_unscaled_gradients "
+            "returned. Unscale the other gradients only."
+        )
+    return before[0]
+
+
+def check_of(values: Sequence[Grad], grads: Grads) -> Check:
+    """Returns the check of new values, which are applied as they are.
+
+    A float8 layer bounds its gradients: an infinity is often left in its history only.
+
+    Args:
+      values: The new values, None for a gradient.
+      grads: The gradients, None for a new value. All at fault are told of.
+    """
+    every: List[Any] = [g if v is None else v for v, g in zip(values, grads)]
+    groups = groups_of_one(len(every))
+    return checked(values)._replace(worst=lambda: worst_of_each(every, groups))

@@ -1,0 +1,192 @@
+"""Keras 3's float8 layers: new values of their variables in the place of gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact import warned
+from models import compiled
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
+
+keras = kerases.keras3()
+if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePolicy"):
+    pytest.skip("no Keras 3, or one without float8", allow_module_level=True)
+
+S = 2.0**10
+INF = float("inf")
+FLOAT8 = "float8_from_mixed_float16"
+#: Eagerly Keras's float8 layers fail, bare too (seen on Keras 3.15).
+MODES = ["graph", "xla"]
+
+
+def network(use_bias=True):
+    """Returns a model of float8 layers of each kind, with fixed weights."""
+    layers = keras.layers
+    einsum = {"bias_axes": "c"} if use_bias else {}
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, "relu", use_bias=use_bias, dtype=FLOAT8),
+            layers.EinsumDense("ab,bc->ac", 4, dtype=FLOAT8, **einsum),
+            layers.Dense(4, use_bias=use_bias, dtype="mixed_float16"),
+            layers.Dense(1, use_bias=False, dtype="float32"),
+        ]
+    )
+    model.layers[2].quantize("float8")
+    rng = np.random.default_rng(3)
+    for variable in model.trainable_variables:
+        if not variable.overwrite_with_gradient:
+            variable.assign(rng.normal(size=variable.shape) / 2)
+    return model
+
+
+def state(model):
+    """Returns the weights and float8 state of a model by their places."""
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def assert_same(model, other):
+    for name, one, two in zip(model.trainable_variables, state(model), state(other)):
+        np.testing.assert_array_equal(one, two, err_msg=name.path)
+
+
+def sgd():
+    return keras.optimizers.SGD(2.0**-6, momentum=0.5)
+
+
+@pytest.fixture
+def xy(rng):
+    x = rng.normal(size=(32, 6)).astype(np.float32)
+    return x, x[:, :1]
+
+
+def fitted(optimizer, xy, mode, use_bias=True):
+    model = network(use_bias)
+    model.compile(optimizer, "mse", jit_compile=mode == "xla")
+    model.fit(*xy, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy, mode):
+    theirs = fitted(keras.optimizers.LossScaleOptimizer(sgd(), S), xy, mode)
+    with warned(0):
+        ours = fitted(LossScaleOptimizer(sgd(), DynamicLossScale(S)), xy, mode)
+    assert_same(ours, theirs)
+    moved = [v for v in ours.trainable_variables if v.overwrite_with_gradient]
+    assert len(moved) == 18
+    assert all(np.any(v.numpy() != (v.name[-1] == "e")) for v in moved)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_infinity_that_only_a_history_shows_is_a_skipped_step(xy, mode):
+    # Too large for float16. What is bounded stays so, times inputs as small as these.
+    bad = xy[0] * 1e-3, xy[1] * 1e30
+    wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S)
+    theirs = fitted(wrapper, bad, mode, use_bias=False)
+    optimizer = LossScaleOptimizer(sgd(), DynamicLossScale(S))
+    ours = fitted(optimizer, bad, mode, use_bias=False)
+    assert_same(ours, theirs)
+    assert_same(ours, network(use_bias=False))
+    assert int(optimizer.loss_scale.skipped_steps.numpy()) == 8
+
+
+def step_of(model, optimizer, xy, change=lambda grads: grads):
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(xy[0], training=True) - xy[1]) ** 2)
+            loss = optimizer.scale_loss(loss * factor)
+        held = [kerases.tensor_of(v) for v in model.trainable_variables]
+        optimizer.apply(change(tape.gradient(loss, held)), model.trainable_variables)
+
+    return step
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_loop_of_your_own(xy, mode, unscales):
+    """It may unscale all that the tape returned, new values among it."""
+    model = network()
+    optimizer = LossScaleOptimizer(sgd(), DynamicLossScale(S))
+    change = optimizer.get_unscaled_gradients if unscales else list
+    step = compiled(step_of(model, optimizer, xy, change), mode)
+    with warned(0):
+        for _ in range(3):
+            step(tf.constant(1.0))
+    theirs = network()
+    wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S)
+    wrapper.build(theirs.trainable_variables)
+    step = compiled(step_of(theirs, wrapper, xy), mode)
+    for _ in range(3):
+        step(tf.constant(1.0))
+    assert_same(model, theirs)
+    before = state(model)
+    step = compiled(step_of(model, optimizer, xy, change), mode)
+    step(tf.constant(INF))
+    for one, two in zip(state(model), before):
+        np.testing.assert_array_equal(one, two)
+    assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
+
+
+def test_what_is_clipped_while_it_is_scaled_is_warned_of(xy):
+    model = network()
+    optimizer = LossScaleOptimizer(sgd(), DynamicLossScale(S))
+
+    def clipped(grads):
+        return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+
+    step = tf.function(step_of(model, optimizer, xy, clipped))
+    with warned(1):
+        step(tf.constant(1.0))
+
+
+class Pair:
+    """A weight, and a variable that its "gradient" overwrites."""
+
+    def __init__(self):
+        self.weight, self.held = keras.Variable([1.0, 1.0]), keras.Variable([0.0])
+        self.held.overwrite_with_gradient = True
+        self.optimizer = LossScaleOptimizer(
+            keras.optimizers.SGD(1.0), DynamicLossScale(S)
+        )
+        self.variables = [self.weight, self.held]
+        self.optimizer.build(self.variables)
+
+    def scaled(self):
+        return self.optimizer.scale_loss(tf.constant([0.25, 0.25]))
+
+    def values(self):
+        return float(self.weight.numpy()[0]), float(self.held.numpy()[0])
+
+
+@pytest.mark.parametrize("mode", ["eager", *MODES])
+@pytest.mark.parametrize("value", [INF, float("nan")])
+def test_a_new_value_that_is_not_finite_is_not_assigned(mode, value):
+    pair = Pair()
+    step = compiled(
+        lambda new: pair.optimizer.apply([pair.scaled(), new], pair.variables), mode
+    )
+    step(tf.constant([3.0]))
+    assert pair.values() == (0.75, 3.0)
+    step(tf.constant([value]))
+    assert pair.values() == (0.75, 3.0)
+    assert float(pair.optimizer.loss_scale) == S / 2
+    (fault,) = pair.optimizer.nonfinite_gradients()
+    assert fault.variable is pair.held
+    assert fault.kind == ("inf" if value == INF else "nan")
+    step(tf.constant([4.0]))
+    assert pair.values() == (0.5, 4.0)
+    # All are told of, not the new values alone.
+    pair.optimizer.apply([pair.scaled() * value, tf.constant([value])], pair.variables)
+    assert len(pair.optimizer.nonfinite_gradients()) == 2
+
+
+def test_new_values_that_were_unscaled_eagerly_are_refused():
+    pair = Pair()
+    grads = pair.optimizer.get_unscaled_gradients([pair.scaled(), tf.constant([3.0])])
+    with pytest.raises(ValueError, match=r"`grads` must hold the new values.* got one"):
+        pair.optimizer.apply(grads, pair.variables)
+    assert pair.values() == (1.0, 0.0)
