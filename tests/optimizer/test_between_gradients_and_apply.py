@@ -1,0 +1,106 @@
+"""What users do to gradients before they apply them: a function at a time.
+
+Each is called with gradients that are still scaled, that were unscaled, and that were
+divided by the loss scale by hand. What is applied must be what it makes of the true
+gradient, or one warning says that it is not.
+"""
+
+from __future__ import annotations
+
+import pytest
+from between import FUNCTIONS, degree, names
+from between.limits import (
+    BOUNDS,
+    BRANCHES,
+    CHOICES,
+    FLAGS,
+    MAY_TAKE_THEM_OUT,
+    OPAQUE,
+    TAKES_INFINITIES_OUT,
+    known_to_be_missed,
+)
+from between.run import STATES, applied, hiding, missed_together, one_by_one
+from limits import TENSORFLOW
+
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+slow = pytest.mark.slow
+MODES = ["eager", "graph", pytest.param("xla", marks=slow)]
+
+
+def offenders(outcomes, state, mode):
+    """Returns a line for each broken promise, with the functions that break it."""
+    free = BRANCHES if mode == "eager" else set()
+    each = {name: one for name, one in outcomes.items() if name not in free}
+    told = [name for name, one in each.items() if one.warnings]
+    wrong = [name for name, one in each.items() if not (one.is_right or one.warnings)]
+    needless = [name for name in told if is_needless(name, state)]
+    twice = [name for name in told if len(each[name].warnings) > 1]
+    lines = {
+        "wrong in silence": wrong,
+        "warned of without need": needless,
+        "warned of more than once": twice,
+    }
+    return "\n".join(f"{what}: {listed(who)}" for what, who in lines.items() if who)
+
+
+def listed(every):
+    return ", ".join(sorted(every))
+
+
+def is_needless(name, state):
+    """Tells whether nothing is to be said of a function."""
+    if state == "unscaled":
+        return True
+    if name in OPAQUE | TAKES_INFINITIES_OUT | MAY_TAKE_THEM_OUT:
+        return False
+    return state == "by hand" or degree(name) in (0.0, 1.0)
+
+
+def test_every_function_is_there():
+    missing = sorted(set(FUNCTIONS) - set(names()))
+    assert not missing or TENSORFLOW < (2, 21), missing
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("state", STATES)
+def test_what_is_applied_is_right_or_told(family, state, mode):
+    found = offenders(applied(family, state, mode), state, mode)
+    assert not found, found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_overflow_is_missed_once_unscaled(family, mode):
+    if mode == "eager":
+        outcomes = one_by_one(family, "unscaled", mode, hiding())
+        missed = [name for name, outcome in outcomes.items() if outcome.missed]
+    else:
+        missed = missed_together(family, mode, hiding())
+    missed = set(missed) - known_to_be_missed("unscaled", mode)
+    assert not missed, listed(missed)
+
+
+@slow
+def test_no_overflow_that_shows_is_missed_either(family):
+    missed = set(missed_together(family, "graph", names())) - set(hiding())
+    assert not missed, listed(missed)
+
+
+@pytest.mark.parametrize("mode", ["eager", pytest.param("graph", marks=slow)])
+@pytest.mark.parametrize("state", ["scaled", "by hand"])
+def test_which_overflows_are_missed_in_silence(family, state, mode):
+    every = sorted({*hiding(), *TAKES_INFINITIES_OUT} & {*names()})
+    outcomes = one_by_one(family, state, mode, every)
+    missed = {n for n, each in outcomes.items() if each.missed and not each.warnings}
+    missed -= known_to_be_missed(state, mode)
+    free = BRANCHES if mode == "eager" else set()
+    told = (TAKES_INFINITIES_OUT - free) & set(outcomes)
+    untold = {name for name in told if len(outcomes[name].warnings) != 1}
+    assert not missed | untold, f"missed: {listed(missed)}\nuntold: {listed(untold)}"
+
+
+def test_what_is_known_to_be_missed_has_its_reason():
+    """A list that names too much would say nothing."""
+    assert {degree(name) for name in FLAGS & set(names())} == {0.0}
+    assert {degree(name) for name in CHOICES & set(names())} == {1.0}
+    missing = {*FUNCTIONS} - {*names()}
+    assert {*hiding()} | missing >= FLAGS | CHOICES | BOUNDS
