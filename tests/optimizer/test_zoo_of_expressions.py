@@ -58,21 +58,22 @@ def loss_of(y, predictions):
     return tf.reduce_sum((predictions - y) ** 2, -1)
 
 
+def forward(name, place, x, weights):
+    """Returns what a network of these weights makes of a batch."""
+    rest = iter(weights)
+    for part in PLACES[place]:
+        x = EXPRESSIONS[name](x) if part == "expression" else x @ next(rest)
+    return x
+
+
 def reference(name, place, is_static):
     """Returns the weights after gradient descent without any Keras."""
-    function, parts = EXPRESSIONS[name], PLACES[place]
-
-    def forward(x, weights):
-        for part in parts:
-            x = function(x) if part == "expression" else x @ weights.pop(0)
-        return x
-
     weights = None
     for x, y in batches_of([name], place, is_static):
-        weights = weights or kernels(parts, function(x).shape[1])
+        weights = weights or kernels(PLACES[place], EXPRESSIONS[name](x).shape[1])
         with tf.GradientTape() as tape:
             tape.watch(weights)
-            loss = tf.reduce_mean(loss_of(y, forward(x, [*weights])))
+            loss = tf.reduce_mean(loss_of(y, forward(name, place, x, weights)))
         grads = tape.gradient(loss, weights, unconnected_gradients="zero")
         weights = [w - RATE * g for w, g in zip(weights, grads)]
     return [weight.numpy() for weight in weights]
@@ -221,8 +222,7 @@ def test_trains_as_the_bare_optimizer_eagerly(family, name):
     assert_no_faults(family, [name], [("both", "eager")])
 
 
-@pytest.mark.either_keras2
-@pytest.mark.parametrize(
+GROUPED = pytest.mark.parametrize(
     ("family", "group"),
     [
         pytest.param(family, group, id=f"{family.name}-{group}")
@@ -230,25 +230,48 @@ def test_trains_as_the_bare_optimizer_eagerly(family, name):
         for group in GROUPS
     ],
 )
+
+
+@GROUPED
+@pytest.mark.either_keras2
 def test_trains_as_the_bare_optimizer_in_one_graph_with_others(family, group):
-    names = [name for name in GROUPS[group] if _is_possible(name)]
+    names = [name for name in GROUPS[group] if _is_possible(name, jit_compile=None)]
     assert_no_faults(family, names, [("both", "graph")])
 
 
-def _is_possible(name):
+@GROUPED
+@pytest.mark.slow
+@pytest.mark.compiled_once
+@pytest.mark.parametrize("mode", ["xla"])
+def test_trains_as_the_bare_optimizer_compiled_by_xla(family, group, mode):
+    skip_without("compile(jit_compile=...)", family)
+    names = [name for name in GROUPS[group] if _is_possible(name, jit_compile=True)]
+    assert_no_faults(family, names, [("both", mode)])
+
+
+def _is_possible(name, jit_compile):
+    """Tells whether this TensorFlow has all of it, and if asked, XLA too."""
+
+    def slopes(x):
+        weights = kernels(PLACES["both"], EXPRESSIONS[name](x).shape[1])
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_sum(forward(name, "both", x, weights))
+        return tape.gradient(loss, weights)
+
+    x = tf.constant(np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, FEATURES))
     try:
-        reference(name, "both", is_static=False)
+        (tf.function(slopes, jit_compile=True) if jit_compile else slopes)(x)
     except Exception:
         return False
     return True
 
 
 @pytest.mark.slow
-@pytest.mark.compiled_once
-@pytest.mark.parametrize("mode", ["eager", "graph", "static", "xla"])
+@pytest.mark.either_keras2
+@pytest.mark.parametrize("mode", ["eager", "graph", "static"])
 @pytest.mark.parametrize(("family", "name"), each_by_itself())
-def test_trains_as_the_bare_optimizer_in_each_mode(family, name, mode):
-    if mode == "xla":
-        skip_without("compile(jit_compile=...)", family)
-    places = ["before", "between"] if mode in {"eager", "graph"} else ["both"]
+def test_trains_as_the_bare_optimizer_by_itself(family, name, mode):
+    places = {"eager": ["before", "between"], "graph": ["between"]}
+    places = places.get(mode, ["before"])
     assert_no_faults(family, [name], [(place, mode) for place in places])

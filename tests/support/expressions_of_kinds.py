@@ -11,7 +11,10 @@ def _loop(x, count=3):
     def body(i, total):
         return i + 1, total + x * tf.cast(i, x.dtype)
 
-    return tf.while_loop(lambda i, _: i < count, body, [0, zeros(x)])[1]
+    # XLA wants to know how often at most, to go back.
+    return tf.while_loop(
+        lambda i, _: i < count, body, (0, zeros(x)), maximum_iterations=4
+    )[1]
 
 
 def _recurrence(x):
