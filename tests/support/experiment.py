@@ -29,6 +29,8 @@ SCALED = Unit(1.0, 1.0, frozenset(["a reading"]))
 UNITS = {"number": None, "free": FREE, "zero": ZERO, "kept": KEPT, "scaled": SCALED}
 #: Loss scales at which a result is looked at.
 SCALES = [1.0, 2.0, 1024.0]
+#: Exponents that a result may have.
+POWERS = (-1.0, 0.0, 0.5, 1.0, 2.0, 3.0)
 #: A ratio is right up to this: linear algebra rounds.
 TOLERANCE = 5e-3
 
@@ -107,18 +109,25 @@ class Operation:
         return [x.arrays(i, signed) for i, x in enumerate(self.inputs)]
 
     def assignments(self):
-        """Yields what its floating inputs can be: all, or any two beside numbers."""
-        names = list(UNITS)
+        """Yields what its floating inputs can be, where something is to be seen.
+
+        Of more than two, any two of them are something, and the others alike.
+        """
         count = len(self.floating)
-        if count <= 3:
-            yield from itertools.product(names, repeat=count)
-            return
+        if count <= 2:
+            found = itertools.product(UNITS, repeat=count)
+        else:
+            found = dict.fromkeys(self._pairs(count))
+        return (each for each in found if {"scaled", "zero"} & set(each))
+
+    @staticmethod
+    def _pairs(count):
+        yield ("scaled",) * count
         for one, two in itertools.combinations(range(count), 2):
-            for pair in itertools.product(names, repeat=2):
-                for rest in ("number", "scaled"):
-                    found = [rest] * count
-                    found[one], found[two] = pair
-                    yield tuple(found)
+            for pair in itertools.product(UNITS, repeat=2):
+                found = ["number"] * count
+                found[one], found[two] = pair
+                yield tuple(found)
 
     def units(self, assignment):
         """Returns the units of the results, given what the floating inputs are."""
@@ -140,40 +149,75 @@ class Operation:
             kind = kind_of(kind, tf.as_dtype(found[0].dtype), "")
         return results(kind, units, operands, len(found))
 
-    def at(self, scale, assignment, signed, kept_is_scaled):
+    def at(self, scale, assignment, signed):
         """Returns the results at a loss scale."""
         arrays = self._arrays(signed)
         for position, name in zip(self.floating, assignment):
             factor = {"zero": 0.0, "scaled": scale}.get(name, 1.0)
-            if name == "kept" and kept_is_scaled:
-                factor = scale
-            arrays[position] = [
-                (each * each.dtype.type(factor)) for each in arrays[position]
-            ]
+            arrays[position] = [x * x.dtype.type(factor) for x in arrays[position]]
         with np.errstate(all="ignore"):
             return self.run(arrays)
 
     def wrong(self, assignment):
         """Returns what is sure of a result, and not so. Empty: nothing is."""
         units = self.units(assignment)
-        interpretations = [False]
-        if "kept" in assignment and "scaled" in assignment:
-            interpretations.append(True)  # what a variable held has no say
-        found = [
-            self._wrong(units, assignment, kept_is_scaled)
-            for kept_is_scaled in interpretations
-        ]
+        if all(unit is not None and unit.low < unit.high for unit in units):
+            return ""
+        interpretations = [assignment]
+        if {"kept", "scaled"} <= set(assignment):
+            interpretations = _interpretations(assignment)
+        found = []
+        for each in interpretations:
+            try:
+                found.append(self._wrong(units, each))
+            except tf.errors.InvalidArgumentError:
+                return ""  # a matrix of zeros has no inverse
         return "" if not all(found) else found[0]
 
-    def _wrong(self, units, assignment, kept_is_scaled):
-        for signed in (False, True):
-            before = self.at(SCALES[0], assignment, signed, kept_is_scaled)
+    def _wrong(self, units, assignment):
+        for signed in (True, False):
+            before = self.at(SCALES[0], assignment, signed)
             for scale in SCALES[1:]:
-                after = self.at(scale, assignment, signed, kept_is_scaled)
+                after = self.at(scale, assignment, signed)
                 for number, (unit, one, two) in enumerate(zip(units, before, after)):
                     if one is not None and not _holds(unit, one, two, scale):
                         return f"{self.kind}:{number} of {assignment} is {unit}"
         return ""
+
+
+    def is_careful(self):
+        """Tells whether a result has an exponent that its rule is not sure of."""
+        alone = [
+            tuple("scaled" if i == one else "number" for i in range(len(self.floating)))
+            for one in range(len(self.floating))
+        ]
+        together = ("scaled",) * len(self.floating)
+        return any(map(self._is_careful, dict.fromkeys([together, *alone])))
+
+    def _is_careful(self, assignment):
+        found = [False] * len(self.units(assignment))
+        for number, unit in enumerate(self.units(assignment)):
+            if unit is not None and not unit.is_sure:
+                found[number] = any(
+                    self._has_power(assignment, number, power) for power in POWERS
+                )
+        return any(found)
+
+    def _has_power(self, assignment, number, power):
+        claim = FREE._replace(low=power, high=power)
+        for signed in (True, False):
+            one = self.at(SCALES[0], assignment, signed)[number]
+            for scale in SCALES[1:]:
+                two = self.at(scale, assignment, signed)[number]
+                if one is None or not np.any(one) or not _holds(claim, one, two, scale):
+                    return False
+        return True
+
+
+def _interpretations(assignment):
+    """Yields what may have been held: it has no say, so anything that fits."""
+    choices = [("free", "scaled") if x == "kept" else (x,) for x in assignment]
+    return itertools.product(*choices)
 
 
 def _array(tensor):
