@@ -1,0 +1,114 @@
+"""Every optimizer of every Keras with each setting, when a batch in `fit` overflows.
+
+`test_composition.py` gives every optimizer its gradients, and one of them all settings.
+Here each has each, in `compile` and `fit`: its state is the bare optimizer's that saw
+the other five batches.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from limits import LIMITS, TENSORFLOW
+from models import assert_same, data, differ, regression, training_state
+from test_composition import MADE_WITH, SETTINGS, every_optimizer
+
+from lossscale import DynamicLossScale, LossScaleOptimizer
+
+#: How a model is compiled.
+MODES = {
+    "eager": {"run_eagerly": True},
+    "graph": {"jit_compile": False},
+}
+SIZE, BAD = 16, 2
+PLAIN = "plain"
+
+
+def optimizer_of(family, name, setting):
+    """Returns an optimizer with a setting, None if its class lacks it."""
+    optimizer_class = getattr(family.optimizers, name)
+    if setting == PLAIN:
+        return optimizer_class(**MADE_WITH.get(name, lambda _: {})(family.optimizers))
+    arguments, _ = SETTINGS[setting]
+    try:
+        return optimizer_class(**{"learning_rate": 0.05, **arguments(family.keras)})
+    except ValueError:  # Keras 2's legacy Nadam takes no schedule
+        return None
+
+
+def fitted(family, optimizer, mode, x, y):
+    """Returns the state after `fit`."""
+    how = MODES[mode]
+    if TENSORFLOW < (2, 9):
+        how = {key: value for key, value in how.items() if key != "jit_compile"}
+    model = regression(family, optimizer, **how)
+    if not isinstance(optimizer, LossScaleOptimizer) and hasattr(optimizer, "build"):
+        # Keras 3's ScheduleFreeAdamW begins with weights of 0 if a graph builds it.
+        optimizer.build(model.trainable_variables)
+    before = training_state(model)
+    model.fit(x, y, batch_size=SIZE, shuffle=False, verbose=0)
+    state = training_state(model)
+    assert differ(state, before)
+    return state
+
+
+def assert_one_batch_changes_nothing(family, name, setting, mode):
+    bare = optimizer_of(family, name, setting)
+    if bare is None:
+        pytest.skip(f"{name} has no {setting}")
+    x, y = data(np.random.default_rng(7), 6 * SIZE)
+    good = np.arange(len(x)) // SIZE != BAD
+    expected = fitted(family, bare, mode, x[good], y[good])
+    loss_scale = DynamicLossScale(2.0**12, 2)  # it grows on the way
+    optimizer = LossScaleOptimizer(optimizer_of(family, name, setting), loss_scale)
+    y[BAD * SIZE + 3] = np.inf
+    state = fitted(family, optimizer, mode, x, y)
+    assert loss_scale.skipped_steps.numpy() == 1
+    assert_same(state, expected)
+    gc.collect()  # an optimizer that is alive listens to all that is eager
+
+
+def settings_of(family, name):
+    """Returns what there is for an optimizer: one that is made of others has none."""
+    features = {setting: feature for setting, (_, feature) in SETTINGS.items()}
+    there = [s for s, feature in features.items() if is_there(feature, family)]
+    return [PLAIN, *([] if name in MADE_WITH else there)]
+
+
+def is_there(feature, family):
+    return feature is None or not LIMITS[feature][0](family)
+
+
+def every_setting():
+    """Returns a parameter for each optimizer and setting: quick tests have one each."""
+    found = []
+    for turn, parameter in enumerate(every_optimizer()):
+        family, name = parameter.values
+        settings = settings_of(family, name)
+        found.extend(
+            pytest.param(
+                family,
+                name,
+                setting,
+                id=f"{parameter.id}-{setting}",
+                marks=[pytest.mark.slow] if number != turn % len(settings) else [],
+            )
+            for number, setting in enumerate(settings)
+        )
+    return found
+
+
+EVERY_SETTING = pytest.mark.parametrize(("family", "name", "setting"), every_setting())
+
+
+@EVERY_SETTING
+def test_a_batch_that_overflows_is_as_if_never_seen(family, name, setting):
+    assert_one_batch_changes_nothing(family, name, setting, "eager")
+
+
+@pytest.mark.slow
+@EVERY_SETTING
+def test_a_batch_that_overflows_is_as_if_a_graph_never_saw_it(family, name, setting):
+    assert_one_batch_changes_nothing(family, name, setting, "graph")
