@@ -166,13 +166,11 @@ class Operation:
         interpretations = [assignment]
         if {"kept", "scaled"} <= set(assignment):
             interpretations = _interpretations(assignment)
-        found = []
-        for each in interpretations:
-            try:
-                found.append(self._wrong(units, each))
-            except tf.errors.InvalidArgumentError:
-                return ""  # a matrix of zeros has no inverse
-        return "" if not all(found) else found[0]
+        try:
+            found = [self._wrong(units, each) for each in interpretations]
+        except tf.errors.InvalidArgumentError:
+            return ""  # a matrix of zeros has no inverse
+        return found[0] if all(found) else ""
 
     def _wrong(self, units, assignment):
         for signed in (True, False):
@@ -184,7 +182,6 @@ class Operation:
                         return f"{self.kind}:{number} of {assignment} is {unit}"
         return ""
 
-
     def is_careful(self):
         """Tells whether a result has an exponent that its rule is not sure of."""
         alone = [
@@ -192,7 +189,10 @@ class Operation:
             for one in range(len(self.floating))
         ]
         together = ("scaled",) * len(self.floating)
-        return any(map(self._is_careful, dict.fromkeys([together, *alone])))
+        try:
+            return any(map(self._is_careful, dict.fromkeys([together, *alone])))
+        except tf.errors.InvalidArgumentError:
+            return False  # some inputs must be positive
 
     def _is_careful(self, assignment):
         found = [False] * len(self.units(assignment))

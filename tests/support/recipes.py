@@ -116,7 +116,6 @@ BY_HAND = {
             [*INDICES, *_floats((2,)), *SHAPE, ["int64", [0, 0], 0], *SHAPE],
             {},
         ),
-        ("HistogramFixedWidth", _floats((4,)) + [["float32", [0.0, 1.0], -1]] + _ints(3), {}),
         (
             "CropAndResize",
             [*_floats(IMAGE), *BOXES, *_ints([2, 2])],
