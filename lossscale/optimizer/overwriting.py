@@ -16,7 +16,7 @@ from lossscale.optimizer.provenance.ledger import Ledger
 from lossscale.runtime import kerases
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.runtime.graphs import is_eager
-from lossscale.units.rules import Unit
+from lossscale.units.unit import Unit
 
 #: What variables are called that hold magnitudes of scaled gradients, and no others
 #: (seen in Keras 3.3 to 3.15, which gives them no other mark).

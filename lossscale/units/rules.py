@@ -143,8 +143,11 @@ def _is_compared(said: Sequence[Unit], numbers: List[Any]) -> bool:
 
 def is_finite(units: Units, operands: Operands) -> Optional[Unit]:
     """Whether something is finite. Who chooses by it may drop what was not."""
-    found = flag(0)(units, operands)
-    return found if found is None else found._replace(is_patched=not found.is_kept)
+    (unit,), found = units, flag()(units, operands)
+    if unit is None or found is None or found.is_kept:
+        return found
+    # A flag moved it? `tf.recompute_grad` lets all depend on what comes from above.
+    return found._replace(is_patched=not (unit.is_free and unit.is_bounded))
 
 
 def linear(*powers: Optional[float]) -> Rule:
@@ -214,11 +217,6 @@ def ones(units: Units, operands: Operands) -> Optional[Unit]:
     return None if units[0] is None or units[0].is_zero or units[0].is_kept else FREE
 
 
-def nothing(units: Units, operands: Operands) -> None:
-    """What does not depend on the values of the inputs."""
-    del units, operands
-
-
 def power(units: Units, operands: Operands) -> Optional[Unit]:
     """A power, if its exponent is a constant."""
     exponent = operands.number(1)
@@ -248,8 +246,8 @@ def bound(keeps_scale: bool) -> Rule:
         missing = [i for i, unit in enumerate(units) if unit is None]
         if missing and not (found.is_free or (found.is_scale and keeps_scale)):
             value = operands.number(missing[0])
-            is_floor = keeps_scale and value is not None and 0 <= value <= _SMALL_FLOOR
-            if not (is_floor or value == 0.0):
+            largest = _SMALL_FLOOR if keeps_scale else 0.0
+            if value is None or not 0 <= value <= largest:
                 found = widened(found, "Minimum or Maximum with a number")
         return found._replace(is_bounded=True)
 

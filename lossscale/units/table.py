@@ -21,7 +21,6 @@ from lossscale.units.rules import (
     linear,
     moved,
     moves,
-    nothing,
     ones,
     power,
     product,
@@ -30,6 +29,11 @@ from lossscale.units.rules import (
     zero_or,
 )
 from lossscale.units.unit import Operands, Unit, Units, hull
+
+
+def _nothing(units: Units, operands: Operands) -> None:
+    """What does not depend on the values of the inputs."""
+    del units, operands
 
 
 def _tridiagonal_product(units: Units, operands: Operands) -> Optional[Unit]:
@@ -217,10 +221,10 @@ EACH: Dict[str, Sequence[Rule]] = {
         """),
         (flag(0), moved(1), flag(0)),
     ),
-    "TensorArrayGradV3": (nothing, moved(1)),
-    "TensorArrayGradWithShape": (nothing, nothing, moved(1)),
+    "TensorArrayGradV3": (_nothing, moved(1)),
+    "TensorArrayGradWithShape": (_nothing, _nothing, moved(1)),
     **dict.fromkeys(
-        names("FractionalAvgPool FractionalMaxPool"), (moved(0), nothing, nothing)
+        names("FractionalAvgPool FractionalMaxPool"), (moved(0), _nothing, _nothing)
     ),
     "SparseFillEmptyRows": (flag(0), moved(1, 3), flag(0), flag(0)),
     "SparseConcat": (

@@ -138,6 +138,8 @@ def test_who_chooses_by_what_is_finite_may_drop_an_infinity():
     assert finite.is_patched
     assert moved(1, 2)([finite, SCALED, None], NOTHING).is_patched
     assert not is_finite([KEPT], NOTHING).is_patched
+    assert is_finite([FREE], NOTHING).is_patched
+    assert not is_finite([FREE._replace(is_bounded=True)], NOTHING).is_patched
     # Infinity times 0 is NaN.
     assert not product([finite, SCALED], NOTHING).is_patched
     assert zero_or(product)([SCALED, finite], NOTHING).is_patched
