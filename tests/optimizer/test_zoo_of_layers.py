@@ -72,21 +72,39 @@ def fails(family, name):
     return family.name != "keras3" and name in FAIL_IN_KERAS_2
 
 
-def assert_trains_as_bare(family, name, module, mode):
-    if name in DRAWN_IN_PYTHON and mode != "eager":
-        pytest.skip("draws in Python while it is traced: no two graphs are the same")
+def agree(first, second):
+    """Tells whether weights before and after `fit` do."""
+    return all(
+        np.allclose(one, other, rtol=1e-5, atol=1e-6)
+        for weights in zip(first, second)
+        for one, other in zip(*weights)
+    )
+
+
+def bare_or_skip(family, name, module, mode):
+    """Returns weights before and after a `fit` with the bare optimizer."""
     try:
-        before, expected, _ = trained(family, name, module, mode, wrap=False)
+        return trained(family, name, module, mode, wrap=False)[:2]
     except Exception as error:
         if mode != "xla" and is_newest(family) and not fails(family, name):
             raise
         pytest.skip(f"the bare optimizer cannot train it here: {str(error)[:200]}")
-    first, weights, warned = trained(family, name, module, mode, wrap=True)
-    for one, other in zip(first, before):
-        np.testing.assert_array_equal(one, other)
-    assert any(not np.array_equal(*pair) for pair in zip(before, expected))
+
+
+def assert_trains_as_bare(family, name, module, mode):
+    if name in DRAWN_IN_PYTHON and mode != "eager":
+        pytest.skip("draws in Python while it is traced: no two graphs are the same")
+    bare = bare_or_skip(family, name, module, "eager")
+    assert any(not np.array_equal(*pair) for pair in zip(*bare))
+    try:
+        *ours, warned = trained(family, name, module, mode, wrap=True)
+    except Exception:
+        bare_or_skip(family, name, module, mode)
+        raise
+    if not agree(ours, bare):  # masks are drawn otherwise in some modes
+        bare = bare_or_skip(family, name, module, mode)
     assert not warned, warned[0]
-    for one, other in zip(weights, expected):
+    for one, other in zip(ours[0] + ours[1], bare[0] + bare[1]):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     gc.collect()  # an optimizer that is alive listens to all that is eager
 
@@ -124,7 +142,7 @@ def each_layer():
 
 
 def quick():
-    """Returns parameters for quick tests: Kerases but the first take them in turn.
+    """Returns parameters for quick tests, which take some of them.
 
     What is there for images is tried on them, and for rows and volumes in slow tests.
     """
@@ -133,13 +151,13 @@ def quick():
         if name[-2:] in {"1D", "3D"} and f"{name[:-2]}2D" in LAYERS:
             continue
         number = len(found)
-        mode = "graph" if number % 8 == 0 else "eager"
+        mode = "graph" if number % 5 == 0 else "eager"
         found.append((family, name, module, mode))
     first = families()[0].name
     return [
         pytest.param(*each, id=f"{each[0].name}-{each[1]}-{each[3]}")
         for number, each in enumerate(found)
-        if each[0].name == first or number % 3 == 0
+        if number % (6 if each[0].name == first else 12) == 0
     ]
 
 
@@ -152,10 +170,14 @@ def test_trains_as_the_bare_optimizer(family, name, module, mode):
 @pytest.mark.slow
 @pytest.mark.either_keras2
 @pytest.mark.compiled_once
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("family", "name", "module"),
-    [pytest.param(*each, id=f"{each[0].name}-{each[1]}") for each in each_layer()],
+    ("family", "name", "module", "mode"),
+    [
+        pytest.param(*each, mode, id=f"{each[0].name}-{each[1]}-{mode}")
+        for each in each_layer()
+        for mode in MODES
+        if each[0].name == families()[0].name or mode == "graph"
+    ],
 )
 def test_trains_as_the_bare_optimizer_in_each_mode(family, name, module, mode):
     if mode == "xla":

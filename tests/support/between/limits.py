@@ -37,6 +37,8 @@ OPAQUE = {
     "quantize_and_dequantize of its own range",
     "trust ratio",  # it has a constant for norms of 0
 }
+#: A number is computed, or drawn, in a graph: nobody knows there that it is not small.
+NUMBERS = {"cholesky of gram + 1", "noise + g", "ones_like(g)"}
 #: Their branches are Python's in eager mode, which no operation tells of.
 BRANCHES = {
     "cond of numbers",

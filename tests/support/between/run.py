@@ -167,10 +167,10 @@ def ours(caught):
     return [str(w.message) for w in caught if issubclass(w.category, LossScaleWarning)]
 
 
-def applied(family, state, mode):
+def applied(family, state, mode, every=None):
     """Returns the outcome of each function, from the step of a fixed loss scale."""
     found = {}
-    for chunk in chunks(in_mode(names(), mode)):
+    for chunk in chunks(in_mode(every or names(), mode)):
         loss_scale = FixedLossScale(S)
         cases = [Case(family, name, state, loss_scale) for name in chunk]
         told = steps_in_one_graph(cases, mode)
