@@ -242,12 +242,16 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
-        entry = self._fault_entry(variables)
+        entry = self._trains(variables)
         step = Step(self._provenance, aggregates, entry)
         return step.run(bundle, lambda grads: apply(grads, variables))
 
-    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
-        """Returns where the faults of variables go. Called when it is built, too."""
+    def _trains(self, variables: List[Variable]) -> Optional[Entry]:
+        """Notes what is trained, and returns where its faults go.
+
+        Called when it is built, too: weights may be read before they are applied to.
+        """
+        self._provenance.note_trained(variables)
         checks = self._loss_scale.checks_gradients
         return self._fault_record.entry_of(variables) if checks else None
 

@@ -47,7 +47,7 @@ class _Legacy(Keras2Base):
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self._create_all_weights(var_list)
-        self._fault_entry(list(var_list))
+        self._trains(list(var_list))
 
     @do_not_convert
     def apply_gradients(
@@ -132,7 +132,7 @@ class _New(Keras2Base):
     def build(self, var_list: Any) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
-        self._fault_entry(list(var_list))
+        self._trains(list(var_list))
 
     @do_not_convert
     def apply_gradients(

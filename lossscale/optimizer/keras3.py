@@ -115,7 +115,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         object.__setattr__(self, "_built_for", list(variables))
-        self._fault_entry(self._built_for)
+        self._trains(self._built_for)
         overwriting.note_units(self._provenance.ledger, self._built_for)
         self.built = True
 

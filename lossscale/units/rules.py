@@ -213,8 +213,10 @@ def gradient(units: Units, operands: Operands) -> Optional[Unit]:
 
 def ones(units: Units, operands: Operands) -> Optional[Unit]:
     """Ones in the shape of what has a unit: they have none, and that is known."""
-    del operands
-    return None if units[0] is None or units[0].is_zero or units[0].is_kept else FREE
+    found = flag()(units, operands)
+    return (
+        found if found is None or found.is_kept else FREE._replace(checks=found.checks)
+    )
 
 
 def power(units: Units, operands: Operands) -> Optional[Unit]:

@@ -31,7 +31,6 @@ OPAQUE = {
     "bitcast and back",
     "bitcast, masked",
     "py_function",
-    "numpy_function halves",
     "reduce_prod of one",
     "fake_quant of its own range",
     "quantize_and_dequantize of its own range",
@@ -39,12 +38,13 @@ OPAQUE = {
 }
 #: A number is computed, or drawn, in a graph: nobody knows there that it is not small.
 NUMBERS = {"cholesky of gram + 1", "noise + g", "ones_like(g)"}
-#: Their branches are Python's in eager mode, which no operation tells of.
+#: Python runs or chooses there in eager mode, which no operation tells of.
 BRANCHES = {
     "cond of numbers",
     "cond of a sign",
     "cond(all is_finite, g, 0)",
     "while halves",
+    "numpy_function halves",
 }
 #: Of degree 0: an infinity has a sign, a rank and a place in an order as any number.
 FLAGS = {
