@@ -12,6 +12,7 @@ from lossscale.gradients.scaling import divide
 from lossscale.runtime import mode
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
+from lossscale.runtime.op_types import as_number
 
 #: How often an overflow is tried again, each time at a smaller scale.
 RETRIES = 3
@@ -61,7 +62,7 @@ def _again(backward: Backward, grads: Any, scale: Any, found: Any) -> Any:
     """The same in a graph: in the branch that is not taken, a loop."""
     first = (scale, *_parts(found))
     results = either(
-        checked(found).quick,
+        as_number(checked(found).quick),
         lambda: first,
         lambda: _loop(backward, grads, *first),
     )
@@ -83,7 +84,7 @@ def _loop(backward: Backward, grads: Any, *first: Any) -> Any:
 
     def is_to_be_tried(_: Any, *parts: Any) -> Any:
         finite = checked(list(parts)).exact_in_branch()
-        return tf.logical_and(can_be_finite, tf.logical_not(finite))
+        return as_number(tf.logical_and(can_be_finite, tf.logical_not(finite)))
 
     def attempt(scale: Any, *parts: Any) -> Any:
         scale = block_scale.lower(scale)

@@ -7,6 +7,7 @@ from typing import Any, List
 import tensorflow as tf
 
 from lossscale.gradients.largest import largest_magnitude
+from lossscale.runtime.op_types import as_number
 
 #: The bits of a float32's exponent.
 _EXPONENT = 0x7F800000
@@ -40,7 +41,8 @@ def of(grads: List[Any], headroom: int) -> Any:
     scale = _bounded(inverse * 2.0 ** (_TOP - 1 - headroom))
     is_above = largest * scale > _LARGEST * 2.0**-headroom
     scale = tf.where(is_above, _bounded(scale / 2.0), scale)
-    return tf.where(tf.math.is_finite(largest), scale, tf.ones_like(scale))
+    scale = tf.where(tf.math.is_finite(largest), scale, tf.ones_like(scale))
+    return as_number(scale)
 
 
 def lower(scale: Any) -> Any:

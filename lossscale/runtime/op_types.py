@@ -16,6 +16,8 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import script_ops
 
+from lossscale.runtime.aliases import Tensor
+
 #: The dtypes of positions and counts.
 COUNTS = {tf.int8, tf.int16, tf.int32, tf.int64}
 COUNTS |= {tf.uint8, tf.uint16, tf.uint32, tf.uint64}
@@ -40,6 +42,16 @@ def kind_of(kind: str, dtype: Optional[tf.DType], token: Any) -> str:
     function = script_ops._py_funcs.get(tf.compat.as_str(token))
     is_gradient = getattr(function, "_is_grad_func", False)
     return PY_FUNCTION_GRADIENT if is_gradient else kind
+
+
+def as_number(tensor: Tensor) -> Tensor:
+    """Returns a tensor as a number, in which who follows units sees none.
+
+    For what gradients are multiplied with and divided by again, and for how often that
+    is tried: the result is the same whatever it is. It carries no derivative.
+    """
+    # Nothing else makes this type before a graph runs. It has no gradient.
+    return tf.raw_ops.Snapshot(input=tf.stop_gradient(tensor))
 
 
 @lru_cache(maxsize=None)  # of the types that there are

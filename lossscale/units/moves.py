@@ -20,7 +20,7 @@ def rules(rule: Rule, kinds: str) -> Dict[str, Rule]:
 #: What comes out of these does not depend on the values of what goes in.
 NOTHING = names(
     """
-    Shape ShapeN Size Rank BroadcastGradientArgs BroadcastArgs ConcatOffset
+    Snapshot Shape ShapeN Size Rank BroadcastGradientArgs BroadcastArgs ConcatOffset
     EmptyTensorList TensorListReserve TensorListElementShape TensorListLength
     TensorArrayV3 TensorArraySizeV3 RandomUniform RandomUniformInt
     RandomStandardNormal TruncatedNormal StatelessRandomUniform
@@ -34,7 +34,7 @@ STARTS: Dict[str, Optional[int]] = {"ZerosLike": None, "Const": 0, "Fill": 1}
 SAME = names(
     """
     Identity IdentityN Cast StopGradient Enter Switch RefSwitch Merge Reshape
-    ReadVariableOp PreventGradient Snapshot EnsureShape ExpandDims Squeeze
+    ReadVariableOp PreventGradient EnsureShape ExpandDims Squeeze
     """
 )
 #: What adds up, moves or chooses keeps the unit of what it is given.
@@ -45,7 +45,7 @@ MOVES: Dict[str, Rule] = {
         """
         Add AddV2 AddN Sub AccumulateNV2 BiasAdd BiasAddV1 BiasAddGrad Neg Abs
         ComplexAbs Conj Real Imag Complex Relu LeakyRelu Identity IdentityN Cast
-        StopGradient PreventGradient Snapshot CheckNumerics CheckNumericsV2 Copy
+        StopGradient PreventGradient CheckNumerics CheckNumericsV2 Copy
         CopyHost DeepCopy DebugIdentity DebugIdentityV2 DebugIdentityV3
         DebugGradientIdentity DebugGradientRefIdentity EnsureShape
         GuaranteeConst Placeholder PlaceholderWithDefault Enter Exit
