@@ -88,6 +88,10 @@ class Case:
         return not is_skipped
 
 
+def infinities_of(name):
+    return [] if name in CRASHES else INFINITIES
+
+
 def start_of(name):
     """Returns where a weight begins: at 0 nothing is lost when it is subtracted."""
     return WEIGHT if name in WITH_WEIGHT else np.zeros_like(WEIGHT)
@@ -202,12 +206,11 @@ def one_by_one(family, state, mode, every):
             gc.collect()  # each loss scale that is alive listens to eager mode
         case = Case(family, name, state, DynamicLossScale(S, 1000))
         run = built(case.step, mode)
-        infinities = [] if name in CRASHES else INFINITIES
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run(tf.constant(GRADIENT))
             is_right = case.is_right()
-            missed = [each for each in infinities if case.is_missed(run, each)]
+            missed = [each for each in infinities_of(name) if case.is_missed(run, each)]
         found[name] = Outcome(is_right, ours(caught), missed)
     return found
 
@@ -251,5 +254,5 @@ def missed_together(family, mode, every):
         for chunk in chunks(in_mode(every, mode))
         for together in [Together(family, chunk, mode)]
         for at, name in enumerate(chunk)
-        if any(together.is_missed(at, infinity) for infinity in INFINITIES)
+        if any(together.is_missed(at, each) for each in infinities_of(name))
     ]
