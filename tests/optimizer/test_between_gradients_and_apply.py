@@ -25,7 +25,7 @@ from limits import TENSORFLOW
 
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 slow = pytest.mark.slow
-MODES = ["eager", "graph", pytest.param("xla", marks=slow)]
+MODES = ["eager", "graph"]
 
 
 #: What quick tests try.

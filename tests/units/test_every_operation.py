@@ -63,7 +63,7 @@ UNTRIED = {
         FFTND IFFTND IRFFTND RFFTND FusedBatchNormGradV2 MaxPool3DGradGrad
         MaxPoolGradGradV2 MaxPoolGradV2 MaxPoolGradWithArgmax ScaleAndTranslateGrad
         SegmentMaxV2 SegmentMinV2 SegmentSumV2""",
-    "names of our own": "CastToBool CastToCounts",
+    "names of our own, and what ours alone makes": "CastToBool CastToCounts Snapshot",
 }
 #: Operations whose results have an exponent in the experiment, and none by their rule,
 #: which is right for other inputs or attributes.
