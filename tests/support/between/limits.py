@@ -31,6 +31,7 @@ OPAQUE = {
     "bitcast and back",
     "bitcast, masked",
     "py_function",
+    "numpy_function halves",
     "reduce_prod of one",
     "fake_quant of its own range",
     "quantize_and_dequantize of its own range",
