@@ -7,6 +7,7 @@ gradient is of the same type as what it runs forward.
 
 from __future__ import annotations
 
+import weakref
 from functools import lru_cache
 from typing import Any, Iterator, List, Optional, Tuple
 
@@ -39,7 +40,9 @@ def kind_of(kind: str, dtype: Optional[tf.DType], token: Any) -> str:
         if dtype == tf.bool:
             return CAST_TO_BOOL
         return CAST_TO_COUNTS if dtype in COUNTS else kind
-    function = script_ops._py_funcs.get(tf.compat.as_str(token))
+    # The registry has a `get` of its own, but not on TensorFlow 2.4.
+    function = script_ops._py_funcs._funcs.get(tf.compat.as_str(token))
+    function = function() if isinstance(function, weakref.ref) else function
     is_gradient = getattr(function, "_is_grad_func", False)
     return PY_FUNCTION_GRADIENT if is_gradient else kind
 

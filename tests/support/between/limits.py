@@ -174,7 +174,7 @@ BOUNDS = {
 
 def known_to_be_missed(state, mode):
     """Returns the functions whose overflows may be applied in silence."""
-    found = BRANCHES if mode == "eager" else set()
+    found = NUMBERS | (BRANCHES if mode == "eager" else set())
     if state != "unscaled":
         found = found | FLAGS | FLAGS_BEFORE | CHOICES
     return found | BOUNDS if state == "by hand" else found
