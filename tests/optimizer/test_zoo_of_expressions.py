@@ -276,3 +276,10 @@ def _is_possible(name, jit_compile):
     except Exception:
         return False
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS["masks"])
+def test_trains_as_the_bare_optimizer_in_a_graph_by_itself(name):
+    """Beside others in one graph a wrong rule can stay unseen: their gradients tell."""
+    assert_no_faults(FIRST, [name], [("both", "graph")])
