@@ -235,7 +235,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         Returns:
           In a graph, an op that does it all. None in eager mode.
         """
-        self._provenance.note_trained(variables)
+        self._note_trained(variables)
         bundle = self._provenance.hand_in(grads)
         if any(value is not None for value in values):
             check = overwriting.check_of(values, grads)
@@ -251,9 +251,14 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
 
         Called when it is built, too: weights may be read before they are applied to.
         """
-        self._provenance.note_trained(variables)
+        self._note_trained(variables)
         checks = self._loss_scale.checks_gradients
         return self._fault_record.entry_of(variables) if checks else None
+
+    def _note_trained(self, variables: List[Variable]) -> None:
+        """Notes the variables that hold weights: those that are overwritten do not."""
+        weights = [v for v in variables if not overwriting.is_overwritten(v)]
+        self._provenance.note_trained(weights)
 
     def _check_context(self) -> None:
         """Raises where gradients cannot be applied."""

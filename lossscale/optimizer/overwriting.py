@@ -15,7 +15,6 @@ from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.provenance.ledger import Ledger
 from lossscale.runtime import kerases
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
-from lossscale.runtime.graphs import is_eager
 from lossscale.units.unit import Unit
 
 #: What variables are called that hold magnitudes of scaled gradients, and no others
@@ -39,12 +38,7 @@ def note_units(ledger: Ledger, variables: Iterable[Variable]) -> None:
     """
     for variable in variables:
         if is_overwritten(variable) and variable.name in _OF_GRADIENTS:
-            held = kerases.tensor_of(variable)
-            for each in getattr(held, "values", [held]):
-                handle = getattr(each, "handle", None)
-                if handle is not None and is_eager(handle):
-                    # The ledger's own variables are noted in the same way.
-                    ledger._tracker.note_handle(handle, _SCALED)
+            ledger.note_variable(kerases.tensor_of(variable), _SCALED)
 
 
 def as_handed_over(ledger: Ledger, value: Tensor) -> Any:

@@ -22,7 +22,6 @@ functions     exp, tanh, ...: unsure, if x still has the unit. All others, too
 
 A rule that is sure holds for every input: at S and at 2 S the results have that ratio.
 `tests/units/test_every_operation.py` holds each against experiment.
-
 """
 
 from __future__ import annotations
@@ -214,9 +213,9 @@ def gradient(units: Units, operands: Operands) -> Optional[Unit]:
 def ones(units: Units, operands: Operands) -> Optional[Unit]:
     """Ones in the shape of what has a unit: they have none, and that is known."""
     found = flag()(units, operands)
-    return (
-        found if found is None or found.is_kept else FREE._replace(checks=found.checks)
-    )
+    if found is None or found.is_kept:
+        return found
+    return FREE._replace(checks=found.checks)
 
 
 def power(units: Units, operands: Operands) -> Optional[Unit]:

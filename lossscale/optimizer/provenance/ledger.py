@@ -77,7 +77,7 @@ class Ledger:
         self._tracker = Tracker(self._marked, self._read_now)
         self._unscalings: Any = weakref.WeakValueDictionary()
         scale = Unit(1.0, 1.0, is_scale=True)
-        self._note_variable(getattr(loss_scale, "current_loss_scale", None), scale)
+        self.note_variable(getattr(loss_scale, "current_loss_scale", None), scale)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         return None  # a copied loss scale has other optimizers
@@ -85,9 +85,9 @@ class Ledger:
     def note_trained(self, variables: Iterable[Variable]) -> None:
         """Notes that variables are trained: they hold weights, and no gradients."""
         for each in variables:
-            self._note_variable(tensor_of(each), TRAINED)
+            self.note_variable(tensor_of(each), TRAINED)
 
-    def _note_variable(self, variable: Variable, unit: Unit) -> None:
+    def note_variable(self, variable: Variable, unit: Unit) -> None:
         """Notes the unit of what a variable holds."""
         for each in getattr(variable, "values", [variable]):
             handle = getattr(each, "handle", None)
