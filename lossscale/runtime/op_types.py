@@ -1,8 +1,8 @@
 """What operations are, where their type alone does not say it: see `kind_of`.
 
 A cast to integers rounds, one to `tf.bool` asks what is zero, and any other hands on
-what it is given. What `tf.py_function` runs for its gradient is of the same type as what
-it runs forward.
+what it is given. What `tf.py_function` runs for its gradient has the type of what it
+runs forward.
 """
 
 from __future__ import annotations
