@@ -242,16 +242,20 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
-        entry = self._trains(variables)
+        entry = self._fault_entry(variables)
         step = Step(self._provenance, aggregates, entry)
         return step.run(bundle, lambda grads: apply(grads, variables))
 
-    def _trains(self, variables: List[Variable]) -> Optional[Entry]:
-        """Notes what is trained, and returns where its faults go.
+    def _trains(self, variables: List[Variable]) -> None:
+        """Notes what is trained, when that is built: weights may be read before a step.
 
-        Called when it is built, too: weights may be read before they are applied to.
+        What keeps their faults is made here, too, outside of any graph.
         """
         self._note_trained(variables)
+        self._fault_entry(variables)
+
+    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
+        """Returns where the faults of variables go."""
         checks = self._loss_scale.checks_gradients
         return self._fault_record.entry_of(variables) if checks else None
 

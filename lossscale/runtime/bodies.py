@@ -78,7 +78,8 @@ class GraphBody:
 
 
 def _node_of(operation: Op) -> Node:
-    inputs, kind = operation.inputs, operation.type
+    # A placeholder that is added to the condition of a loop has none on TensorFlow 2.4.
+    inputs, kind = getattr(operation, "inputs", ()), operation.type
     if kind in AMBIGUOUS:
         token = operation.get_attr("token") if kind == "EagerPyFunc" else b""
         kind = kind_of(kind, operation.outputs[0].dtype, token)

@@ -221,16 +221,8 @@ class Sweep:
             before = list(units)
             outs, after = self.body(body, before, count)
             units = [join(each) for each in zip(before, outs, after)]
-        return list(units), list(units), self._flag(condition, units)
-
-    def _flag(self, condition: Any, units: Units) -> Optional[Unit]:
-        """Returns the unit of what a loop's condition returns."""
-        if condition is None:
-            return None
-        try:
-            return self.body(condition, units, 1)[0][0]
-        except AttributeError:
-            return None  # TensorFlow 2.4 keeps no inputs of a condition's operations
+        flag = None if condition is None else self.body(condition, units, 1)[0][0]
+        return list(units), list(units), flag
 
     def _of_dataset(self, body: Any, units: Units, states: int) -> Optional[Unit]:
         """Returns the unit of what a loop over a dataset returns, state and elements.
