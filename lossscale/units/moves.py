@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Optional
+from typing import Any, Dict, FrozenSet, Optional
 
 from lossscale.units.rules import Rule, moved, moves
 
@@ -12,8 +12,8 @@ def names(text: str) -> FrozenSet[str]:
     return frozenset(text.split())
 
 
-def rules(rule: Rule, kinds: str) -> Dict[str, Rule]:
-    """Returns a table in which each of the types has a rule."""
+def rules(rule: Any, kinds: str) -> Dict[str, Any]:
+    """Returns a table in which each of the types has a rule, or one for each result."""
     return dict.fromkeys(kinds.split(), rule)
 
 
@@ -101,13 +101,8 @@ MOVES: Dict[str, Rule] = {
     **rules(
         moved(1),
         """
-        Split ScatterNd AvgPoolGrad AvgPool3DGrad SparseReduceSum
-        """,
-    ),
-    **rules(
-        moved(1),
-        """
-        SparseReduceMax SparseFillEmptyRowsGrad TensorArrayConcatV3
+        Split ScatterNd AvgPoolGrad AvgPool3DGrad SparseReduceSum SparseReduceMax
+        SparseFillEmptyRowsGrad TensorArrayConcatV3
         """,
     ),
     **rules(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, Optional, Sequence
 
 from lossscale.runtime.op_types import CAST_TO_BOOL, CAST_TO_COUNTS
-from lossscale.units.moves import MOVES, names, rules
+from lossscale.units.moves import MOVES, rules
 from lossscale.units.rules import (
     Rule,
     bound,
@@ -197,45 +197,27 @@ EACH: Dict[str, Sequence[Rule]] = {
     "SelfAdjointEigV2": (linear(1.0), flag()),
     "LogMatrixDeterminant": (flag(), function()),
     "Lu": (function(), flag()),
-    **dict.fromkeys(
-        names("""
-        TopK TopKV2 ApproxTopK Unique UniqueV2
-        """),
+    **rules(
         _ORDERED,
+        """
+        TopK TopKV2 ApproxTopK Unique UniqueV2 MaxPoolWithArgmax
+        SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2
+        """,
     ),
-    **dict.fromkeys(
-        names("""
-        MaxPoolWithArgmax
-        """),
-        _ORDERED,
-    ),
-    **dict.fromkeys(
-        names("""
-        UniqueWithCounts UniqueWithCountsV2
-        """),
-        (*_ORDERED, flag(0)),
-    ),
-    **dict.fromkeys(
-        names("""
-        SparseReorder SparseSlice SparseReduceSumSparse SparseReduceMaxSparse
-        """),
+    **rules((*_ORDERED, flag(0)), "UniqueWithCounts UniqueWithCountsV2"),
+    **rules(
         (flag(0), moved(1), flag(0)),
+        """
+        SparseReorder SparseSlice SparseReduceSumSparse SparseReduceMaxSparse
+        """,
     ),
+    **rules((moved(0), _nothing, _nothing), "FractionalAvgPool FractionalMaxPool"),
     "TensorArrayGradV3": (_nothing, moved(1)),
     "TensorArrayGradWithShape": (_nothing, _nothing, moved(1)),
-    **dict.fromkeys(
-        names("FractionalAvgPool FractionalMaxPool"), (moved(0), _nothing, _nothing)
-    ),
     "SparseFillEmptyRows": (flag(0), moved(1, 3), flag(0), flag(0)),
     "SparseConcat": (
         flag(0),
         moves(lambda count: range(count // 3, count // 3 * 2)),
         flag(0),
-    ),
-    **dict.fromkeys(
-        names("""
-        SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2
-        """),
-        _ORDERED,
     ),
 }
