@@ -183,10 +183,12 @@ class Sweep:
             flags, returned = [], [self.body(bodies[0], list(units), count)]
         for key, before, after in zip(keys, units, zip(*(a for _, a in returned))):
             held = join(after)
-            if held is not None:
+            if held == before:
+                continue  # one name can stand at two inputs: what is new counts
+            if held is None:
+                table.pop(key, None)
+            else:
                 table[key] = held
-            elif before is not None:
-                del table[key]
         joined = (join(each) for each in zip(*(outs for outs, _ in returned)))
         return [chosen(each, flags) for each in joined]
 
@@ -216,13 +218,16 @@ class Sweep:
 
         Returns the unit of the flag that ends it, too.
         """
-        before: Optional[List[Optional[Unit]]] = None
+        first, before, assigned = list(units), None, [False] * len(units)
         while units != before:
             before = list(units)
             outs, after = self.body(body, before, count)
+            assigned = [a or old != new for a, old, new in zip(assigned, before, after)]
             units = [join(each) for each in zip(before, outs, after)]
         flag = None if condition is None else self.body(condition, units, 1)[0][0]
-        return list(units), list(units), flag
+        # What a loop begins with stays what it is, if it is no variable.
+        left = [new if a else old for a, old, new in zip(assigned, first, units)]
+        return list(units), left, flag
 
     def _of_dataset(self, body: Any, units: Units, states: int) -> Optional[Unit]:
         """Returns the unit of what a loop over a dataset returns, state and elements.

@@ -164,6 +164,22 @@ def test_what_goes_round_a_loop(loop, run):
     assert loop.origins() == [(CHANGED, "check")]
 
 
+def test_what_a_loop_begins_with_stays_what_it_is(loop, run):
+    """Twice the same: what becomes of both in the loop differs."""
+
+    def program(count):
+        scaled = loop.scaled()
+        one = other = scaled[0]
+        for _ in tf.range(count):
+            one, other = loop.unscaled([one])[0], one * 2.0 + other
+        return loop.apply(scaled) + loop.apply([one]) + tf.reduce_sum(other)
+
+    run(program, 2)
+    (known, *_), (unsure,) = loop.seen
+    assert known == (SCALED,)
+    assert unsure == (UNSURE, "check")
+
+
 @pytest.mark.parametrize("unscales", [True, False])
 def test_both_branches(loop, run, unscales):
     def program(flag):
