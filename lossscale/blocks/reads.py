@@ -41,9 +41,9 @@ class _Listener:
         self._computed: Set[int] = set()
         self._thread = threading.get_ident()
 
-    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
+    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         """Takes note of an operation: a `callbacks.Listener`."""
-        del kind
+        del kind, attrs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
                 number = number_of(each)

@@ -44,9 +44,9 @@ and none of its state was restored. Restore it into `optimizer.inner_optimizer`:
 """
 MOVED = """\
 These gradients are divided by the loss scale as it is now. Their loss was scaled in \
-another tf.function, and a step may have changed the loss scale since. Scale the loss \
-in the tf.function in which the gradients are applied, or unscale them where they are \
-made:
+another tf.function, or in a dataset's, which runs ahead, and a step may have changed \
+the loss scale since. Scale the loss in the tf.function in which the gradients are \
+applied, or unscale them where they are made:
 
     grads = optimizer.get_unscaled_gradients(grads)
 """

@@ -9,7 +9,17 @@ of a definition's.
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Callable, Dict, Hashable, Iterator, List, NamedTuple, Optional
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Tuple,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +38,10 @@ _ALWAYS_MARKED = {*BODIES, "Const", "Identity", "ReadVariableOp"}
 MARK = "_loss_scale"
 
 
+#: How many inputs are a dataset's state, and how many its function captures.
+Counts = Tuple[int, int]
+
+
 class Node(NamedTuple):
     """An operation.
 
@@ -40,7 +54,8 @@ class Node(NamedTuple):
       width: Returns the static size of the last axis of an input, None if there is
         none.
       bodies: Returns its bodies, None for one that is not known.
-      states: Returns how many of its inputs go round in it: those of a dataset's loop.
+      counts: Returns of a dataset how many of its inputs are the state that goes round
+        in it, and how many its function captures.
       mark: What is marked on it.
     """
 
@@ -50,7 +65,7 @@ class Node(NamedTuple):
     value: Callable[[int], Optional[Array]]
     width: Callable[[int], Optional[int]]
     bodies: Callable[[], List[Any]]
-    states: Callable[[], int]
+    counts: Callable[[], Counts]
     mark: str = ""
 
 
@@ -90,7 +105,7 @@ def _node_of(operation: Op) -> Node:
         lambda number: value_of(inputs[number].op if inputs else operation),
         lambda number: width_of(inputs[number]),
         lambda: _bodies_of(operation),
-        lambda: len(operation.get_attr("Tstate")),
+        lambda: _counts_in(operation.node_def),
         mark_on(operation) if operation.type in BODIES else "",
     )
 
@@ -185,7 +200,7 @@ class Definition:
                 partial(self._value, inputs or [node.name]),
                 lambda _: None,
                 partial(_bodies_in, node),
-                partial(_states_in, node),
+                partial(_counts_in, node),
                 mark,
             )
 
@@ -232,8 +247,20 @@ def _bodies_in(node: Any) -> List[Optional[Definition]]:
     return [definition(each.name) for listed in lists for each in listed]
 
 
-def _states_in(node: Any) -> int:
-    return len(node.attr["Tstate"].list.type)
+def _counts_in(node: Any) -> Counts:
+    states, captured = (node.attr[name].list.type for name in ("Tstate", "Targuments"))
+    return len(states), len(captured)
+
+
+def function_of_elements(attrs: Any) -> Tuple[str, Counts]:
+    """Returns the name of a dataset's function and the counts of `Node.counts`.
+
+    Args:
+      attrs: The names of attributes and their values, in turn, as eager mode has them.
+    """
+    found = dict(zip(attrs[::2], attrs[1::2]))
+    counts = len(found.get("Tstate", ())), len(found.get("Targuments", ()))
+    return tf.compat.as_str(found["f"].name), counts
 
 
 def _is_function(kind: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, List, Protocol
 
@@ -19,19 +20,27 @@ from lossscale.runtime.op_types import AMBIGUOUS, kind_of
 class Listener(Protocol):
     """What is told of operations."""
 
-    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
+    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         """Takes note of an operation that has run.
 
         Args:
           kind: The operation's type (see `op_types`), or the name of a function.
           inputs: Its inputs, eager tensors.
           outputs: Its outputs.
+          attrs: The names of its attributes and their values, in turn.
 
         Returns:
           Whether it wants to be told of the next one on this thread.
         """
 
 
+class _Here(threading.local):
+    """What belongs to one thread."""
+
+    is_telling = False
+
+
+_here = _Here()
 #: Weak references: who is gone is told of nothing.
 _listening: List[Any] = []
 
@@ -69,16 +78,23 @@ def _tell(  # noqa: PLR0917 - as TensorFlow calls it
     op_name: Any = None,
     graph: Graph = None,
 ) -> Any:
-    """Tells all listeners. TensorFlow calls it for operations of graphs, too."""
+    """Tells all listeners. TensorFlow calls it for operations of graphs, too.
+
+    What a listener computes itself is nobody's business.
+    """
     del op_name
-    if graph is None and outputs is not None:
+    if graph is None and outputs is not None and not _here.is_telling:
         # A function's name may come as bytes.
         name = kind if isinstance(kind, str) else kind.decode()
         if name in AMBIGUOUS:
             token = attrs[attrs.index("token") + 1] if "token" in attrs else b""
             name = kind_of(name, outputs[0].dtype, token)
-        found = [each() for each in list(_listening)]
-        wanted = [each.hear(name, inputs, outputs) for each in found if each]
+        _here.is_telling = True
+        try:
+            found = [each() for each in list(_listening)]
+            wanted = [each.hear(name, inputs, outputs, attrs) for each in found if each]
+        finally:
+            _here.is_telling = False
         if not any(wanted):
             _stop()
     # Who builds a graph goes on with what is returned, and wants a list.

@@ -16,7 +16,14 @@ _NOTES = "_lossscale_notes"
 
 LOOPS = {"While", "StatelessWhile"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
-DATASETS = {"ScanDataset", "ReduceDataset"}  # AutoGraph's `for batch in dataset`
+#: Those that call a function of elements. AutoGraph's `for batch in dataset` is among
+#: them, and what returns datasets of its own.
+DATASETS = {
+    *("ScanDataset", "ReduceDataset", "MapDataset", "ParallelMapDataset"),
+    *("ParallelMapDatasetV2", "MapAndBatchDataset", "FlatMapDataset"),
+    *("InterleaveDataset", "ParallelInterleaveDatasetV2"),
+    *("ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4"),
+}
 #: Operations with bodies, and the attributes that name those.
 BODIES = {
     **dict.fromkeys(LOOPS, ("body", "cond")),

@@ -9,6 +9,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag
+from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 
 
@@ -52,7 +53,9 @@ class FixedLossScale(LossScale):
         self.checks_gradients = skip
 
     def __call__(self) -> Any:
-        return tf.constant(self.loss_scale_value, tf.float32)
+        value = tf.constant(self.loss_scale_value, tf.float32)
+        # The gradient of a branch or a loop makes constants anew, which nobody knows.
+        return tf.ensure_shape(value, []) if is_building() else value
 
     def _adjust(self, is_finite: Flag) -> Any:
         del is_finite  # it stays

@@ -15,10 +15,13 @@ from lossscale.runtime.aliases import Tensor
 from lossscale.runtime.bodies import (
     definition,
     forget_definitions,
+    function_of_elements,
     numbers_in,
     width_of,
 )
 from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.graphs import DATASETS
+from lossscale.units.direct_reads import DirectReads
 from lossscale.units.moves import STARTS
 from lossscale.units.operations import results
 from lossscale.units.sweep import (
@@ -29,6 +32,7 @@ from lossscale.units.sweep import (
     Swept,
     assign,
     latest,
+    still_open,
 )
 from lossscale.units.unit import KEPT, Operands, Unit, Units
 
@@ -72,7 +76,7 @@ class Tracker:
     """
 
     def __init__(
-        self, marked: Callable[[str], Optional[Unit]], read_now: Callable[[], Unit]
+        self, marked: Callable[[str], Optional[Unit]], read_now: Callable[..., Unit]
     ) -> None:
         self._marked, self._read_now = marked, read_now
         self._new: Dict[int, Unit] = {}
@@ -80,6 +84,7 @@ class Tracker:
         #: What variables hold, by the numbers of their handles.
         self._held = Bounded(_VARIABLES)
         self._returned = Bounded(_FUNCTIONS)
+        self._direct = DirectReads()
         self._here = _Here()
 
     def unit(self, tensor: Tensor) -> Optional[Unit]:
@@ -100,6 +105,10 @@ class Tracker:
         self._here.idle = 0
         callbacks.add(self)
 
+    def is_deaf(self) -> bool:
+        """Tells whether this thread's operations have gone untracked for a while."""
+        return self._here.idle >= _IDLE
+
     def is_silent(self) -> bool:
         """Tells whether this thread's operations are not tracked now."""
         return self._here.silent > 0
@@ -118,55 +127,100 @@ class Tracker:
     def _set(self, number: int, unit: Unit) -> None:
         if len(self._new) >= _UNITS:
             self._new, self._old = {}, self._new
+        if len(unit.checks) > 1:
+            unit = unit._replace(checks=still_open(unit.checks))
         self._new[number] = unit
 
-    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
+    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         """Notes the units of an operation's results: a `callbacks.Listener`."""
         here = self._here
         if here.silent or here.idle >= _IDLE:
             return bool(here.silent)
         here.silent += 1
         try:
-            self._note_operation(kind, inputs, outputs)
+            self._note_operation(kind, inputs, outputs, attrs)
+            self._direct.heard(outputs)
         finally:
             here.silent -= 1
         here.idle += 1
         return here.idle < _IDLE
 
-    def _note_operation(self, kind: str, inputs: Any, outputs: Any) -> None:
-        get = self._get
-        units = [get(number_of(each)) for each in inputs]
-        if kind in READS:
-            found: Units = [units[0] or KEPT]
-        elif kind in ASSIGNS or kind in ADDS:
+    def _note_operation(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> None:
+        units = [self._get(number_of(each)) for each in inputs]
+        if kind in ASSIGNS or kind in ADDS:
             assign(self._held, number_of(inputs[0]), kind, units)
-            return
-        elif kind.startswith("__"):
-            found = self._call(kind, inputs, units, len(outputs))
-        elif any(units) or kind in STARTS:
-            found = results(kind, units, _operands(inputs), len(outputs))
+            self._direct.note(inputs[0], self._held.get(number_of(inputs[0])))
+        elif kind == "MakeIterator":
+            self._hold_elements(number_of(inputs[1]), units[0])
         else:
-            return
-        for output, unit in zip(outputs, found):
+            if self._direct and None in units:
+                units = list(map(self._read_directly, inputs, units))
+            found = self._results(kind, inputs, units, len(outputs), attrs)
+            self._set_all(outputs, found)
+
+    def _results(
+        self, kind: str, inputs: Any, units: Units, count: int, attrs: Any
+    ) -> Units:
+        """Returns the units of what an operation returned, nothing if none has any."""
+        if kind in READS:
+            return [units[0] or KEPT]
+        if kind in DATASETS:
+            return [self._dataset(attrs, units, kind == "ReduceDataset")] * count
+        if kind.startswith("__"):
+            return self._call(kind, inputs, units, count)
+        if any(units) or kind in STARTS:
+            return results(kind, units, _operands(inputs), count)
+        return []
+
+    def _set_all(self, outputs: Any, units: Units) -> None:
+        for output, unit in zip(outputs, units):
             if unit is not None:
                 self._set(number_of(output), unit)
                 if not unit.is_kept and not unit.is_zero:
                     self._here.idle = 0
 
-    def _call(self, name: str, inputs: Any, units: Units, count: int) -> Units:
-        """Returns the units of what a function returned, and notes what it assigned."""
-        key, tokens = _without_origins(units)
+    def _read_directly(self, tensor: Tensor, unit: Optional[Unit]) -> Optional[Unit]:
+        """Returns the unit of an input that may be a variable itself."""
+        number = None if unit is not None else self._direct.variable_of(tensor)
+        return unit if number is None else self._held.get(number)
+
+    def _look_into(self, name: str, key: Any, look: Callable[[Sweep], Any]) -> Any:
+        """Returns what a function does to units, once for each list of them."""
         known = self._returned.get(name)
         if known is None:
             known = self._returned[name] = {}
         if key not in known:
-            sweep = Sweep(lambda _: None, lambda _: Swept(), self._marked)
-            known[key] = sweep.body(definition(name), list(key), count)
+            known[key] = look(Sweep(lambda _: None, lambda _: Swept(), self._marked))
             forget_definitions()
-        outs, after = known[key]
+        return known[key]
+
+    def _dataset(self, attrs: Any, units: Units, is_run: bool) -> Optional[Unit]:
+        """Returns the unit of a dataset's elements, or of what they came to now."""
+        key, tokens = _without_origins(units)
+        name, counts = function_of_elements(attrs)
+        unit: Optional[Unit] = self._look_into(
+            name, key, lambda sweep: sweep.of_dataset(definition(name), key, counts)
+        )
+        if unit is None:
+            return None
+        unit = _with_origins(unit, tokens)
+        return self._with_reading(unit) if is_run else unit
+
+    def _hold_elements(self, iterator: int, unit: Optional[Unit]) -> None:
+        """Notes the unit of what an iterator returns from now on."""
+        if unit is not None:
+            self._held[iterator] = self._with_reading(unit, is_from_then_on=True)
+
+    def _call(self, name: str, inputs: Any, units: Units, count: int) -> Units:
+        """Returns the units of what a function returned, and notes what it assigned."""
+        key, tokens = _without_origins(units)
+        outs, after = self._look_into(
+            name, key, lambda sweep: sweep.body(definition(name), list(key), count)
+        )
         for each, before, unit in zip(inputs, key, after):
             if unit is not before and unit is not None and not unit.is_scale:
                 self._hold(number_of(each), _with_origins(unit, tokens))
+                self._direct.note(each, self._held.get(number_of(each)))
         return [self._returned_unit(unit, tokens) for unit in outs]
 
     def _hold(self, number: int, unit: Unit) -> None:
@@ -180,10 +234,14 @@ class Tracker:
     def _returned_unit(self, unit: Optional[Unit], tokens: List[Unit]) -> Any:
         if unit is None:
             return None
-        unit = _with_origins(unit, tokens)
+        return self._with_reading(_with_origins(unit, tokens))
+
+    def _with_reading(self, unit: Unit, is_from_then_on: bool = False) -> Unit:
+        """Returns a unit with where the loss scale was read, if that is not known."""
         if unit.is_free or unit.is_zero or unit.readings or unit.is_kept:
             return unit
-        return unit._replace(readings=self._read_now().readings)
+        readings = self._read_now(is_from_then_on).readings
+        return unit._replace(readings=readings)
 
 
 def _operands(inputs: Any) -> Operands:

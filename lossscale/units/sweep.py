@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, FrozenSet, Hashable, List, Optional, Tup
 
 from lossscale.gradients.finite import dense_part
 from lossscale.runtime.aliases import Graph, Tensor
-from lossscale.runtime.bodies import GraphBody, Node
+from lossscale.runtime.bodies import Counts, GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
 from lossscale.units.moves import STARTS
 from lossscale.units.operations import join, result, results
@@ -171,7 +171,7 @@ class Sweep:
         """Returns the units of what a loop, a branch or a function returns."""
         bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
         if node.kind in DATASETS:
-            return [self._of_dataset(bodies[0], units, node.states())] * count
+            return [self.of_dataset(bodies[0], units, node.counts())] * count
         if node.kind in LOOPS:
             body, condition = bodies
             outs, after, flag = self._loop(body, condition, list(units), count)
@@ -229,17 +229,18 @@ class Sweep:
         left = [new if a else old for a, old, new in zip(assigned, first, units)]
         return list(units), left, flag
 
-    def _of_dataset(self, body: Any, units: Units, states: int) -> Optional[Unit]:
-        """Returns the unit of what a loop over a dataset returns, state and elements.
+    def of_dataset(self, body: Any, units: Units, counts: Counts) -> Optional[Unit]:
+        """Returns the unit of what a function makes of a dataset's elements.
 
-        Its inputs are the dataset, the state, and what the body captures. The body's
-        are the state, the dataset's elements and those.
+        The first inputs are the dataset, the state, and what the body captures. The
+        body's are the state, the dataset's elements and those.
         """
         if body is None:
             return join(units)
-        state, captured = list(units[1 : 1 + states]), list(units[1 + states :])
-        elements = [units[0]] * (len(body.inputs) - len(units) + 1)
-        before: Optional[List[Optional[Unit]]] = None
+        states, captures = counts
+        state, captured = units[1 : 1 + states], units[1 + states :][:captures]
+        elements = [units[0]] * (len(body.inputs) - states - captures)
+        before: Optional[Units] = None
         while state != before:
             before = state
             outs, _ = self.body(body, [*before, *elements, *captured], 0)
@@ -276,11 +277,19 @@ def _sum_of(
     return total._replace(checks=held.checks | value.checks, is_bounded=True)
 
 
+def still_open(checks: FrozenSet[Any]) -> FrozenSet[Any]:
+    """Returns the unscalings that a value carries on: not those that are settled."""
+    if len(checks) < 2 or any(isinstance(each, int) for each in checks):
+        return checks  # within a function numbers stand for those of its inputs
+    last = max(each.number for each in checks)
+    return frozenset(each for each in checks if not each.is_settled_at(last))
+
+
 def latest(checks: FrozenSet[Any]) -> FrozenSet[Any]:
     """Returns the last of the unscalings that a variable sums up, if they are many."""
+    checks = still_open(checks)
     if len(checks) <= _CHECKS:
         return checks
-    # Within a function they are numbers, which stand for those of its inputs.
     ordered = sorted(checks, key=lambda each: getattr(each, "number", 0))
     return frozenset(ordered[-_CHECKS:])
 

@@ -25,7 +25,8 @@ class Listener:
         self.wanted = wanted
         self.heard = []
 
-    def hear(self, kind, inputs, outputs):
+    def hear(self, kind, inputs, outputs, attrs):
+        del attrs
         self.heard.append((kind, len(inputs), len(outputs)))
         return len(self.heard) < self.wanted
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 
+from lossscale.optimizer.provenance.unscalings import Unscaling
 from lossscale.runtime.graphs import is_eager
 from lossscale.units.unit import UNKNOWN, Unit
 
@@ -56,10 +57,15 @@ def is_free(unit: Unit) -> bool:
     return unit.is_free and not unit.is_kept
 
 
-def hides(unit: Unit) -> bool:
-    """Tells whether an overflow may be known only to a flag that is out of sight."""
+def hides(unit: Unit, unscalings: Iterable[Unscaling]) -> bool:
+    """Tells whether an overflow may be known only to a flag that is out of sight.
+
+    Args:
+      unit: The unit of what is applied.
+      unscalings: What no step has decided with yet.
+    """
     return unit.is_bounded and any(
-        not (each.shows or each.is_visible()) for each in unit.checks
+        not (each.shows or each.is_visible()) for each in unit.checks & {*unscalings}
     )
 
 

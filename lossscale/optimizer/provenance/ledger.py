@@ -66,11 +66,13 @@ class Ledger:
       timeline: When it was read, scaled with and applied.
       has_unscaled: Whether gradients were ever unscaled by it.
       number_read: When it was last read as a Python number.
+      optimizers: The `Provenance` of each optimizer that it scales the losses of.
     """
 
     def __init__(self, loss_scale: Any) -> None:
         self.has_unscaled = False
         self.number_read = 0
+        self.optimizers: Any = weakref.WeakSet()
         self._key = uuid.uuid4().hex
         self.timeline = Timeline()
         self._loss_scale = weakref.ref(loss_scale)
@@ -133,7 +135,8 @@ class Ledger:
           units: The units that they had.
         """
         self.has_unscaled = True
-        unscaling = Unscaling(self.timeline.now(), grads, check, pairs)
+        now = self.timeline.now()
+        unscaling = Unscaling(now, grads, check, pairs, self.optimizers)
         self._unscalings[unscaling.number] = unscaling
         own = frozenset([unscaling])
         for value, unit in zip(values_of(grads), units):
@@ -168,6 +171,10 @@ class Ledger:
     def _sweep(self) -> Sweep:
         return Sweep(self._tracker.unit, self._swept, self._marked)
 
+    def may_have_missed(self) -> bool:
+        """Tells whether something may have become of gradients that nobody noted."""
+        return not is_building() and self._tracker.is_deaf()
+
     def unscaling_of(self, grad: Grad) -> Optional[Unscaling]:
         """Returns the unscaling that returned this very gradient, None without one."""
         (value,) = values_of([grad])
@@ -197,10 +204,10 @@ class Ledger:
         checks = frozenset() if unscaling is None else frozenset([unscaling])
         return Unit(0.0, 0.0, checks=checks)
 
-    def _read_now(self) -> Unit:
+    def _read_now(self, is_from_then_on: bool = False) -> Unit:
         loss_scale: Any = self._loss_scale()  # alive: an optimizer has its tracker
         tensor = tf.identity(loss_scale._value())
-        reading = self.timeline.note_reading(tensor)
+        reading = self.timeline.note_reading(tensor, is_from_then_on)
         return Unit(1.0, 1.0, frozenset([reading]))
 
     def _swept(self, graph: Graph) -> Swept:

@@ -55,6 +55,7 @@ class Provenance:
     Attributes:
       loss_scale: What scales their losses.
       ledger: What is known of it.
+      key: What names it among the optimizers of that.
     """
 
     def __init__(self, loss_scale: LossScale, divides_in_apply: bool) -> None:
@@ -66,6 +67,8 @@ class Provenance:
         """
         self.loss_scale = loss_scale
         self.ledger = ledger_of(loss_scale)
+        self.ledger.optimizers.add(self)
+        self.key = self.ledger.timeline.now()
         self._divides_in_apply = divides_in_apply
         self._warned: Set[str] = set()
         self._trained: List[int] = []
@@ -128,22 +131,40 @@ class Provenance:
         is_read_here = timeline.is_read_here()
         kinds = [kind_of(unit, is_read_here) for unit in units]
         known = {k for g, k in zip(grads, kinds) if g is not None} - {Kind.UNKNOWN}
-        self._warn_of(units, kinds)
+        unscalings = self._not_settled(units)
+        self._warn_of(units, kinds, unscalings)
         losses = timeline.losses()
-        bundle = (self._known if known else self._unknown)(grads, units, kinds)
+        if known:
+            bundle = self._known(grads, self._divisors(units, kinds), unscalings)
+        else:
+            bundle = self._unknown(grads, units)
         if known == {Kind.UNSCALED} and self._was_never_scaled(grads):
             self._warn(warning_texts.NEVER_SCALED)
+        for each in unscalings:
+            each.note_decided(self.key, timeline.now())
         timeline.note_apply(self._read if known else None)
         return bundle.but(losses=losses)
 
-    def _known(self, grads: Grads, units: List[Unit], kinds: List[Kind]) -> Bundle:
+    def _not_settled(self, units: List[Unit]) -> List[Unscaling]:
+        """Returns the unscalings that gradients come from, in their order.
+
+        Not those of steps that this optimizer applied or skipped before the last ones
+        were unscaled.
+        """
+        every = {each for unit in units for each in unit.checks}
+        last = max((each.number for each in every), default=0)
+        left = [each for each in every if not each.is_settled_for(self.key, last)]
+        return sorted(left, key=lambda each: each.number)
+
+    def _known(
+        self, grads: Grads, divisors: Divisors, unscalings: List[Unscaling]
+    ) -> Bundle:
         """Returns gradients of which at least one is known to be scaled or unscaled."""
-        unscalings = [each for each in _unscalings(units) if each.is_visible()]
+        unscalings = [each for each in unscalings if each.is_visible()]
         check = earlier_check(unscalings, grads)
         are_returned = all(g is None or self.ledger.unscaling_of(g) for g in grads)
         were_checked = unscalings and all(each.was_checked for each in unscalings)
         if not (were_checked and are_returned):
-            divisors = self._divisors(units, kinds)
             return Bundle(self.loss_scale, grads, divisors, check)
         # Several replicas divide before the branch, and have done so already.
         before = before_division(unscalings, grads) if replicas.count() == 1 else None
@@ -188,11 +209,20 @@ class Provenance:
         ]
         for reading in reversed(readings):
             if reading.is_visible():
-                return reading.tensor
+                return self._held_by(reading)
         if readings and is_building():
             return self._as_it_was(readings[-1])
         scaled_last = None if units else self.ledger.timeline.last_that_scaled()
         return self._latest() if scaled_last is None else scaled_last
+
+    def _held_by(self, reading: Reading) -> Any:
+        """Returns what a reading multiplied: a dataset's function may run ahead."""
+        if not reading.is_from_then_on:
+            return reading.tensor
+        now = self._read()
+        if is_building() or float(now) != float(reading.tensor):
+            self._warn(warning_texts.MOVED)
+        return now
 
     def _as_it_was(self, reading: Reading) -> Any:
         """Returns what a tensor of an ended branch, loop or function held."""
@@ -214,7 +244,7 @@ class Provenance:
         self.ledger.note_reading(tensor)
         return tensor
 
-    def _unknown(self, grads: Grads, units: List[Unit], _: List[Kind]) -> Bundle:
+    def _unknown(self, grads: Grads, units: List[Unit]) -> Bundle:
         """Returns gradients of unknown origin: this Keras's convention holds."""
         are_zeros = all(map(is_zero, values_of(grads), units))
         divides = self._divides_in_apply or are_zeros
@@ -224,6 +254,7 @@ class Provenance:
                 self._warn(warning_texts.NEVER_SCALED)
         elif not are_zeros:
             is_sure = self._divides_in_apply != self.ledger.has_unscaled
+            is_sure = is_sure and not self.ledger.may_have_missed()
             if not (is_sure and self.loss_scale.has_scaled):
                 self._warn(warning_texts.AMBIGUOUS.format(assumed=self._assumed))
         divisor = self._divisor([]) if divides else None
@@ -233,7 +264,9 @@ class Provenance:
     def _assumed(self) -> str:
         return warning_texts.ASSUMED[self._divides_in_apply]
 
-    def _warn_of(self, units: List[Unit], kinds: List[Kind]) -> None:
+    def _warn_of(
+        self, units: List[Unit], kinds: List[Kind], unscalings: List[Unscaling]
+    ) -> None:
         """Says what cannot be known of gradients that are applied."""
         for unit, kind in zip(units, kinds):
             if kind is not Kind.WRONG and unit.cause:
@@ -247,7 +280,7 @@ class Provenance:
                 )
             elif kind is Kind.SCALED and self._was_read_as_number_since(unit):
                 self._warn(warning_texts.NUMBER)
-            if hides(unit):
+            if hides(unit, unscalings):
                 self._warn(warning_texts.HIDDEN)
             if is_unseen(unit) and not unit.cause and self.loss_scale.checks_gradients:
                 self._warn(warning_texts.UNSEEN)
@@ -261,9 +294,3 @@ class Provenance:
         if message not in self._warned:
             self._warned.add(message)
             warning_texts.warn(message)
-
-
-def _unscalings(units: List[Unit]) -> List[Unscaling]:
-    """Returns the unscalings that gradients come from, in their order."""
-    every = {each for unit in units for each in unit.checks}
-    return sorted(every, key=lambda each: each.number)

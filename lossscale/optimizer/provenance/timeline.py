@@ -43,11 +43,12 @@ class Reading:
       number: When it was read.
       tensor: The tensor.
       replica: Where it was read.
+      is_from_then_on: Whether what is multiplied with it is so at any time since.
     """
 
-    def __init__(self, number: int, tensor: Tensor) -> None:
+    def __init__(self, number: int, tensor: Tensor, is_from_then_on: bool) -> None:
         self.number, self.tensor = number, tensor
-        self.replica = replicas.this_one()
+        self.replica, self.is_from_then_on = replicas.this_one(), is_from_then_on
 
     def is_visible(self) -> bool:
         """Tells whether the tensor can be used where a graph is built now."""
@@ -127,9 +128,9 @@ class Timeline:
         """Returns what is noted of a graph, or of eager mode."""
         return self._of_eager_mode if graph is None else notes_of(graph, self, Notes)
 
-    def note_reading(self, tensor: Tensor) -> Reading:
+    def note_reading(self, tensor: Tensor, is_from_then_on: bool = False) -> Reading:
         """Remembers a tensor of the loss scale."""
-        reading = Reading(self.now(), tensor)
+        reading = Reading(self.now(), tensor, is_from_then_on)
         self.of(graph_of(tensor)).readings.append(reading)
         return reading
 

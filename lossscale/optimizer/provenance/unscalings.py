@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.faults import clean
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Grads
+from lossscale.runtime.aliases import Grads, Graph
 from lossscale.runtime.graphs import current_graph, is_nested, visible_graphs
 
 
@@ -27,6 +27,7 @@ class Unscaling:
         grads: Grads,
         check: Check,
         pairs: List[Tuple[Any, Any]],
+        optimizers: Any = (),
     ) -> None:
         """Remembers gradients.
 
@@ -36,8 +37,11 @@ class Unscaling:
           check: Their check.
           pairs: What each was before it was divided, and by what. Kept in graphs only:
             it is divided anew where it is used. Eagerly it would take memory.
+          optimizers: Those that share the loss scale.
         """
         self.number, self.check = number, check
+        self._optimizers = optimizers
+        self._decided: Dict[int, Tuple[int, Graph]] = {}
         # XLA may make a number of a NaN where it clips (seen on 2.21).
         self.shows = is_nested() and not mode.current().cond_runs_both
         self._graph = current_graph()
@@ -47,6 +51,30 @@ class Unscaling:
 
     def __len__(self) -> int:
         return self._count
+
+    def note_decided(self, optimizer: int, number: int) -> None:
+        """Remembers that an optimizer applies or skips a step that comes from it."""
+        graph = current_graph()
+        if graph is None or self._graph is not None:  # eager ones outlive graphs
+            self._decided.setdefault(optimizer, (number, graph))
+
+    def is_settled_for(self, optimizer: int, last: int) -> bool:
+        """Tells whether an optimizer had decided with it when others were unscaled.
+
+        What is made of both is looked at as it is: an overflow costs one step.
+
+        Args:
+          optimizer: The optimizer's key.
+          last: When the last ones were unscaled that a value comes from.
+        """
+        number, graph = self._decided.get(optimizer, (last, None))
+        return number < last and any(graph is each for each in visible_graphs())
+
+    def is_settled_at(self, last: int) -> bool:
+        """Tells whether each optimizer had."""
+        return bool(self._decided) and all(
+            self.is_settled_for(each.key, last) for each in list(self._optimizers)
+        )
 
     @property
     def was_checked(self) -> bool:

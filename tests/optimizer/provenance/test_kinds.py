@@ -83,9 +83,11 @@ def test_an_overflow_is_hidden_where_no_flag_is_in_sight():
     ):
         checks = frozenset([Unscaling(shows, visible), Unscaling(True, True)])
         unit = Unit(0.0, 0.0, checks=checks)
-        assert hides(unit._replace(is_bounded=True)) is expected
-        assert not hides(unit)  # an infinity is seen in it
-    assert not hides(FREE)
+        bounded = unit._replace(is_bounded=True)
+        assert hides(bounded, checks) is expected
+        assert not hides(bounded, [])  # a step was decided with them
+        assert not hides(unit, checks)  # an infinity is seen in it
+    assert not hides(FREE, [])
 
 
 def test_what_a_finite_number_replaced_was_seen_if_it_was_unscaled_before():

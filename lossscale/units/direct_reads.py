@@ -1,0 +1,73 @@
+"""Variables that an operation of eager mode is given itself, as `tf.negative(v)` is.
+
+TensorFlow reads them on the way to the operation and tells nobody: what comes in is a
+tensor that no operation returned. It is known by what it holds, bit for bit.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional
+
+import tensorflow as tf
+
+# Not public, and the same on TensorFlow 2.4 and 2.21.
+from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
+
+from lossscale.runtime.aliases import Tensor
+from lossscale.runtime.callbacks import number_of
+from lossscale.units.unit import Unit
+
+
+class DirectReads:
+    """Which variables hold gradients, and whether a tensor was read from one of them.
+
+    A number is no sign of either: what holds one number is left out.
+    """
+
+    def __init__(self) -> None:
+        #: Weak references to handles, by their numbers.
+        self._handles: Dict[int, Any] = {}
+        self._newest = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._handles)
+
+    def note(self, handle: Any, unit: Optional[Unit]) -> None:
+        """Remembers a variable by its handle, if a gradient is in it now."""
+        number = number_of(handle)
+        if unit is None or unit.is_scale or unit.is_trained or not _shape_of(handle):
+            self._handles.pop(number, None)
+        elif number not in self._handles:
+            self._handles[number] = weakref.ref(
+                handle, lambda _: self._handles.pop(number, None)
+            )
+
+    def heard(self, outputs: Any) -> None:
+        """Is told of what an operation returned: what is older was not read since."""
+        if outputs:
+            self._newest = number_of(outputs[-1])
+
+    def variable_of(self, tensor: Tensor) -> Optional[int]:
+        """Returns the number of the variable that a tensor was read from."""
+        if number_of(tensor) <= self._newest or not tensor.shape.rank:
+            return None
+        for number, reference in list(self._handles.items()):
+            handle = reference()
+            if handle is not None and _holds(handle, tensor):
+                return number
+        return None
+
+
+def _shape_of(handle: Any) -> List[int]:
+    data = get_eager_safe_handle_data(handle)  # None: it is no handle
+    known = data.shape_and_type if data else []
+    return [each.size for each in known[0].shape.dim] if known else []
+
+
+def _holds(handle: Any, tensor: Tensor) -> bool:
+    (held,) = get_eager_safe_handle_data(handle).shape_and_type
+    if tensor.dtype != held.dtype or tensor.shape != _shape_of(handle):
+        return False
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
+    return bool(value.numpy().tobytes() == tensor.numpy().tobytes())

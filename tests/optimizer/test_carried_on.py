@@ -1,0 +1,232 @@
+"""What a loop carries from step to step in Python: momentum, norms, elements of data.
+
+An overflow costs the step that it happens in, and no step after it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact import S, Trained, sharing, warned
+from models import compiled
+
+from lossscale import FixedLossScale
+from lossscale.units import eager
+
+MODES = ["eager", "graph"]
+FACTORS = [0.5, 0.5, float("inf"), 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.fixture
+def trained(family):
+    return Trained(family)
+
+
+def is_finite(grad):
+    return tf.reduce_all(tf.math.is_finite(grad))
+
+
+def momentum(grad, state):
+    """Keeps a mean of gradients, which bad ones leave as it is."""
+    before = tf.zeros_like(grad) if state is None else state
+    after = tf.where(is_finite(grad), 0.5 * before + grad, before)
+    return after, after
+
+
+def last_norms(grad, state):
+    """Clips to the mean of the last norms, as AutoClip does."""
+    norms = [*(state or []), tf.minimum(tf.norm(grad), 10.0)][-5:]
+    return tf.clip_by_norm(grad, tf.reduce_mean(tf.stack(norms))), norms
+
+
+def mean_norm(grad, state):
+    """Clips to a running mean of the norm, as ZClip does."""
+    before, norm = tf.constant(1.0) if state is None else state, tf.norm(grad)
+    after = tf.where(tf.math.is_finite(norm), 0.9 * before + 0.1 * norm, before)
+    return tf.clip_by_norm(grad, after), after
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [momentum, last_norms, mean_norm])
+def test_an_overflow_costs_one_step(trained, change, mode):
+    trained.build()
+
+    def steps():
+        state = None
+        for factor in FACTORS:
+            (grad,) = trained.unscaled(factor)
+            grad, state = change(grad, state)
+            trained.apply([grad])
+        return 0
+
+    with warned(0):
+        compiled(steps, mode)()
+    assert trained.state() == (S / 2, len(FACTORS) - 3, 1)
+    assert int(trained.optimizer.iterations) == len(FACTORS) - 1
+
+
+def test_momentum_carries_no_more_with_each_step(trained):
+    state = None
+    for _ in range(20):
+        grad, state = momentum(trained.unscaled(0.5)[0], state)
+        trained.apply([grad])
+    ledger = trained.optimizer._provenance.ledger
+    assert len(ledger.units([state])[0].checks) <= 2
+
+
+def clip(grad):
+    return tf.clip_by_value(grad, -1.0, 1.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_of_what_is_added_up_counts_until_it_is_applied(trained, mode):
+    trained.build()
+
+    def steps():
+        for _ in range(2):
+            grads = [clip(trained.unscaled(x)[0]) for x in (float("inf"), 0.5, 0.5)]
+            trained.apply([tf.add_n(grads)])
+        return 0
+
+    compiled(steps, mode)()
+    assert trained.state() == (S / 4, 0, 2)
+    assert trained.subtracted() == 0.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
+    trained = Trained(family, sizes=(4, 4))
+    trained.build()
+
+    def step():
+        bad, good = trained.unscaled(tf.constant([float("inf")]))[0], None
+        good = trained.unscaled(0.5)[1]
+        total = tf.minimum(tf.norm(bad), 1.0)
+        pairs = list(zip([clip(bad), good * total], trained.variables))
+        for pair in pairs:
+            trained.optimizer.apply_gradients([pair])
+        return 0
+
+    compiled(step, mode)()
+    assert trained.subtracted() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_optimizer_decides_for_itself(family, mode):
+    """Both are clipped by one norm, and a new list is unscaled between the applies."""
+    first, second = sharing(family)
+    for each in (first, second):
+        each.build()
+
+    def step():
+        bad, good = first.unscaled(float("inf"))[0], second.unscaled(0.5)[0]
+        total = tf.minimum(tf.norm(tf.concat([bad, good], 0)), 1.0)
+        first.apply([clip(bad)])
+        later = second.unscaled(0.5)[0]
+        second.apply([good * total + later])
+        return 0
+
+    compiled(step, mode)()
+    assert first.subtracted() == second.subtracted() == 0.0
+
+
+@pytest.mark.parametrize("function", [tf.negative, lambda v: tf.multiply(v, 0.5)])
+def test_a_variable_that_an_operation_is_given_itself(trained, function):
+    total = tf.Variable(tf.zeros([4]))
+    total.assign(trained.scaled(0.5)[0] / trained.optimizer.loss_scale())
+    expected = function(total).numpy()[0]
+    with warned(0):
+        trained.apply([function(total)])
+    assert trained.subtracted() == expected
+
+
+def test_a_constant_is_no_variable(trained):
+    total = tf.Variable(tf.zeros([4]))
+    total.assign(trained.scaled(0.5)[0] / trained.optimizer.loss_scale())
+    total.assign(tf.constant(np.full([4], 0.25, np.float32)))
+    ledger = trained.optimizer._provenance.ledger
+    assert not ledger._tracker._direct
+
+
+def test_what_nobody_noted_is_told(trained, monkeypatch):
+    monkeypatch.setattr(eager, "_IDLE", 10)
+    grad = trained.scaled(0.5)[0] / trained.optimizer.loss_scale()
+    one = tf.constant(1.0)
+    for _ in range(11):
+        one += 1.0
+    with warned(1):
+        trained.apply([grad * 0.5])
+
+
+def elements(trained):
+    return tf.data.Dataset.range(3).map(lambda _: trained.scaled(0.5)[0])
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_elements_of_a_dataset_are_divided_by_what_multiplied_them(trained, unscales):
+    with warned(0):
+        for grad in elements(trained):
+            unscale = trained.optimizer.get_unscaled_gradients if unscales else list
+            trained.apply(unscale([grad]))
+    assert trained.subtracted() == 1.5
+
+
+def test_what_a_dataset_made_ahead_is_told(trained):
+    with warned(1):
+        for grad in elements(trained):
+            trained.apply([grad])
+            trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
+
+
+@pytest.mark.parametrize("way", ["scaled", "unscaled", "by hand"])
+@pytest.mark.parametrize("maps", [False, True])
+def test_what_a_dataset_was_reduced_to(trained, way, maps):
+    def made():
+        if way == "by hand":
+            return trained.scaled(0.5)[0] / trained.optimizer.loss_scale()
+        return getattr(trained, way)(0.5)[0]
+
+    batches = tf.data.Dataset.range(3)
+    with warned(0):
+        for times in (1, 2):
+            if maps:
+                mapped = batches.map(lambda _: made(), num_parallel_calls=2)
+                total = mapped.reduce(tf.zeros([4]), lambda x, y: x + y)
+            else:
+                total = batches.reduce(tf.zeros([4]), lambda x, _: x + made())
+            trained.apply([total])
+            assert trained.subtracted() == times * 1.5
+            trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("where", ["branch", "loop"])
+def test_a_fixed_loss_scale_is_known_in_the_gradient_of(family, where, mode):
+    trained = Trained(family, FixedLossScale(S))
+    trained.build()
+
+    def loss_of(total):
+        def one():
+            return trained.optimizer.scale_loss(total * 0.5)
+
+        if where == "branch":
+            return tf.cond(total > -1.0, one, one)
+        return tf.while_loop(
+            lambda count, _: count < 1,
+            lambda count, loss: (count + 1, loss + one()),
+            (0, 0.0),
+            maximum_iterations=1,
+        )[1]
+
+    def step():
+        variables = [tf.convert_to_tensor(v) for v in trained.variables]
+        with tf.GradientTape() as tape:
+            tape.watch(variables)
+            loss = loss_of(tf.reduce_sum(variables[0]))
+        trained.apply(tape.gradient(loss, variables))
+        return 0
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 0.5
