@@ -181,14 +181,8 @@ class Sweep:
             returned = [self.body(body, list(units), count) for body in bodies]
         else:
             flags, returned = [], [self.body(bodies[0], list(units), count)]
-        for key, before, after in zip(keys, units, zip(*(a for _, a in returned))):
-            held = join(after)
-            if held == before:
-                continue  # one name can stand at two inputs: what is new counts
-            if held is None:
-                table.pop(key, None)
-            else:
-                table[key] = held
+        afters = [join(after) for after in zip(*(a for _, a in returned))]
+        _leave(table, keys, units, afters)
         joined = (join(each) for each in zip(*(outs for outs, _ in returned)))
         return [chosen(each, flags) for each in joined]
 
@@ -246,6 +240,17 @@ class Sweep:
             outs, _ = self.body(body, [*before, *elements, *captured], 0)
             state = [join(each) for each in zip(before, outs)]
         return join([*state, *outs])
+
+
+def _leave(table: Table, keys: List[Hashable], before: Units, after: Units) -> None:
+    """Notes what a body leaves in the variables that it was given."""
+    for key, old, new in zip(keys, before, after):
+        if new == old:
+            continue  # one name can stand at two inputs: what is new counts
+        if new is None:
+            table.pop(key, None)
+        else:
+            table[key] = new
 
 
 def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
