@@ -223,8 +223,8 @@ def test_trains_as_the_bare_optimizer_eagerly(family, name):
     assert_no_faults(family, [name], [("both", "eager"), ("between", "eager")])
 
 
-def groups(quick=()):
-    """Returns a parameter for each Keras and group of expressions."""
+def groups(quick=(), of=None):
+    """Returns a parameter for each Keras, or one of them, and group of expressions."""
     return [
         pytest.param(
             family,
@@ -232,7 +232,7 @@ def groups(quick=()):
             id=f"{family.name}-{group}",
             marks=[] if group in quick else [pytest.mark.slow],
         )
-        for family in families()
+        for family in ([of] if of else families())
         for group in GROUPS
     ]
 
@@ -244,20 +244,17 @@ def test_trains_as_the_bare_optimizer_in_one_graph_with_others(family, group):
     assert_no_faults(family, names, [("both", "graph")])
 
 
-@pytest.mark.either_keras2
-@pytest.mark.parametrize(("family", "group"), groups())
+@pytest.mark.parametrize(("family", "group"), groups(of=FIRST))
 def test_trains_as_the_bare_optimizer_where_shapes_are_static(family, group):
     names = [name for name in GROUPS[group] if _is_possible(name, jit_compile=None)]
     assert_no_faults(family, names, [("both", "static")])
 
 
-@pytest.mark.compiled_once
-@pytest.mark.parametrize("mode", ["xla"])
-@pytest.mark.parametrize(("family", "group"), groups())
-def test_trains_as_the_bare_optimizer_compiled_by_xla(family, group, mode):
+@pytest.mark.parametrize(("family", "group"), groups(of=FIRST))
+def test_trains_as_the_bare_optimizer_compiled_by_xla(family, group):
     skip_without("compile(jit_compile=...)", family)
     names = [name for name in GROUPS[group] if _is_possible(name, jit_compile=True)]
-    assert_no_faults(family, names, [("both", mode)])
+    assert_no_faults(family, names, [("both", "xla")])
 
 
 def _is_possible(name, jit_compile):

@@ -1,13 +1,16 @@
 """Every optimizer of every Keras with each setting, when a batch in `fit` overflows.
 
 `test_composition.py` gives every optimizer its gradients, and one of them all settings.
-Here each has each, in `compile` and `fit`: its state is the bare optimizer's that saw
-the other five batches.
+Here each has some, in `compile` and `fit`: its state is the bare optimizer's that saw
+the other five batches. For each with each:
+
+    LOSSSCALE_SETTINGS=1 pytest -m slow tests/optimizer/test_zoo_of_optimizers.py
 """
 
 from __future__ import annotations
 
 import gc
+import os
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ MODES = {
 #: Bare, weights of 0 are what Keras begins with if a graph builds it.
 BUILT_FIRST = {"ScheduleFreeAdamW"}
 SIZE, BAD = 16, 2
+#: Whether each optimizer is tried with each setting: for a quarter of an hour.
+EXPLORED = bool(os.environ.get("LOSSSCALE_SETTINGS"))
 PLAIN = "plain"
 
 
@@ -83,17 +88,21 @@ def is_there(feature, family):
 
 
 def every_setting():
-    """Returns a parameter for each optimizer and setting in a graph: they are slow.
+    """Returns a parameter for each optimizer and a setting in a graph: they are slow.
 
-    Quick ones have one setting of every fifth, in eager mode.
+    The settings take turns: of Keras 3 three of each optimizer. Quick ones have one
+    setting of every fifth, in eager mode.
     """
     found = []
     for turn, parameter in enumerate(every_optimizer()):
         family, name = parameter.values
         settings = settings_of(family, name)
-        ways = [(setting, "graph", [pytest.mark.slow]) for setting in settings]
-        marks = [pytest.mark.slow] if turn % 5 else []
-        ways.append((settings[turn % len(settings)], "eager", marks))
+        in_turn = [*settings[turn % len(settings) :], *settings]
+        count = 3 if family.name == "keras3" else 1
+        chosen = settings if EXPLORED else in_turn[: min(count, len(settings))]
+        ways = [(setting, "graph", [pytest.mark.slow]) for setting in chosen]
+        if EXPLORED or turn % 5 == 0:
+            ways.append((in_turn[0], "eager", [pytest.mark.slow] if turn % 5 else []))
         found.extend(
             pytest.param(
                 *(family, name, setting, mode),
