@@ -8,7 +8,7 @@ from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.faults import clean
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Grads
-from lossscale.runtime.graphs import current_graph, is_nested, visible_graphs
+from lossscale.runtime.graphs import is_building, is_in_sight, is_nested, this_place
 
 
 class Unscaling:
@@ -40,9 +40,9 @@ class Unscaling:
         self.number, self.check = number, check
         # XLA may make a number of a NaN where it clips (seen on 2.21).
         self.shows = is_nested() and not mode.current().cond_runs_both
-        self._graph = current_graph()
+        self._place = this_place()
         self._count = len(grads)
-        kept = [] if self._graph is None else zip(grads, pairs)
+        kept = zip(grads, pairs) if is_building() else []
         self._before = {id(g): pair for g, pair in kept if g is not None}
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Unscaling:
 
     def is_visible(self) -> bool:
         """Tells whether its tensors can be used where a graph is built now."""
-        return any(self._graph is graph for graph in visible_graphs())
+        return is_in_sight(self._place)
 
     def before_division(self) -> Dict[int, Tuple[Any, Any]]:
         """Returns what gradients were, and their divisors, by the gradients' `id`s."""
