@@ -66,7 +66,7 @@ def visible_graphs() -> Iterator[Any]:
 def this_place() -> Place:
     """Returns where something is built now."""
     graph = current_graph()
-    return graph, None if graph is None else _context_of(graph)
+    return graph, _context_of(graph)
 
 
 def is_in_sight(place: Place) -> bool:
@@ -78,7 +78,7 @@ def is_in_sight(place: Place) -> bool:
     graph, context = place
     if not any(graph is each for each in visible_graphs()):
         return False
-    around = None if graph is None else _context_of(graph)
+    around = _context_of(graph)
     while around is not None and around is not context:
         around = around.outer_context
     return around is context
@@ -99,10 +99,10 @@ def _context_of(where: Any) -> Any:
     """Returns the loop or branch of `tf.compat.v1` that an operation is in, or None.
 
     Args:
-      where: An operation, or a graph: then what is built in it now.
+      where: An operation, or a graph: then what is built in it now. None: eager mode.
     """
     # Not public, and the same on TensorFlow 2.4 to 2.21: `mode` asks for it, too.
-    return where._get_control_flow_context()
+    return None if where is None else where._get_control_flow_context()
 
 
 def is_in_reach(graph: Graph) -> bool:
