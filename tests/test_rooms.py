@@ -17,7 +17,7 @@ TESTS = Path(__file__).parent
 #: room what is listed before it on the door sign, the docstring of the `__init__`.
 ARROWS = """
 arguments preset_table presets plotting <- runtime <- gradients <- scales | units <-
-optimizer | simulation | ranges | compat | blocks <- monitor <- __init__ __main__
+optimizer | simulation | ranges | blocks <- compat <- monitor <- __init__ __main__
 """
 #: Of each room or module, what it may import: all on the left of it.
 LEFT = {}

@@ -1,9 +1,8 @@
 """Programs of TensorFlow 1, by a changed import.
 
-Knows loss scales, gradients and replicas; no arithmetic of a rule, and no Keras. In the
-order of its imports:
+Knows loss scales, and the step and the provenance of `optimizer`; no arithmetic of a
+rule, and no Keras. In the order of its imports:
 
-* `returned`: the gradients that were returned to the user: were they finite?
 * `optimizer`: LossScaleOptimizer for the optimizers of `tf.compat.v1.train`;
 * `rewrite`: TensorFlow's rewrite of graphs to float16;
 * `v1`: the names.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterable, List, Optional, Tuple
+import sys
+from typing import Any, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.compat.returned import Returned
 from lossscale.gradients.scaling import widened
+from lossscale.optimizer.provenance.resolve import Provenance
+from lossscale.optimizer.step.step import Step
 from lossscale.runtime import checkpoints, mode, replicas
+from lossscale.runtime.aliases import Apply, Grads, Op
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import either, group_ops, with_dependencies
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 
@@ -35,10 +37,12 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     computed, and are so when they are applied. Else nothing changes, `global_step`
     neither, but the loss scale.
 
-    In a graph that is followed from the gradients that are applied to those that were
-    computed. It is not followed through variables, nor out of a loop or a branch: there
-    an overflow is seen only if it is still one when it is applied. Eagerly all that was
-    computed since the last step counts.
+    The gradients that are applied are traced back to those that were computed, through
+    operations, functions, loops and branches, as `lossscale.LossScaleOptimizer` does.
+    All that one `compute_gradients` returned must have been finite, and a session runs
+    all of it. Where nothing is known, an overflow is seen only if it is still one when
+    it is applied, and gradients are taken for unscaled: after NumPy, a placeholder, and
+    in a session a variable, which another run may have assigned.
 
     Unlike `lossscale.LossScaleOptimizer`, optimizers that share a loss scale adjust it
     once for each `apply_gradients`.
@@ -73,7 +77,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(opt._use_locking, opt.get_name())
         self._optimizer = opt
         self._loss_scale = loss_scale
-        self._returned = Returned(loss_scale)
+        # In no group of those that share it: a session runs each training op alone.
+        self._provenance = Provenance(loss_scale, divides_in_apply=False, warns=False)
         # The names are TensorFlow's: its checkpoints restore into them.
         self._track_trackable(opt, "base_optimizer")
         self._track_trackable(loss_scale, "loss_scale")
@@ -106,9 +111,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         Returns:
           A list of pairs of a gradient, perhaps None, and its variable.
         """
-        loss_scale = self._loss_scale()
         pairs = self._optimizer.compute_gradients(
-            self._scaled(loss, loss_scale),
+            self._scaled(loss),
             var_list=var_list,
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
@@ -116,18 +120,15 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             # The scaled loss is that wide, and TensorFlow wants both of one dtype.
             grad_loss=None if grad_loss is None else widened(grad_loss),
         )
-        grads = [grad for grad, _ in pairs]
-        unscaled = list(self._loss_scale.unscale_by(grads, loss_scale))
-        if self._loss_scale.checks_gradients:
-            self._returned.note(unscaled)
-        return [(grad, variable) for grad, (_, variable) in zip(unscaled, pairs)]
+        grads = self._provenance.unscale([grad for grad, _ in pairs])
+        return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
 
-    def _scaled(self, loss: Any, loss_scale: Any) -> Any:
+    def _scaled(self, loss: Any) -> Any:
         if callable(loss):
-            return lambda: self._loss_scale.scale_by(loss(), loss_scale)
+            return lambda: self._loss_scale.scale(loss())
         if mode.current().knows_values:
             return loss  # the inner optimizer says what is wrong with it
-        return self._loss_scale.scale_by(loss, loss_scale)
+        return self._loss_scale.scale(loss)
 
     @do_not_convert
     def apply_gradients(
@@ -141,7 +142,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         Call it in replica context, on each replica.
 
         Args:
-          grads_and_vars: Pairs of an unscaled gradient, perhaps None, and its variable.
+          grads_and_vars: Pairs of a gradient, perhaps None, and its variable. One that
+            is known to be still scaled is divided.
           global_step: A variable that counts the applied steps. None: there is none.
           name: The name of the operation. None: the inner optimizer's.
 
@@ -153,41 +155,30 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
           ValueError: It is called in cross-replica context, or there is no gradient.
         """
         replicas.check_can_apply()
-        pairs = tuple(grads_and_vars)
-        if not self._loss_scale.checks_gradients:
-            return self._optimizer.apply_gradients(pairs, global_step, name)
-        evidence = self._returned.evidence([grad for grad, _ in pairs])
+        pairs = list(grads_and_vars)
         name = self.get_name() if name is None else name
-        return replicas.merge_call(self._meet, pairs, evidence, global_step, name)
+        apply = self._inner_apply([v for _, v in pairs], global_step, name)
+        listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
+        bundle = self._provenance.hand_in([grad for grad, _ in pairs])
+        done = Step(self._provenance, are_added=True, entry=None).run(bundle, apply)
+        if done is None:
+            return None
+        return replicas.merge_call(lambda op: _as_train_op(op, name, listed), done)
 
-    def _meet(self, pairs: Any, evidence: Any, global_step: Any, name: str) -> Any:
-        """Adjusts the loss scale, and applies or skips: for all replicas."""
-        grads = [grad for grad, _ in pairs]
-        update_op, should_apply = self._loss_scale.update([grads, evidence])
-
+    def _inner_apply(self, variables: List[Any], global_step: Any, name: str) -> Apply:
+        """Returns a function that applies gradients, also within a branch."""
+        # One object: of others TensorFlow would make one with a part of each replica.
+        name = sys.intern(f"{name}-wrapped")
+        # What the inner optimizer creates is named as it would be outside a branch.
         scope = tf.compat.v1.get_default_graph().get_name_scope()
 
-        def apply() -> Any:
-            # What the inner optimizer creates is named as it would be outside a branch.
+        def apply(grads: Grads) -> Any:
             graph = tf.compat.v1.get_default_graph()
             with graph.name_scope(f"{scope}/" if scope else None):
-                results = replicas.call_for_each_replica(
-                    self._optimizer.apply_gradients,
-                    pairs,
-                    global_step,
-                    f"{name}-wrapped",
-                )
-            # Where replicas count steps, each has a result of its own, in one object.
-            return tf.distribute.get_strategy().group(results)
+                pairs = list(zip(grads, variables))
+                return self._optimizer.apply_gradients(pairs, global_step, name)
 
-        if mode.current().knows_values:
-            if should_apply:
-                apply()
-            return None
-        applied_or_skipped = _as_one_train_op(lambda: _branch(should_apply, apply))
-        op = tf.group(applied_or_skipped, update_op, name=name)
-        tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TRAIN_OP, op)
-        return op
+        return apply
 
     def get_slot(self, var: Any, name: str) -> Any:
         return self._optimizer.get_slot(var, name)
@@ -218,25 +209,16 @@ def check_optimizer(opt: Any) -> None:
         )
 
 
-def _branch(should_apply: Any, apply: Callable[[], Any]) -> Any:
-    """Runs `apply` in a branch. Returns an operation."""
-    if should_apply is True:  # a loss scale that applies every step
-        return group_ops([apply()])
-    done = either(
-        should_apply,
-        lambda: with_dependencies([apply()], True),
-        lambda: tf.constant(True),
-    )
-    return group_ops([done])
+def _as_train_op(done: Any, name: str, listed: List[Op]) -> Op:
+    """Returns one operation for all replicas, the graph's training op.
 
-
-def _as_one_train_op(build: Callable[[], Any]) -> Any:
-    """Calls `build`, and keeps what is in a branch out of the graph's training ops.
-
-    Each optimizer adds its operation to them. One in a branch would not run there.
+    Args:
+      done: What does it all, on each replica.
+      name: The operation's name.
+      listed: The training ops that the graph had. Each optimizer adds its own to them:
+        that of the inner one is in a branch, and would not run there.
     """
-    listed = tf.compat.v1.get_collection_ref(tf.compat.v1.GraphKeys.TRAIN_OP)
-    before = list(listed)
-    result = build()
-    listed[:] = before
-    return result
+    op = tf.distribute.get_strategy().group(done, name=name)
+    key = tf.compat.v1.GraphKeys.TRAIN_OP
+    tf.compat.v1.get_collection_ref(key)[:] = [*listed, op]
+    return op

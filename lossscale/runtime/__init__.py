@@ -5,7 +5,6 @@ Knows no loss scale and no gradient. In the order of its imports:
 * `aliases`: what signatures call TensorFlow's things;
 * `autograph`: functions that `tf.function` traces as they are written;
 * `graphs`: which graph is built, which are in sight, and their bodies;
-* `ancestry`: what tensors of a graph are computed from;
 * `checkpoints`: what checkpoints ask of objects, and users do not;
 * `mode`: eager, graph, session or XLA;
 * `op_types`: what operations are, where their type alone does not say it;

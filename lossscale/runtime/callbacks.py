@@ -12,6 +12,7 @@ import tensorflow as tf
 # 2.15, 2.16 and 2.21.
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
+from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
 
 from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.op_types import AMBIGUOUS, kind_of
@@ -68,6 +69,18 @@ def is_telling() -> bool:
 def number_of(tensor: Tensor) -> int:
     """Returns the number that TensorFlow gives a tensor of eager mode, and no other."""
     return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
+
+
+def held_by(handle: Tensor) -> Any:
+    """Returns the dtype and the shape of what a variable's handle holds, a pair.
+
+    None: it is no handle, or not known.
+    """
+    data = get_eager_safe_handle_data(handle)
+    if data is None or not data.shape_and_type:
+        return None
+    (held, *_) = data.shape_and_type
+    return tf.as_dtype(held.dtype), [each.size for each in held.shape.dim]
 
 
 def _tell(  # noqa: PLR0917 - as TensorFlow calls it

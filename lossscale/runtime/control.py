@@ -15,8 +15,10 @@ def group_ops(results: Any) -> Any:
     if mode.current().knows_values:
         return None
     graph = tf.compat.v1.get_default_graph()
+    # What differs between replicas is one object, which has a part of each.
+    parts = tf.distribute.get_strategy().experimental_local_results
     ops = []
-    for result in tf.nest.flatten(results):
+    for result in tf.nest.flatten(list(map(parts, tf.nest.flatten(results)))):
         op = result if isinstance(result, tf.Operation) else getattr(result, "op", None)
         # Results of another graph, or of mirrored variables, ran or will run there.
         if getattr(op, "graph", None) is graph:

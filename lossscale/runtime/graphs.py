@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable, Iterator, List, TypeVar
+from typing import Any, Callable, Iterable, Iterator, List, Tuple, TypeVar
 
 import tensorflow as tf
 
 from lossscale.runtime.aliases import Graph, Op, Tensor
 
 Notes = TypeVar("Notes")
+#: A graph, None in eager mode, and the loop or branch of `tf.compat.v1` in it, or None.
+Place = Tuple[Any, Any]
 
 #: The attribute of a graph that holds what is noted of it.
 _NOTES = "_lossscale_notes"
@@ -68,6 +70,48 @@ def visible_graphs() -> Iterator[Any]:
         yield graph
 
 
+def this_place() -> Place:
+    """Returns where something is built now."""
+    graph = current_graph()
+    return graph, _context_of(graph)
+
+
+def is_in_sight(place: Place) -> bool:
+    """Tells whether tensors of a place can be used where something is built now.
+
+    A loop or a branch that has ended is out of sight. Those of `tf.compat.v1` have no
+    graph of their own.
+    """
+    graph, context = place
+    if not any(graph is each for each in visible_graphs()):
+        return False
+    around = _context_of(graph)
+    while around is not None and around is not context:
+        around = around.outer_context
+    return around is context
+
+
+def is_visible(tensor: Tensor) -> bool:
+    """Tells whether a tensor can be used where something is built now."""
+    graph = graph_of(tensor)
+    if graph is None:
+        return True
+    context = _context_of(tensor.op)
+    if tensor.op.type in {"Exit", "RefExit"}:  # what a loop returns is outside of it
+        context = context.outer_context
+    return is_in_sight((graph, context))
+
+
+def _context_of(where: Any) -> Any:
+    """Returns the loop or branch of `tf.compat.v1` that an operation is in, or None.
+
+    Args:
+      where: An operation, or a graph: then what is built in it now. None: eager mode.
+    """
+    # Not public, and the same on TensorFlow 2.4 to 2.21: `mode` asks for it, too.
+    return None if where is None else where._get_control_flow_context()
+
+
 def is_in_reach(graph: Graph) -> bool:
     """Tells whether what is built now can use the tensors of a graph.
 
@@ -85,9 +129,16 @@ def is_nested() -> bool:
     That is a loop, a branch, or a function that another one calls: what they return
     goes on, and a tensor of theirs cannot be used.
     """
-    graph = current_graph()
-    # Not public (seen on 2.4 to 2.21): whether a graph is that of a function.
-    return bool(getattr(getattr(graph, "outer_graph", None), "building_function", 0))
+    graph, context = this_place()
+    if context is not None and not context.IsXLAContext():
+        return True
+    around = getattr(graph, "outer_graph", None)
+    if around is None:
+        return False
+    # Not public (seen on 2.4 to 2.21): whether a graph is that of a function. If not,
+    # it is a session's graph, or eager mode calls this function.
+    in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+    return in_session or bool(around.building_function)
 
 
 def are_arguments(tensors: Iterable[Tensor]) -> bool:

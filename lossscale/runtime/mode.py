@@ -70,6 +70,8 @@ class Mode(NamedTuple):
       packs_small: Small gradients of one shape are packed into one tensor, to start
         fewer kernels. XLA makes one program of them anyway.
       knows_constants: A compiler turns division by a constant into multiplication.
+      runs_parts: A session runs parts of a graph, when it likes: what a variable was
+        assigned may come from another run.
       records_faults: What was at fault is kept in a variable that the step creates. A
         session would have to initialize it.
     """
@@ -87,12 +89,13 @@ class Mode(NamedTuple):
     fixes_shapes: bool = False
     packs_small: bool = True
     knows_constants: bool = True
+    runs_parts: bool = False
     records_faults: bool = True
 
 
 EAGER = Mode(knows_values=True, knows_constants=False)
 GRAPH = Mode(branch_saves_time=True)
-SESSION = Mode(records_faults=False)
+SESSION = Mode(runs_parts=True, records_faults=False)
 XLA = Mode(
     cond_runs_both=True,
     checks_anew=True,
@@ -105,7 +108,7 @@ XLA = Mode(
     packs_small=False,
 )
 #: `tf.xla.experimental.compile` in a `tf.compat.v1` graph.
-XLA_IN_SESSION = XLA._replace(records_faults=False)
+XLA_IN_SESSION = XLA._replace(runs_parts=True, records_faults=False)
 
 
 def current() -> Mode:

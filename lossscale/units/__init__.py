@@ -9,7 +9,8 @@ the unit. In the order of its imports:
 * `table`: which rule an operation follows;
 * `operations`: what is known of an operation's results;
 * `sweep`: the exponents of a graph's values, or of a function's;
-* `eager`: those of eager mode's values.
+* `direct_reads`: variables that an operation of eager mode is given itself;
+* `eager`: the exponents of eager mode's values.
 
 Begin with `rules`.
 """

@@ -7,15 +7,12 @@ tensor that no operation returned. It is known by what it holds, bit for bit.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-# Not public, and the same on TensorFlow 2.4 and 2.21.
-from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
-
 from lossscale.runtime.aliases import Tensor
-from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.callbacks import held_by, number_of
 from lossscale.units.unit import Unit
 
 
@@ -36,7 +33,7 @@ class DirectReads:
     def note(self, handle: Any, unit: Optional[Unit]) -> None:
         """Remembers a variable by its handle, if a gradient is in it now."""
         number = number_of(handle)
-        if unit is None or unit.is_scale or unit.is_trained or not _shape_of(handle):
+        if unit is None or unit.is_scale or unit.is_trained or _is_number(handle):
             self._handles.pop(number, None)
         elif number not in self._handles:
             self._handles[number] = weakref.ref(
@@ -59,15 +56,14 @@ class DirectReads:
         return None
 
 
-def _shape_of(handle: Any) -> List[int]:
-    data = get_eager_safe_handle_data(handle)  # None: it is no handle
-    known = data.shape_and_type if data else []
-    return [each.size for each in known[0].shape.dim] if known else []
+def _is_number(handle: Any) -> bool:
+    held = held_by(handle)
+    return held is None or not held[1]
 
 
 def _holds(handle: Any, tensor: Tensor) -> bool:
-    (held,) = get_eager_safe_handle_data(handle).shape_and_type
-    if tensor.dtype != held.dtype or tensor.shape != _shape_of(handle):
+    dtype, shape = held_by(handle)
+    if tensor.dtype != dtype or tensor.shape != shape:
         return False
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
     return bool(value.numpy().tobytes() == tensor.numpy().tobytes())

@@ -55,8 +55,8 @@ MOVES: Dict[str, Rule] = {
         LogicalOr LogicalNot AvgPool AvgPool3D MaxPool MaxPool3D FFT FFT2D FFT3D
         IFFT IFFT2D IFFT3D SpaceToDepth DepthToSpace ExtractImagePatches
         ExtractVolumePatches XlaSharding XlaSpmdFullToShardShape
-        XlaSpmdShardToFullShape XlaSort XlaOptimizationBarrier NcclAllReduce
-        NcclReduce TensorDataset TensorSliceDataset ZipDataset
+        XlaSpmdShardToFullShape XlaSort XlaOptimizationBarrier XlaClusterOutput
+        NcclAllReduce NcclReduce TensorDataset TensorSliceDataset ZipDataset
         ConcatenateDataset
         """,
     ),

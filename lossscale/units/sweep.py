@@ -19,13 +19,14 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, FrozenSet, Hashable, List, Optional, Tuple
 
 from lossscale.gradients.finite import dense_part
+from lossscale.runtime import mode
 from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.bodies import Counts, GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
 from lossscale.units.moves import STARTS
 from lossscale.units.operations import join, result, results
 from lossscale.units.rules import chosen
-from lossscale.units.unit import KEPT, UNKNOWN, Operands, Unit, Units
+from lossscale.units.unit import KEPT, NO_ORIGINS, UNKNOWN, Operands, Unit, Units
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 #: What a variable holds afterwards, with what it held before.
@@ -267,7 +268,7 @@ def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
     if value is None:
         table.pop(key, None)
     else:
-        checks = latest(value.checks)
+        checks = _kept_checks(value.checks)
         table[key] = value._replace(checks=checks, is_kept=True, is_scale=False)
 
 
@@ -288,6 +289,12 @@ def still_open(checks: FrozenSet[Any]) -> FrozenSet[Any]:
         return checks  # within a function numbers stand for those of its inputs
     last = max(each.number for each in checks)
     return frozenset(each for each in checks if not each.is_settled_at(last))
+
+
+def _kept_checks(checks: FrozenSet[Any]) -> FrozenSet[Any]:
+    """Returns the unscalings that what a variable holds is known to come from."""
+    # Of another run of a session nothing is known, and a check would run here anew.
+    return NO_ORIGINS if checks and mode.current().runs_parts else latest(checks)
 
 
 def latest(checks: FrozenSet[Any]) -> FrozenSet[Any]:

@@ -16,6 +16,8 @@ from version_1 import MODES, running, v1, variable
 import lossscale
 from lossscale.compat.v1 import LossScaleOptimizer, MixedPrecisionLossScaleOptimizer
 
+#: A program of TensorFlow 1 that does as it should is warned of nothing.
+pytestmark = pytest.mark.filterwarnings("error::lossscale.LossScaleWarning")
 SESSIONS = ["session", "session-of-1"]
 INF, NAN = float("inf"), float("nan")
 
@@ -246,7 +248,12 @@ def test_an_apply_in_a_branch_sees_it_too(session):
     assert session.value(optimizer.loss_scale) == 8.0
 
 
-def test_gradients_that_come_out_of_a_loop_are_looked_at_as_they_are(session):
+def by_value(grad):
+    return tf.clip_by_value(grad, -1.0, 1.0)
+
+
+@pytest.mark.parametrize("change", [tf.identity, by_value])
+def test_an_overflow_that_comes_out_of_a_loop_is_seen(session, change):
     weight = variable(1.0)
     optimizer = sgd(lossscale.DynamicLossScale(16))
 
@@ -254,15 +261,68 @@ def test_gradients_that_come_out_of_a_loop_are_looked_at_as_they_are(session):
         def add(i, total):
             factor = tf.where(tf.equal(i, 1), fed, 0.125)
             pairs = optimizer.compute_gradients(weight * factor, [weight])
-            return i + 1, total + pairs[0][0]
+            return i + 1, total + change(pairs[0][0])
 
         _, total = tf.while_loop(lambda i, _: i < 3, add, [0, 0.0])
-        return optimizer.apply_gradients([(total, weight)])
+        return optimizer.apply_gradients([(change(total), weight)])
 
     step = session.step(step)
     for fed, expected in ((INF, 1.0), (0.25, 0.5)):
         step(fed)
         assert session.value(weight) == expected
+    assert session.value(optimizer.loss_scale) == 8.0
+
+
+def test_an_overflow_that_comes_out_of_a_branch_is_seen(session):
+    weight = variable(1.0)
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    def step(fed):
+        def compute():
+            return by_value(optimizer.compute_gradients(weight * fed, [weight])[0][0])
+
+        grad = tf.cond(weight > 0.0, compute, lambda: tf.constant(0.0))
+        return optimizer.apply_gradients([(by_value(grad), weight)])
+
+    step = session.step(step)
+    for fed, expected in ((INF, 1.0), (0.5, 0.5)):
+        step(fed)
+        assert session.value(weight) == expected
+    assert session.value(optimizer.loss_scale) == 8.0
+
+
+def test_what_one_run_accumulates_another_applies(session):
+    """Nothing that is computed from what is fed runs where it is applied."""
+    weight, total = variable(1.0), variable(0.0, "total", trainable=False)
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    def accumulate(fed):
+        pairs = optimizer.compute_gradients(weight * fed, [weight])
+        return v1.assign_add(total, pairs[0][0]).op
+
+    accumulate = session.step(accumulate)
+    grad = tf.clip_by_norm(total / 2.0, 1.0)
+    applied = optimizer.apply_gradients([(grad, weight)])
+    for fed, expected in ((0.5, 0.5), (INF, 0.5), (0.25, 0.25)):
+        for each in (fed, fed):
+            accumulate(each)
+        session.run(applied)
+        session.run(v1.assign(total, 0.0))
+        assert session.value(weight) == expected
+    assert session.value(optimizer.loss_scale) == 8.0
+
+
+def test_what_is_still_scaled_is_divided(run):
+    weight = variable(1.0)
+    inner = v1.train.GradientDescentOptimizer(1.0)
+    optimizer = LossScaleOptimizer(inner, lossscale.FixedLossScaleManager(16))
+
+    def step(fed):
+        scaled = run.loss(lambda: weight * fed * optimizer.loss_scale())
+        return optimizer.apply_gradients(inner.compute_gradients(scaled, [weight]))
+
+    run.step(step)(0.5)
+    assert run.value(weight) == 0.5
 
 
 def test_gradients_that_are_not_applied_have_no_say(run):
@@ -278,7 +338,7 @@ def test_gradients_that_are_not_applied_have_no_say(run):
     assert (run.value(weight), run.value(optimizer.loss_scale)) == (0.5, 16.0)
 
 
-def test_eagerly_all_since_the_last_step_counts_for_what_was_changed():
+def test_eagerly_all_that_is_added_up_counts():
     weight = tf.Variable(1.0)
     optimizer = sgd(lossscale.DynamicLossScale(16))
 
@@ -290,6 +350,92 @@ def test_eagerly_all_since_the_last_step_counts_for_what_was_changed():
         optimizer.apply_gradients([(tf.add_n(parts), weight)])
         assert weight.numpy() == expected
     assert optimizer.loss_scale.numpy() == 8.0
+
+
+def test_what_a_function_computed_is_applied_eagerly():
+    weight = tf.Variable(1.0)
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    @tf.function
+    def compute(factor):
+        return optimizer.compute_gradients(lambda: weight * factor, [weight])[0][0]
+
+    for factor, expected in ((INF, 1.0), (0.5, 0.5)):
+        grads, _ = tf.clip_by_global_norm([compute(tf.constant(factor))], 1.0)
+        optimizer.apply_gradients([(grads[0], weight)])
+        assert weight.numpy() == expected
+    assert optimizer.loss_scale.numpy() == 8.0
+
+
+def test_what_went_through_numpy_is_taken_for_unscaled():
+    weight = tf.Variable(1.0)
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+    for factor, expected in ((INF, 1.0), (0.5, 0.5)):
+        pairs = optimizer.compute_gradients(lambda f=factor: weight * f, [weight])
+        optimizer.apply_gradients([(tf.constant(pairs[0][0].numpy()), weight)])
+        assert weight.numpy() == expected
+
+
+def test_all_of_one_list_must_be_finite(run):
+    weights = [variable(1.0, "one"), variable(1.0, "two")]
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    def step(fed):
+        pairs = optimizer.compute_gradients(
+            run.loss(lambda: weights[0] * 0.5 + weights[1] * fed), weights
+        )
+        return optimizer.apply_gradients(clipped(pairs[:1]))
+
+    step = run.step(step)
+    for fed, expected in ((INF, 1.0), (0.5, 0.5)):
+        step(fed)
+        assert run.value(weights[0]) == expected
+
+
+def test_those_that_share_a_loss_scale_adjust_it_one_after_the_other(run):
+    weights = [variable(1.0, "one"), variable(1.0, "two")]
+    loss_scale = lossscale.DynamicLossScale(16)
+    steps = [
+        run.step(lambda fed, o=o, w=w: o.minimize(run.loss(lambda: w * fed), None, [w]))
+        for o, w in zip([sgd(loss_scale), sgd(loss_scale)], weights)
+    ]
+    seen = []
+    for fed in (0.5, INF):
+        for step in steps:
+            step(fed)
+            seen.append(run.value(loss_scale))
+    assert seen == [16.0, 16.0, 8.0, 4.0]
+    assert [run.value(weight) for weight in weights] == [0.5, 0.5]
+
+
+def test_beside_those_of_keras_it_adjusts_alone():
+    keras = families()[0].optimizers.SGD
+    loss_scale = lossscale.DynamicLossScale(16)
+    others = [lossscale.LossScaleOptimizer(keras(), loss_scale) for _ in range(2)]
+    ours, weight = sgd(loss_scale), tf.Variable(1.0)
+    for optimizer in others:
+        loss = optimizer.scale_loss(tf.constant(INF))
+        optimizer.apply_gradients([(loss, weight)])
+    assert loss_scale.numpy() == 8.0
+    ours.minimize(lambda: weight * INF)
+    assert loss_scale.numpy() == 4.0
+
+
+def test_what_is_compiled_by_xla_in_a_session_is_applied_outside(session):
+    weight = variable(1.0)
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    def step(fed):
+        def compute(fed):
+            return optimizer.compute_gradients(weight * fed, [weight])[0][0]
+
+        (grad,) = tf.xla.experimental.compile(compute, [fed])
+        return optimizer.apply_gradients([(grad, weight)])
+
+    step = session.step(step)
+    for fed, expected in ((INF, 1.0), (0.5, 0.5)):
+        step(fed)
+        assert session.value(weight) == expected
 
 
 @pytest.mark.parametrize("fed", [0.5, INF])
@@ -352,13 +498,23 @@ def test_a_graph_has_one_training_op_of_the_given_name(session):
     session.run(op)
 
 
+def run_for(operation):
+    """Returns the operations that a session runs for one."""
+    found, waiting = set(), [operation]
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found.add(each)
+            waiting += [*each.control_inputs, *(value.op for value in each.inputs)]
+    return found
+
+
 @pytest.mark.usefixtures("session")
 def test_gradients_that_come_back_as_they_were_are_looked_at_once():
-    sgd(lossscale.FixedLossScaleManager(16)).minimize(variable(1.0) * 2.0)
-    operations = v1.get_default_graph().get_operations()
+    op = sgd(lossscale.FixedLossScaleManager(16)).minimize(variable(1.0) * 2.0)
     # Where branches have graphs of their own, the exact check is in one of those.
     in_sight = 1 if v1.control_flow_v2_enabled() else 2
-    assert [each.type for each in operations].count("IsFinite") == in_sight
+    assert [each.type for each in run_for(op)].count("IsFinite") == in_sight
 
 
 @pytest.mark.usefixtures("session")
@@ -500,6 +656,20 @@ def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mode, change, mir
             assert first[0].tolist() == [1.0 - moved, 2.0 - moved]
             assert first[1].tolist() == [[3.0], [4.0 - moved]]
             assert first[2:] == [count, scale]
+
+
+def test_gradients_that_add_up_to_an_overflow_are_skipped(mirrored):
+    count = mirrored.num_replicas_in_sync
+    with mirrored.scope():
+        weight = tf.Variable(1.0)
+        optimizer = sgd(lossscale.DynamicLossScale(16))
+
+    def on_replica(value):
+        optimizer.apply_gradients([(tf.fill([], value), weight)])
+
+    for value, expected in ((3e38, 1.0), (0.25, 1 - count * 0.25)):
+        mirrored.run(on_replica, (value,))
+        assert weight.numpy() == expected
 
 
 @pytest.mark.usefixtures("session")

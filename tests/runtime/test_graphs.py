@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import tensorflow as tf
+from version_1 import running
 
 from lossscale.runtime import graphs
 from lossscale.runtime.mode import COMPILED_BY_XLA
@@ -82,6 +83,46 @@ def test_where_a_graph_was_traced():
 
     seen.trace(at_the_end)
     assert told == [True, True, False, True, True, False]
+
+
+@pytest.mark.parametrize("mode", ["function", "session", "session-of-1"])
+def test_what_is_in_a_loop_or_a_branch_that_has_ended_is_not_visible(mode):
+    """Those of TensorFlow 1 have no graph of their own."""
+    inside, told = [], []
+
+    def double(x):
+        inside.append(x * 2.0)
+        told.append((graphs.is_visible(x), graphs.is_nested()))
+        told.append((graphs.is_visible(inside[-1]), graphs.is_nested()))
+        return inside[-1]
+
+    def step(fed):
+        around = fed + 1.0
+        place = graphs.this_place()
+
+        def body(x):
+            told.append((graphs.is_visible(around), graphs.is_in_sight(place)))
+            return double(x)
+
+        (found,) = tf.while_loop(lambda x: x < 9.0, body, [around])
+        tf.cond(found > 0.0, lambda: double(around), lambda: around)
+        assert set(told) == {(True, True)}
+        assert not any(map(graphs.is_visible, inside))
+        assert graphs.is_visible(found)
+        assert not graphs.is_nested()
+        return found
+
+    with running(mode) as run:
+        run.step(step)(1.0)
+    assert len(inside) >= 2
+
+
+def test_what_eager_mode_holds_is_visible_in_a_graph_and_its_place_is_not():
+    held, place = tf.constant(1.0), graphs.this_place()
+    assert graphs.is_in_sight(place)
+    with tf.Graph().as_default():
+        assert graphs.is_visible(held)
+        assert not graphs.is_in_sight(place)
 
 
 def test_of_two_branches_that_are_built_one_is_the_other():

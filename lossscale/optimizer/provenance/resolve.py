@@ -14,7 +14,7 @@ Keras 3's own wrapper divides in `apply`, Keras 2's does not.
 
 from __future__ import annotations
 
-from typing import Any, List, Set
+from typing import Any, List
 
 from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
@@ -58,19 +58,25 @@ class Provenance:
       key: What names it among the optimizers of that.
     """
 
-    def __init__(self, loss_scale: LossScale, divides_in_apply: bool) -> None:
+    def __init__(
+        self, loss_scale: LossScale, divides_in_apply: bool, *, warns: bool = True
+    ) -> None:
         """Knows nothing yet.
 
         Args:
           loss_scale: What scales the losses.
           divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
+          warns: Whether warnings tell of gradients of unknown origin. False where no
+            program means otherwise.
         """
         self.loss_scale = loss_scale
         self.ledger = ledger_of(loss_scale)
         self.ledger.optimizers.add(self)
         self.key = self.ledger.timeline.now()
         self._divides_in_apply = divides_in_apply
-        self._warned: Set[str] = set()
+        ambiguous = warning_texts.AMBIGUOUS.format(assumed=self._assumed)
+        #: What is not said, or not again.
+        self._warned = set() if warns else {warning_texts.NEVER_SCALED, ambiguous}
         self._trained: List[int] = []
 
     def note_trained(self, variables: List[Variable]) -> None:

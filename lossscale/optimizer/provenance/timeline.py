@@ -22,6 +22,7 @@ from lossscale.runtime.graphs import (
     is_building,
     is_other_branch,
     is_traced_in_place,
+    is_visible,
     notes_of,
     visible_graphs,
 )
@@ -52,8 +53,7 @@ class Reading:
 
     def is_visible(self) -> bool:
         """Tells whether the tensor can be used where a graph is built now."""
-        graph = graph_of(self.tensor)
-        return graph is None or any(graph is each for each in visible_graphs())
+        return is_visible(self.tensor)
 
 
 class _Apply(NamedTuple):
@@ -173,8 +173,8 @@ class Timeline:
 
     def last_that_scaled(self) -> Any:
         """Returns the tensor that multiplied the last loss here, None without one."""
-        found = self._losses_here()
-        return found[0].loss_scale if found else None
+        found = [losses.loss_scale for losses in self._losses_here()]
+        return found[0] if found and is_visible(found[0]) else None
 
     def _losses_here(self) -> List[_Losses]:
         """Returns those of the innermost graph in sight in which there are some."""
@@ -204,7 +204,8 @@ class Timeline:
         """
         if not is_traced_in_place(graph_of(reading.tensor)):
             return None
-        return self._later(reading)[0].reading
+        tensor = self._later(reading)[0].reading
+        return tensor if tensor is not None and is_visible(tensor) else None
 
     def _later(self, reading: Reading) -> List[_Apply]:
         applies = self._applies(next(graphs_around_branches()))
@@ -218,7 +219,7 @@ class Timeline:
         applies = [] if graph is None else self._applies(graph)
         after = applies[-1].number if applies else -1
         for each in reversed(self.of(graph).readings):
-            if each.replica == replica:
+            if each.replica == replica and each.is_visible():
                 return each.tensor if each.number > after else None
         return None
 

@@ -7,8 +7,14 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.faults import clean
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Grads, Graph
-from lossscale.runtime.graphs import current_graph, is_nested, visible_graphs
+from lossscale.runtime.aliases import Grads
+from lossscale.runtime.graphs import (
+    Place,
+    is_building,
+    is_in_sight,
+    is_nested,
+    this_place,
+)
 
 
 class Unscaling:
@@ -41,12 +47,12 @@ class Unscaling:
         """
         self.number, self.check = number, check
         self._optimizers = optimizers
-        self._decided: Dict[int, Tuple[int, Graph]] = {}
+        self._decided: Dict[int, Tuple[int, Place]] = {}
         # XLA may make a number of a NaN where it clips (seen on 2.21).
         self.shows = is_nested() and not mode.current().cond_runs_both
-        self._graph = current_graph()
+        self._place = this_place()
         self._count = len(grads)
-        kept = [] if self._graph is None else zip(grads, pairs)
+        kept = zip(grads, pairs) if is_building() else []
         self._before = {id(g): pair for g, pair in kept if g is not None}
 
     def __len__(self) -> int:
@@ -54,9 +60,10 @@ class Unscaling:
 
     def note_decided(self, optimizer: int, number: int) -> None:
         """Remembers that an optimizer applies or skips a step that comes from it."""
-        graph = current_graph()
-        if graph is None or self._graph is not None:  # eager ones outlive graphs
-            self._decided.setdefault(optimizer, (number, graph))
+        outlives = is_building() and self._place[0] is None  # it is of eager mode
+        # A session may run the one step and not the other.
+        if not (outlives or mode.current().runs_parts):
+            self._decided.setdefault(optimizer, (number, this_place()))
 
     def is_settled_for(self, optimizer: int, last: int) -> bool:
         """Tells whether an optimizer had decided with it when others were unscaled.
@@ -67,8 +74,8 @@ class Unscaling:
           optimizer: The optimizer's key.
           last: When the last ones were unscaled that a value comes from.
         """
-        number, graph = self._decided.get(optimizer, (last, None))
-        return number < last and any(graph is each for each in visible_graphs())
+        number, place = self._decided.get(optimizer, (last, self._place))
+        return number < last and is_in_sight(place)
 
     def is_settled_at(self, last: int) -> bool:
         """Tells whether each optimizer had."""
@@ -83,7 +90,7 @@ class Unscaling:
 
     def is_visible(self) -> bool:
         """Tells whether its tensors can be used where a graph is built now."""
-        return any(self._graph is graph for graph in visible_graphs())
+        return is_in_sight(self._place)
 
     def before_division(self) -> Dict[int, Tuple[Any, Any]]:
         """Returns what gradients were, and their divisors, by the gradients' `id`s."""

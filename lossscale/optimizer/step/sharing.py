@@ -137,14 +137,14 @@ def adjust_together(
 
     Args:
       loss_scale: A `LossScale`.
-      member: The optimizer's `Provenance`.
+      member: The optimizer's `Provenance`. If it is in no group, it adjusts alone.
       check: What the replicas know together of this optimizer's gradients.
 
     Returns:
       The update op, None in eager mode, and the exact flag.
     """
     group = group_of(loss_scale)
-    if len(group.members) < 2:
+    if member not in group.members or len(group.members) < 2:
         return adjusting.adjust_by_check(loss_scale, check)
     is_finite = check.exact()
     step = group.step_of(member, loss_scale)

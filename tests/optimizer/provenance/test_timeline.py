@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
+from version_1 import running
 
 from lossscale.optimizer.provenance.timeline import Timeline
 
@@ -48,6 +50,22 @@ def test_graphs_know_nothing_of_each_other():
         assert not reading.is_visible()
         assert timeline.latest() is None
         assert not timeline.is_read_here()
+
+
+@pytest.mark.parametrize("mode", ["session", "session-of-1"])
+def test_what_was_read_in_a_loop_that_has_ended_is_not_the_latest(mode):
+    timeline = Timeline()
+
+    def body(x):
+        timeline.note_reading(x * 1.0)
+        timeline.note_loss(x, timeline.latest())
+        assert timeline.latest() is timeline.last_that_scaled() is not None
+        return x + 1.0
+
+    with running(mode):
+        tf.while_loop(lambda x: x < 2.0, body, [tf.constant(0.0)])
+        assert timeline.latest() is None
+        assert timeline.last_that_scaled() is None
 
 
 def test_what_the_other_branch_applies_changes_nothing_here():
