@@ -71,6 +71,12 @@ def number_of(tensor: Tensor) -> int:
     return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
 
 
+def held_rank(handle: Tensor) -> int:
+    """Returns the rank of what a variable's handle holds, 0 if it is not known."""
+    held = held_by(handle)
+    return 0 if held is None else len(held[1])
+
+
 def held_by(handle: Tensor) -> Any:
     """Returns the dtype and the shape of what a variable's handle holds, a pair.
 

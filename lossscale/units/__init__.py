@@ -8,6 +8,7 @@ the unit. In the order of its imports:
 * `moves`: operations that add up, move or choose among values;
 * `table`: which rule an operation follows;
 * `operations`: what is known of an operation's results;
+* `variables`: what assignments leave in variables;
 * `sweep`: the exponents of a graph's values, or of a function's;
 * `direct_reads`: variables that an operation of eager mode is given itself;
 * `eager`: the exponents of eager mode's values.

@@ -19,7 +19,7 @@ from lossscale.units.unit import Unit
 class DirectReads:
     """Which variables hold gradients, and whether a tensor was read from one of them.
 
-    A number is no sign of either: what holds one number is left out.
+    Not of those that hold one number, which may be any.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class DirectReads:
     def note(self, handle: Any, unit: Optional[Unit]) -> None:
         """Remembers a variable by its handle, if a gradient is in it now."""
         number = number_of(handle)
-        if unit is None or unit.is_scale or unit.is_trained or _is_number(handle):
+        if unit is None or unit.is_scale or unit.is_trained:
             self._handles.pop(number, None)
         elif number not in self._handles:
             self._handles[number] = weakref.ref(
@@ -54,11 +54,6 @@ class DirectReads:
             if handle is not None and _holds(handle, tensor):
                 return number
         return None
-
-
-def _is_number(handle: Any) -> bool:
-    held = held_by(handle)
-    return held is None or not held[1]
 
 
 def _holds(handle: Any, tensor: Tensor) -> bool:

@@ -19,22 +19,21 @@ from lossscale.runtime.bodies import (
     numbers_in,
     width_of,
 )
-from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.callbacks import held_rank, number_of
 from lossscale.runtime.graphs import DATASETS
 from lossscale.units.direct_reads import DirectReads
 from lossscale.units.moves import STARTS
 from lossscale.units.operations import results
-from lossscale.units.sweep import (
+from lossscale.units.sweep import Sweep, Swept
+from lossscale.units.unit import KEPT, Operands, Unit, Units
+from lossscale.units.variables import (
     ADDS,
     ASSIGNS,
     READS,
-    Sweep,
-    Swept,
     assign,
     latest,
     still_open,
 )
-from lossscale.units.unit import KEPT, Operands, Unit, Units
 
 #: How many units are kept, and as many older ones.
 _UNITS = 1 << 16
@@ -149,7 +148,8 @@ class Tracker:
         units = [self._get(number_of(each)) for each in inputs]
         if kind in ASSIGNS or kind in ADDS:
             assign(self._held, number_of(inputs[0]), kind, units)
-            self._direct.note(inputs[0], self._held.get(number_of(inputs[0])))
+            if inputs[-1].shape.rank:
+                self._direct.note(inputs[0], self._held.get(number_of(inputs[0])))
         elif kind == "MakeIterator":
             self._hold_elements(number_of(inputs[1]), units[0])
         else:
@@ -220,7 +220,8 @@ class Tracker:
         for each, before, unit in zip(inputs, key, after):
             if unit is not before and unit is not None and not unit.is_scale:
                 self._hold(number_of(each), _with_origins(unit, tokens))
-                self._direct.note(each, self._held.get(number_of(each)))
+                if held_rank(each):
+                    self._direct.note(each, self._held.get(number_of(each)))
         return [self._returned_unit(unit, tokens) for unit in outs]
 
     def _hold(self, number: int, unit: Unit) -> None:

@@ -14,7 +14,7 @@ from models import compiled
 from lossscale import FixedLossScale
 from lossscale.units import eager
 
-MODES = ["eager", "graph"]
+MODES = ["eager", pytest.param("graph", marks=pytest.mark.slow)]
 FACTORS = [0.5, 0.5, float("inf"), 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 
@@ -200,7 +200,8 @@ def test_what_a_dataset_was_reduced_to(trained, way, maps):
             trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.compiled_once
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("where", ["branch", "loop"])
 def test_a_fixed_loss_scale_is_known_in_the_gradient_of(family, where, mode):
     trained = Trained(family, FixedLossScale(S))

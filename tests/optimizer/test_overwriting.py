@@ -19,7 +19,7 @@ S = 2.0**10
 INF = float("inf")
 FLOAT8 = "float8_from_mixed_float16"
 #: Eagerly Keras's float8 layers fail, bare too (seen on Keras 3.15).
-MODES = ["graph", "xla"]
+MODES = ["graph", pytest.param("xla", marks=pytest.mark.slow)]
 
 
 def network(use_bias=True):
@@ -105,6 +105,7 @@ def step_of(model, optimizer, xy, change=lambda grads: grads):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("unscales", [False, True])
 def test_a_loop_of_your_own(xy, mode, unscales):

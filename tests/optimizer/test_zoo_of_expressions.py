@@ -230,7 +230,7 @@ def groups(quick=(), of=None):
             family,
             group,
             id=f"{family.name}-{group}",
-            marks=[] if group in quick else [pytest.mark.slow],
+            marks=[] if group in quick and family is FIRST else [pytest.mark.slow],
         )
         for family in ([of] if of else families())
         for group in GROUPS

@@ -91,7 +91,14 @@ def test_each_operation_with_a_rule_is_tried_or_its_reason_is_named():
     assert sorted(known - set(RECIPES) - untried) == []
 
 
-@pytest.mark.parametrize("kind", sorted(RECIPES))
+@pytest.mark.parametrize(
+    "kind",
+    # Quick tests take every sixth of them.
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] if number % 6 else [])
+        for number, kind in enumerate(sorted(RECIPES))
+    ],
+)
 def test_what_is_sure_is_so(kind):
     operation = Operation(kind)
     if not operation.runs():

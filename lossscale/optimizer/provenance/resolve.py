@@ -34,6 +34,7 @@ from lossscale.optimizer.provenance.unscalings import (
     Unscaling,
     before_division,
     earlier_check,
+    not_settled,
 )
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Divisors, Grads, Scalar, Variable
@@ -137,7 +138,7 @@ class Provenance:
         is_read_here = timeline.is_read_here()
         kinds = [kind_of(unit, is_read_here) for unit in units]
         known = {k for g, k in zip(grads, kinds) if g is not None} - {Kind.UNKNOWN}
-        unscalings = self._not_settled(units)
+        unscalings = not_settled((u for unit in units for u in unit.checks), self.key)
         self._warn_of(units, kinds, unscalings)
         losses = timeline.losses()
         if known:
@@ -150,17 +151,6 @@ class Provenance:
             each.note_decided(self.key, timeline.now())
         timeline.note_apply(self._read if known else None)
         return bundle.but(losses=losses)
-
-    def _not_settled(self, units: List[Unit]) -> List[Unscaling]:
-        """Returns the unscalings that gradients come from, in their order.
-
-        Not those of steps that this optimizer applied or skipped before the last ones
-        were unscaled.
-        """
-        every = {each for unit in units for each in unit.checks}
-        last = max((each.number for each in every), default=0)
-        left = [each for each in every if not each.is_settled_for(self.key, last)]
-        return sorted(left, key=lambda each: each.number)
 
     def _known(
         self, grads: Grads, divisors: Divisors, unscalings: List[Unscaling]

@@ -101,6 +101,17 @@ class Unscaling:
         return set(self._before) <= {id(grad) for grad in grads}
 
 
+def not_settled(unscalings: Iterable[Unscaling], optimizer: int) -> List[Unscaling]:
+    """Returns those that no step of an optimizer was decided with, in their order.
+
+    That is, before the last of them: see `Unscaling.is_settled_for`.
+    """
+    every = sorted({*unscalings}, key=lambda each: each.number)
+    return [
+        each for each in every if not each.is_settled_for(optimizer, every[-1].number)
+    ]
+
+
 def earlier_check(unscalings: List[Unscaling], grads: Grads) -> Check:
     """Returns what was known of gradients when they were unscaled.
 
