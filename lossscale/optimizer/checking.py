@@ -18,6 +18,7 @@ from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Grads, Scalar, Tensor
 from lossscale.runtime.graphs import is_nested
+from lossscale.runtime.op_types import as_number
 
 
 def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
@@ -53,6 +54,9 @@ def _made_nan_if_bad(bundle: Bundle) -> Tuple[Bundle, Check]:
     # No branch under XLA: on TensorFlow 2.4 it compiles none in `tf.vectorized_map`.
     has_no_branch = mode.current().cond_runs_both
     is_finite = check.exact_in_branch() if has_no_branch else check.exact()
+    # Our own check is no comparison that a user made. On TensorFlow 2.4 a function that
+    # is looked into has no mark that says what these are.
+    is_finite = as_number(is_finite)
     nan_if_bad = {
         id(divisor): tf.where(is_finite, divisor, float("nan"))
         for divisor in bundle.divisors
