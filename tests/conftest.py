@@ -10,6 +10,8 @@ import pytest
 from combinations import beyond_threes, left_over
 from installed import families, make_strategy
 
+from lossscale.runtime import callbacks
+
 _STRATEGY = []
 _FAMILIES = [family.name for family in families()]
 
@@ -85,6 +87,13 @@ def family(request):
     """Keras 3, Keras 2's new optimizers, Keras 2's legacy ones: each that is here."""
     yield request.param
     request.param.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture(autouse=True)
+def _listens_no_longer():
+    """Lets nobody listen on to what eager mode does: garbage does, until it is found."""
+    yield
+    callbacks._listening.clear()
 
 
 @pytest.fixture
