@@ -91,7 +91,7 @@ def family(request):
 
 @pytest.fixture(autouse=True)
 def _listens_no_longer():
-    """Lets nobody listen on to what eager mode does: garbage does, until it is found."""
+    """Ends what listens to eager mode: garbage does, until it is collected."""
     yield
     callbacks._listening.clear()
 
