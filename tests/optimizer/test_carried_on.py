@@ -63,7 +63,7 @@ def test_an_overflow_costs_one_step(trained, change, mode):
     with warned(0):
         compiled(steps, mode)()
     assert trained.state() == (S / 2, len(FACTORS) - 3, 1)
-    assert int(trained.optimizer.iterations) == len(FACTORS) - 1
+    assert int(trained.optimizer.iterations.numpy()) == len(FACTORS) - 1
 
 
 def test_momentum_carries_no_more_with_each_step(trained):

@@ -70,6 +70,10 @@ def fitted(optimizer, xy, mode, use_bias=True):
     return model
 
 
+@pytest.mark.skipif(
+    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
+    reason="Keras's own wrapper divides the new values (3.3 and 3.6; 3.15 does not)",
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy, mode):
     theirs = fitted(keras.optimizers.LossScaleOptimizer(sgd(), S), xy, mode)
