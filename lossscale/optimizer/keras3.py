@@ -116,7 +116,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self.inner_optimizer.build(variables)
         object.__setattr__(self, "_built_for", list(variables))
         self._trains(self._built_for)
-        overwriting.note_units(self._provenance.ledger, self._built_for)
+        overwriting.note_units(self._provenance.history, self._built_for)
         self.built = True
 
     @do_not_convert
@@ -149,12 +149,12 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
         Each list has a None where the other one has what was given.
         """
-        ledger = self._provenance.ledger
-        overwriting.note_units(ledger, variables)
+        history = self._provenance.history
+        overwriting.note_units(history, variables)
         are_values = [overwriting.is_overwritten(each) for each in variables]
         pairs = list(zip(grads, are_values or [False] * len(grads)))
         values = [
-            overwriting.as_handed_over(ledger, grad) if is_value else None
+            overwriting.as_handed_over(history, grad) if is_value else None
             for grad, is_value in pairs
         ]
         return [None if is_value else grad for grad, is_value in pairs], values

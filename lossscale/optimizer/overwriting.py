@@ -12,7 +12,7 @@ from lossscale.gradients.check import Check
 from lossscale.gradients.faults import worst_of_each
 from lossscale.gradients.finite import checked
 from lossscale.gradients.packing import groups_of_one
-from lossscale.optimizer.provenance.ledger import Ledger
+from lossscale.optimizer.provenance.history import History
 from lossscale.runtime import kerases
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.units.unit import Unit
@@ -21,7 +21,7 @@ from lossscale.units.unit import Unit
 #: (seen in Keras 3.3 to 3.15, which gives them no other mark).
 _OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
 #: They are as large as the loss scale makes gradients.
-_SCALED = Unit(1.0, 1.0, is_kept=True)
+_SCALED = Unit(1.0, 1.0, from_variable=True)
 
 
 def is_overwritten(variable: Variable) -> bool:
@@ -29,7 +29,7 @@ def is_overwritten(variable: Variable) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def note_units(ledger: Ledger, variables: Iterable[Variable]) -> None:
+def note_units(history: History, variables: Iterable[Variable]) -> None:
     """Notes which variables hold magnitudes of scaled gradients.
 
     A float8 layer divides gradients by such a scale, bounds them, and multiplies them
@@ -38,10 +38,10 @@ def note_units(ledger: Ledger, variables: Iterable[Variable]) -> None:
     """
     for variable in variables:
         if is_overwritten(variable) and variable.name in _OF_GRADIENTS:
-            ledger.note_variable(kerases.tensor_of(variable), _SCALED)
+            history.values.note_variable(kerases.tensor_of(variable), _SCALED)
 
 
-def as_handed_over(ledger: Ledger, value: Tensor) -> Any:
+def as_handed_over(history: History, value: Tensor) -> Any:
     """Returns a new value as the layer handed it over.
 
     `get_unscaled_gradients` cannot tell it from a gradient, and divides it.
@@ -49,7 +49,7 @@ def as_handed_over(ledger: Ledger, value: Tensor) -> Any:
     Raises:
       ValueError: It was divided, and what it was before is not known: in eager mode.
     """
-    unscaling = ledger.unscaling_of(value)
+    unscaling = history.unscaling_of(value)
     if unscaling is None:
         return value
     before = unscaling.before_division().get(id(value))

@@ -241,7 +241,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         """
         self.has_scaled = True
         if self._noted_by is not None:
-            self._noted_by.note_reading(loss_scale)
+            self._noted_by.note_read(loss_scale)
         return scaling.multiply(loss, loss_scale)
 
     @do_not_convert

@@ -1,7 +1,7 @@
-"""Who is told where a loss scale is used: how optimizers know what is scaled by it.
+"""Observer: a loss scale reports each use to the optimizers that share it.
 
 `LossScale` calls a `Listener` if it has one. Optimizers that share the loss scale set
-it: `optimizer/provenance/ledger.py`. Without an optimizer there is none.
+it: `optimizer/provenance/history.py`. Without an optimizer there is none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lossscale.runtime.aliases import Grads, Scalar, Tensor
 class Listener(Protocol):
     """What a loss scale tells of its use."""
 
-    def note_reading(self, tensor: Tensor) -> None:
+    def note_read(self, tensor: Tensor) -> None:
         """It was read as a tensor, which may multiply a loss or divide gradients."""
 
-    def note_number(self) -> None:
+    def note_float(self) -> None:
         """It was read as a Python number. What is computed from it, no graph shows."""
 
     def note_loss(self, loss: Tensor, loss_scale: Any) -> None:
@@ -38,7 +38,7 @@ def telling(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
         value = compute(self)
         self.has_been_read = True
         if self._noted_by is not None and tf.is_tensor(value):
-            self._noted_by.note_reading(value)
+            self._noted_by.note_read(value)
         return value
 
     return __call__
@@ -52,7 +52,7 @@ def to_tensor(
     current = tf.identity(value._value(), name)
     value.has_been_read = True
     if value._noted_by is not None:
-        value._noted_by.note_reading(current)
+        value._noted_by.note_read(current)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         # Not NotImplemented: TensorFlow would make a constant of it, through NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")

@@ -75,7 +75,7 @@ class ReadsAsNumber:
         """Returns the number as `as_type` makes it of a tensor, and tells who asked."""
         number = as_type(self._value())
         if self._noted_by is not None:
-            self._noted_by.note_number()
+            self._noted_by.note_float()
         return number
 
     def _to_show(self) -> float:

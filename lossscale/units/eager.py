@@ -8,7 +8,7 @@ looked into once for each list of units that it is called with.
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import Tensor
@@ -22,18 +22,11 @@ from lossscale.runtime.bodies import (
 from lossscale.runtime.callbacks import held_rank, number_of
 from lossscale.runtime.graphs import DATASETS
 from lossscale.units.direct_reads import DirectReads
-from lossscale.units.moves import STARTS
 from lossscale.units.operations import results
+from lossscale.units.sources import Input, Source, Sources, carried_on
 from lossscale.units.sweep import Sweep, Swept
-from lossscale.units.unit import KEPT, Operands, Unit, Units
-from lossscale.units.variables import (
-    ADDS,
-    ASSIGNS,
-    READS,
-    assign,
-    latest,
-    still_open,
-)
+from lossscale.units.unit import Operands, Unit, Units
+from lossscale.units.variables import ASSIGNS, as_held, assign
 
 #: How many units are kept, and as many older ones.
 _UNITS = 1 << 16
@@ -53,7 +46,7 @@ class _Here(threading.local):
     idle = 0
 
 
-class Bounded(Dict[Any, Any]):
+class LimitedDict(Dict[Any, Any]):
     """A dictionary that forgets its oldest entries beyond a size."""
 
     def __init__(self, size: int) -> None:
@@ -71,18 +64,18 @@ class Tracker:
 
     Args:
       marked: Returns the unit that a mark on an operation of a function means.
-      read_now: Returns a unit of what is multiplied with the loss scale as it is now.
+      read_now: Reads the loss scale as it is now, and returns that as a source.
     """
 
     def __init__(
-        self, marked: Callable[[str], Optional[Unit]], read_now: Callable[..., Unit]
+        self, marked: Callable[[str], Optional[Unit]], read_now: Callable[..., Source]
     ) -> None:
         self._marked, self._read_now = marked, read_now
         self._new: Dict[int, Unit] = {}
         self._old: Dict[int, Unit] = {}
         #: What variables hold, by the numbers of their handles.
-        self._held = Bounded(_VARIABLES)
-        self._returned = Bounded(_FUNCTIONS)
+        self._held = LimitedDict(_VARIABLES)
+        self._returned = LimitedDict(_FUNCTIONS)
         self._direct = DirectReads()
         self._here = _Here()
 
@@ -126,8 +119,8 @@ class Tracker:
     def _set(self, number: int, unit: Unit) -> None:
         if len(self._new) >= _UNITS:
             self._new, self._old = {}, self._new
-        if len(unit.checks) > 1:
-            unit = unit._replace(checks=still_open(unit.checks))
+        if len(unit.sources) > 1:
+            unit = unit._replace(sources=carried_on(unit.sources))
         self._new[number] = unit
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
@@ -146,7 +139,7 @@ class Tracker:
 
     def _note_operation(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> None:
         units = [self._get(number_of(each)) for each in inputs]
-        if kind in ASSIGNS or kind in ADDS:
+        if kind in ASSIGNS:
             assign(self._held, number_of(inputs[0]), kind, units)
             if inputs[-1].shape.rank:
                 self._direct.note(inputs[0], self._held.get(number_of(inputs[0])))
@@ -162,21 +155,17 @@ class Tracker:
         self, kind: str, inputs: Any, units: Units, count: int, attrs: Any
     ) -> Units:
         """Returns the units of what an operation returned, nothing if none has any."""
-        if kind in READS:
-            return [units[0] or KEPT]
         if kind in DATASETS:
             return [self._dataset(attrs, units, kind == "ReduceDataset")] * count
         if kind.startswith("__"):
             return self._call(kind, inputs, units, count)
-        if any(units) or kind in STARTS:
-            return results(kind, units, _operands(inputs), count)
-        return []
+        return results(kind, units, _operands(inputs), count)
 
     def _set_all(self, outputs: Any, units: Units) -> None:
         for output, unit in zip(outputs, units):
             if unit is not None:
                 self._set(number_of(output), unit)
-                if not unit.is_kept and not unit.is_zero:
+                if not unit.from_variable and not unit.is_zero:
                     self._here.idle = 0
 
     def _read_directly(self, tensor: Tensor, unit: Optional[Unit]) -> Optional[Unit]:
@@ -196,14 +185,14 @@ class Tracker:
 
     def _dataset(self, attrs: Any, units: Units, is_run: bool) -> Optional[Unit]:
         """Returns the unit of a dataset's elements, or of what they came to now."""
-        key, tokens = _without_origins(units)
+        key, given = _as_inputs(units)
         name, counts = function_of_elements(attrs)
         unit: Optional[Unit] = self._look_into(
             name, key, lambda sweep: sweep.of_dataset(definition(name), key, counts)
         )
         if unit is None:
             return None
-        unit = _with_origins(unit, tokens)
+        unit = _as_called(unit, given)
         return self._with_reading(unit) if is_run else unit
 
     def _hold_elements(self, iterator: int, unit: Optional[Unit]) -> None:
@@ -213,36 +202,30 @@ class Tracker:
 
     def _call(self, name: str, inputs: Any, units: Units, count: int) -> Units:
         """Returns the units of what a function returned, and notes what it assigned."""
-        key, tokens = _without_origins(units)
+        key, given = _as_inputs(units)
         outs, after = self._look_into(
             name, key, lambda sweep: sweep.body(definition(name), list(key), count)
         )
         for each, before, unit in zip(inputs, key, after):
             if unit is not before and unit is not None and not unit.is_scale:
-                self._hold(number_of(each), _with_origins(unit, tokens))
+                self._hold(number_of(each), _as_called(unit, given))
                 if held_rank(each):
                     self._direct.note(each, self._held.get(number_of(each)))
-        return [self._returned_unit(unit, tokens) for unit in outs]
+        called = [u if u is None else _as_called(u, given) for u in outs]
+        return [u if u is None else self._with_reading(u) for u in called]
 
     def _hold(self, number: int, unit: Unit) -> None:
         """Notes what a function left in a variable."""
-        if not unit.is_free or unit.checks:
-            checks = latest(unit.checks)
-            self._held[number] = unit._replace(checks=checks, is_kept=True)
+        if not unit.is_free or unit.unscalings:
+            self._held[number] = as_held(unit)
         elif not self._held.get(number, unit).is_trained:
             self._held.pop(number, None)  # as any weight
 
-    def _returned_unit(self, unit: Optional[Unit], tokens: List[Unit]) -> Any:
-        if unit is None:
-            return None
-        return self._with_reading(_with_origins(unit, tokens))
-
     def _with_reading(self, unit: Unit, is_from_then_on: bool = False) -> Unit:
         """Returns a unit with where the loss scale was read, if that is not known."""
-        if unit.is_free or unit.is_zero or unit.readings or unit.is_kept:
+        if unit.is_free or unit.is_zero or unit.reads or unit.from_variable:
             return unit
-        readings = self._read_now(is_from_then_on).readings
-        return unit._replace(readings=readings)
+        return unit._replace(sources=unit.sources | {self._read_now(is_from_then_on)})
 
 
 def _operands(inputs: Any) -> Operands:
@@ -259,28 +242,31 @@ def _operands(inputs: Any) -> Operands:
     return Operands(value, lambda index: width_of(inputs[index]))
 
 
-def _without_origins(units: Units) -> Tuple[Tuple[Optional[Unit], ...], List[Unit]]:
-    """Returns units that name others by numbers where they come from."""
-    tokens: List[Unit] = []
+def _as_inputs(units: Units) -> Tuple[Tuple[Optional[Unit], ...], List[Unit]]:
+    """Returns units as a function sees them, and the different ones that were given.
+
+    Their sources are `Input`s: a function is looked into once for all that are alike.
+    """
+    given: List[Unit] = []
     found: Dict[Unit, Unit] = {}
     for unit in units:
         if unit is not None and unit not in found:
-            name = frozenset([len(tokens)])
-            tokens.append(unit)
-            found[unit] = unit._replace(
-                readings=name if unit.readings else frozenset(),
-                checks=name if unit.checks else frozenset(),
-            )
-    return tuple(None if unit is None else found[unit] for unit in units), tokens
+            kinds = {each.is_read for each in unit.sources}
+            inputs = frozenset(Input(len(given), is_read) for is_read in kinds)
+            given.append(unit)
+            found[unit] = unit._replace(sources=inputs)
+    return tuple(None if unit is None else found[unit] for unit in units), given
 
 
-def _with_origins(unit: Unit, tokens: List[Unit]) -> Unit:
+def _as_called(unit: Unit, given: List[Unit]) -> Unit:
+    """Returns a unit that a function returned, with the sources of this call."""
     return unit._replace(
-        readings=_named(unit.readings, [each.readings for each in tokens]),
-        checks=_named(unit.checks, [each.checks for each in tokens]),
+        sources=frozenset(each for s in unit.sources for each in _behind(s, given))
     )
 
 
-def _named(names: FrozenSet[Any], sets: List[FrozenSet[Any]]) -> FrozenSet[Any]:
-    found = [sets[name] if isinstance(name, int) else {name} for name in names]
-    return frozenset().union(*found)
+def _behind(source: Source, given: List[Unit]) -> Sources:
+    if not isinstance(source, Input):
+        return frozenset([source])
+    unit = given[source.position]
+    return unit.reads if source.is_read else unit.unscalings

@@ -30,6 +30,8 @@ NOTHING = names(
 )
 #: These may be zeros that no input is. Of which input that is read, if it is of one.
 STARTS: Dict[str, Optional[int]] = {"ZerosLike": None, "Const": 0, "Fill": 1}
+#: What returns what a variable holds.
+READS = names("ReadVariableOp ResourceGather ResourceGatherNd")
 #: These hand on the loss scale as it is.
 SAME = names(
     """

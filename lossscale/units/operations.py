@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Optional
 
-from lossscale.units.moves import NOTHING, SAME, STARTS
+from lossscale.units.moves import NOTHING, READS, SAME, STARTS
 from lossscale.units.rules import Rule, function, gradient
 from lossscale.units.table import EACH, RULES
-from lossscale.units.unit import NO_ORIGINS, ZERO, Operands, Unit, Units
+from lossscale.units.unit import KEPT, ZERO, Operands, Unit, Units
 
 
 def result(kind: str, units: Units, operands: Operands) -> Optional[Unit]:
@@ -26,7 +26,11 @@ def result(kind: str, units: Units, operands: Operands) -> Optional[Unit]:
 
 
 def results(kind: str, units: Units, operands: Operands, count: int) -> Units:
-    """Returns what is known of each of the `count` results of an operation."""
+    """Returns what is known of each of the `count` results, nothing if of none."""
+    if kind in READS and units[0] is None:
+        return [KEPT] * count
+    if not any(units) and kind not in STARTS:
+        return []
     if kind == "IdentityN":
         return units
     rules = EACH.get(kind)
@@ -45,8 +49,8 @@ def _result(kind: str, rule: Rule, units: Units, operands: Operands) -> Optional
         return found
     if found.is_scale and kind not in SAME:
         found = found._replace(is_scale=False)
-    if found.is_free and found.readings:
-        found = found._replace(readings=NO_ORIGINS)
+    if found.is_free and found.reads:
+        found = found._replace(sources=found.unscalings)
     return found
 
 

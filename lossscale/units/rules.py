@@ -96,18 +96,18 @@ def chosen(found: Optional[Unit], flags: Units) -> Optional[Unit]:
       flags: Those of the flags.
     """
     known = [u for u in flags if u is not None and not u.is_zero]
-    known = [u for u in known if not (u.is_weight and not u.checks)]
+    known = [u for u in known if not u.is_plain_weight]
     if not known or (found is not None and found.is_zero):
         return found
-    flag = made_of(known, 0.0, 0.0)._replace(is_bounded=True)
+    flag = made_of(known, 0.0, 0.0)._replace(hides_inf=True)
     if not all(u.is_free for u in known):
         flag = flag._replace(cause=flag.cause or _COMPARED)
     if found is None or found.is_weight:
         return flag
     return found._replace(
-        checks=found.checks | flag.checks,
+        sources=found.sources | flag.unscalings,
         cause=found.cause or flag.cause,
-        is_patched=found.is_patched or flag.is_patched,
+        replaces_inf=found.replaces_inf or flag.replaces_inf,
     )
 
 
@@ -123,7 +123,7 @@ def flag(*values: int) -> Rule:
         said = [u for u in said if not u.is_zero]
         if not said:
             return None
-        found = made_of(said, 0.0, 0.0)._replace(is_bounded=True)
+        found = made_of(said, 0.0, 0.0)._replace(hides_inf=True)
         if _agree(said) and not _is_compared(said, _numbers(units, operands, among)):
             return found
         return found._replace(cause=found.cause or _COMPARED)
@@ -143,10 +143,10 @@ def _is_compared(said: Sequence[Unit], numbers: List[Any]) -> bool:
 def is_finite(units: Units, operands: Operands) -> Optional[Unit]:
     """Whether something is finite. Who chooses by it may drop what was not."""
     (unit,), found = units, flag()(units, operands)
-    if unit is None or found is None or found.is_kept:
+    if unit is None or found is None or found.from_variable:
         return found
     # A flag moved it? `tf.recompute_grad` lets all depend on what comes from above.
-    return found._replace(is_patched=not (unit.is_free and unit.is_bounded))
+    return found._replace(replaces_inf=not (unit.is_free and unit.hides_inf))
 
 
 def linear(*powers: Optional[float]) -> Rule:
@@ -179,8 +179,8 @@ def _multiplied(pairs: Sequence[Tuple[Unit, Optional[float]]]) -> Unit:
     # An infinite factor is seen in the product.
     factors = [unit for unit, power in pairs if power is None or power > 0.0]
     return found._replace(
-        is_bounded=all(unit.is_bounded for unit in factors),
-        is_patched=bool(factors) and all(unit.is_patched for unit in factors),
+        hides_inf=all(unit.hides_inf for unit in factors),
+        replaces_inf=bool(factors) and all(unit.replaces_inf for unit in factors),
     )
 
 
@@ -196,8 +196,8 @@ def zero_or(rule: Rule) -> Rule:
         found = rule(units, operands)
         if found is None or found.is_zero:
             return found
-        is_patched = any(unit is not None and unit.is_patched for unit in units)
-        return found._replace(is_bounded=True, is_patched=is_patched)
+        replaces_inf = any(unit is not None and unit.replaces_inf for unit in units)
+        return found._replace(hides_inf=True, replaces_inf=replaces_inf)
 
     return zero_or_that
 
@@ -213,9 +213,9 @@ def gradient(units: Units, operands: Operands) -> Optional[Unit]:
 def ones(units: Units, operands: Operands) -> Optional[Unit]:
     """Ones in the shape of what has a unit: they have none, and that is known."""
     found = flag()(units, operands)
-    if found is None or found.is_kept:
+    if found is None or found.from_variable:
         return found
-    return FREE._replace(checks=found.checks)
+    return FREE._replace(sources=found.unscalings)
 
 
 def power(units: Units, operands: Operands) -> Optional[Unit]:
@@ -250,7 +250,7 @@ def bound(keeps_scale: bool) -> Rule:
             largest = _SMALL_FLOOR if keeps_scale else 0.0
             if value is None or not 0 <= value <= largest:
                 found = widened(found, "Minimum or Maximum with a number")
-        return found._replace(is_bounded=True)
+        return found._replace(hides_inf=True)
 
     return rule
 
@@ -262,7 +262,7 @@ def rounded(rule: Rule) -> Rule:
         found = rule(units, operands)
         if found is None or found.is_zero or found.is_free:
             return found
-        return found._replace(cause=found.cause or "rounding", is_bounded=True)
+        return found._replace(cause=found.cause or "rounding", hides_inf=True)
 
     return rounds
 
@@ -277,7 +277,7 @@ def together(units: Units, operands: Operands) -> Optional[Unit]:
         said, _numbers(units, operands, range(len(units)))
     ):
         found = widened(found, _TOGETHER)
-    return found._replace(is_bounded=True)
+    return found._replace(hides_inf=True)
 
 
 def function(cause: str = _FUNCTION) -> Rule:
@@ -293,6 +293,6 @@ def function(cause: str = _FUNCTION) -> Rule:
             return None
         if not found.is_free:
             found = widened(found, cause)
-        return found._replace(is_bounded=True)
+        return found._replace(hides_inf=True)
 
     return rule

@@ -22,11 +22,10 @@ from lossscale.gradients.finite import dense_part
 from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.bodies import Counts, GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
-from lossscale.units.moves import STARTS
 from lossscale.units.operations import join, result, results
 from lossscale.units.rules import chosen
-from lossscale.units.unit import KEPT, UNKNOWN, Operands, Unit, Units
-from lossscale.units.variables import ADDS, ASSIGNS, READS, assign, leave
+from lossscale.units.unit import UNKNOWN, Operands, Unit, Units
+from lossscale.units.variables import ASSIGNS, assign, leave
 
 #: What a mark says of an operation with bodies: it applies or skips a step.
 STEP = "step"
@@ -113,9 +112,9 @@ class Sweep:
     def _captured(self, outer: Any) -> Optional[Unit]:
         """Returns the unit of what a graph captures from around it."""
         unit = self.unit(outer)
-        if unit is not None and unit.is_kept and graph_of(outer) is None:
+        if unit is not None and unit.from_variable and graph_of(outer) is None:
             # Held when this was traced: it is called with other values later.
-            return unit._replace(readings=frozenset())
+            return unit._replace(sources=unit.unscalings)
         return unit
 
     def _run(self, body: Any, swept: Swept) -> None:
@@ -148,14 +147,11 @@ class Sweep:
         kind, units = node.kind, [table.get(key) for key in node.inputs]
         if kind in BODIES:
             return [] if node.mark == STEP else self._enter(node, units, table)
-        if kind in READS and units[0] is None:
-            return [KEPT] * len(node.outputs)
-        if kind in ASSIGNS or kind in ADDS:
+        if kind in ASSIGNS:
             assign(table, node.inputs[0], kind, units)
-        elif any(units) or kind in STARTS:
-            operands = Operands(node.value, node.width)
-            return results(kind, units, operands, len(node.outputs))
-        return []
+            return []
+        operands = Operands(node.value, node.width)
+        return results(kind, units, operands, len(node.outputs))
 
     def _enter(self, node: Node, units: Units, table: Table) -> List[Optional[Unit]]:
         """Returns the units of what a loop, a branch or a function returns."""

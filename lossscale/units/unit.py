@@ -8,11 +8,12 @@ nothing is known: its unit is None. What else rules ask of inputs is `Operands`.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, FrozenSet, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-NO_ORIGINS: FrozenSet[Any] = frozenset()
+from lossscale.units import sources as of
+from lossscale.units.sources import NONE, Sources
 
 
 class Unit(NamedTuple):
@@ -21,31 +22,40 @@ class Unit(NamedTuple):
     Attributes:
       low: The least exponent that it may have.
       high: The greatest one.
-      readings: Where the loss scale was read that it is multiplied with.
-      checks: The unscalings that it comes from: all of them must have been finite.
-      is_kept: Whether it comes from what a variable held. Weights come from the
-        gradients of steps before: such a value has no say beside any other.
-      is_bounded: Whether an infinity in what it comes from may be hidden in it.
+      sources: The events that it comes from: the reads of the loss scale that it is
+        multiplied with, and the unscalings, all of which must have been finite.
+      from_variable: Whether it was computed from variables alone. Weights come from the
+        gradients of earlier steps, so any other input of an operation decides.
+      hides_inf: Whether an infinity in what it comes from may not be seen in it.
       is_scale: Whether it is the loss scale itself.
       cause: Why it depends on the loss scale in a way that no exponent tells. Empty: it
         does not.
-      is_patched: Whether `is_finite` or the like chose what is in it: what was not
+      replaces_inf: Whether `is_finite` or the like chose what is in it: what was not
         finite may have been replaced.
-      is_trained: Whether it comes from what trained variables held alone. They are
+      is_trained: Whether it was computed from trained variables alone. They are
         weights, while another variable may hold gradients of which nothing is known:
         beside what has a unit it is a number, that has none.
     """
 
     low: float
     high: float
-    readings: FrozenSet[Any] = NO_ORIGINS
-    checks: FrozenSet[Any] = NO_ORIGINS
-    is_kept: bool = False
-    is_bounded: bool = False
+    sources: Sources = NONE
+    from_variable: bool = False
+    hides_inf: bool = False
     is_scale: bool = False
     cause: str = ""
-    is_patched: bool = False
+    replaces_inf: bool = False
     is_trained: bool = False
+
+    @property
+    def reads(self) -> Sources:
+        """The reads of the loss scale among its sources."""
+        return of.reads(self.sources)
+
+    @property
+    def unscalings(self) -> Sources:
+        """The unscalings among its sources."""
+        return of.unscalings(self.sources)
 
     @property
     def is_sure(self) -> bool:
@@ -65,7 +75,12 @@ class Unit(NamedTuple):
     @property
     def is_weight(self) -> bool:
         """Whether a variable held it, and no power of the loss scale is in it."""
-        return self.is_kept and self.is_free
+        return self.from_variable and self.is_free
+
+    @property
+    def is_plain_weight(self) -> bool:
+        """Whether it is a weight, and no gradients are known in it."""
+        return self.is_weight and not self.unscalings
 
 
 class Operands(NamedTuple):
@@ -97,9 +112,9 @@ Units = Sequence[Optional[Unit]]
 ZERO = Unit(math.inf, -math.inf)
 FREE = Unit(0.0, 0.0)
 #: What a variable holds, unless something else is known of it.
-KEPT = Unit(0.0, 0.0, is_kept=True)
+KEPT = Unit(0.0, 0.0, from_variable=True)
 #: What a variable holds that is trained.
-TRAINED = Unit(0.0, 0.0, is_kept=True, is_trained=True)
+TRAINED = Unit(0.0, 0.0, from_variable=True, is_trained=True)
 #: Beyond this power anything may be: loops that multiply by the loss scale end.
 _LIMIT = 8.0
 
@@ -114,8 +129,8 @@ def hull(units: Units, cause: str = "") -> Optional[Unit]:
     said = [unit for unit in units if unit is not None and not unit.is_zero]
     if not said:
         return ZERO if units and None not in units else None
-    if not all(unit.is_kept for unit in said):
-        said = [unit for unit in said if not unit.is_kept or unit.is_trained]
+    if not all(unit.from_variable for unit in said):
+        said = [unit for unit in said if not unit.from_variable or unit.is_trained]
     if all(unit is said[0] for unit in said):
         return said[0]
     low = min(unit.low for unit in said)
@@ -131,17 +146,16 @@ def made_of(units: Sequence[Unit], low: float, high: float, cause: str = "") -> 
     return Unit(
         low,
         high,
-        _union([unit.readings for unit in units]),
-        _union([unit.checks for unit in units]),
-        all(unit.is_kept for unit in units),
-        any(unit.is_bounded for unit in units),
+        _union([unit.sources for unit in units]),
+        all(unit.from_variable for unit in units),
+        any(unit.hides_inf for unit in units),
         cause=causes[0] if causes else cause,
-        is_patched=any(unit.is_patched for unit in units),
+        replaces_inf=any(unit.replaces_inf for unit in units),
         is_trained=all(unit.is_trained for unit in units),
     )
 
 
-def _union(sets: Sequence[FrozenSet[Any]]) -> FrozenSet[Any]:
+def _union(sets: Sequence[Sources]) -> Sources:
     first = sets[0]
     for each in sets[1:]:
         first = first if each <= first else first | each

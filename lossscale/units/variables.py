@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, Hashable, List, Optional
+from typing import Any, Hashable, List, Optional
 
 from lossscale.runtime import mode
+from lossscale.units import sources
 from lossscale.units.operations import join
 from lossscale.units.rules import chosen
-from lossscale.units.unit import NO_ORIGINS, Unit, Units
+from lossscale.units.unit import Unit, Units
 
-READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 #: What a variable holds afterwards, with what it held before.
 ADDS = {
     *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"),
@@ -17,20 +17,14 @@ ADDS = {
     *("ResourceScatterNdSub", "ResourceScatterNdUpdate", "AssignAdd", "AssignSub"),
     "ResourceStridedSliceAssign",
 }
-ASSIGNS = {"AssignVariableOp", "Assign"}
-#: How many unscalings are kept of what a variable sums up, the last ones.
-_CHECKS = 64
+ASSIGNS = {"AssignVariableOp", "Assign", *ADDS}
 
 
 def leave(table: Any, keys: List[Hashable], before: Units, after: Units) -> None:
     """Notes what a body leaves in the variables that it was given."""
     for key, old, new in zip(keys, before, after):
-        if new == old:
-            continue  # one name can stand at two inputs: what is new counts
-        if new is None:
-            table.pop(key, None)
-        else:
-            table[key] = new
+        if new != old:  # one name can stand at two inputs: what is new counts
+            _set(table, key, new)
 
 
 def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
@@ -44,11 +38,24 @@ def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
         value = None  # it may hold anything when what is traced now runs again
     if kind in ADDS:
         value = _sum_of(held, value, join([held, value]))
-    if value is None:
+    _set(table, key, None if value is None else as_held(value))
+
+
+def as_held(value: Unit) -> Unit:
+    """Returns the unit that a value has once a variable holds it."""
+    # Of another run of a session nothing is known, and a check would run here anew.
+    if mode.current().runs_parts:
+        kept = value.reads
+    else:
+        kept = sources.in_variable(value.sources)
+    return value._replace(sources=kept, from_variable=True, is_scale=False)
+
+
+def _set(table: Any, key: Hashable, unit: Optional[Unit]) -> None:
+    if unit is None:
         table.pop(key, None)
     else:
-        checks = _kept_checks(value.checks)
-        table[key] = value._replace(checks=checks, is_kept=True, is_scale=False)
+        table[key] = unit
 
 
 def _sum_of(
@@ -57,29 +64,7 @@ def _sum_of(
     """Returns the unit of a sum in a variable, in which an infinity may be hidden."""
     if held is None or value is None or total is None or total.is_zero:
         return total
-    if not (held.is_bounded or value.is_bounded):
+    if not (held.hides_inf or value.hides_inf):
         return total
-    return total._replace(checks=held.checks | value.checks, is_bounded=True)
-
-
-def still_open(checks: FrozenSet[Any]) -> FrozenSet[Any]:
-    """Returns the unscalings that a value carries on: not those that are settled."""
-    if len(checks) < 2 or any(isinstance(each, int) for each in checks):
-        return checks  # within a function numbers stand for those of its inputs
-    last = max(each.number for each in checks)
-    return frozenset(each for each in checks if not each.is_settled_at(last))
-
-
-def _kept_checks(checks: FrozenSet[Any]) -> FrozenSet[Any]:
-    """Returns the unscalings that what a variable holds is known to come from."""
-    # Of another run of a session nothing is known, and a check would run here anew.
-    return NO_ORIGINS if checks and mode.current().runs_parts else latest(checks)
-
-
-def latest(checks: FrozenSet[Any]) -> FrozenSet[Any]:
-    """Returns the last of the unscalings that a variable sums up, if they are many."""
-    checks = still_open(checks)
-    if len(checks) <= _CHECKS:
-        return checks
-    ordered = sorted(checks, key=lambda each: getattr(each, "number", 0))
-    return frozenset(ordered[-_CHECKS:])
+    every = total.reads | held.unscalings | value.unscalings
+    return total._replace(sources=every, hides_inf=True)

@@ -71,8 +71,8 @@ def test_momentum_carries_no_more_with_each_step(trained):
     for _ in range(20):
         grad, state = momentum(trained.unscaled(0.5)[0], state)
         trained.apply([grad])
-    ledger = trained.optimizer._provenance.ledger
-    assert len(ledger.units([state])[0].checks) <= 2
+    values = trained.optimizer._provenance.history.values
+    assert len(values.units([state])[0].unscalings) <= 2
 
 
 def clip(grad):
@@ -145,8 +145,8 @@ def test_a_constant_is_no_variable(trained):
     total = tf.Variable(tf.zeros([4]))
     total.assign(trained.scaled(0.5)[0] / trained.optimizer.loss_scale())
     total.assign(tf.constant(np.full([4], 0.25, np.float32)))
-    ledger = trained.optimizer._provenance.ledger
-    assert not ledger._tracker._direct
+    values = trained.optimizer._provenance.history.values
+    assert not values._tracker._direct
 
 
 def test_what_nobody_noted_is_told(trained, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections import deque
 
 import numpy as np
 import pytest
@@ -1038,8 +1039,8 @@ def unscale_again_and_again(trained):
 def test_nothing_grows_with_the_steps(trained, once, monkeypatch):
     """Of all that is remembered there is a bound: here it is reached early."""
     monkeypatch.setattr(eager, "_UNITS", 64)
-    timeline = trained.optimizer._provenance.ledger.timeline
-    timeline.of(None).returned._size = 16
+    history = trained.optimizer._provenance.history
+    history._of_eager_mode = deque(maxlen=16)
 
     def count():
         gc.collect()

@@ -70,10 +70,10 @@ class Notes:
     def __init__(self):
         self.read, self.numbers = [], 0
 
-    def note_reading(self, tensor):
+    def note_read(self, tensor):
         self.read.append(tensor)
 
-    def note_number(self):
+    def note_float(self):
         self.numbers += 1
 
 

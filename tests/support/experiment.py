@@ -18,13 +18,14 @@ from recipes import BY_HAND
 
 from lossscale.runtime.op_types import AMBIGUOUS, kind_of
 from lossscale.units.operations import results
+from lossscale.units.sources import Input
 from lossscale.units.unit import FREE, KEPT, ZERO, Operands, Unit
 
 RECIPES = {
     **json.loads((Path(__file__).parent / "recipes.json").read_text()),
     **BY_HAND,
 }
-SCALED = Unit(1.0, 1.0, frozenset(["a reading"]))
+SCALED = Unit(1.0, 1.0, frozenset([Input(0, is_read=True)]))
 #: What an input can be. None: a number.
 UNITS = {"number": None, "free": FREE, "zero": ZERO, "kept": KEPT, "scaled": SCALED}
 #: Loss scales at which a result is looked at.

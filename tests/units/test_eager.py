@@ -14,7 +14,7 @@ from tensorflow.python.framework import op_callbacks
 from lossscale.runtime import callbacks
 from lossscale.runtime.bodies import Definition
 from lossscale.units import eager
-from lossscale.units.unit import UNKNOWN
+from lossscale.units.unit import KEPT, UNKNOWN
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def trained(family):
 
 
 def tracker_of(trained):
-    return trained.optimizer._provenance.ledger._tracker
+    return trained.optimizer._provenance.history.values._tracker
 
 
 def unit_of(trained, tensor):
-    return trained.optimizer._provenance.ledger.units([tensor])[0]
+    return trained.optimizer._provenance.history.values.units([tensor])[0]
 
 
 def test_units_are_bounded_and_no_gradient_is_kept(trained, monkeypatch):
@@ -51,7 +51,7 @@ def test_variables_that_are_held_are_bounded(monkeypatch):
     monkeypatch.setattr(eager, "_VARIABLES", 8)
     tracker = eager.Tracker(lambda _: None, lambda: None)
     for number in range(20):
-        tracker._held[number] = eager.KEPT
+        tracker._held[number] = KEPT
     assert list(tracker._held) == list(range(12, 20))
 
 
@@ -285,9 +285,9 @@ def test_weights_carry_nothing_of_the_steps_that_moved_them(trained):
             trained.apply(trained.unscaled(1.0))
         for value in trained.variables:
             unit = unit_of(trained, tf.convert_to_tensor(value) * 1.0)
-            assert unit.is_kept
+            assert unit.from_variable
             assert unit.is_free
-            assert not unit.checks
+            assert not unit.unscalings
     assert trained.state() == (S, 3, 0)
 
 

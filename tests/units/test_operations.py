@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lossscale.units.operations import join, result, results
+from lossscale.units.sources import Input
 from lossscale.units.unit import FREE, KEPT, ZERO, Operands, Unit
 
-READ = Unit(1.0, 1.0, frozenset(["a reading"]), is_scale=True)
-SCALED = Unit(1.0, 1.0, frozenset(["a reading"]))
-UNSCALED = Unit(0.0, 0.0, checks=frozenset(["an unscaling"]))
+READ = Unit(1.0, 1.0, frozenset([Input(0, is_read=True)]), is_scale=True)
+SCALED = Unit(1.0, 1.0, frozenset([Input(0, is_read=True)]))
+UNSCALED = Unit(0.0, 0.0, sources=frozenset([Input(0, is_read=False)]))
 
 #: What TensorFlow's operations compute, for the few that are drawn.
 UNARY = {
@@ -173,7 +174,7 @@ def test_rules(kind, units, low, high):
 def test_bounds(kind, unit, bound, low):
     found = result(kind, [unit, None], numbers(None, bound))
     assert (found.low, found.high) == (low, unit.high)
-    assert found.is_bounded
+    assert found.hides_inf
 
 
 def test_the_loss_scale_times_something_is_not_the_loss_scale():
@@ -191,7 +192,7 @@ def test_a_zero_has_every_exponent():
     assert result("Fill", [None, SCALED], numbers(None, None)) is SCALED
     assert result("Mul", [ZERO, SCALED], NOTHING).is_zero
     assert result("AddN", [ZERO, SCALED], NOTHING) == SCALED
-    assert result("AddN", [ZERO, KEPT], NOTHING).is_kept
+    assert result("AddN", [ZERO, KEPT], NOTHING).from_variable
     assert result("Exp", [ZERO], NOTHING) is None  # it is 1
     assert result("Maximum", [ZERO, None], numbers(None, 1.0)) is None
 
@@ -207,16 +208,16 @@ def test_results_of_one_operation_may_differ():
 
 def test_what_a_variable_held_has_no_say_beside_anything_else():
     assert result("AddV2", [KEPT, SCALED], NOTHING).low == 1.0
-    assert not result("AddV2", [KEPT, SCALED], NOTHING).is_kept
-    assert result("AddV2", [KEPT, None], NOTHING).is_kept
-    held = SCALED._replace(is_kept=True)
+    assert not result("AddV2", [KEPT, SCALED], NOTHING).from_variable
+    assert result("AddV2", [KEPT, None], NOTHING).from_variable
+    held = SCALED._replace(from_variable=True)
     assert result("RealDiv", [held, None], NOTHING) == held
 
 
 def test_a_power_of_the_loss_scale_counts_in_a_product_though_a_variable_held_it():
-    held = READ._replace(is_kept=True, is_scale=False)
+    held = READ._replace(from_variable=True, is_scale=False)
     assert result("RealDiv", [SCALED, held], NOTHING).is_free
-    assert not result("RealDiv", [SCALED, held], NOTHING).is_kept
+    assert not result("RealDiv", [SCALED, held], NOTHING).from_variable
     assert result("RealDiv", [held, READ], NOTHING).is_free
     assert result("Mul", [SCALED, KEPT], NOTHING) == SCALED
     assert result("AddV2", [SCALED, held], NOTHING) == SCALED
@@ -234,20 +235,24 @@ def test_a_clipped_norm_is_unsure_and_what_it_divides_too():
     assert result("RealDiv", [SCALED, norm], NOTHING).is_free
 
 
-def test_readings_end_where_the_unit_does_and_checks_stay():
-    assert result("RealDiv", [SCALED, READ], NOTHING).readings == frozenset()
-    both = result("AddN", [UNSCALED, FREE._replace(checks=frozenset([2]))], NOTHING)
-    assert both.checks == {"an unscaling", 2}
+def test_reads_end_where_the_unit_does_and_unscalings_stay():
+    assert result("RealDiv", [SCALED, READ], NOTHING).reads == frozenset()
+    both = result(
+        "AddN",
+        [UNSCALED, FREE._replace(sources=frozenset([Input(1, is_read=False)]))],
+        NOTHING,
+    )
+    assert both.unscalings == UNSCALED.sources | {Input(1, is_read=False)}
     scaled_again = result("Mul", [both, READ], NOTHING)
-    assert scaled_again.checks == both.checks
-    assert scaled_again.readings == READ.readings
+    assert scaled_again.unscalings == both.unscalings
+    assert scaled_again.reads == READ.reads
 
 
 def test_an_infinity_is_hidden_by_a_bound_and_seen_through_a_product():
     clipped = result("Minimum", [UNSCALED, None], numbers(None, 1.0))
-    assert clipped.is_bounded
-    assert result("AddV2", [UNSCALED, clipped], NOTHING).is_bounded
-    assert not result("Mul", [UNSCALED, clipped], NOTHING).is_bounded
+    assert clipped.hides_inf
+    assert result("AddV2", [UNSCALED, clipped], NOTHING).hides_inf
+    assert not result("Mul", [UNSCALED, clipped], NOTHING).hides_inf
 
 
 def test_exponents_end_somewhere():

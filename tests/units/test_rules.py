@@ -21,11 +21,12 @@ from lossscale.units.rules import (
     together,
     zero_or,
 )
+from lossscale.units.sources import Input
 from lossscale.units.unit import FREE, KEPT, ZERO, Operands, Unit, hull
 
-SCALED = Unit(1.0, 1.0, frozenset(["a reading"]))
+SCALED = Unit(1.0, 1.0, frozenset([Input(0, is_read=True)]))
 UNSURE = Unit(0.0, 1.0, cause="tanh")
-UNSCALED = Unit(0.0, 0.0, checks=frozenset(["an unscaling"]))
+UNSCALED = Unit(0.0, 0.0, sources=frozenset([Input(0, is_read=False)]))
 NOTHING = Operands()
 
 
@@ -44,7 +45,7 @@ def test_one_of_several_may_be_any_of_them():
     assert hull([None, SCALED]) is SCALED
     assert ends(hull([SCALED, FREE], "a branch")) == (0.0, 1.0)
     assert hull([SCALED, FREE], "a branch").cause == "a branch"
-    assert hull([SCALED, FREE]).readings == SCALED.readings
+    assert hull([SCALED, FREE]).reads == SCALED.reads
     assert hull([ZERO, SCALED]) is SCALED
     assert hull([KEPT, SCALED]) == SCALED  # weights have no say
 
@@ -91,14 +92,14 @@ def test_positions_and_flags_say_which_and_not_what():
 def test_what_flags_choose_among_has_its_own_unit_or_else_theirs():
     found = moved(1, 2)([UNSCALED, SCALED, ZERO], NOTHING)
     assert ends(found) == (1.0, 1.0)
-    assert found.checks == UNSCALED.checks
-    assert found.readings == SCALED.readings
+    assert found.unscalings == UNSCALED.unscalings
+    assert found.reads == SCALED.reads
     for values in ([None, None], [KEPT, None], [KEPT, KEPT]):
         found = moved(1, 2)([UNSCALED, *values], NOTHING)
         assert found.is_free
-        assert not found.is_kept
-        assert found.is_bounded  # an infinity is a flag like any other
-        assert found.checks == UNSCALED.checks
+        assert not found.from_variable
+        assert found.hides_inf  # an infinity is a flag like any other
+        assert found.unscalings == UNSCALED.unscalings
     assert moved(1, 2)([UNSCALED, ZERO, ZERO], NOTHING) is ZERO
     assert moved(1, 2)([KEPT, None, None], NOTHING) is None
 
@@ -121,7 +122,7 @@ def test_what_flags_choose_among_has_its_own_unit_or_else_theirs():
 def test_flags_have_units(units, number, agrees):
     found = flag()(units, numbers(None, number))
     assert found.is_free
-    assert found.is_bounded
+    assert found.hides_inf
     assert bool(found.cause) != agrees
     assert found.is_sure == agrees
     assert bool(moved(1, 2)([found, SCALED, None], NOTHING).cause) != agrees
@@ -135,14 +136,14 @@ def test_a_flag_of_numbers_is_a_number():
 
 def test_who_chooses_by_what_is_finite_may_drop_an_infinity():
     finite = is_finite([SCALED], NOTHING)
-    assert finite.is_patched
-    assert moved(1, 2)([finite, SCALED, None], NOTHING).is_patched
-    assert not is_finite([KEPT], NOTHING).is_patched
-    assert is_finite([FREE], NOTHING).is_patched
-    assert not is_finite([FREE._replace(is_bounded=True)], NOTHING).is_patched
+    assert finite.replaces_inf
+    assert moved(1, 2)([finite, SCALED, None], NOTHING).replaces_inf
+    assert not is_finite([KEPT], NOTHING).replaces_inf
+    assert is_finite([FREE], NOTHING).replaces_inf
+    assert not is_finite([FREE._replace(hides_inf=True)], NOTHING).replaces_inf
     # Infinity times 0 is NaN.
-    assert not product([finite, SCALED], NOTHING).is_patched
-    assert zero_or(product)([SCALED, finite], NOTHING).is_patched
+    assert not product([finite, SCALED], NOTHING).replaces_inf
+    assert zero_or(product)([SCALED, finite], NOTHING).replaces_inf
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_a_gradient_is_linear_in_one():
 def test_a_small_floor_is_no_bound(keeps_scale, number, low):
     found = bound(keeps_scale)([SCALED, None], numbers(None, number))
     assert ends(found) == (low, 1.0)
-    assert found.is_bounded
+    assert found.hides_inf
     of_two = bound(keeps_scale)([SCALED, SCALED], NOTHING)
     assert ends(of_two) == (1.0, 1.0)
 

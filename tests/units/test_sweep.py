@@ -10,24 +10,24 @@ import tensorflow as tf
 from models import compiled
 
 from lossscale import DynamicLossScale
-from lossscale.optimizer.provenance.ledger import Ledger
+from lossscale.optimizer.provenance.history import History
 from lossscale.units.unit import UNKNOWN as NOTHING_KNOWN
 
 SCALED, CHANGED, UNTOUCHED = "scaled", "changed", "untouched"
 UNSURE, UNKNOWN = "unsure", "unknown"
 
 
-def origin(ledger, grad):
+def origin(history, grad):
     """What is known of one gradient, and the checks of the unscalings it comes from."""
-    (unit,) = ledger.units([grad])
-    is_plain = unit.is_kept and unit.is_free and not unit.checks
+    (unit,) = history.values.units([grad])
+    is_plain = unit.from_variable and unit.is_free and not unit.unscalings
     if unit is NOTHING_KNOWN or unit.is_zero or is_plain:
         return (UNKNOWN,)
-    checks = [each.check for each in sorted(unit.checks, key=lambda u: u.number)]
+    checks = [each.check for each in sorted(unit.unscalings, key=lambda u: u.time)]
     if not unit.is_sure:
         return (UNSURE, *checks)
     if unit.is_free:
-        is_returned = ledger.unscaling_of(grad) is not None
+        is_returned = history.unscaling_of(grad) is not None
         return (UNTOUCHED if is_returned else CHANGED, *checks)
     assert unit.low == 1.0
     return (SCALED, *checks)
@@ -38,8 +38,8 @@ class Loop:
 
     def __init__(self):
         self.scale = DynamicLossScale(1024.0)
-        self.ledger = Ledger(self.scale)
-        self.scale._noted_by = self.ledger
+        self.history = History(self.scale)
+        self.scale._noted_by = self.history
         self.weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
         self.seen = []
 
@@ -56,15 +56,15 @@ class Loop:
         return tape.gradient(scaled, self.weights)
 
     def unscaled(self, grads, check="check"):
-        units = self.ledger.units(grads)
+        units = self.history.values.units(grads)
         divisor = tf.convert_to_tensor(self.scale.current_loss_scale)
         grads = [each / divisor for each in grads]
-        self.ledger.note_unscaled(grads, check, [], units)
+        self.history.note_unscaled(grads, check, [], units)
         return grads
 
     def apply(self, grads):
         """Looks at gradients, and gives them to the program's result."""
-        self.seen.append([origin(self.ledger, grad) for grad in grads])
+        self.seen.append([origin(self.history, grad) for grad in grads])
         return tf.add_n([tf.reduce_sum(each) for each in grads])
 
     def origins(self):
@@ -377,7 +377,7 @@ def test_by_hand_in_every_form(loop, run, divide, expected):
 def test_arguments_constants_and_none(loop, run):
     def program(x):
         loop.scaled()
-        assert loop.ledger.units([None]) == [NOTHING_KNOWN]
+        assert loop.history.values.units([None]) == [NOTHING_KNOWN]
         return loop.apply([x, tf.constant(2.0)])
 
     run(program, 1.0)
@@ -728,7 +728,7 @@ def test_indexed_slices(loop):
         values = loop.unscaled([grad.values])[0]
         unscaled = tf.IndexedSlices(values, grad.indices, grad.dense_shape)
         clipped = tf.clip_by_norm(unscaled, 1.0)
-        loop.seen = [[origin(loop.ledger, each)] for each in (grad, unscaled, clipped)]
+        loop.seen = [[origin(loop.values, each)] for each in (grad, unscaled, clipped)]
 
     program()
     assert loop.origins() == [(SCALED,), (UNTOUCHED, "check"), (CHANGED, "check")]
@@ -756,7 +756,7 @@ def test_a_loss_scale_of_eager_mode(loop):
 
     @tf.function
     def program():
-        loop.ledger.note_reading(factor)
+        loop.values.note_read(factor)
         with tf.GradientTape() as tape:
             loss = loop.loss() * factor
         grads = tape.gradient(loss, loop.weights)
@@ -769,7 +769,7 @@ def test_a_loss_scale_of_eager_mode(loop):
 def test_every_loss_scale_that_it_is_scaled_by(loop, run):
     def program():
         grads = [a + b for a, b in zip(loop.scaled(), loop.scaled())]
-        assert [len(each.readings) for each in loop.ledger.units(grads)] == [2, 2]
+        assert [len(each.reads) for each in loop.history.values.units(grads)] == [2, 2]
         return loop.apply(grads)
 
     run(program)
@@ -780,16 +780,16 @@ def test_every_loss_scale_that_it_is_scaled_by(loop, run):
 @pytest.mark.parametrize("unscales", [True, False])
 def test_a_graph_of_version_1(unscales, v2):
     loss_scale = DynamicLossScale(1024.0)
-    ledger = Ledger(loss_scale)
+    history = History(loss_scale)
 
     def body(i, total, before):
         scale = tf.identity(1024.0)
-        ledger.note_reading(scale)
+        history.note_read(scale)
         grad = tf.compat.v1.gradients(tf.reduce_sum(weight**2) * scale, weight)[0]
         if unscales:
-            unit = ledger.units([grad])
+            unit = history.values.units([grad])
             grad = grad / 1024.0
-            ledger.note_unscaled([grad], "check", [], unit)
+            history.note_unscaled([grad], "check", [], unit)
         return i + 1, total + before, grad
 
     switch = "enable_control_flow_v2" if v2 else "disable_control_flow_v2"
@@ -807,7 +807,7 @@ def test_a_graph_of_version_1(unscales, v2):
             each.type for each in tf.compat.v1.get_default_graph().get_operations()
         }
         assert ("NextIteration" in kinds) is not v2
-        found = origin(ledger, total)
+        found = origin(history, total)
     assert found == ((CHANGED, "check") if unscales else (SCALED,))
 
 
@@ -821,18 +821,18 @@ def test_no_graph_is_kept(loop):
     assert graph() is None
 
 
-def test_a_ledger_is_not_kept_by_a_graph(loop):
+def test_a_history_is_not_kept_by_a_graph(loop):
     program = tf.function(lambda: loop.apply(clip(loop.unscaled(loop.scaled()))))
     program()
-    ledger = weakref.ref(loop.ledger)
-    loop.ledger = loop.scale._noted_by = None
+    history = weakref.ref(loop.history)
+    loop.history = loop.scale._noted_by = None
     gc.collect()
     tf.constant(1.0) + 1.0  # who listens to eager mode notices here
-    assert ledger() is None
+    assert history() is None
 
 
 def test_two_loss_scales_do_not_meet(loop, run):
-    other = Ledger(DynamicLossScale(1024.0))
+    other = History(DynamicLossScale(1024.0))
 
     def program():
         grads = loop.scaled()
@@ -881,6 +881,6 @@ def test_trained_variables_hold_numbers_and_others_hold_anything(loop, run):
         first = loop.scaled()[0]
         return loop.apply([first + loop.weights[0]]) + loop.apply([first + other])
 
-    loop.ledger.note_trained(loop.weights)
+    loop.history.values.note_trained(loop.weights)
     run(program)
     assert loop.origins() == [(UNSURE,), (SCALED,)]

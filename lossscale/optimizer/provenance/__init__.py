@@ -2,9 +2,9 @@
 
 Every value has an exponent of the loss scale (`units`). In the order of its imports:
 
-* `unscalings`: lists of gradients that were unscaled and returned to the user;
-* `timeline`: when a loss scale was read, scaled with and applied, on one clock;
-* `ledger`: what the optimizers that share a loss scale know of it;
+* `events`: what can happen to a loss scale: read, loss, unscale, apply;
+* `values`: what each value has of it: its unit;
+* `history`: what happened to it, a list of events for each graph, on one clock;
 * `kinds`: what a gradient is, by its unit;
 * `resolve`: what each gradient is divided by, and what is known of a list.
 

@@ -7,7 +7,7 @@ from typing import Any, Iterable
 
 import numpy as np
 
-from lossscale.optimizer.provenance.unscalings import Unscaling
+from lossscale.optimizer.provenance.events import Unscale
 from lossscale.runtime.graphs import is_eager
 from lossscale.units.unit import UNKNOWN, Unit
 
@@ -33,7 +33,7 @@ def kind_of(unit: Unit, is_read_here: bool) -> Kind:
       is_read_here: Whether the loss scale was read where the gradient was computed. If
         not, the loss of what was computed from weights may have been scaled elsewhere.
     """
-    is_from_elsewhere = unit.is_weight and not unit.checks and not is_read_here
+    is_from_elsewhere = unit.is_plain_weight and not is_read_here
     if unit is UNKNOWN or unit.is_zero or is_from_elsewhere:
         return Kind.UNKNOWN
     may_be_unscaled = unit.low <= 0.0 <= unit.high
@@ -45,30 +45,28 @@ def kind_of(unit: Unit, is_read_here: bool) -> Kind:
     return Kind.UNSCALED if may_be_unscaled else Kind.WRONG
 
 
-def is_zero(value: Any, unit: Unit) -> bool:
+def is_all_zero(value: Any, unit: Unit) -> bool:
     """Tells whether a gradient is known to be all zeros."""
     if value is None or unit.is_zero:
         return True
     return is_eager(value) and not np.any(value.numpy())
 
 
-def is_free(unit: Unit) -> bool:
-    """Tells whether a gradient to be unscaled is known to need no division."""
-    return unit.is_free and not unit.is_kept
-
-
-def hides(unit: Unit, unscalings: Iterable[Unscaling]) -> bool:
-    """Tells whether an overflow may be known only to a flag that is out of sight.
+def overflow_may_be_lost(unit: Unit, unscalings: Iterable[Unscale]) -> bool:
+    """Tells whether the only record of an overflow is a flag that cannot be read here.
 
     Args:
       unit: The unit of what is applied.
       unscalings: What no step has decided with yet.
     """
-    return unit.is_bounded and any(
-        not (each.shows or each.is_visible()) for each in unit.checks & {*unscalings}
+    return unit.hides_inf and any(
+        not (each.poisons or each.is_visible())
+        for each in unscalings
+        if each in unit.sources
     )
 
 
-def is_unseen(unit: Unit) -> bool:
+def inf_may_be_replaced(unit: Unit) -> bool:
     """Tells whether an infinity may have been replaced before anybody looked."""
-    return unit.is_patched and not any(each.was_checked for each in unit.checks)
+    unscalings: Any = unit.unscalings
+    return unit.replaces_inf and not any(each.was_checked for each in unscalings)

@@ -20,26 +20,25 @@ from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import unscale_and_check
-from lossscale.optimizer.provenance.kinds import (
-    Kind,
-    hides,
-    is_free,
-    is_unseen,
-    is_zero,
-    kind_of,
-)
-from lossscale.optimizer.provenance.ledger import ledger_of
-from lossscale.optimizer.provenance.timeline import Reading
-from lossscale.optimizer.provenance.unscalings import (
-    Unscaling,
+from lossscale.optimizer.provenance.events import (
+    Read,
+    Unscale,
     before_division,
     earlier_check,
-    not_settled,
+)
+from lossscale.optimizer.provenance.history import history_of
+from lossscale.optimizer.provenance.kinds import (
+    Kind,
+    inf_may_be_replaced,
+    is_all_zero,
+    kind_of,
+    overflow_may_be_lost,
 )
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Divisors, Grads, Scalar, Variable
 from lossscale.runtime.graphs import are_arguments, is_building
 from lossscale.scales.base import LossScale
+from lossscale.units.sources import not_settled
 from lossscale.units.sweep import values_of
 from lossscale.units.unit import Unit
 
@@ -55,7 +54,7 @@ class Provenance:
 
     Attributes:
       loss_scale: What scales their losses.
-      ledger: What is known of it.
+      history: What happened to it.
       key: What names it among the optimizers of that.
     """
 
@@ -71,9 +70,9 @@ class Provenance:
             program means otherwise.
         """
         self.loss_scale = loss_scale
-        self.ledger = ledger_of(loss_scale)
-        self.ledger.optimizers.add(self)
-        self.key = self.ledger.timeline.now()
+        self.history = history_of(loss_scale)
+        self.history.optimizers.add(self)
+        self.key = self.history.now()
         self._divides_in_apply = divides_in_apply
         ambiguous = warning_texts.AMBIGUOUS.format(assumed=self._assumed)
         #: What is not said, or not again.
@@ -85,7 +84,7 @@ class Provenance:
         trained = list(map(id, variables))
         if trained != self._trained:
             self._trained = trained
-            self.ledger.note_trained(variables)
+            self.history.values.note_trained(variables)
 
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers their check.
@@ -94,12 +93,12 @@ class Provenance:
           ValueError: One has been unscaled already.
         """
         scaled = as_they_are(grads)
-        units = self.ledger.units(scaled)
+        units = self.history.values.units(scaled)
         divisors = self._to_unscale(scaled, units)
         bundle = Bundle(self.loss_scale, scaled, divisors)
         unscaled, check = unscale_and_check(bundle)
         pairs = list(zip(scaled, divisors))
-        self.ledger.note_unscaled(unscaled, check, pairs, units)
+        self.history.note_unscaled(unscaled, check, pairs, units)
         return unscaled
 
     def _to_unscale(self, grads: Grads, units: List[Unit]) -> Divisors:
@@ -110,7 +109,7 @@ class Provenance:
           units: Their units.
         """
         for unit in units:
-            if unit.is_free and unit.checks:
+            if unit.is_free and unit.unscalings:
                 raise ValueError(
                     "`grads` must be gradients of the scaled loss, got one that "
                     "get_unscaled_gradients returned already. Unscale each gradient "
@@ -120,7 +119,7 @@ class Provenance:
         default = self._divisor(scaled)
         return [
             None
-            if grad is None or is_free(unit)
+            if grad is None or (unit.is_free and not unit.from_variable)
             else self._divisor([unit])
             if unit in scaled
             else default
@@ -133,14 +132,15 @@ class Provenance:
         Args:
           grads: The gradients; some may be None.
         """
-        grads, timeline = as_they_are(grads), self.ledger.timeline
-        units = self.ledger.units(grads)
-        is_read_here = timeline.is_read_here()
+        grads, history = as_they_are(grads), self.history
+        units = self.history.values.units(grads)
+        is_read_here = history.is_read_here()
         kinds = [kind_of(unit, is_read_here) for unit in units]
         known = {k for g, k in zip(grads, kinds) if g is not None} - {Kind.UNKNOWN}
-        unscalings = not_settled((u for unit in units for u in unit.checks), self.key)
+        every = (each for unit in units for each in unit.unscalings)
+        unscalings: Any = not_settled(every, self.key)
         self._warn_of(units, kinds, unscalings)
-        losses = timeline.losses()
+        losses = history.losses()
         if known:
             bundle = self._known(grads, self._divisors(units, kinds), unscalings)
         else:
@@ -148,17 +148,17 @@ class Provenance:
         if known == {Kind.UNSCALED} and self._was_never_scaled(grads):
             self._warn(warning_texts.NEVER_SCALED)
         for each in unscalings:
-            each.note_decided(self.key, timeline.now())
-        timeline.note_apply(self._read if known else None)
+            each.note_decided(self.key, history.now())
+        history.note_apply(self._read if known else None)
         return bundle.but(losses=losses)
 
     def _known(
-        self, grads: Grads, divisors: Divisors, unscalings: List[Unscaling]
+        self, grads: Grads, divisors: Divisors, unscalings: List[Unscale]
     ) -> Bundle:
         """Returns gradients of which at least one is known to be scaled or unscaled."""
         unscalings = [each for each in unscalings if each.is_visible()]
         check = earlier_check(unscalings, grads)
-        are_returned = all(g is None or self.ledger.unscaling_of(g) for g in grads)
+        are_returned = all(g is None or self.history.unscaling_of(g) for g in grads)
         were_checked = unscalings and all(each.was_checked for each in unscalings)
         if not (were_checked and are_returned):
             return Bundle(self.loss_scale, grads, divisors, check)
@@ -198,32 +198,32 @@ class Provenance:
         Args:
           units: The units of the gradients. None at all: what scaled the last loss.
         """
-        readings = [
-            reading
+        reads: List[Any] = [
+            read
             for unit in units
-            for reading in sorted(unit.readings, key=lambda each: each.number)
+            for read in sorted(unit.reads, key=lambda each: each.time)
         ]
-        for reading in reversed(readings):
-            if reading.is_visible():
-                return self._held_by(reading)
-        if readings and is_building():
-            return self._as_it_was(readings[-1])
-        scaled_last = None if units else self.ledger.timeline.last_that_scaled()
+        for read in reversed(reads):
+            if read.is_visible():
+                return self._held_by(read)
+        if reads and is_building():
+            return self._as_it_was(reads[-1])
+        scaled_last = None if units else self.history.last_that_scaled()
         return self._latest() if scaled_last is None else scaled_last
 
-    def _held_by(self, reading: Reading) -> Any:
-        """Returns what a reading multiplied: a dataset's function may run ahead."""
-        if not reading.is_from_then_on:
-            return reading.tensor
+    def _held_by(self, read: Read) -> Any:
+        """Returns what a read tensor multiplied: a dataset's function may run ahead."""
+        if not read.is_from_then_on:
+            return read.tensor
         now = self._read()
-        if is_building() or float(now) != float(reading.tensor):
+        if is_building() or float(now) != float(read.tensor):
             self._warn(warning_texts.MOVED)
         return now
 
-    def _as_it_was(self, reading: Reading) -> Any:
+    def _as_it_was(self, read: Read) -> Any:
         """Returns what a tensor of an ended branch, loop or function held."""
-        if not self.ledger.timeline.is_current(reading):
-            tensor = self.ledger.timeline.at(reading)
+        if not self.history.is_current(read):
+            tensor = self.history.at(read)
             if tensor is not None:
                 return tensor
             self._warn(warning_texts.MOVED)
@@ -231,26 +231,26 @@ class Provenance:
 
     def _latest(self) -> Scalar:
         """Returns the loss scale as it is now. Reads it if no tensor holds it."""
-        tensor = self.ledger.timeline.latest()
+        tensor = self.history.latest()
         return self._read() if tensor is None else tensor
 
     def _read(self) -> Any:
         """Reads the loss scale, for whoever needs it later, too."""
         tensor = self.loss_scale._value()
-        self.ledger.note_reading(tensor)
+        self.history.note_read(tensor)
         return tensor
 
     def _unknown(self, grads: Grads, units: List[Unit]) -> Bundle:
         """Returns gradients of unknown origin: this Keras's convention holds."""
-        are_zeros = all(map(is_zero, values_of(grads), units))
+        are_zeros = all(map(is_all_zero, values_of(grads), units))
         divides = self._divides_in_apply or are_zeros
         if self._was_never_scaled(grads):
             divides = False
             if not are_zeros:
                 self._warn(warning_texts.NEVER_SCALED)
         elif not are_zeros:
-            is_sure = self._divides_in_apply != self.ledger.has_unscaled
-            is_sure = is_sure and not self.ledger.may_have_missed()
+            is_sure = self._divides_in_apply != self.history.has_unscaled
+            is_sure = is_sure and not self.history.values.may_have_missed()
             if not (is_sure and self.loss_scale.has_scaled):
                 self._warn(warning_texts.AMBIGUOUS.format(assumed=self._assumed))
         divisor = self._divisor([]) if divides else None
@@ -261,7 +261,7 @@ class Provenance:
         return warning_texts.ASSUMED[self._divides_in_apply]
 
     def _warn_of(
-        self, units: List[Unit], kinds: List[Kind], unscalings: List[Unscaling]
+        self, units: List[Unit], kinds: List[Kind], unscalings: List[Unscale]
     ) -> None:
         """Says what cannot be known of gradients that are applied."""
         for unit, kind in zip(units, kinds):
@@ -274,16 +274,20 @@ class Provenance:
                 self._warn(
                     warning_texts.WRONG.format(exponent=unit.low, assumed=self._assumed)
                 )
-            elif kind is Kind.SCALED and self._was_read_as_number_since(unit):
+            elif kind is Kind.SCALED and self._was_read_as_float_since(unit):
                 self._warn(warning_texts.NUMBER)
-            if hides(unit, unscalings):
+            if overflow_may_be_lost(unit, unscalings):
                 self._warn(warning_texts.HIDDEN)
-            if is_unseen(unit) and not unit.cause and self.loss_scale.checks_gradients:
+            if (
+                inf_may_be_replaced(unit)
+                and not unit.cause
+                and self.loss_scale.checks_gradients
+            ):
                 self._warn(warning_texts.UNSEEN)
 
-    def _was_read_as_number_since(self, unit: Unit) -> bool:
-        last = max((reading.number for reading in unit.readings), default=None)
-        return last is not None and self.ledger.number_read > last
+    def _was_read_as_float_since(self, unit: Unit) -> bool:
+        last = max((read.time for read in unit.reads), default=None)
+        return last is not None and self.history.read_as_float_at > last
 
     def _warn(self, message: str) -> None:
         """Says something once."""

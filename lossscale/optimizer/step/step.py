@@ -76,12 +76,12 @@ class Step:
           In a graph, an op that does it all. None in eager mode.
         """
         if self._mode.knows_values:
-            with self._provenance.ledger.step():
+            with self._provenance.history.values.ignoring():
                 self._run_eagerly(self.unscale(bundle), apply)
                 return None
         bundle = self.unscale(bundle)
         if not self._loss_scale.checks_gradients:
-            with self._provenance.ledger.step():
+            with self._provenance.history.values.ignoring():
                 return group_ops([apply(bundle.unscaled())])
         bundle, contribution = self._reduction.check(bundle)
         return replicas.merge_call(self._decide, contribution, bundle, apply)
@@ -102,7 +102,7 @@ class Step:
 
     def _decide(self, contributions: Tensor, bundle: Bundle, apply: Apply) -> Any:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
-        with self._provenance.ledger.step():
+        with self._provenance.history.values.ignoring():
             agreed = self._reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(agreed, bundle)
 

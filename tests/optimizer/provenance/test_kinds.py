@@ -7,11 +7,10 @@ import tensorflow as tf
 
 from lossscale.optimizer.provenance.kinds import (
     Kind,
-    hides,
-    is_free,
-    is_unseen,
-    is_zero,
+    inf_may_be_replaced,
+    is_all_zero,
     kind_of,
+    overflow_may_be_lost,
 )
 from lossscale.units.unit import FREE, KEPT, UNKNOWN, ZERO, Unit
 
@@ -19,9 +18,9 @@ from lossscale.units.unit import FREE, KEPT, UNKNOWN, ZERO, Unit
 class Unscaling:
     """Gradients that were unscaled somewhere."""
 
-    def __init__(self, shows, visible):
-        self.shows, self.visible = shows, visible
-        self.was_checked = True
+    def __init__(self, poisons, visible):
+        self.poisons, self.visible = poisons, visible
+        self.is_read, self.was_checked = False, True
 
     def is_visible(self):
         return self.visible
@@ -55,45 +54,40 @@ def test_nothing_is_known_of_a_zero_or_of_what_came_from_elsewhere():
 def test_weights_alone_tell_only_where_the_loss_scale_was_read():
     assert kind_of(KEPT, is_read_here=False) is Kind.UNKNOWN
     assert kind_of(KEPT, is_read_here=True) is Kind.UNSCALED
-    unscaled = KEPT._replace(checks=frozenset(["an unscaling"]))
+    unscaled = KEPT._replace(sources=frozenset([Unscaling(True, True)]))
     assert kind_of(unscaled, is_read_here=False) is Kind.UNSCALED
 
 
-def test_what_needs_no_division():
-    assert is_free(FREE)
-    assert not is_free(KEPT)  # the loss of weights' gradients may have been scaled
-    assert not is_free(Unit(1.0, 1.0))
-    assert not is_free(UNKNOWN)
-
-
 def test_zeros():
-    assert is_zero(None, UNKNOWN)
-    assert is_zero(tf.ones([2]), ZERO)
-    assert is_zero(tf.zeros([2]), UNKNOWN)
-    assert not is_zero(tf.constant([0.0, 1.0]), UNKNOWN)
+    assert is_all_zero(None, UNKNOWN)
+    assert is_all_zero(tf.ones([2]), ZERO)
+    assert is_all_zero(tf.zeros([2]), UNKNOWN)
+    assert not is_all_zero(tf.constant([0.0, 1.0]), UNKNOWN)
     with tf.Graph().as_default():
-        assert not is_zero(tf.random.uniform([2]), UNKNOWN)
+        assert not is_all_zero(tf.random.uniform([2]), UNKNOWN)
 
 
 def test_an_overflow_is_hidden_where_no_flag_is_in_sight():
-    for shows, visible, expected in (
+    for poisons, visible, expected in (
         (True, False, False),
         (False, True, False),
         (False, False, True),
     ):
-        checks = frozenset([Unscaling(shows, visible), Unscaling(True, True)])
-        unit = Unit(0.0, 0.0, checks=checks)
-        bounded = unit._replace(is_bounded=True)
-        assert hides(bounded, checks) is expected
-        assert not hides(bounded, [])  # a step was decided with them
-        assert not hides(unit, checks)  # an infinity is seen in it
-    assert not hides(FREE, [])
+        checks = frozenset([Unscaling(poisons, visible), Unscaling(True, True)])
+        unit = Unit(0.0, 0.0, sources=checks)
+        bounded = unit._replace(hides_inf=True)
+        assert overflow_may_be_lost(bounded, checks) is expected
+        assert not overflow_may_be_lost(bounded, [])  # a step was decided with them
+        assert not overflow_may_be_lost(unit, checks)  # an infinity is seen in it
+    assert not overflow_may_be_lost(FREE, [])
 
 
 def test_what_a_finite_number_replaced_was_seen_if_it_was_unscaled_before():
     checked, unchecked = Unscaling(True, True), Unscaling(True, True)
     unchecked.was_checked = False
-    patched = Unit(1.0, 1.0, is_patched=True)
+    patched = Unit(1.0, 1.0, replaces_inf=True)
     for checks, expected in (([], True), ([unchecked], True), ([checked], False)):
-        assert is_unseen(patched._replace(checks=frozenset(checks))) is expected
-    assert not is_unseen(FREE)
+        assert (
+            inf_may_be_replaced(patched._replace(sources=frozenset(checks))) is expected
+        )
+    assert not inf_may_be_replaced(FREE)

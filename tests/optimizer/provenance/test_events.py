@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from lossscale.gradients.check import CLEAN, Check
-from lossscale.optimizer.provenance.unscalings import (
-    Unscaling,
+from lossscale.optimizer.provenance.events import (
+    Unscale,
     before_division,
     earlier_check,
 )
@@ -23,7 +23,7 @@ def unscaled(*values, is_finite=True, known=None):
     grads = [None if value is None else tf.constant(value) for value in values]
     pairs = [(None if g is None else g * 8.0, tf.constant(8.0)) for g in grads]
     found = known or check(is_finite, *[0.0 if is_finite else INF] * len(grads))
-    return grads, pairs, Unscaling(1, grads, found, pairs)
+    return grads, pairs, Unscale(1, grads, found, pairs)
 
 
 def test_in_a_graph_it_is_known_what_they_were():
