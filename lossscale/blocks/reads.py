@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Set
 
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import Graph, Tensor
-from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.callbacks import key_of
 from lossscale.runtime.graphs import current_graph, graph_of
 
 #: What a graph has in the place of a tensor from around it, a constant for a small one.
@@ -46,10 +46,10 @@ class _Listener:
         del kind, attrs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
-                number = number_of(each)
+                number = key_of(each)
                 if number not in self._computed:
                     self.read[number] = each
-            self._computed.update(map(number_of, outputs))
+            self._computed.update(map(key_of, outputs))
         return not self.is_done
 
 
@@ -77,7 +77,7 @@ class Names:
             if outer is None:
                 break
             tensor, graph = outer, graph_of(outer)
-        return -number_of(tensor) if graph is None else id(tensor)
+        return -key_of(tensor) if graph is None else id(tensor)
 
     def of_each(self, tensors: Iterable[Tensor]) -> Set[int]:
         """Returns the numbers of tensors."""

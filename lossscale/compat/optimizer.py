@@ -77,8 +77,9 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(opt._use_locking, opt.get_name())
         self._optimizer = opt
         self._loss_scale = loss_scale
-        # In no group of those that share it: a session runs each training op alone.
-        self._provenance = Provenance(loss_scale, divides_in_apply=False, warns=False)
+        self._provenance = Provenance(
+            loss_scale, divides_in_apply=False, is_keras=False
+        )
         # The names are TensorFlow's: its checkpoints restore into them.
         self._track_trackable(opt, "base_optimizer")
         self._track_trackable(loss_scale, "loss_scale")
@@ -159,7 +160,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         name = self.get_name() if name is None else name
         apply = self._inner_apply([v for _, v in pairs], global_step, name)
         listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
-        bundle = self._provenance.hand_in([grad for grad, _ in pairs])
+        bundle = self._provenance.resolve([grad for grad, _ in pairs])
         done = Step(self._provenance, are_added=True, entry=None).run(bundle, apply)
         if done is None:
             return None

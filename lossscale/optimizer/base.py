@@ -11,7 +11,6 @@ from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradie
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
 from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.optimizer.step.aggregation import aggregated
-from lossscale.optimizer.step.sharing import group_of
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
@@ -126,7 +125,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         object.__setattr__(self, "_loss_scale", loss_scale)
         provenance = Provenance(loss_scale, self._unscales_in_apply)
         object.__setattr__(self, "_provenance", provenance)
-        group_of(loss_scale).members.add(provenance)
         object.__setattr__(self, "_fault_record", FaultRecord())
 
     def __repr__(self) -> str:
@@ -236,7 +234,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
           In a graph, an op that does it all. None in eager mode.
         """
         self._note_trained(variables)
-        bundle = self._provenance.hand_in(grads)
+        bundle = self._provenance.resolve(grads)
         if any(value is not None for value in values):
             check = overwriting.check_of(values, grads)
             bundle = bundle.but(check=check & bundle.check)

@@ -66,8 +66,8 @@ def is_telling() -> bool:
     return _tell in context.context().op_callbacks
 
 
-def number_of(tensor: Tensor) -> int:
-    """Returns the number that TensorFlow gives a tensor of eager mode, and no other."""
+def key_of(tensor: Tensor) -> int:
+    """Returns what names a tensor of eager mode: TensorFlow's own number of it."""
     return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
 
 

@@ -61,7 +61,7 @@ def either(
 
 
 def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a side of a branch that is seldom taken, as one node of the graph.
+    """Returns a side of a branch that is rarely taken, as one node of the graph.
 
     Of the side of a branch that is not taken, TensorFlow still passes over each node.
     A function that is not inlined is one node.

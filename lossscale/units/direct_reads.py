@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 
 from lossscale.runtime.aliases import Tensor
-from lossscale.runtime.callbacks import held_by, number_of
+from lossscale.runtime.callbacks import held_by, key_of
 from lossscale.units.unit import Unit
 
 
@@ -23,7 +23,7 @@ class DirectReads:
     """
 
     def __init__(self) -> None:
-        #: Weak references to handles, by their numbers.
+        #: Weak references to handles, by their keys.
         self._handles: Dict[int, Any] = {}
         self._newest = 0
 
@@ -32,27 +32,27 @@ class DirectReads:
 
     def note(self, handle: Any, unit: Optional[Unit]) -> None:
         """Remembers a variable by its handle, if a gradient is in it now."""
-        number = number_of(handle)
+        key = key_of(handle)
         if unit is None or unit.is_scale or unit.is_trained:
-            self._handles.pop(number, None)
-        elif number not in self._handles:
-            self._handles[number] = weakref.ref(
-                handle, lambda _: self._handles.pop(number, None)
+            self._handles.pop(key, None)
+        elif key not in self._handles:
+            self._handles[key] = weakref.ref(
+                handle, lambda _: self._handles.pop(key, None)
             )
 
     def heard(self, outputs: Any) -> None:
         """Is told of what an operation returned: what is older was not read since."""
         if outputs:
-            self._newest = number_of(outputs[-1])
+            self._newest = key_of(outputs[-1])
 
     def variable_of(self, tensor: Tensor) -> Optional[int]:
-        """Returns the number of the variable that a tensor was read from."""
-        if number_of(tensor) <= self._newest or not tensor.shape.rank:
+        """Returns the key of the variable that a tensor was read from."""
+        if key_of(tensor) <= self._newest or not tensor.shape.rank:
             return None
-        for number, reference in list(self._handles.items()):
+        for key, reference in list(self._handles.items()):
             handle = reference()
             if handle is not None and _holds(handle, tensor):
-                return number
+                return key
         return None
 
 

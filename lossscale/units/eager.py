@@ -1,6 +1,6 @@
 """The units of what eager mode computes: TensorFlow tells of each operation.
 
-Units are kept by the number that TensorFlow gives each tensor, no tensor is kept alive,
+Units are kept by the key of each tensor, no tensor is kept alive,
 and the oldest are forgotten when they are many. A function that eager mode calls is
 looked into once for each list of units that it is called with.
 """
@@ -19,7 +19,7 @@ from lossscale.runtime.bodies import (
     numbers_in,
     width_of,
 )
-from lossscale.runtime.callbacks import held_rank, number_of
+from lossscale.runtime.callbacks import held_rank, key_of
 from lossscale.runtime.graphs import DATASETS
 from lossscale.units.direct_reads import DirectReads
 from lossscale.units.operations import results
@@ -73,7 +73,7 @@ class Tracker:
         self._marked, self._read_now = marked, read_now
         self._new: Dict[int, Unit] = {}
         self._old: Dict[int, Unit] = {}
-        #: What variables hold, by the numbers of their handles.
+        #: What variables hold, by the keys of their handles.
         self._held = LimitedDict(_VARIABLES)
         self._returned = LimitedDict(_FUNCTIONS)
         self._direct = DirectReads()
@@ -81,16 +81,16 @@ class Tracker:
 
     def unit(self, tensor: Tensor) -> Optional[Unit]:
         """Returns the unit of a tensor or of a variable's handle."""
-        return self._get(number_of(tensor))
+        return self._get(key_of(tensor))
 
     def note(self, tensor: Tensor, unit: Unit) -> None:
         """Notes the unit of a tensor, and listens from now on."""
-        self._set(number_of(tensor), unit)
+        self._set(key_of(tensor), unit)
         self.listen()
 
     def note_handle(self, handle: Any, unit: Unit) -> None:
         """Notes the unit of what a variable holds."""
-        self._held[number_of(handle)] = unit
+        self._held[key_of(handle)] = unit
 
     def listen(self) -> None:
         """Is told of each operation on this thread from now on."""
@@ -112,16 +112,16 @@ class Tracker:
     def __exit__(self, *_: object) -> None:
         self._here.silent -= 1
 
-    def _get(self, number: int) -> Optional[Unit]:
-        found = self._new.get(number) or self._old.get(number)
-        return found or self._held.get(number)
+    def _get(self, key: int) -> Optional[Unit]:
+        found = self._new.get(key) or self._old.get(key)
+        return found or self._held.get(key)
 
-    def _set(self, number: int, unit: Unit) -> None:
+    def _set(self, key: int, unit: Unit) -> None:
         if len(self._new) >= _UNITS:
             self._new, self._old = {}, self._new
         if len(unit.sources) > 1:
             unit = unit._replace(sources=carried_on(unit.sources))
-        self._new[number] = unit
+        self._new[key] = unit
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         """Notes the units of an operation's results: a `callbacks.Listener`."""
@@ -138,13 +138,13 @@ class Tracker:
         return here.idle < _IDLE
 
     def _note_operation(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> None:
-        units = [self._get(number_of(each)) for each in inputs]
+        units = [self._get(key_of(each)) for each in inputs]
         if kind in ASSIGNS:
-            assign(self._held, number_of(inputs[0]), kind, units)
+            assign(self._held, key_of(inputs[0]), kind, units)
             if inputs[-1].shape.rank:
-                self._direct.note(inputs[0], self._held.get(number_of(inputs[0])))
+                self._direct.note(inputs[0], self._held.get(key_of(inputs[0])))
         elif kind == "MakeIterator":
-            self._hold_elements(number_of(inputs[1]), units[0])
+            self._hold_elements(key_of(inputs[1]), units[0])
         else:
             if self._direct and None in units:
                 units = list(map(self._read_directly, inputs, units))
@@ -164,14 +164,14 @@ class Tracker:
     def _set_all(self, outputs: Any, units: Units) -> None:
         for output, unit in zip(outputs, units):
             if unit is not None:
-                self._set(number_of(output), unit)
+                self._set(key_of(output), unit)
                 if not unit.from_variable and not unit.is_zero:
                     self._here.idle = 0
 
     def _read_directly(self, tensor: Tensor, unit: Optional[Unit]) -> Optional[Unit]:
         """Returns the unit of an input that may be a variable itself."""
-        number = None if unit is not None else self._direct.variable_of(tensor)
-        return unit if number is None else self._held.get(number)
+        key = None if unit is not None else self._direct.variable_of(tensor)
+        return unit if key is None else self._held.get(key)
 
     def _look_into(self, name: str, key: Any, look: Callable[[Sweep], Any]) -> Any:
         """Returns what a function does to units, once for each list of them."""
@@ -208,18 +208,18 @@ class Tracker:
         )
         for each, before, unit in zip(inputs, key, after):
             if unit is not before and unit is not None and not unit.is_scale:
-                self._hold(number_of(each), _as_called(unit, given))
+                self._hold(key_of(each), _as_called(unit, given))
                 if held_rank(each):
-                    self._direct.note(each, self._held.get(number_of(each)))
+                    self._direct.note(each, self._held.get(key_of(each)))
         called = [u if u is None else _as_called(u, given) for u in outs]
         return [u if u is None else self._with_reading(u) for u in called]
 
-    def _hold(self, number: int, unit: Unit) -> None:
+    def _hold(self, key: int, unit: Unit) -> None:
         """Notes what a function left in a variable."""
         if not unit.is_free or unit.unscalings:
-            self._held[number] = as_held(unit)
-        elif not self._held.get(number, unit).is_trained:
-            self._held.pop(number, None)  # as any weight
+            self._held[key] = as_held(unit)
+        elif not self._held.get(key, unit).is_trained:
+            self._held.pop(key, None)  # as any weight
 
     def _with_reading(self, unit: Unit, is_from_then_on: bool = False) -> Unit:
         """Returns a unit with where the loss scale was read, if that is not known."""

@@ -56,7 +56,7 @@ def _result(kind: str, rule: Rule, units: Units, operands: Operands) -> Optional
 
 def _started(index: Optional[int], units: Units, operands: Operands) -> Optional[Unit]:
     """Returns the unit of zeros, or of what fills a tensor."""
-    if index is None or operands.number(index) == 0.0:
+    if index is None or operands.float_of(index) == 0.0:
         return ZERO
     return units[index] if units else None
 

@@ -220,7 +220,7 @@ def ones(units: Units, operands: Operands) -> Optional[Unit]:
 
 def power(units: Units, operands: Operands) -> Optional[Unit]:
     """A power, if its exponent is a constant."""
-    exponent = operands.number(1)
+    exponent = operands.float_of(1)
     if exponent is None or units[0] is None or units[1] not in (None, ZERO):
         return function()(units, operands)
     return linear(exponent)(units[:1], operands)
@@ -246,7 +246,7 @@ def bound(keeps_scale: bool) -> Rule:
             return found
         missing = [i for i, unit in enumerate(units) if unit is None]
         if missing and not (found.is_free or (found.is_scale and keeps_scale)):
-            value = operands.number(missing[0])
+            value = operands.float_of(missing[0])
             largest = _SMALL_FLOOR if keeps_scale else 0.0
             if value is None or not 0 <= value <= largest:
                 found = widened(found, "Minimum or Maximum with a number")

@@ -95,8 +95,8 @@ class Operands(NamedTuple):
     value: Callable[[int], Any] = lambda _: None
     width: Callable[[int], Optional[int]] = lambda _: None
 
-    def number(self, index: int) -> Optional[float]:
-        """Returns the number that an input is, wherever in it; None: it is not one."""
+    def float_of(self, index: int) -> Optional[float]:
+        """Returns what all elements of an input are; None: it is not known."""
         value = self.value(index)
         if value is None or not value.size or np.any(value != value.flat[0]):
             return None

@@ -728,7 +728,7 @@ def test_indexed_slices(loop):
         values = loop.unscaled([grad.values])[0]
         unscaled = tf.IndexedSlices(values, grad.indices, grad.dense_shape)
         clipped = tf.clip_by_norm(unscaled, 1.0)
-        loop.seen = [[origin(loop.values, each)] for each in (grad, unscaled, clipped)]
+        loop.seen = [[origin(loop.history, each)] for each in (grad, unscaled, clipped)]
 
     program()
     assert loop.origins() == [(SCALED,), (UNTOUCHED, "check"), (CHANGED, "check")]
@@ -756,7 +756,7 @@ def test_a_loss_scale_of_eager_mode(loop):
 
     @tf.function
     def program():
-        loop.values.note_read(factor)
+        loop.history.note_read(factor)
         with tf.GradientTape() as tape:
             loss = loop.loss() * factor
         grads = tape.gradient(loss, loop.weights)

@@ -8,7 +8,7 @@ from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.faults import clean
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Tensor
-from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.callbacks import key_of
 from lossscale.runtime.graphs import (
     Place,
     current_graph,
@@ -122,7 +122,7 @@ class Unscale(Event):
         self.poisons = is_nested() and not mode.current().cond_runs_both
         self._optimizers = optimizers
         self._decided: Dict[int, Tuple[int, Place]] = {}
-        keys = [None if each is None else key_of(each) for each in values_of(grads)]
+        keys = [None if each is None else _key_of(each) for each in values_of(grads)]
         self._returned, self._count = frozenset(keys) - {None}, len(grads)
         kept = zip(grads, pairs) if is_building() else []
         self._before = {id(g): pair for g, pair in kept if g is not None}
@@ -132,7 +132,7 @@ class Unscale(Event):
 
     def has_returned(self, value: Tensor) -> bool:
         """Tells whether this very tensor was returned."""
-        return key_of(value) in self._returned
+        return _key_of(value) in self._returned
 
     def note_decided(self, optimizer: int, time: int) -> None:
         """Remembers that an optimizer applies or skips a step that comes from it."""
@@ -168,9 +168,8 @@ class Unscale(Event):
         return set(self._before) <= {id(grad) for grad in grads}
 
 
-def key_of(tensor: Tensor) -> int:
-    """Returns what names a tensor: in eager mode TensorFlow's own number."""
-    return number_of(tensor) if is_eager(tensor) else id(tensor)
+def _key_of(tensor: Tensor) -> int:
+    return key_of(tensor) if is_eager(tensor) else id(tensor)
 
 
 def earlier_check(unscalings: List[Unscale], grads: Grads) -> Check:

@@ -83,6 +83,11 @@ class History:
     def __deepcopy__(self, memo: Any) -> None:
         return None  # a copied loss scale has other optimizers
 
+    def is_shared(self) -> bool:
+        """Tells whether several optimizers of Keras scale their losses by it."""
+        of_keras = [each for each in self.optimizers if each.is_keras]
+        return len(of_keras) > 1
+
     def now(self) -> int:
         """Returns a time that is later than what happened before."""
         return next(self._clock)

@@ -56,18 +56,21 @@ class Provenance:
       loss_scale: What scales their losses.
       history: What happened to it.
       key: What names it among the optimizers of that.
+      is_keras: Whether it is an optimizer of Keras.
     """
 
     def __init__(
-        self, loss_scale: LossScale, divides_in_apply: bool, *, warns: bool = True
+        self, loss_scale: LossScale, divides_in_apply: bool, *, is_keras: bool = True
     ) -> None:
         """Knows nothing yet.
 
         Args:
           loss_scale: What scales the losses.
           divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
-          warns: Whether warnings tell of gradients of unknown origin. False where no
-            program means otherwise.
+          is_keras: Whether it is an optimizer of Keras. One of TensorFlow 1 does not
+            adjust the loss scale together with others, as a session may run one alone;
+            and gradients of unknown origin are unscaled in all of its programs, so that
+            no warning tells of them.
         """
         self.loss_scale = loss_scale
         self.history = history_of(loss_scale)
@@ -75,8 +78,9 @@ class Provenance:
         self.key = self.history.now()
         self._divides_in_apply = divides_in_apply
         ambiguous = warning_texts.AMBIGUOUS.format(assumed=self._assumed)
+        self.is_keras = is_keras
         #: What is not said, or not again.
-        self._warned = set() if warns else {warning_texts.NEVER_SCALED, ambiguous}
+        self._warned = set() if is_keras else {warning_texts.NEVER_SCALED, ambiguous}
         self._trained: List[int] = []
 
     def note_trained(self, variables: List[Variable]) -> None:
@@ -126,7 +130,7 @@ class Provenance:
             for grad, unit in zip(grads, units)
         ]
 
-    def hand_in(self, grads: Grads) -> Bundle:
+    def resolve(self, grads: Grads) -> Bundle:
         """Returns gradients that are to be applied, and what is known of them.
 
         Args:

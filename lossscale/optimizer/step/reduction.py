@@ -46,8 +46,8 @@ class FlagReduction(Protocol):
           bundle: The bundles of all replicas, as it merges them.
         """
 
-    def seldom(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns a side of a branch that is seldom taken."""
+    def rarely(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns a side of a branch that is rarely taken."""
 
 
 class OneReplica:
@@ -74,7 +74,7 @@ class OneReplica:
         quick, largest = map(replicas.local_result, (contributions, check.largest))
         return Check(quick, None if is_exact else exact_check, largest=largest)
 
-    def seldom(self, function: Callable[[], Any]) -> Callable[[], Any]:
+    def rarely(self, function: Callable[[], Any]) -> Callable[[], Any]:
         return rarely(function)
 
 
@@ -172,7 +172,7 @@ class SeveralReplicas:
                 terms[position] = rows.magnitudes(grad)
         return terms
 
-    def seldom(self, function: Callable[[], Any]) -> Callable[[], Any]:
+    def rarely(self, function: Callable[[], Any]) -> Callable[[], Any]:
         return function  # a function of its own could not cross replicas
 
 

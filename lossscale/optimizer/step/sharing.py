@@ -19,6 +19,7 @@ from typing import Any, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.check import Check
+from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Op, Scalar, Variable
 from lossscale.runtime.control import group_ops
@@ -31,7 +32,7 @@ from lossscale.runtime.graphs import (
 from lossscale.scales import adjusting
 from lossscale.scales.base import LossScale
 
-_groups: Any = weakref.WeakKeyDictionary()  # LossScale -> Group
+_steps: Any = weakref.WeakKeyDictionary()  # LossScale -> the last _SharedStep
 
 
 class _SharedStep:
@@ -103,56 +104,36 @@ def _greatest_so_far(loss_scale: LossScale, largest: Scalar) -> Any:
     return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
 
 
-class Group:
-    """The optimizers that share one loss scale.
-
-    Attributes:
-      members: The `Provenance` of each optimizer.
-    """
-
-    def __init__(self) -> None:
-        self.members: Any = weakref.WeakSet()
-        self._step: Optional[_SharedStep] = None
-
-    def step_of(self, member: Any, loss_scale: LossScale) -> _SharedStep:
-        """Returns the step in which `member` applies now."""
-        if self._step is None or not self._step.goes_on(member, loss_scale):
-            self._step = _SharedStep(loss_scale)
-        self._step.applied[member] = current_graph()
-        return self._step
-
-
-def group_of(loss_scale: LossScale) -> Group:
-    """Returns the group of the optimizers that share a loss scale."""
-    group: Optional[Group] = _groups.get(loss_scale)
-    if group is None:
-        group = _groups[loss_scale] = Group()
-    return group
-
-
-def adjust_together(
-    loss_scale: LossScale, member: Any, check: Check
-) -> Tuple[Any, Any]:
-    """Adjusts `loss_scale` to a step that one of its optimizers applies or skips.
+def adjust_together(member: Provenance, check: Check) -> Tuple[Any, Any]:
+    """Adjusts a loss scale to a step that one of its optimizers applies or skips.
 
     Args:
-      loss_scale: A `LossScale`.
-      member: The optimizer's `Provenance`. If it is in no group, it adjusts alone.
+      member: The optimizer's `Provenance`.
       check: What the replicas know together of this optimizer's gradients.
 
     Returns:
       The update op, None in eager mode, and the exact flag.
     """
-    group = group_of(loss_scale)
-    if member not in group.members or len(group.members) < 2:
+    loss_scale = member.loss_scale
+    if not (member.is_keras and member.history.is_shared()):
         return adjusting.adjust_by_check(loss_scale, check)
     is_finite = check.exact()
-    step = group.step_of(member, loss_scale)
+    step = _step_of(member)
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
         update_op, _ = loss_scale.adjust(tf.logical_and(is_finite, was_good), *known)
     step.leave(loss_scale, update_op)
     return update_op, is_finite
+
+
+def _step_of(member: Provenance) -> _SharedStep:
+    """Returns the step in which an optimizer applies now."""
+    loss_scale = member.loss_scale
+    step: Optional[_SharedStep] = _steps.get(loss_scale)
+    if step is None or not step.goes_on(member, loss_scale):
+        step = _steps[loss_scale] = _SharedStep(loss_scale)
+    step.applied[member] = current_graph()
+    return step
 
 
 def _after(update_op: Op) -> Any:

@@ -116,7 +116,7 @@ class Step:
             # A rule that applies every step needs no branch.
             if should_apply is True:
                 return group_ops([apply_all(), update_op])
-            otherwise = self._reduction.seldom(skip)
+            otherwise = self._reduction.rarely(skip)
             done = either(should_apply, apply_all, otherwise)
             let_bodies_go(done)
             return group_ops([done, update_op])
@@ -145,7 +145,7 @@ class Step:
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
         if self._is_told_the_flag:
-            return adjust_together(self._loss_scale, self._provenance, agreed)
+            return adjust_together(self._provenance, agreed)
         # The gradients may have been clipped since the check. A scalar that is NaN on
         # a bad step tells the subclass that they were not finite.
         grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
