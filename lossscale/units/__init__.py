@@ -3,6 +3,7 @@
 Knows no loss scale, no optimizer and no step: whoever uses it says which values have
 the unit. In the order of its imports:
 
+* `sources`: where a value comes from: events of a loss scale;
 * `unit`: which powers of the loss scale a value may have; no graph, no tensor;
 * `rules`: the rules by which exponents are handed on;
 * `moves`: operations that add up, move or choose among values;

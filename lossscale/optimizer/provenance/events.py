@@ -67,12 +67,13 @@ class Loss(Event):
 
     Attributes:
       tensor: The tensor of the loss scale that multiplied it.
-      loss: The loss, before it was scaled.
+      loss: The loss, before it was scaled. None: it is too old to be asked for.
     """
 
     def __init__(self, time: int, tensor: Tensor, loss: Tensor) -> None:
         super().__init__(time)
-        self.tensor, self.loss = tensor, loss
+        self.tensor: Any = tensor
+        self.loss: Any = loss
 
 
 class Apply(Event):

@@ -100,7 +100,11 @@ class History:
 
     def note_loss(self, loss: Tensor, tensor: Any) -> None:
         """Remembers a loss that is multiplied with a tensor of the loss scale."""
-        self.events(current_graph()).append(Loss(self.now(), tensor, loss))
+        graph = current_graph()
+        losses = self._of_here(graph, Loss)
+        for older in itertools.islice(losses, _LOSSES - 1, _LOSSES):
+            older.loss = None  # one for each example may take memory
+        self.events(graph).append(Loss(self.now(), tensor, loss))
 
     @do_not_convert
     def note_read(self, tensor: Tensor) -> None:
