@@ -156,7 +156,7 @@ class Tracker:
     ) -> Units:
         """Returns the units of what an operation returned, nothing if none has any."""
         if kind in DATASETS:
-            return [self._dataset(attrs, units, kind == "ReduceDataset")] * count
+            return self._dataset(kind, attrs, units, count)
         if kind.startswith("__"):
             return self._call(kind, inputs, units, count)
         return results(kind, units, _operands(inputs), count)
@@ -183,22 +183,22 @@ class Tracker:
             forget_definitions()
         return known[key]
 
-    def _dataset(self, attrs: Any, units: Units, is_run: bool) -> Optional[Unit]:
-        """Returns the unit of a dataset's elements, or of what they came to now."""
+    def _dataset(self, kind: str, attrs: Any, units: Units, count: int) -> Units:
+        """Returns the units of a dataset, or of what it was reduced to now."""
         key, given = _as_inputs(units)
         name, counts = function_of_elements(attrs)
-        unit: Optional[Unit] = self._look_into(
-            name, key, lambda sweep: sweep.of_dataset(definition(name), key, counts)
+        found = self._look_into(
+            name,
+            (kind, key),
+            lambda sweep: sweep.dataset(kind, definition(name), key, counts, count),
         )
-        if unit is None:
-            return None
-        unit = _as_called(unit, given)
-        return self._with_reading(unit) if is_run else unit
+        called = [u if u is None else _as_called(u, given) for u in found]
+        return list(map(self._with_read, called)) if kind == "ReduceDataset" else called
 
     def _hold_elements(self, iterator: int, unit: Optional[Unit]) -> None:
         """Notes the unit of what an iterator returns from now on."""
         if unit is not None:
-            self._held[iterator] = self._with_reading(unit, is_from_then_on=True)
+            self._held[iterator] = self._with_read(unit, is_from_then_on=True)
 
     def _call(self, name: str, inputs: Any, units: Units, count: int) -> Units:
         """Returns the units of what a function returned, and notes what it assigned."""
@@ -212,7 +212,7 @@ class Tracker:
                 if held_rank(each):
                     self._direct.note(each, self._held.get(key_of(each)))
         called = [u if u is None else _as_called(u, given) for u in outs]
-        return [u if u is None else self._with_reading(u) for u in called]
+        return list(map(self._with_read, called))
 
     def _hold(self, key: int, unit: Unit) -> None:
         """Notes what a function left in a variable."""
@@ -221,9 +221,15 @@ class Tracker:
         elif not self._held.get(key, unit).is_trained:
             self._held.pop(key, None)  # as any weight
 
-    def _with_reading(self, unit: Unit, is_from_then_on: bool = False) -> Unit:
-        """Returns a unit with where the loss scale was read, if that is not known."""
-        if unit.is_free or unit.is_zero or unit.reads or unit.from_variable:
+    def _with_read(self, unit: Optional[Unit], is_from_then_on: bool = False) -> Any:
+        """Adds a read of the loss scale as it is now, if a scaled unit has none."""
+        if (
+            unit is None
+            or unit.is_free
+            or unit.is_zero
+            or unit.reads
+            or unit.from_variable
+        ):
             return unit
         return unit._replace(sources=unit.sources | {self._read_now(is_from_then_on)})
 
@@ -260,9 +266,8 @@ def _as_inputs(units: Units) -> Tuple[Tuple[Optional[Unit], ...], List[Unit]]:
 
 def _as_called(unit: Unit, given: List[Unit]) -> Unit:
     """Returns a unit that a function returned, with the sources of this call."""
-    return unit._replace(
-        sources=frozenset(each for s in unit.sources for each in _behind(s, given))
-    )
+    behind = (each for s in unit.sources for each in _behind(s, given))
+    return unit._replace(sources=frozenset(behind), parts=())
 
 
 def _behind(source: Source, given: List[Unit]) -> Sources:

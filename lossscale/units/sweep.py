@@ -31,8 +31,9 @@ from lossscale.units.variables import ASSIGNS, assign, leave
 STEP = "step"
 
 Table = Dict[Hashable, Unit]
-#: What a body returns: the units of its outputs, and of its inputs when it has run.
-Returned = Tuple[List[Optional[Unit]], List[Optional[Unit]]]
+#: What a sweep of a body finds: the units of its outputs, and those of its inputs when
+#: it has run, since it may assign to variables.
+Found = Tuple[List[Optional[Unit]], List[Optional[Unit]]]
 
 
 class Swept:
@@ -69,7 +70,7 @@ class Sweep:
         marked: Callable[[str], Optional[Unit]],
     ) -> None:
         self._eager, self._swept, self._marked = eager, swept, marked
-        self._returned: Dict[Any, Returned] = {}
+        self._returned: Dict[Any, Found] = {}
         self._seen: Dict[int, Table] = {}  # of graphs, while nothing is added to them
 
     def unit(self, tensor: Tensor) -> Optional[Unit]:
@@ -103,7 +104,8 @@ class Sweep:
                 if unit is not None:
                     swept.table[id(inner)] = unit
         self._run(GraphBody(graph), swept)
-        # Branches within capture eager mode's variables from there, not from here.
+        # A branch in this graph captures an eager variable by its outer handle, which
+        # gets what was assigned to the inner one.
         for outer, inner in captures:
             if id(inner) in swept.table:
                 swept.table[id(outer)] = swept.table[id(inner)]
@@ -113,21 +115,25 @@ class Sweep:
         """Returns the unit of what a graph captures from around it."""
         unit = self.unit(outer)
         if unit is not None and unit.from_variable and graph_of(outer) is None:
-            # Held when this was traced: it is called with other values later.
+            # What it held when this was traced. A later call reads another value.
             return unit._replace(sources=unit.unscalings)
         return unit
 
     def _run(self, body: Any, swept: Swept) -> None:
-        """Sweeps those operations of a body that have not been."""
+        """Sweeps the operations of a body that were added since the last sweep.
+
+        If its end leads back to its beginning, all of them, until no unit changes.
+        """
         marks = {} if body.graph is None else self._swept(body.graph).marks
+        for node in body.nodes(swept.done):
+            self._pass_on(node, swept.table, marks)
+            swept.done += 1
+            swept.leads_back = swept.leads_back or node.kind == "NextIteration"
         before: Optional[Table] = None
-        while before is None or (swept.leads_back and swept.table != before):
-            before = dict(swept.table) if swept.leads_back else swept.table
-            for node in body.nodes(0 if swept.leads_back else swept.done):
+        while swept.leads_back and swept.table != before:
+            before = dict(swept.table)
+            for node in body.nodes():
                 self._pass_on(node, swept.table, marks)
-                swept.done += 1
-                if node.kind == "NextIteration" and not swept.leads_back:
-                    swept.leads_back, before = True, None
 
     def _pass_on(self, node: Node, table: Table, marks: Table) -> None:
         """Hands on the units of an operation's inputs to its outputs."""
@@ -157,7 +163,7 @@ class Sweep:
         """Returns the units of what a loop, a branch or a function returns."""
         bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
         if node.kind in DATASETS:
-            return [self.of_dataset(bodies[0], units, node.counts())] * count
+            return self.dataset(node.kind, bodies[0], units, node.counts(), count)
         if node.kind in LOOPS:
             body, condition = bodies
             outs, after, flag = self._loop(body, condition, list(units), count)
@@ -172,7 +178,7 @@ class Sweep:
         joined = (join(each) for each in zip(*(outs for outs, _ in returned)))
         return [chosen(each, flags) for each in joined]
 
-    def body(self, body: Any, units: Units, count: int) -> Returned:
+    def body(self, body: Any, units: Units, count: int) -> Found:
         """Returns what a body with `count` outputs does to the units of its inputs."""
         if body is None or len(body.inputs) != len(units):
             return [result("PyFunc", units, Operands())] * count, list(units)
@@ -183,7 +189,8 @@ class Sweep:
             swept.table = {name: unit for name, unit in pairs if unit is not None}
             self._run(body, swept)
             outs = [swept.table.get(each) for each in body.outputs]
-            # What a function keeps for its gradient comes after what it returns.
+            # TensorFlow adds outputs to a function for its gradient. They come last,
+            # and each may be any value in it.
             rest = count - len(outs)
             if rest > 0:
                 outs += [join(list(swept.table.values()))] * rest
@@ -194,9 +201,9 @@ class Sweep:
     def _loop(
         self, body: Any, condition: Any, units: Units, count: int
     ) -> Tuple[List[Optional[Unit]], List[Optional[Unit]], Optional[Unit]]:
-        """Does so where outputs are the next inputs, until nothing is new.
+        """Returns what a loop does to its inputs, and the unit of its condition.
 
-        Returns the unit of the flag that ends it, too.
+        The body's outputs are its next inputs: it is swept until no unit changes.
         """
         first, before, assigned = list(units), None, [False] * len(units)
         while units != before:
@@ -205,27 +212,41 @@ class Sweep:
             assigned = [a or old != new for a, old, new in zip(assigned, before, after)]
             units = [join(each) for each in zip(before, outs, after)]
         flag = None if condition is None else self.body(condition, units, 1)[0][0]
-        # What a loop begins with stays what it is, if it is no variable.
+        # An input that the body did not assign to keeps its unit.
         left = [new if a else old for a, old, new in zip(assigned, first, units)]
         return list(units), left, flag
 
-    def of_dataset(self, body: Any, units: Units, counts: Counts) -> Optional[Unit]:
-        """Returns the unit of what a function makes of a dataset's elements.
+    def dataset(
+        self, kind: str, body: Any, units: Units, counts: Counts, count: int
+    ) -> List[Optional[Unit]]:
+        """Returns the units of what a function makes of a dataset's elements.
 
         The first inputs are the dataset, the state, and what the body captures. The
-        body's are the state, the dataset's elements and those.
+        body's are the state, the parts of an element, and those.
         """
         if body is None:
-            return join(units)
+            return [join(units)] * count
         states, captures = counts
-        state, captured = units[1 : 1 + states], units[1 + states :][:captures]
-        elements = [units[0]] * (len(body.inputs) - states - captures)
+        state = list(units[1 : 1 + states])
+        captured = units[1 + states :][:captures]
+        elements = _parts_of(units[0], len(body.inputs) - states - captures)
         before: Optional[Units] = None
         while state != before:
-            before = state
+            before = list(state)
             outs, _ = self.body(body, [*before, *elements, *captured], 0)
             state = [join(each) for each in zip(before, outs)]
-        return join([*state, *outs])
+        if kind == "ReduceDataset":
+            return state
+        made = join(outs[states:])
+        made = None if made is None else made._replace(parts=tuple(outs[states:]))
+        return [made] * count
+
+
+def _parts_of(dataset: Optional[Unit], count: int) -> List[Optional[Unit]]:
+    """Returns the units of the parts of a dataset's elements."""
+    if dataset is not None and len(dataset.parts) == count:
+        return list(dataset.parts)
+    return [dataset] * count
 
 
 def values_of(grads: Any) -> List[Any]:

@@ -8,7 +8,7 @@ nothing is known: its unit is None. What else rules ask of inputs is `Operands`.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Unit(NamedTuple):
       is_trained: Whether it was computed from trained variables alone. They are
         weights, while another variable may hold gradients of which nothing is known:
         beside what has a unit it is a number, that has none.
+      parts: Of a dataset whose elements have several parts: the unit of each.
     """
 
     low: float
@@ -46,6 +47,7 @@ class Unit(NamedTuple):
     cause: str = ""
     replaces_inf: bool = False
     is_trained: bool = False
+    parts: Tuple[Any, ...] = ()
 
     @property
     def reads(self) -> Sources:
