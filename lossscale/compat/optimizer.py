@@ -12,7 +12,7 @@ from lossscale.gradients.scaling import widened
 from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import checkpoints, mode, replicas
-from lossscale.runtime.aliases import Apply, Grads, Op
+from lossscale.runtime.aliases import ApplyFunction, Grads, Op
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
@@ -166,7 +166,9 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             return None
         return replicas.merge_call(lambda op: _as_train_op(op, name, listed), done)
 
-    def _inner_apply(self, variables: List[Any], global_step: Any, name: str) -> Apply:
+    def _inner_apply(
+        self, variables: List[Any], global_step: Any, name: str
+    ) -> ApplyFunction:
         """Returns a function that applies gradients, also within a branch."""
         # One object: of others TensorFlow would make one with a part of each replica.
         name = sys.intern(f"{name}-wrapped")

@@ -54,7 +54,7 @@ class Check(NamedTuple):
         """Returns the worst numbers of `count` gradients."""
         return tf.zeros([count]) if self.worst is None else self.worst()
 
-    def settled(self, count: int) -> Check:
+    def without_gradients(self, count: int) -> Check:
         """Returns this check in a form that no longer needs the gradients.
 
         The exact check runs now, in a branch of its own. A check that is not settled

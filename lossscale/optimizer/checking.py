@@ -37,7 +37,7 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         worst=lambda: faults.worst_of_each(examined.quotients(), few.groups)
     )
     if mode.current().knows_values:
-        check = check.settled(len(bundle.grads))
+        check = check.without_gradients(len(bundle.grads))
     if bundle.loss_scale.last_largest is not None:
         check = check._replace(largest=largest_magnitude(few.grads, few.divisors))
     return quotients.unscaled(), check
@@ -114,7 +114,7 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
         now = Check(exact_check(), None, worst)
     else:
         now = Check(quick(), exact_check, worst)
-    return bundle.but(check=bundle.check.settled(bundle.count) & now)
+    return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
 
 
 def quick_check_as_applied(bundle: Bundle) -> Flag:

@@ -28,4 +28,4 @@ Graph = Any
 #: An operation of a graph, None in eager mode.
 Op = Any
 #: What inner optimizers do with unscaled gradients.
-Apply = Callable[[Grads], Any]
+ApplyFunction = Callable[[Grads], Any]

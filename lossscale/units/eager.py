@@ -28,7 +28,7 @@ from lossscale.units.sweep import Sweep, Swept
 from lossscale.units.unit import Operands, Unit, Units
 from lossscale.units.variables import ASSIGNS, as_held, assign
 
-#: How many units are kept, and as many older ones.
+#: After so many units a new table begins. One older table is kept.
 _UNITS = 1 << 16
 #: The same of variables, and of functions.
 _VARIABLES, _FUNCTIONS = 1 << 14, 256

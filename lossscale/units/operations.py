@@ -1,7 +1,7 @@
 """What is known of an operation's results, by its rule.
 
 A type that `table` does not name is unsure, unless what goes in has exponent 0. What is
-named as a gradient is linear in what comes from above.
+named as a gradient is linear in the incoming gradient.
 """
 
 from __future__ import annotations

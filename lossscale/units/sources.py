@@ -69,11 +69,10 @@ def unscalings(sources: Sources) -> Sources:
 def not_settled(
     among: Iterable[Source], optimizer: Optional[int] = None
 ) -> List[Source]:
-    """Returns the sources that no step was decided with before the last of them.
+    """Returns the sources on which no step was decided before the newest of them.
 
-    In the order of their times. What is made of an old unscaling and a newer one is
-    looked at as it is, once a step was decided with the old one: so an overflow costs
-    one step.
+    In the order of their times. Once a step was decided with an old unscaling, only
+    newer ones count: an overflow costs one step.
 
     Args:
       among: Sources.

@@ -78,13 +78,13 @@ class Sweep:
         graph = graph_of(tensor)
         if graph is None:
             return self._eager(tensor)
-        return self.visible(graph).get(id(tensor))
+        return self.units_in(graph).get(id(tensor))
 
     def known(self, value: Optional[Tensor]) -> Unit:
         """Returns the unit of a tensor, `UNKNOWN` of a None and if nothing is known."""
         return UNKNOWN if value is None else self.unit(value) or UNKNOWN
 
-    def visible(self, graph: Graph) -> Table:
+    def units_in(self, graph: Graph) -> Table:
         """Returns the units of all that a graph can see, as it stands now."""
         if id(graph) not in self._seen:
             self._seen[id(graph)] = self._see(graph)
@@ -94,7 +94,7 @@ class Sweep:
         swept = self._swept(graph)
         # Graphs of `tf.compat.v1` have neither.
         outside = getattr(graph, "outer_graph", None)
-        around = {} if outside is None else self.visible(outside)
+        around = {} if outside is None else self.units_in(outside)
         captures = getattr(graph, "captures", ())
         for outer, inner in captures:
             if id(inner) not in swept.table:

@@ -12,8 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from lossscale.units import sources as of
-from lossscale.units.sources import NONE, Sources
+from lossscale.units.sources import NONE, Sources, reads, unscalings
 
 
 class Unit(NamedTuple):
@@ -28,8 +27,8 @@ class Unit(NamedTuple):
         gradients of earlier steps, so any other input of an operation decides.
       hides_inf: Whether an infinity in what it comes from may not be seen in it.
       is_scale: Whether it is the loss scale itself.
-      cause: Why it depends on the loss scale in a way that no exponent tells. Empty: it
-        does not.
+      cause: Why it depends on the loss scale beyond its exponent, for the warning.
+        Empty: it does not.
       replaces_inf: Whether `is_finite` or the like chose what is in it: what was not
         finite may have been replaced.
       is_trained: Whether it was computed from trained variables alone. They are
@@ -52,12 +51,12 @@ class Unit(NamedTuple):
     @property
     def reads(self) -> Sources:
         """The reads of the loss scale among its sources."""
-        return of.reads(self.sources)
+        return reads(self.sources)
 
     @property
     def unscalings(self) -> Sources:
         """The unscalings among its sources."""
-        return of.unscalings(self.sources)
+        return unscalings(self.sources)
 
     @property
     def is_sure(self) -> bool:
@@ -117,12 +116,13 @@ FREE = Unit(0.0, 0.0)
 KEPT = Unit(0.0, 0.0, from_variable=True)
 #: What a variable holds that is trained.
 TRAINED = Unit(0.0, 0.0, from_variable=True, is_trained=True)
-#: Beyond this power anything may be: loops that multiply by the loss scale end.
+#: Exponents beyond this are not told apart, so that the sweep of a loop that multiplies
+#: by the loss scale ends.
 _LIMIT = 8.0
 
 
 def hull(units: Units, cause: str = "") -> Optional[Unit]:
-    """Returns what has one of several units, and it is not known which.
+    """Returns the unit of a value that has one of these units, not known which.
 
     A zero has no say, and beside anything else neither has what a variable held, unless
     it is trained. Numbers have none beside a unit, but a number beside a zero is no
@@ -165,5 +165,5 @@ def _union(sets: Sequence[Sources]) -> Sources:
 
 
 def widened(unit: Unit, cause: str) -> Unit:
-    """Returns the unit of some function of a value that has one."""
+    """Returns a unit that may have exponent 0 as well, with a cause."""
     return made_of([unit], min(unit.low, 0.0), max(unit.high, 0.0), cause)

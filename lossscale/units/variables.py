@@ -10,7 +10,7 @@ from lossscale.units.operations import join
 from lossscale.units.rules import chosen
 from lossscale.units.unit import Unit, Units
 
-#: What a variable holds afterwards, with what it held before.
+#: These change a variable, and keep what it held.
 ADDS = {
     *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"),
     *("ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd"),
@@ -35,7 +35,7 @@ def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
     if value is not None and value.is_zero:
         if kind in ADDS:
             return
-        value = None  # it may hold anything when what is traced now runs again
+        value = None  # when what is traced now runs again, it may hold anything
     if kind in ADDS:
         value = _sum_of(held, value, join([held, value]))
     _set(table, key, None if value is None else as_held(value))
@@ -62,7 +62,7 @@ def _sum_of(
     held: Optional[Unit], value: Optional[Unit], total: Optional[Unit]
 ) -> Optional[Unit]:
     """Returns the unit of a sum in a variable, in which an infinity may be hidden."""
-    if held is None or value is None or total is None or total.is_zero:
+    if not (held and value and total) or total.is_zero:
         return total
     if not (held.hides_inf or value.hides_inf):
         return total

@@ -90,7 +90,7 @@ def test_what_is_exact_stays_so():
 @pytest.mark.parametrize("kind", [QUICK, SLOW, BAD])
 def test_settled_it_says_the_same(kind, mode):
     def settled():
-        check = Checked(kind).check(tf.constant(3.0)).settled(2)
+        check = Checked(kind).check(tf.constant(3.0)).without_gradients(2)
         assert check.exact_check is None
         return check.exact(), check.worst_of(2), check.largest
 
@@ -109,7 +109,7 @@ def test_settled_in_a_graph_it_examines_in_a_branch():
             tf.math.is_finite(tf.reduce_sum(values)),
             lambda: tf.reduce_all(tf.math.is_finite(values)),
             lambda: tf.zeros([1]),
-        ).settled(1)
+        ).without_gradients(1)
         return check.exact()
 
     assert bool(settled())

@@ -231,3 +231,25 @@ def test_a_fixed_loss_scale_is_known_in_the_gradient_of(family, where, mode):
     with warned(0):
         compiled(step, mode)()
     assert trained.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_loop_over_a_dataset_that_carries_a_scaled_loss_on(trained, stops):
+    """Each part of what goes round has its own unit, out of a loop with a break too."""
+    batches = tf.data.Dataset.from_tensor_slices([0.5, 0.25, 8.0])
+    trained.build()
+
+    @tf.function
+    def step():
+        gradient, loss = tf.zeros([4]), tf.constant(0.0)
+        for factor in batches:
+            if stops and factor > 1.0:
+                break
+            gradient += trained.unscaled(factor)[0]
+            loss += trained.optimizer.scale_loss(factor)
+        trained.apply([gradient])
+        return loss
+
+    with warned(0):
+        assert float(step()) == S * (0.75 if stops else 8.75)
+    assert trained.subtracted() == (0.75 if stops else 8.75)

@@ -41,7 +41,8 @@ class Read(Event):
 
     Attributes:
       tensor: The tensor.
-      is_from_then_on: Whether what is multiplied with it is so at any time since.
+      is_from_then_on: Whether it is not known when it multiplies: a dataset's function
+        may do so at any time after this read.
     """
 
     is_read = True
@@ -57,7 +58,7 @@ class Read(Event):
         return is_visible(self.tensor)
 
     def is_settled_at(self, time: int, optimizer: Optional[int] = None) -> bool:
-        """Reads are never settled: a `Source` of values."""
+        """Returns False: no step settles a read."""
         del time, optimizer
         return False
 
@@ -94,6 +95,7 @@ class Unscale(Event):
 
     Attributes:
       check: What is known of them as they were returned.
+      count: How many gradients there were, with those that are None.
       place: In which graph, and in which loop or branch of it.
       poisons: Whether one that was not finite made all that were returned NaN, so that
         the overflow survives later changes.
@@ -124,20 +126,18 @@ class Unscale(Event):
         self._optimizers = optimizers
         self._decided: Dict[int, Tuple[int, Place]] = {}
         keys = [None if each is None else _key_of(each) for each in values_of(grads)]
-        self._returned, self._count = frozenset(keys) - {None}, len(grads)
+        self._returned, self.count = frozenset(keys) - {None}, len(grads)
         kept = zip(grads, pairs) if is_building() else []
         self._before = {id(g): pair for g, pair in kept if g is not None}
-
-    def __len__(self) -> int:
-        return self._count
 
     def has_returned(self, value: Tensor) -> bool:
         """Tells whether this very tensor was returned."""
         return _key_of(value) in self._returned
 
     def note_decided(self, optimizer: int, time: int) -> None:
-        """Remembers that an optimizer applies or skips a step that comes from it."""
-        outlives = is_building() and self.place[0] is None  # it is of eager mode
+        """Notes that an optimizer now decides on a step that uses these gradients."""
+        # An eager unscaling outlives the graph that is built now.
+        outlives = is_building() and self.place[0] is None
         # A session may run the one step and not the other.
         if not (outlives or mode.current().runs_parts):
             self._decided.setdefault(optimizer, (time, this_place()))
@@ -176,13 +176,14 @@ def _key_of(tensor: Tensor) -> int:
 def earlier_check(unscalings: List[Unscale], grads: Grads) -> Check:
     """Returns what was known of gradients when they were unscaled.
 
-    It tells of all lists, but its worst numbers are of `grads` alone.
+    The flags of all lists count. Their worst numbers are known if `grads` is the one
+    list that was unscaled.
     """
     check = CLEAN
     for each in unscalings:
         check &= each.check
-    # Not of `grads` themselves, which eagerly would be kept.
-    is_of_grads = len(unscalings) == 1 and len(unscalings[0]) == len(grads)
+    # In eager mode, to keep `grads` here would keep their memory.
+    is_of_grads = len(unscalings) == 1 and unscalings[0].count == len(grads)
     if is_of_grads or check.is_clean:
         return check
     count = len(grads)

@@ -9,10 +9,9 @@ the losses of this step       the last Losses, back to an Apply
 who returned this gradient    the Unscale that has it
 ```
 
-If the loss scale was read within a loop, a branch or a function, the tensor cannot be
-used outside of it, where the gradients are applied. Any other read will do if no step
-was applied in between: only an apply can move the loss scale. No graph is kept alive,
-and no gradient.
+A tensor that was read in a loop, a branch or a function cannot be used outside of it,
+where the gradients are applied. Any other one serves if no step was decided on in
+between: only a step moves the loss scale. No graph is kept alive, and no gradient.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class History:
         graph = current_graph()
         losses = self._of_here(graph, Loss)
         for older in itertools.islice(losses, _LOSSES - 1, _LOSSES):
-            older.loss = None  # one for each example may take memory
+            older.loss = None  # a loss of each example takes memory
         self.events(graph).append(Loss(self.now(), tensor, loss))
 
     @do_not_convert

@@ -26,12 +26,13 @@ class Kind(enum.Enum):
 
 
 def kind_of(unit: Unit, is_read_here: bool) -> Kind:
-    """Returns what a gradient is: of the exponents that it may have 0 and 1 can be.
+    """Returns what a gradient is: may its exponent be 0, 1, both or neither?
 
     Args:
       unit: Its unit.
       is_read_here: Whether the loss scale was read where the gradient was computed. If
-        not, the loss of what was computed from weights may have been scaled elsewhere.
+        not, a gradient that was computed from weights may be of a loss that was scaled
+        elsewhere.
     """
     is_from_elsewhere = unit.is_plain_weight and not is_read_here
     if unit is UNKNOWN or unit.is_zero or is_from_elsewhere:
@@ -57,7 +58,7 @@ def overflow_may_be_lost(unit: Unit, unscalings: Iterable[Unscale]) -> bool:
 
     Args:
       unit: The unit of what is applied.
-      unscalings: What no step has decided with yet.
+      unscalings: Those that no step has been decided on with.
     """
     return unit.hides_inf and any(
         not (each.poisons or each.is_visible())

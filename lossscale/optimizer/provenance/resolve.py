@@ -1,10 +1,11 @@
 """Are these gradients still scaled? What divides them, and what is known of them.
 
 ```
-a gradient of exponent 1     is divided by the loss scale that multiplied its loss
-                       0     is applied as it is
-             either, unsure  as this Keras's own wrapper would, and one warning says so
-a zero, or nothing is known  is treated like the rest of the list
+exponent of the gradient   what is done
+1                          it is divided by the loss scale that multiplied its loss
+0                          it is applied as it is
+0 or 1, or another one     as this Keras's own wrapper would, and one warning says so
+a zero, or not known       it is treated like the rest of the list
 ```
 
 Nothing is known of what came through NumPy, from another process, or as an argument of
@@ -55,7 +56,7 @@ class Provenance:
     Attributes:
       loss_scale: What scales their losses.
       history: What happened to it.
-      key: What names it among the optimizers of that.
+      key: Its number among the optimizers that share the loss scale.
       is_keras: Whether it is an optimizer of Keras.
     """
 
@@ -67,10 +68,9 @@ class Provenance:
         Args:
           loss_scale: What scales the losses.
           divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
-          is_keras: Whether it is an optimizer of Keras. One of TensorFlow 1 does not
-            adjust the loss scale together with others, as a session may run one alone;
-            and gradients of unknown origin are unscaled in all of its programs, so that
-            no warning tells of them.
+          is_keras: Whether it is an optimizer of Keras. One of TensorFlow 1 adjusts the
+            loss scale alone, as a session may run it alone. Its programs unscale all
+            gradients: no warning tells of those of unknown origin.
         """
         self.loss_scale = loss_scale
         self.history = history_of(loss_scale)
@@ -125,7 +125,7 @@ class Provenance:
             None
             if grad is None or (unit.is_free and not unit.from_variable)
             else self._divisor([unit])
-            if unit in scaled
+            if unit.high > 0.0
             else default
             for grad, unit in zip(grads, units)
         ]
@@ -166,7 +166,7 @@ class Provenance:
         were_checked = unscalings and all(each.was_checked for each in unscalings)
         if not (were_checked and are_returned):
             return Bundle(self.loss_scale, grads, divisors, check)
-        # Several replicas divide before the branch, and have done so already.
+        # Several replicas have divided already, before the branch.
         before = before_division(unscalings, grads) if replicas.count() == 1 else None
         if before and all(each.are_all_in(grads) for each in unscalings):
             # As if they had not been unscaled: the step divides them in its branch.
@@ -269,14 +269,14 @@ class Provenance:
     ) -> None:
         """Says what cannot be known of gradients that are applied."""
         for unit, kind in zip(units, kinds):
-            if kind is not Kind.WRONG and unit.cause:
+            if kind is Kind.WRONG:
+                self._warn(
+                    warning_texts.WRONG.format(exponent=unit.low, assumed=self._assumed)
+                )
+            elif unit.cause:
                 assumed = _DONE.get(kind, self._assumed)
                 self._warn(
                     warning_texts.UNSURE.format(cause=unit.cause, assumed=assumed)
-                )
-            elif kind is Kind.WRONG:
-                self._warn(
-                    warning_texts.WRONG.format(exponent=unit.low, assumed=self._assumed)
                 )
             elif kind is Kind.SCALED and self._was_read_as_float_since(unit):
                 self._warn(warning_texts.NUMBER)

@@ -1,8 +1,8 @@
 """What each value has of a loss scale: its unit, in graphs and in eager mode.
 
 Tensors of the loss scale and gradients that were unscaled are given their units; the
-rules hand these on (`units`). In a graph their operations are marked, too: what is made
-of the graph, a function's definition or a copy, keeps the mark.
+rules hand these on (`units`). In a graph their operations are marked, too: the
+definition of a function that is made of the graph keeps the marks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Values:
 
         Args:
           values: The tensors.
-          unscaling: What returned them.
+          unscaling: The event of this.
           units: The units that they had before.
         """
         for value, unit in zip(values, units):
@@ -99,7 +99,7 @@ class Values:
         if not is_building():
             return self._tracker
         graph = current_graph()
-        self._sweep().visible(graph)
+        self._sweep().units_in(graph)
         return _IgnoredStep(graph, self._swept(graph), self._tracker)
 
     def _sweep(self) -> Sweep:

@@ -6,7 +6,6 @@ from typing import Any, Callable, List, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import unscale_and_check
 from lossscale.runtime.aliases import Tensor, Variable
@@ -25,8 +24,7 @@ def aggregated(
       variables: What they are to be applied to.
       aggregate: Takes a list of `(gradient, variable)` pairs, and returns pairs.
     """
-    given = bundle.but(grads=as_they_are(bundle.grads))
-    grads, now = unscale_and_check(given)
+    grads, now = unscale_and_check(bundle)
     pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
     pairs = list(aggregate(pairs))
     found, trained = [g for g, _ in pairs], [v for _, v in pairs]
@@ -35,15 +33,14 @@ def aggregated(
     if of_all is not None:
         check = check._replace(worst=lambda: _worst_of(trained, of_all(), variables))
     nothing = [None] * len(found)
-    return Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses), (
-        trained
-    )
+    unscaled = Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses)
+    return unscaled, trained
 
 
 def _worst_of(
     trained: List[Variable], worst: Tensor, variables: List[Variable]
 ) -> Tensor:
-    """Returns the worst numbers of those variables that came back."""
+    """Returns the worst numbers of the variables that the user's function returned."""
     positions = {id(variable): i for i, variable in enumerate(variables)}
     of_others = len(variables)  # which were not there before, and had no fault
     found = [positions.get(id(variable), of_others) for variable in trained]

@@ -6,7 +6,7 @@ One replica and several are two classes of one interface, `FlagReduction`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Protocol, Tuple
+from typing import Dict, List, Protocol, Tuple
 
 import tensorflow as tf
 
@@ -22,14 +22,13 @@ from lossscale.optimizer.checking import (
 )
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Grad, Tensor
-from lossscale.runtime.control import rarely
 
 
 class FlagReduction(Protocol):
     """How the replicas that train in step come to one flag."""
 
-    #: Whether gradients are divided in the branch that applies them.
-    divides_in_branch: bool
+    #: Whether one replica decides: gradients are divided in the branch that applies.
+    is_of_one: bool
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
         """Checks one replica's gradients as they are to be applied.
@@ -46,9 +45,6 @@ class FlagReduction(Protocol):
           bundle: The bundles of all replicas, as it merges them.
         """
 
-    def rarely(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns a side of a branch that is rarely taken."""
-
 
 class OneReplica:
     """One replica: its quick check decides, and the exact one can wait for a branch.
@@ -57,7 +53,7 @@ class OneReplica:
     as soon as they are there, which needs less memory; a skipped step has none.
     """
 
-    divides_in_branch = True
+    is_of_one = True
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         checked = check_as_applied(bundle, partial(quick_check_as_applied, bundle))
@@ -67,15 +63,12 @@ class OneReplica:
         check = replicas.local_result(bundle).check
 
         def exact_check() -> Flag:
-            flag = replicas.call_for_each_replica(_exact_in_branch, bundle)
-            return replicas.local_result(flag)
+            exact = lambda local: local.check.exact_in_branch()  # noqa: E731
+            return replicas.local_result(replicas.call_for_each_replica(exact, bundle))
 
         is_exact = check.exact_check is None
         quick, largest = map(replicas.local_result, (contributions, check.largest))
         return Check(quick, None if is_exact else exact_check, largest=largest)
-
-    def rarely(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        return rarely(function)
 
 
 class SeveralReplicas:
@@ -97,7 +90,7 @@ class SeveralReplicas:
     two replicas that left it to the branch took 4.3 ms for 3.7, 12 M with Adam.
     """
 
-    divides_in_branch = False
+    is_of_one = False
 
     def __init__(self, are_added: bool) -> None:
         """Several replicas.
@@ -172,17 +165,10 @@ class SeveralReplicas:
                 terms[position] = rows.magnitudes(grad)
         return terms
 
-    def rarely(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        return function  # a function of its own could not cross replicas
-
 
 def reduction_for(are_added: bool) -> FlagReduction:
     """Returns how the replicas that train in step come to one flag."""
     return OneReplica() if replicas.count() == 1 else SeveralReplicas(are_added)
-
-
-def _exact_in_branch(bundle: Bundle) -> Flag:
-    return bundle.check.exact_in_branch()
 
 
 def _is_added(grad: Grad) -> bool:

@@ -6,8 +6,8 @@ comes last is not known beforehand. So each apply gives the loss scale the state
 before the step, and adjusts it anew by the AND of all flags so far. That an earlier one
 was bad shows in the count of skipped steps. No variable and no branch is added.
 
-A step ends when an optimizer that has applied in it applies again, unless that is in
-the other branch of one `tf.cond`, and when another graph is built.
+A step ends when one of its optimizers applies a second time (in the other branch of
+one `tf.cond` does not count), and when another graph is built.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _SharedStep:
       before: Pairs of a variable of the loss scale and its value before the step.
       applied: Those that have applied in it, and in which graph.
       update_op: What was adjusted last. None in eager mode.
-      left: The values that were left, in eager mode.
+      left: The loss scale's values after the last adjustment, in eager mode only.
     """
 
     def __init__(self, loss_scale: LossScale) -> None:

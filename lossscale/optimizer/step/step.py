@@ -18,8 +18,8 @@ from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.optimizer.step.reduction import reduction_for
 from lossscale.optimizer.step.sharing import adjust_together
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Apply, Flag, Op, Tensor
-from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
+from lossscale.runtime.control import either, group_ops, rarely, with_dependencies
 from lossscale.runtime.graphs import let_bodies_go
 from lossscale.scales.base import LossScale
 
@@ -36,9 +36,9 @@ class Step:
       if should_apply: apply(bundle)   else: skip(bundle)
     ```
 
-    Every replica makes a `Step`. From `reduce` on that of the first replica runs for
-    all, so that its attributes must be equal on all of them. What differs between
-    replicas is in the bundle and in `apply`.
+    Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
+    that its attributes must be equal on all of them. What differs between replicas is
+    in the bundle and in `apply`.
 
     Gradients are applied only if they were finite on every replica when they were
     unscaled, still are, and stay so when they are added up across replicas: two float16
@@ -65,7 +65,7 @@ class Step:
         #: overrides `update` is given the gradients.
         self._is_told_the_flag = type(self._loss_scale).update is LossScale.update
 
-    def run(self, bundle: Bundle, apply: Apply) -> Any:
+    def run(self, bundle: Bundle, apply: ApplyFunction) -> Any:
         """Applies gradients, or skips them on all replicas.
 
         Args:
@@ -86,7 +86,7 @@ class Step:
         bundle, contribution = self._reduction.check(bundle)
         return replicas.merge_call(self._decide, contribution, bundle, apply)
 
-    def _run_eagerly(self, bundle: Bundle, apply: Apply) -> None:
+    def _run_eagerly(self, bundle: Bundle, apply: ApplyFunction) -> None:
         if not self._loss_scale.checks_gradients:
             apply(bundle.unscaled())
             return
@@ -100,14 +100,18 @@ class Step:
         else:
             replicas.merge_call(self.skip, bundle, agreed)
 
-    def _decide(self, contributions: Tensor, bundle: Bundle, apply: Apply) -> Any:
+    def _decide(
+        self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
+    ) -> Any:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
         with self._provenance.history.values.ignoring():
             agreed = self._reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(agreed, bundle)
 
             def apply_all() -> Any:
-                done = replicas.call_for_each_replica(_applied, bundle, apply)
+                done = replicas.call_for_each_replica(
+                    lambda local, apply: apply(local.unscaled()), bundle, apply
+                )
                 return with_dependencies([done], True)
 
             def skip() -> Any:
@@ -116,7 +120,8 @@ class Step:
             # A rule that applies every step needs no branch.
             if should_apply is True:
                 return group_ops([apply_all(), update_op])
-            otherwise = self._reduction.rarely(skip)
+            # A function of its own could not cross replicas.
+            otherwise = rarely(skip) if self._reduction.is_of_one else skip
             done = either(should_apply, apply_all, otherwise)
             let_bodies_go(done)
             return group_ops([done, update_op])
@@ -129,7 +134,7 @@ class Step:
         return should_apply, agreed
 
     def unscale(self, bundle: Bundle) -> Bundle:
-        """Divides gradients, unless that is left to the branch that applies them."""
+        """Divides, unless one replica leaves that to the branch."""
         # Duplicate rows are summed only when they are applied, so no earlier check
         # covers their sum.
         has_duplicates = rows.any_may_have_duplicates(bundle.grads)
@@ -140,7 +145,7 @@ class Step:
         if self._loss_scale.last_largest is not None:
             check = bundle.check._replace(largest=largest_unscaled(bundle))
             bundle = bundle.but(check=check)
-        return bundle if self._reduction.divides_in_branch else bundle.divided()
+        return bundle if self._reduction.is_of_one else bundle.divided()
 
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
@@ -158,7 +163,3 @@ class Step:
             return None
         skipped = replicas.local_result(self._loss_scale.skipped_steps)
         return self._entry.write(bundle, agreed, skipped)
-
-
-def _applied(bundle: Bundle, apply: Apply) -> Any:
-    return apply(bundle.unscaled())

@@ -29,7 +29,7 @@ def unscaled(*values, is_finite=True, known=None):
 def test_in_a_graph_it_is_known_what_they_were():
     with tf.Graph().as_default():
         grads, pairs, unscaling = unscaled(1.0, None, 2.0)
-        assert len(unscaling) == 3
+        assert unscaling.count == 3
         assert unscaling.are_all_in(grads)
         assert not unscaling.are_all_in(grads[:2])
         scaled, divisors = before_division([unscaling], grads)

@@ -61,7 +61,7 @@ def test_what_was_unscaled_is_known_again(mode):
         assert not history.has_unscaled
         history.note_unscaled([y, None], CLEAN, [(x, None)] * 2, [UNKNOWN] * 2)
         found = history.unscaling_of(y)
-        assert len(found) == 2
+        assert found.count == 2
         assert history.unscaling_of(y * 2.0) is None
         assert history.unscaling_of(None) is None
         for unit in history.values.units([y, y * 2.0]):
