@@ -109,9 +109,7 @@ class Step:
             update_op, should_apply = self.adjust(agreed, bundle)
 
             def apply_all() -> Any:
-                done = replicas.call_for_each_replica(
-                    lambda local, apply: apply(local.unscaled()), bundle, apply
-                )
+                done = replicas.call_for_each_replica(_applied, bundle, apply)
                 return with_dependencies([done], True)
 
             def skip() -> Any:
@@ -120,7 +118,7 @@ class Step:
             # A rule that applies every step needs no branch.
             if should_apply is True:
                 return group_ops([apply_all(), update_op])
-            # A function of its own could not cross replicas.
+            # What `rarely` returns could not cross replicas.
             otherwise = rarely(skip) if self._reduction.is_of_one else skip
             done = either(should_apply, apply_all, otherwise)
             let_bodies_go(done)
@@ -163,3 +161,7 @@ class Step:
             return None
         skipped = replicas.local_result(self._loss_scale.skipped_steps)
         return self._entry.write(bundle, agreed, skipped)
+
+
+def _applied(bundle: Bundle, apply: ApplyFunction) -> Any:
+    return apply(bundle.unscaled())
