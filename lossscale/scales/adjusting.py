@@ -100,13 +100,17 @@ def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
     return group_ops([is_finite]), is_finite
 
 
-def adjust_state(loss_scale: Any, is_finite: Flag, largest: Scalar = None) -> Any:
+def adjust_state(
+    loss_scale: Any, is_finite: Flag, largest: Scalar = None, *decision: Any
+) -> Any:
     """Runs the rule, and what every loss scale counts. Once for all replicas.
 
     Args:
       loss_scale: A `LossScale`.
       is_finite: The agreed flag, a `bool` tensor of shape `[]`.
       largest: The greatest magnitude. None: not requested.
+      *decision: What the loss scale decided before, if it decides by more than the
+        flag.
 
     Returns:
       What a graph must run; None in eager mode, where it has run.
@@ -117,6 +121,7 @@ def adjust_state(loss_scale: Any, is_finite: Flag, largest: Scalar = None) -> An
         largest = bounded(is_finite, replicas.local_result(largest))
         results.append(loss_scale.last_largest.assign(largest, read_value=False))
         arguments += [largest] if loss_scale.needs_largest else []
+    arguments += map(replicas.local_result, decision)
     results.append(loss_scale._adjust(*arguments))
     results.append(loss_scale.last_step_finite.assign(is_finite, read_value=False))
     in_a_row = loss_scale.consecutive_skipped_steps

@@ -197,8 +197,24 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             return group_ops([]), True
         is_finite = tf.convert_to_tensor(is_finite, tf.bool)
         arguments = adjusting.arguments_of(self, is_finite, largest)
+        decision = self._decide(*arguments)
         adjust = partial(adjusting.adjust_state, self)
-        return replicas.merge_call(adjust, *arguments), is_finite
+        update_op = replicas.merge_call(adjust, *arguments, *decision)
+        return update_op, decision[0] if decision else is_finite
+
+    def _decide(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
+        """Decides on a step by more than the flag, from the state before the step.
+
+        Args:
+          is_finite: As `_adjust` is told.
+          largest: As `_adjust` is told, but not yet bounded: on a bad step anything.
+
+        Returns:
+          A tuple, empty where the flag decides. Otherwise `should_apply_gradients`
+          first. `_adjust` is told all of it, behind `largest`.
+        """
+        del is_finite, largest
+        return ()
 
     # The two that follow save time, and go together. In a graph the rule then stands in
     # a branch, and a good step at which the loss scale stays passes it by.
@@ -290,8 +306,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     def __repr__(self) -> str:
         kinds = (tf.Variable,) if mode.current().knows_values else ()
         variables = {k: v for k, v in vars(self).items() if isinstance(v, kinds)}
-        state = {name: variable.numpy() for name, variable in variables.items()}
-        shown = {**state, **self.get_config()}
+        state = {n: v.numpy() for n, v in variables.items() if not v.shape.rank}
+        within = {k: v for k, v in vars(self).items() if isinstance(v, LossScale)}
+        shown = {**state, **self.get_config(), **within}
         listed = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({listed})"
 
