@@ -67,6 +67,22 @@ def arguments_of(
     return [is_finite, tf.cast(tf.convert_to_tensor(largest), tf.float32)]
 
 
+def decision_of(loss_scale: Any, arguments: List[Any]) -> List[Any]:
+    """Returns what a loss scale decides by more than the flag, before its state moves.
+
+    Args:
+      loss_scale: A `LossScale`. One that so decides, as `SpikeGuard`, has a method
+        `_decide`, called as its `_adjust` is. On a bad step the greatest magnitude may
+        be anything.
+      arguments: As `arguments_of` returns them.
+
+    Returns:
+      `should_apply_gradients`, and what else `_adjust` is told behind the magnitude.
+      Empty where the flag alone decides.
+    """
+    return [] if loss_scale._decide is None else list(loss_scale._decide(*arguments))
+
+
 def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
     """Like `LossScale.adjust`, but looks only where the quick check fails.
 

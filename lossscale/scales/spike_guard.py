@@ -122,6 +122,7 @@ class SpikeGuard(LossScale):
     """
 
     needs_largest = True
+    skips_spikes = True
 
     def __init__(
         self,

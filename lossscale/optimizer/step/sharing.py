@@ -152,7 +152,7 @@ def adjust_together(
     with _after(taken_back):
         # Each optimizer skips by its own gradients, the loss scale counts by all.
         own = adjusting.arguments_of(loss_scale, is_finite, check.largest)
-        decision = loss_scale._decide(*own)
+        decision = adjusting.decision_of(loss_scale, own)
         all_good = tf.logical_and(is_finite, was_good)
         with tf.control_dependencies(decision):
             update_op, _ = loss_scale.adjust(all_good, *known)
