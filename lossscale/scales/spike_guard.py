@@ -15,7 +15,7 @@ from lossscale.runtime.control import with_dependencies
 from lossscale.runtime.graphs import let_bodies_go
 from lossscale.scales import adjusting, serialization
 from lossscale.scales.base import LossScale
-from lossscale.scales.variables import scalar
+from lossscale.scales.variables import scalar, value_of, where
 
 #: So many steps' gradients are kept at most: the rule reads them all at every step.
 _WIDEST = 2**16
@@ -163,13 +163,15 @@ class SpikeGuard(LossScale):
         return variable
 
     def _decide(self, is_finite: Flag, largest: Scalar = None) -> Tuple[Any, ...]:
-        before = tf.convert_to_tensor(self.above_in_a_row)
+        # Eagerly the choice is Python's: each operation takes as long as all of it.
+        before, zero = value_of(self.above_in_a_row), tf.constant(0, tf.int64)
         bounded = tf.minimum(largest, tf.float32.max)
         is_above = bounded > tf.convert_to_tensor(self.limit)
-        above = tf.where(is_above, before + 1, tf.zeros_like(before))
-        above = tf.where(is_finite, above, before)
-        is_let_through = tf.logical_or(above < 1, above > self.max_in_a_row)
-        return tf.logical_and(is_finite, is_let_through), above
+        if mode.current().knows_values:
+            is_finite, is_above, zero = bool(is_finite), bool(is_above), 0
+        above = where(is_finite, where(is_above, before + 1, zero), before)
+        should_apply = is_finite & ((above < 1) | (above > self.max_in_a_row))
+        return tf.convert_to_tensor(should_apply), tf.convert_to_tensor(above, tf.int64)
 
     def _adjust(
         self,
@@ -178,20 +180,20 @@ class SpikeGuard(LossScale):
         should_apply: Flag = None,
         above: Scalar = None,
     ) -> Any:
+        results = [self.above_in_a_row.assign(above, read_value=False)]
+        if mode.current().knows_values:
+            if should_apply or not is_finite:
+                return [*results, self._go_on(is_finite, largest)]
+            return [*results, self.spikes.assign_add(1, read_value=False)]
         is_spike = tf.logical_and(is_finite, tf.logical_not(should_apply))
-        told = tf.cond(
+        went_on = tf.cond(
             is_spike,
             lambda: tf.constant(False),
             lambda: with_dependencies(self._go_on(is_finite, largest), True),
         )
-        if not mode.current().knows_values:
-            let_bodies_go(told)
+        let_bodies_go(went_on)
         more = tf.cast(is_spike, tf.int64)
-        return [
-            told,
-            self.spikes.assign_add(more, read_value=False),
-            self.above_in_a_row.assign(above, read_value=False),
-        ]
+        return [*results, went_on, self.spikes.assign_add(more, read_value=False)]
 
     def _go_on(self, is_finite: Flag, largest: Scalar) -> Any:
         """Tells the loss scale within of a step that is no spike, and remembers it."""
