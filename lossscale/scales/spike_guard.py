@@ -115,10 +115,11 @@ class SpikeGuard(LossScale):
 
     Source: a window of 128 steps, six standard deviations: OLMo-core
     `optim/skip_step_optimizer.py` (pull request 43), with the same defaults in levanter
-    (973) and maxtext (3490). Spikes stay out of the statistic, for three steps: llm.c
-    `llmc/outlier_detector.h` (637), which has the population's deviation, too. The
-    logarithm: the largest gradients of the steps are about log-normal (see
-    `LogNormalLossScale`). `min_ratio` is ours: of equal gradients the deviation is 0.
+    (973) and maxtext (3490). The population's deviation: levanter and llm.c
+    `llmc/outlier_detector.h` (637). That spikes stay out of the statistic, and the
+    three in a row: llm.c (711). The logarithm: the largest gradients of the steps are
+    about log-normal (see `LogNormalLossScale`). `min_ratio` is ours: of equal gradients
+    the deviation is 0.
     """
 
     needs_largest = True
