@@ -115,9 +115,9 @@ def test_every_step_of_every_run_is_the_references(seed):
     assert int(guard.skipped_steps) == int(guard.loss_scale.skipped_steps) == bad
 
 
-def follow(mode, seed, mirrored):
+def follow(mode, seed, mirrored, steps=40):
     """Returns the state after each step of a run, and what was decided, in a mode."""
-    rule, run = draw(seed)
+    rule, run = draw(seed, steps)
     is_replicated = mode not in ("eager", "graph", "xla")
     with mirrored.scope() if is_replicated else tf.device(None):
         guard = make(rule)
@@ -167,10 +167,10 @@ def test_every_mode_gives_what_the_reference_gives(mode, mirrored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla", "replica-graph"])
+@pytest.mark.parametrize("mode", ["graph", "xla", "replica-graph"])
 def test_thirty_six_random_schedules(mode, mirrored):
     for seed in range(100, 136):
-        follow(mode, seed, mirrored)
+        follow(mode, seed, mirrored, steps=24)
 
 
 def test_the_drawn_runs_have_every_case():
