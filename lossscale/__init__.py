@@ -19,6 +19,7 @@ from lossscale.scales.managers import (
     LossScaleManager,
 )
 from lossscale.scales.serialization import deserialize, get, serialize
+from lossscale.scales.spike_guard import SpikeGuard
 from lossscale.simulation.replay import simulate
 from lossscale.simulation.result import Simulation
 from lossscale.simulation.run_file import Run, load_run, save_run
@@ -41,6 +42,7 @@ __all__ = [
     "Run",
     "ScaledBlock",
     "Simulation",
+    "SpikeGuard",
     "all_finite",
     "compat",
     "deserialize",

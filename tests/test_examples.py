@@ -151,7 +151,7 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     "name",
     [
         *("compare_schedules", "gradient_ranges", "digits"),
-        *("scaled_blocks", "twenty_blocks"),
+        *("scaled_blocks", "twenty_blocks", "spike_guard"),
     ],
 )
 def test_pictures_are_left_beside_their_examples(name):
@@ -190,3 +190,17 @@ def test_the_gradient_ranges_of_the_digits(tmp_path, monkeypatch, capsys):
     _, printed = printed_by("gradient_ranges", tmp_path, monkeypatch, capsys)
     rows = re.findall(r"^all +([\d,]+) .*$", printed, re.M)
     assert rows == ["306,340", "306,340"]
+
+
+@pytest.mark.slow
+def test_a_guard_saves_the_run_with_bad_batches(tmp_path, monkeypatch, capsys):
+    skip_without("the pages", families()[0])
+    _, printed = printed_by("spike_guard", tmp_path, monkeypatch, capsys)
+    rows = re.findall(r"(?m)^(\w+) +([\d.]+)% +(\d+)$", printed)
+    accuracy = {name: float(percent) for name, percent, _ in rows}
+    skipped = {name: int(count) for name, _, count in rows}
+    assert accuracy["clean"] >= 97
+    assert accuracy["guarded"] >= accuracy["clean"] - 0.5
+    assert accuracy["unguarded"] < accuracy["clean"] - 5
+    (bad,) = re.findall(r"of which (\d+) are bad", printed)
+    assert skipped == {"clean": 0, "unguarded": 0, "guarded": int(bad)}

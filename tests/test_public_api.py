@@ -110,6 +110,7 @@ LossScaleOptimizer.from_config(config, custom_objects=None)
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
 LossScaleOptimizer.get_unscaled_gradients(grads)
+LossScaleOptimizer.last_spike()
 LossScaleOptimizer.nonfinite_gradients()
 LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
@@ -123,6 +124,19 @@ ScaledBlock.from_config(config, custom_objects=None)
 ScaledBlock.get_config()
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
+SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
+    min_ratio=2.0)
+SpikeGuard.__call__()
+SpikeGuard.adjust(is_finite, largest=None)
+SpikeGuard.from_config(config)
+SpikeGuard.get_config()
+SpikeGuard.keep_largest()
+SpikeGuard.numpy()
+SpikeGuard.scale(loss)
+SpikeGuard.scale_by(loss, loss_scale)
+SpikeGuard.unscale(grads)
+SpikeGuard.unscale_by(grads, loss_scale)
+SpikeGuard.update(grads)
 all_finite(grads)
 deserialize(config, custom_objects=None)
 export_state(system, loss_scale)
@@ -302,6 +316,20 @@ def test_names_of_variables_and_of_config_keys(name):
     checkpoint = tf.train.Checkpoint(loss_scale=loss_scale)
     assert sorted(keys_of(checkpoint)) == [f"loss_scale/{name}" for name in variables]
     assert sorted(loss_scale.get_config()) == keys
+
+
+def test_names_of_a_guards_variables_and_config_keys():
+    guard = lossscale.SpikeGuard(64)
+    own = ["above_in_a_row", "consecutive_skipped_steps", "last_step_finite", "limit"]
+    own += ["recent", "skipped_steps", "spikes"]
+    within = FILE_FORMAT["FixedLossScale"][0]
+    names = [*within, *(f"guard_{name}" for name in own)]
+    assert sorted(v.name.split(":")[0] for v in guard.variables) == sorted(names)
+    keys = [*own, *(f"loss_scale/{name}" for name in within)]
+    checkpoint = tf.train.Checkpoint(loss_scale=guard)
+    assert sorted(keys_of(checkpoint)) == sorted(f"loss_scale/{key}" for key in keys)
+    arguments = ["loss_scale", "max_in_a_row", "min_ratio", "threshold", "window"]
+    assert sorted(guard.get_config()) == arguments
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)

@@ -6,8 +6,8 @@ imports:
 * `packing`: many small gradients as a few tensors;
 * `check`: what is known of gradients;
 * `finite`: are all of them finite?
-* `largest`: their greatest magnitude;
 * `faults`: which of them are not, and how;
+* `largest`: their greatest magnitude;
 * `rows`: sparse gradients in which a row comes more than once;
 * `scaling`: a loss times a number, and gradients divided by it.
 

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.gradients.faults import in_order
 from lossscale.gradients.finite import all_finite, floating_values
 from lossscale.gradients.packing import pack
 from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
@@ -37,6 +38,28 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
             greatest = tf.reduce_max(tf.stack(magnitudes))
             quotients.append(greatest if divisor is None else greatest / divisor)
     return tf.reduce_max(tf.stack(quotients))
+
+
+def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
+    """Returns the greatest magnitude of each gradient, in their order.
+
+    Args:
+      packed: A list of finite gradients, as `packing.pack` returns it.
+      groups: The positions of the gradients that each of them is made of.
+
+    Returns:
+      A `float32` tensor of shape `[gradients]`, finite, and 0 for None.
+    """
+    found = [tf.zeros([0])]
+    for grad, group in zip(packed, groups):
+        magnitudes = tf.zeros([len(group)])
+        for value in floating_values([grad]):
+            rows = tf.reshape(tf.abs(value), [len(group), -1])
+            greatest = tf.cast(tf.reduce_max(rows, axis=1), tf.float32)
+            magnitudes = tf.maximum(magnitudes, greatest)  # of no element, -inf
+        found.append(magnitudes)
+    numbers = in_order(tf.concat(found, 0), groups)
+    return tf.minimum(numbers, tf.float32.max)
 
 
 def largest_if_finite(grads: Any) -> Any:

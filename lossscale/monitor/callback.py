@@ -70,6 +70,9 @@ class LossScaleMonitor(_Callback):
     65504 at the last step. It warns once of underflow, which is silent otherwise: when
     for `patience` epochs no step was skipped and that stayed above 16.
 
+    Of a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and
+    its variable, and names the last one in the line at the end.
+
     It reads a few scalars from the device once per epoch, so it sees what is so at the
     epoch's end. With `every` it reads, and looks, every so many steps too.
 
@@ -239,6 +242,8 @@ class LossScaleMonitor(_Callback):
         self._unseen = 0
         for each in self._watched:
             each.read()
+        for message in filter(None, [each.spike() for each in self._watched]):
+            _warn(message)
         messages = [each.stall(self.model) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":

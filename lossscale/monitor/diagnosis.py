@@ -9,6 +9,7 @@ import tensorflow as tf
 from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
 from lossscale.scales.base import LossScale
+from lossscale.scales.spike_guard import unguarded
 
 #: How many variables a message names.
 _NAMED = 5
@@ -35,6 +36,11 @@ that large are meant to be, lower `min_loss_scale`."""
 _FIXED = """\
 The loss scale is fixed. Take a smaller one, or a DynamicLossScale, which falls by \
 itself."""
+_SPIKE = """\
+A step was skipped as a spike, {last}. It changed no weight, and the loss scale stays. \
+Look at that batch: for wrong labels, damaged inputs, a loss that is not averaged. If \
+such steps belong to the run, raise `threshold` of the SpikeGuard. Later ones are \
+counted as `spikes`."""
 _WEIGHTS = """\
 Weights that hold inf or NaN: {names}. They stay so. Go back to a checkpoint."""
 _STATISTICS = """\
@@ -72,6 +78,20 @@ def of_stall(optimizer: Any, model: Any, steps: int, bad_losses: int = 0) -> str
     return "\n  * ".join([first, *(found for found in findings if found)])
 
 
+def of_spike(optimizer: Any) -> str:
+    """Returns what is to be said when the first spike was skipped."""
+    return _SPIKE.format(last=last_spike(optimizer))
+
+
+def last_spike(optimizer: Any) -> str:
+    """Returns the size of the last spike, and in which variable it was."""
+    spike = optimizer.last_spike()
+    if spike is None:  # another optimizer's, or before a restart
+        return "of unknown size"
+    times = f"{spike.largest / spike.limit:.3g} times the limit of {spike.limit:.3g}"
+    return f"with a gradient of {spike.largest:.3g} in {spike.name}, {times}"
+
+
 def unit_of(optimizer: Any) -> str:
     """Returns what is to be said of what a step is: nothing where there is no doubt."""
     accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
@@ -103,7 +123,7 @@ def _of_loss(model: Any, kind: str, bad_losses: int) -> str:
 def _of_scale(loss_scale: LossScale) -> Optional[str]:
     if not loss_scale._can_change:
         return _FIXED
-    floor = getattr(loss_scale, "min_loss_scale", 0.0)
+    floor = getattr(unguarded(loss_scale), "min_loss_scale", 0.0)
     if loss_scale._to_show() > floor:
         return None
     return (_FLOOR if floor > 1 else _FLOOR_OF_ONE).format(floor=scale_text(floor))

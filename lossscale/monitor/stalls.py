@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional
 
 from lossscale.optimizer.fault_record import OwnSteps
 from lossscale.scales.base import LossScale
+from lossscale.scales.spike_guard import unguarded
 
 #: So many losses that are not finite before they are scaled are no accident.
 BAD_LOSSES = 3
@@ -28,6 +29,7 @@ class Reading(NamedTuple):
       largest: The greatest magnitude of the last step's unscaled gradients, infinite if
         it was skipped. None: the loss scale does not keep it.
       own: What this optimizer skipped, of what the loss scale counts. None: all of it.
+      spikes: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     """
 
     loss_scale: float
@@ -36,6 +38,7 @@ class Reading(NamedTuple):
     applied: int
     largest: Optional[float] = None
     own: Optional[OwnSteps] = None
+    spikes: Optional[int] = None
 
     @property
     def own_skipped(self) -> int:
@@ -60,6 +63,7 @@ def read(optimizer: Any) -> Reading:
     # numpy(): a mirrored variable has no int()
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
+    spikes = int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None
     return Reading(
         loss_scale._to_show(),
         skipped,
@@ -67,6 +71,7 @@ def read(optimizer: Any) -> Reading:
         int(optimizer.applied_steps.numpy()),
         None if largest is None else float(largest.numpy()),
         optimizer._fault_record.own_steps(skipped, in_a_row),
+        spikes,
     )
 
 
@@ -121,6 +126,7 @@ def _steps_that_lowered(loss_scale: Any, high: float, low: float) -> float:
     """Returns how many bad steps it took to bring the scale from `high` to `low`."""
     if low >= high:
         return 0
+    loss_scale = unguarded(loss_scale)
     multiplier = getattr(loss_scale, "multiplier", None)
     backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
     if backoff >= 1:  # another rule than DynamicLossScale's: perhaps all of them did

@@ -43,6 +43,7 @@ class Watched:
         self.start: Optional[Reading] = None
         self._stalls = Stalls(patience)
         self._underflow = Underflow(patience)
+        self._told_of_spike = False
         self._room: Optional[float] = None  # the last that was known
 
     def begin(self) -> None:
@@ -72,11 +73,25 @@ class Watched:
         message = self._underflow.see(self.last)
         return f"{self.name}: {message}" if message and self.name else message
 
+    def spike(self) -> Optional[str]:
+        """Returns what to say of the first spike, None if there is nothing to tell."""
+        if self._told_of_spike or not self._spikes():
+            return None
+        self._told_of_spike = True
+        message = diagnosis.of_spike(self.optimizer)
+        return f"{self.name}: {message}" if self.name else message
+
+    def _spikes(self) -> int:
+        """Returns how many spikes were skipped since the beginning."""
+        return (self.last.spikes or 0) - ((self.start or self.last).spikes or 0)
+
     def add_to(self, logs: Dict[str, Any]) -> None:
         """Adds what was read last to Keras's logs."""
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
+        if self.last.spikes is not None:
+            logs[f"{prefix}spikes"] = self.last.spikes
         if self.last.largest is not None:
             logs[f"{prefix}headroom"] = math.nan if self._room is None else self._room
 
@@ -89,6 +104,9 @@ class Watched:
             f"Loss scale{whose}: {now.applied - start.applied} steps applied, "
             f"{skipped} skipped{diagnosis.unit_of(self.optimizer)}; {self._scale()}."
         )
+        if self._spikes():
+            last = diagnosis.last_spike(self.optimizer)
+            line += f" Spikes skipped: {self._spikes()}, the last {last}."
         if self._room is None:
             return line
         return f"{line} Headroom: {self._room:.1f} doublings."

@@ -6,6 +6,7 @@ imports:
 * `warning_texts`: what the wrappers warn of;
 * `bundle`: one replica's gradients on their way through a step;
 * `checking`: their checks, as they are unscaled and as they are applied;
+* `spike_record`: which step was skipped for its size, and where that was;
 * `fault_record`: which gradients were at fault in the last skipped step;
 * `provenance`: a room of its own: are these gradients still scaled, and by what?
 * `overwriting`: new values that float8 layers hand over in the place of gradients;

@@ -10,6 +10,7 @@ from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
 from lossscale.optimizer.provenance.resolve import Provenance
+from lossscale.optimizer.spike_record import Spike
 from lossscale.optimizer.step.aggregation import aggregated
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
@@ -208,6 +209,16 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         """
         return self._fault_record.loss()
 
+    def last_spike(self) -> Optional[Spike]:
+        """Returns the last step that a `SpikeGuard` skipped for its size.
+
+        In this process. Read it as `nonfinite_gradients`.
+
+        Returns:
+          A `Spike`: `name`, `largest`, `limit` and `variable`. None if there was none.
+        """
+        return self._fault_record.spike()
+
     def _apply_or_skip(
         self,
         grads: Grads,
@@ -255,7 +266,8 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
         """Returns where the faults of variables go."""
         checks = self._loss_scale.checks_gradients
-        return self._fault_record.entry_of(variables) if checks else None
+        spikes = self._loss_scale.skips_spikes
+        return self._fault_record.entry_of(variables, spikes) if checks else None
 
     def _note_trained(self, variables: List[Variable]) -> None:
         """Notes the variables that hold weights: those that are overwritten do not."""

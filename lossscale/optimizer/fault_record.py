@@ -11,6 +11,7 @@ from lossscale.gradients import faults
 from lossscale.gradients.check import Check
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.bundle import Bundle
+from lossscale.optimizer.spike_record import Spike, SpikeNumbers, latest
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Scalar, Tensor, Variable
 
@@ -70,17 +71,26 @@ class FaultRecord(tf.Module):
         return {**listed, **self._kept()}
 
     def _kept(self) -> Dict[str, Any]:
-        holders = enumerate(self._holders)
-        return {f"record{number}": holder.value for number, holder in holders}
+        kept = {f"record{n}": each.value for n, each in enumerate(self._holders)}
+        for number, holder in enumerate(self._holders):
+            if holder.spike is not None:
+                kept[f"spike{number}"] = holder.spike.value
+        return kept
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> FaultRecord:
         return FaultRecord()
 
-    def entry_of(self, variables: List[Variable]) -> Optional[Entry]:
+    def entry_of(
+        self, variables: List[Variable], skips_spikes: bool = False
+    ) -> Optional[Entry]:
         """Returns where the faults of a list of variables go.
 
         Called when the optimizer is built, and again at each step: a `tf.function` that
         creates a variable is traced twice.
+
+        Args:
+          variables: What is trained.
+          skips_spikes: Whether the loss scale skips finite steps, too.
 
         Returns:
           An `Entry`. None where there can be none.
@@ -93,6 +103,8 @@ class FaultRecord(tf.Module):
         else:
             holder = WorstNumbers(list({id(each): each for each in variables}.values()))
             self._holders.append(holder)
+        if skips_spikes and holder.spike is None:
+            holder.spike = SpikeNumbers(len(holder.variables))
         return Entry(holder, [holder.positions[id(each)] for each in variables])
 
     def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
@@ -126,6 +138,10 @@ class FaultRecord(tf.Module):
             if kind is not None
         ]
 
+    def spike(self) -> Optional[Spike]:
+        """Returns the last spike that was skipped, None if there was none."""
+        return latest(self._holders, kerases.variable_name)
+
     def loss(self) -> Optional[str]:
         """Returns "inf" or "nan" if the unscaled loss was that, too, else None."""
         return _kind(sum(of_loss for *_, of_loss in self._last()))
@@ -141,6 +157,7 @@ class WorstNumbers:
 
     def __init__(self, variables: List[Variable]) -> None:
         self.variables = variables
+        self.spike: Optional[SpikeNumbers] = None
         self.positions = {id(variable): i for i, variable in enumerate(variables)}
         with tf.init_scope():
             self.value = tf.Variable(
@@ -209,6 +226,17 @@ class Entry(NamedTuple):
         if agreed.worst is not None:
             worst += tf.pad(agreed.worst(), [[0, 1]])
         return self.holder.write(self.positions, worst, skipped)
+
+    def write_spike(self, bundle: Bundle, agreed: Check, guard: Any) -> Any:
+        """Keeps which gradient was the largest of a step that was too large.
+
+        Args:
+          bundle: Each replica's gradients.
+          agreed: What the replicas know together.
+          guard: The `SpikeGuard`.
+        """
+        numbers: Any = self.holder.spike  # there is one where a guard skips
+        return numbers.write(self.positions, bundle, agreed.largest, guard)
 
 
 def _worst_with_loss(bundle: Bundle) -> Tensor:

@@ -11,6 +11,7 @@ Knows gradients and replicas, no optimizer. In the order of its imports:
 * `headroom`, `log_normal`: rules that look at the gradients;
 * `managers`: the names of TensorFlow 1;
 * `serialization`: loss scales from names, numbers and configs, and configs of them;
+* `spike_guard`: holds another loss scale, and skips the steps that do not belong;
 * `state_formats`, `interchange`: the states of other systems, read and written.
 
 Begin with `base`. A new loss scale is a file like `fixed`.

@@ -67,6 +67,22 @@ def arguments_of(
     return [is_finite, tf.cast(tf.convert_to_tensor(largest), tf.float32)]
 
 
+def decision_of(loss_scale: Any, arguments: List[Any]) -> List[Any]:
+    """Returns what a loss scale decides by more than the flag, before its state moves.
+
+    Args:
+      loss_scale: A `LossScale`. One that so decides, as `SpikeGuard`, has a method
+        `_decide`, called as its `_adjust` is. On a bad step the greatest magnitude may
+        be anything.
+      arguments: As `arguments_of` returns them.
+
+    Returns:
+      `should_apply_gradients`, and what else `_adjust` is told behind the magnitude.
+      Empty where the flag alone decides.
+    """
+    return [] if loss_scale._decide is None else list(loss_scale._decide(*arguments))
+
+
 def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
     """Like `LossScale.adjust`, but looks only where the quick check fails.
 
@@ -100,13 +116,17 @@ def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
     return group_ops([is_finite]), is_finite
 
 
-def adjust_state(loss_scale: Any, is_finite: Flag, largest: Scalar = None) -> Any:
+def adjust_state(
+    loss_scale: Any, is_finite: Flag, largest: Scalar = None, *decision: Any
+) -> Any:
     """Runs the rule, and what every loss scale counts. Once for all replicas.
 
     Args:
       loss_scale: A `LossScale`.
       is_finite: The agreed flag, a `bool` tensor of shape `[]`.
       largest: The greatest magnitude. None: not requested.
+      *decision: What the loss scale decided before, if it decides by more than the
+        flag.
 
     Returns:
       What a graph must run; None in eager mode, where it has run.
@@ -117,6 +137,7 @@ def adjust_state(loss_scale: Any, is_finite: Flag, largest: Scalar = None) -> An
         largest = bounded(is_finite, replicas.local_result(largest))
         results.append(loss_scale.last_largest.assign(largest, read_value=False))
         arguments += [largest] if loss_scale.needs_largest else []
+    arguments += map(replicas.local_result, decision)
     results.append(loss_scale._adjust(*arguments))
     results.append(loss_scale.last_step_finite.assign(is_finite, read_value=False))
     in_a_row = loss_scale.consecutive_skipped_steps

@@ -9,14 +9,14 @@ from typing import Any, Dict, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import scaling
-from lossscale.runtime import mode, replicas
+from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
 from lossscale.scales import adjusting, listening
 from lossscale.scales.listening import Listener
 from lossscale.scales.number import ReadsAsNumber
-from lossscale.scales.variables import Unsaved, scalar
+from lossscale.scales.variables import Unsaved, described, scalar
 
 
 class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
@@ -55,6 +55,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         gradients. A subclass sets it in its class.
       checks_gradients: Whether steps are looked at. If False, which a subclass may set,
         `update` applies every step unseen: it returns the Python value True.
+      skips_spikes: Whether finite steps may be skipped, too: `SpikeGuard`.
       has_scaled: Whether this object has multiplied a loss, in this process. An
         optimizer warns where gradients are applied and it has not.
       has_been_read: Whether it was read as a tensor, as `loss * optimizer.loss_scale`
@@ -75,8 +76,10 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     needs_largest: bool = False
     checks_gradients: bool = True
+    skips_spikes: bool = False
     has_scaled: bool = False
     has_been_read: bool = False
+    _decide: Any = None  # how `adjusting.decision_of` decides by more than the flag
     #: Whether a step can change the value.
     _can_change: bool = True
     #: Who is told where this is used: what is known of it by optimizers that share it.
@@ -197,8 +200,10 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             return group_ops([]), True
         is_finite = tf.convert_to_tensor(is_finite, tf.bool)
         arguments = adjusting.arguments_of(self, is_finite, largest)
+        decision = adjusting.decision_of(self, arguments)
         adjust = partial(adjusting.adjust_state, self)
-        return replicas.merge_call(adjust, *arguments), is_finite
+        update_op = replicas.merge_call(adjust, *arguments, *decision)
+        return update_op, decision[0] if decision else is_finite
 
     # The two that follow save time, and go together. In a graph the rule then stands in
     # a branch, and a good step at which the loss scale stays passes it by.
@@ -288,12 +293,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         return variable
 
     def __repr__(self) -> str:
-        kinds = (tf.Variable,) if mode.current().knows_values else ()
-        variables = {k: v for k, v in vars(self).items() if isinstance(v, kinds)}
-        state = {name: variable.numpy() for name, variable in variables.items()}
-        shown = {**state, **self.get_config()}
-        listed = ", ".join(f"{name}={value}" for name, value in shown.items())
-        return f"{type(self).__name__}({listed})"
+        return described(self)
 
 
 # Code written for Keras 2 reads `optimizer.loss_scale` as a tensor.

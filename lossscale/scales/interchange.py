@@ -10,7 +10,9 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 import numpy as np
 
 from lossscale import arguments, presets
+from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
+from lossscale.scales.spike_guard import unguarded
 from lossscale.scales.state_formats import CHECKS, STATE, STATE_FORMATS, StateFormat
 
 
@@ -73,7 +75,7 @@ def import_state(
     return loss_scale
 
 
-def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
+def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     """Returns a loss scale's state as another system saves its own.
 
     Loaded there, the run goes on as it would have here, but for the floor, which is the
@@ -86,7 +88,8 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
 
     Args:
       system: As in `import_state`.
-      loss_scale: A `DynamicLossScale`.
+      loss_scale: A `DynamicLossScale`, or a `SpikeGuard` of one: the guard's own state
+        is left out.
 
     Returns:
       A new dict of plain numbers. Paddle's scale is a `float32` array of shape `[1]`,
@@ -99,6 +102,7 @@ def export_state(system: str, loss_scale: DynamicLossScale) -> Dict[str, Any]:
         that is not over.
     """
     theirs = _state_format(system)
+    loss_scale = unguarded(loss_scale)
     if not isinstance(loss_scale, DynamicLossScale):
         raise TypeError(
             f"`loss_scale` must be a DynamicLossScale, got "

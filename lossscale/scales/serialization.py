@@ -120,7 +120,16 @@ def deserialize(
             f"{shown(given)}."
         )
     _check_signature(cls, given)
-    return cls.from_config(dict(given))
+    return cls.from_config(
+        {name: _built(value, custom_objects) for name, value in given.items()}
+    )
+
+
+def _built(argument: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
+    """Returns an argument, and in place of a loss scale's config the loss scale."""
+    if isinstance(argument, dict) and {"class_name", "config"} <= set(argument):
+        return deserialize(argument, custom_objects)
+    return argument
 
 
 def _check_signature(cls: Any, given: Dict[Any, Any]) -> None:

@@ -36,6 +36,24 @@ def scalar(name: str, initial_value: Any, dtype: Any) -> Any:
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
+def described(loss_scale: Any) -> str:
+    """Returns a loss scale's state and arguments, as `repr` shows them."""
+    kinds = (tf.Variable,) if mode.current().knows_values else ()
+    variables = {k: v for k, v in vars(loss_scale).items() if isinstance(v, kinds)}
+    state = {k: v.numpy() for k, v in variables.items() if not v.shape.rank}
+    shown = {**state, **loss_scale.get_config()}
+    # In place of its config a loss scale within, which shows its own state.
+    shown.update(
+        {
+            k: v
+            for k, v in vars(loss_scale).items()
+            if k in shown and isinstance(v, tf.Module)
+        }
+    )
+    listed = ", ".join(f"{name}={value}" for name, value in shown.items())
+    return f"{type(loss_scale).__name__}({listed})"
+
+
 def value_of(variable: Variable) -> Any:
     """Returns what a counter holds: in eager mode a number of Python's."""
     value = tf.convert_to_tensor(variable)

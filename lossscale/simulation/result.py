@@ -35,6 +35,14 @@ class Simulation:
         return int(np.sum(~self.applied))
 
     @property
+    def spikes(self) -> Any:
+        """Which steps were skipped although their gradients were finite.
+
+        A `bool` array of shape `[steps]`: what a `SpikeGuard` would have skipped.
+        """
+        return self.is_finite & ~self.applied
+
+    @property
     def overflows_applied(self) -> int:
         """How many steps were applied although their gradients were not finite."""
         return int(np.sum(self.applied & ~self.is_finite))

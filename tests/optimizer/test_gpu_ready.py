@@ -169,6 +169,7 @@ POLICIES = [
     lossscale.DynamicLossScale,
     lossscale.HeadroomLossScale,
     lossscale.LogNormalLossScale,
+    lossscale.SpikeGuard,
 ]
 
 

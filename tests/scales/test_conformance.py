@@ -26,7 +26,7 @@ def make(request):
 
 
 def state(loss_scale):
-    return {v.name: v.numpy().item() for v in loss_scale.variables}
+    return {v.name: v.numpy().tolist() for v in loss_scale.variables}
 
 
 def same(loss_scale, expected):

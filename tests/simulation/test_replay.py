@@ -111,7 +111,7 @@ def by_hand(loss_scale, trace, largest=LARGEST):
 
 
 def state(loss_scale):
-    return [variable.numpy().item() for variable in loss_scale.variables]
+    return [variable.numpy().tolist() for variable in loss_scale.variables]
 
 
 def same(expected):

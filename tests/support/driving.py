@@ -119,7 +119,7 @@ def _drive_replicas(make, flags, mode, mirrored):
         scales.append(float(loss_scale.numpy()))
         for variable in loss_scale.variables:
             copies = mirrored.experimental_local_results(variable)
-            assert len({copy.numpy().item() for copy in copies}) == 1
+            assert len({copy.numpy().tobytes() for copy in copies}) == 1
     return scales, applied
 
 

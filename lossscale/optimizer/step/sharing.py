@@ -112,7 +112,7 @@ def adjust_together(member: Provenance, check: Check) -> Tuple[Any, Any]:
       check: What the replicas know together of this optimizer's gradients.
 
     Returns:
-      The update op, None in eager mode, and the exact flag.
+      The update op, None in eager mode, and whether this optimizer applies.
     """
     loss_scale = member.loss_scale
     if not (member.is_keras and member.history.is_shared()):
@@ -121,9 +121,14 @@ def adjust_together(member: Provenance, check: Check) -> Tuple[Any, Any]:
     step = _step_of(member)
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
-        update_op, _ = loss_scale.adjust(tf.logical_and(is_finite, was_good), *known)
+        # Each optimizer skips by its own gradients, the loss scale counts by all.
+        own = adjusting.arguments_of(loss_scale, is_finite, check.largest)
+        decision = adjusting.decision_of(loss_scale, own)
+        all_good = tf.logical_and(is_finite, was_good)
+        with tf.control_dependencies(decision):
+            update_op, _ = loss_scale.adjust(all_good, *known)
     step.leave(loss_scale, update_op)
-    return update_op, is_finite
+    return update_op, decision[0] if decision else is_finite
 
 
 def _step_of(member: Provenance) -> _SharedStep:
@@ -141,4 +146,4 @@ def _after(update_op: Op) -> Any:
 
 
 def _values(loss_scale: LossScale) -> List[Any]:
-    return [variable.numpy().item() for variable in loss_scale.variables]
+    return [variable.numpy().tolist() for variable in loss_scale.variables]

@@ -5,7 +5,7 @@ Nothing here knows a rule of a loss scale, or a Keras.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, cast
 
 import tensorflow as tf
 
@@ -159,8 +159,22 @@ class Step:
         """Changes nothing but the record of what was at fault. For all replicas."""
         if self._entry is None:
             return None
+        if not self._loss_scale.skips_spikes:
+            return self._write_faults(bundle, agreed)
+        is_spike = replicas.local_result(self._loss_scale.last_step_finite)
+        return either(
+            tf.convert_to_tensor(is_spike),
+            lambda: with_dependencies([self._write_spike(bundle, agreed)], True),
+            lambda: with_dependencies([self._write_faults(bundle, agreed)], True),
+        )
+
+    def _write_faults(self, bundle: Bundle, agreed: Check) -> Any:
         skipped = replicas.local_result(self._loss_scale.skipped_steps)
-        return self._entry.write(bundle, agreed, skipped)
+        return cast(Entry, self._entry).write(bundle, agreed, skipped)
+
+    def _write_spike(self, bundle: Bundle, agreed: Check) -> Any:
+        entry = cast(Entry, self._entry)
+        return entry.write_spike(bundle, agreed, self._loss_scale)
 
 
 def _applied(bundle: Bundle, apply: ApplyFunction) -> Any:

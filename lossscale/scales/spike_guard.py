@@ -1,0 +1,261 @@
+"""SpikeGuard: skips the steps whose gradients are far larger than those before."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Tuple
+
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.gradients.check import Check
+from lossscale.runtime import mode, registry
+from lossscale.runtime.aliases import Flag, Scalar
+from lossscale.runtime.control import with_dependencies
+from lossscale.runtime.graphs import let_bodies_go
+from lossscale.scales import adjusting, serialization
+from lossscale.scales.base import LossScale
+from lossscale.scales.variables import scalar, value_of, where
+
+#: So many steps' gradients are kept at most: the rule reads them all at every step.
+_WIDEST = 2**16
+#: The logarithm of float32's largest number.
+_LOG_MAX = math.log(arguments.FLOAT32_MAX)
+
+
+@registry.serializable
+class SpikeGuard(LossScale):
+    """A loss scale that holds another one, and skips the steps that do not belong.
+
+    A bad batch, a wrong label or a damaged file can make finite gradients that are a
+    thousand times larger than usual. Applied once, they can cost a run all that it has
+    learned. The guard compares the largest true gradient of each step with those of the
+    last `window` steps that were applied, and skips the step if its logarithm is more
+    than `threshold` standard deviations above their mean. The value is that of the loss
+    scale within: `FixedLossScale(1)`, or just 1, guards a run in bfloat16 or float32.
+
+    ```
+    state   the state of loss_scale, recent = [], limit = M, spikes = 0,
+            above_in_a_row = 0            # M is float32's largest number
+    adjust(is_finite, largest):
+      if not is_finite:                   # an overflow: only loss_scale is told
+        loss_scale.adjust(False)
+        should_apply_gradients = False
+      else:
+        if largest > limit: above_in_a_row += 1
+        else: above_in_a_row = 0
+        if 0 < above_in_a_row <= max_in_a_row:
+          spikes += 1                     # loss_scale is not told of this step
+          should_apply_gradients = False
+        else:
+          loss_scale.adjust(True, largest)
+          if largest >= 2**-126:          # zero has no logarithm
+            recent = (recent + [largest])[-window:]
+          if len(recent) == window:
+            logs = [log(each) for each in recent]
+            mean = sum(logs) / window
+            deviation = sqrt(sum((x - mean)**2 for x in logs) / window)
+            room = max(threshold * deviation, log(min_ratio))
+            limit = min(exp(mean + room), M)
+          should_apply_gradients = True
+    ```
+
+    `largest`, `recent` and `limit` are float32, as is the strict comparison; what is
+    computed from `recent` is float64, and `limit` is rounded to the nearest float32. A
+    magnitude that float32 does not hold counts as M. So the first `window` steps are
+    let through: at most M, none is above the limit.
+
+    A spike leaves `loss_scale` as if the step had not been: it neither lowers the scale
+    nor counts as a good step, and a run of good steps goes on after it. It changes
+    `spikes`, `above_in_a_row` and `last_largest`, and nothing else. `skipped_steps`
+    counts overflows alone.
+
+    When `max_in_a_row` steps in a row were skipped, the guard gives way: all steps are
+    applied, and enter `recent`, until one is not above the limit. So a new level is
+    learned, and is no spike any more.
+
+    A step that is not finite is skipped whatever the loss scale within is, also if that
+    does not look at gradients, as `FixedLossScale(1)`: no NaN is ever applied.
+
+    >>> guard = SpikeGuard(1, window=4)
+    >>> for largest in [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]:
+    ...     print(bool(guard.adjust(True, largest)[1]))
+    True
+    True
+    True
+    True
+    False
+    True
+    >>> int(guard.spikes)
+    1
+
+    Args:
+      loss_scale: What is guarded: anything that `lossscale.get` takes, but None and a
+        SpikeGuard.
+      threshold: How many standard deviations above the mean a step is let through. A
+        positive number.
+      window: With how many steps a step is compared, 2 or more.
+      max_in_a_row: After how many skipped steps in a row the guard gives way.
+      min_ratio: No step is a spike whose largest gradient is at most so many times the
+        geometric mean of `recent`, however even that is. Greater than 1.
+
+    Attributes:
+      loss_scale: The `LossScale` within.
+      recent: `float32` variable of shape `[window]`, the largest gradients of the last
+        steps, the newest last. 0 in front, where there was no step yet.
+      limit: `float32` variable of shape `[]`: what is larger is a spike.
+      spikes: `int64` variable of shape `[]`, the finite steps that were skipped.
+      above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps
+        in a row were above the limit, skipped or not.
+
+    Raises:
+      TypeError: An argument has the wrong type, or the loss scale within overrides
+        `update`, so that it cannot be told of a step by `adjust`.
+      ValueError: An argument is out of its range, or `loss_scale` is a SpikeGuard.
+
+    Source: a window of 128 steps, six standard deviations: OLMo-core
+    `optim/skip_step_optimizer.py` (pull request 43), with the same defaults in levanter
+    (973) and maxtext (3490). The population's deviation: levanter and llm.c
+    `llmc/outlier_detector.h` (637). That spikes stay out of the statistic, and the
+    three in a row: llm.c (711). The logarithm: the largest gradients of the steps are
+    about log-normal (see `LogNormalLossScale`). `min_ratio` is ours: of equal gradients
+    the deviation is 0.
+    """
+
+    needs_largest = True
+    skips_spikes = True
+
+    def __init__(
+        self,
+        loss_scale: Any = "dynamic",
+        threshold: float = 6.0,
+        window: int = 128,
+        max_in_a_row: int = 3,
+        *,
+        min_ratio: float = 2.0,
+    ) -> None:
+        deviations = arguments.factor("threshold", threshold, above=0.0)
+        steps = arguments.count("window", window, least=2, most=_WIDEST)
+        in_a_row = arguments.count(
+            "max_in_a_row", max_in_a_row, most=arguments.MOST_STEPS
+        )
+        ratio = arguments.factor("min_ratio", min_ratio, above=1.0)
+        inner = _to_guard(loss_scale)
+        super().__init__()
+        self.loss_scale = inner
+        self.threshold = deviations
+        self.window = steps
+        self.max_in_a_row = in_a_row
+        self.min_ratio = ratio
+        self._can_change = inner._can_change
+        self.recent = self._add_weight("recent", [0.0] * steps, tf.float32)
+        self.limit = self._add_weight("limit", arguments.FLOAT32_MAX, tf.float32)
+        self.spikes = self._add_weight("spikes", 0, tf.int64)
+        self.above_in_a_row = self._add_weight("above_in_a_row", 0, tf.int64)
+
+    def __call__(self) -> Any:
+        return self.loss_scale._value()
+
+    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
+        # Files of Keras name variables alone, and the loss scale within has counters of
+        # the same names.
+        variable = scalar(f"guard_{name}", initial_value, dtype)
+        self._track_trackable(variable, name)
+        return variable
+
+    def _decide(self, is_finite: Flag, largest: Scalar = None) -> Tuple[Any, ...]:
+        # Eagerly the choice is Python's: each operation takes as long as all of it.
+        before, zero = value_of(self.above_in_a_row), tf.constant(0, tf.int64)
+        bounded = tf.minimum(largest, tf.float32.max)
+        is_above = bounded > tf.convert_to_tensor(self.limit)
+        if mode.current().knows_values:
+            is_finite, is_above, zero = bool(is_finite), bool(is_above), 0
+        above = where(is_finite, where(is_above, before + 1, zero), before)
+        should_apply = is_finite & ((above < 1) | (above > self.max_in_a_row))
+        return tf.convert_to_tensor(should_apply), tf.convert_to_tensor(above, tf.int64)
+
+    def _adjust(
+        self,
+        is_finite: Flag,
+        largest: Scalar = None,
+        should_apply: Flag = None,
+        above: Scalar = None,
+    ) -> Any:
+        results = [self.above_in_a_row.assign(above, read_value=False)]
+        if mode.current().knows_values:
+            if should_apply or not is_finite:
+                return [*results, self._go_on(is_finite, largest)]
+            return [*results, self.spikes.assign_add(1, read_value=False)]
+        is_spike = tf.logical_and(is_finite, tf.logical_not(should_apply))
+        went_on = tf.cond(
+            is_spike,
+            lambda: tf.constant(False),
+            lambda: with_dependencies(self._go_on(is_finite, largest), True),
+        )
+        let_bodies_go(went_on)
+        more = tf.cast(is_spike, tf.int64)
+        return [*results, went_on, self.spikes.assign_add(more, read_value=False)]
+
+    def _go_on(self, is_finite: Flag, largest: Scalar) -> Any:
+        """Tells the loss scale within of a step that is no spike, and remembers it."""
+        inner = self.loss_scale
+        told = None if inner.last_largest is None else largest
+        update_op, _ = adjusting.adjust_by_check(inner, Check(is_finite, largest=told))
+        recent = tf.convert_to_tensor(self.recent)
+        moved = tf.concat([recent[1:], tf.reshape(largest, [1])], 0)
+        enters = tf.logical_and(is_finite, largest >= arguments.FLOAT32_MIN)
+        recent = tf.where(enters, moved, recent)
+        return [
+            update_op,
+            self.recent.assign(recent, read_value=False),
+            self.limit.assign(self._limit(recent), read_value=False),
+        ]
+
+    def _limit(self, recent: Any) -> Any:
+        """Returns what is a spike if it is larger, given the last steps' gradients."""
+        # In float64 every mode rounds to the same float32.
+        present = tf.maximum(recent, arguments.FLOAT32_MIN)
+        logs = tf.math.log(tf.cast(present, tf.float64))
+        mean = tf.reduce_mean(logs)
+        distances = logs - mean
+        deviation = tf.sqrt(tf.reduce_mean(distances * distances))
+        room = tf.maximum(self.threshold * deviation, math.log(self.min_ratio))
+        limit = tf.exp(tf.minimum(mean + room, _LOG_MAX))
+        is_full = recent[0] > 0.0
+        return tf.where(is_full, tf.cast(limit, tf.float32), tf.float32.max)
+
+    def get_config(self) -> Dict[str, Any]:
+        return {
+            "loss_scale": serialization.serialize(self.loss_scale),
+            "threshold": self.threshold,
+            "window": self.window,
+            "max_in_a_row": self.max_in_a_row,
+            "min_ratio": self.min_ratio,
+        }
+
+
+def unguarded(loss_scale: LossScale) -> LossScale:
+    """Returns the loss scale within a guard, and any other as it is."""
+    return loss_scale.loss_scale if isinstance(loss_scale, SpikeGuard) else loss_scale
+
+
+def _to_guard(identifier: Any) -> LossScale:
+    """Returns the loss scale that `identifier` means, which a guard can hold."""
+    found = serialization.get(identifier)
+    if found is None:
+        raise TypeError(
+            "`loss_scale` must be a loss scale to guard, got None. For bfloat16 and "
+            "float32, which need none, write SpikeGuard(1)."
+        )
+    if isinstance(found, SpikeGuard):
+        raise ValueError(
+            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard what "
+            "is within: SpikeGuard(guard.loss_scale)."
+        )
+    if type(found).update is not LossScale.update:
+        raise TypeError(
+            "`loss_scale` must be told of steps by `adjust`, got "
+            f"{type(found).__name__}, which overrides `update` and asks for the "
+            "gradients. Write its rule in `_adjust(is_finite)`."
+        )
+    return found

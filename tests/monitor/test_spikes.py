@@ -1,0 +1,91 @@
+"""LossScaleMonitor tells of the steps that a SpikeGuard skipped, and records them."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from models import data, regression
+
+import lossscale
+from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
+
+
+def spiky(rng):
+    """Returns data of which the last but one of sixteen batches has wrong targets."""
+    x, y = data(rng, 256)
+    y[-32:-16] += 1e4
+    return x, y
+
+
+def fit(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
+    """Returns the optimizer, the history and the warnings of a fit."""
+    x, y = spiky(rng)
+    loss_scale = loss_scale or SpikeGuard(DynamicLossScale(1.0), window=12)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
+    model = regression(family, optimizer)
+    quiet = {"batch_size": 16, "epochs": epochs, "shuffle": False, "verbose": 0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = model.fit(x, y, callbacks=[monitor], **quiet)
+    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
+    return optimizer, found.history, [str(warning.message) for warning in ours]
+
+
+def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
+    optimizer, history, messages = fit(family, rng, LossScaleMonitor())
+    assert history["spikes"] == [1, 2]
+    assert history["skipped_steps"] == [0, 0]
+    (message,) = messages  # once, although each epoch has one
+    spike = optimizer.last_spike()
+    assert spike.largest > 1000
+    assert spike.limit < 100
+    assert spike.name in message
+    assert message.startswith("A step was skipped as a spike, with a gradient of")
+    line = capsys.readouterr().out
+    assert "30 steps applied, 0 skipped; it is 1," in line
+    last = f"Spikes skipped: 2, the last with a gradient of {spike.largest:.3g} in "
+    assert f"{last}{spike.name}, " in line
+    assert f" times the limit of {spike.limit:.3g}." in line
+
+
+def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys):
+    guard = SpikeGuard(1, threshold=1e6)
+    _, history, messages = fit(family, rng, LossScaleMonitor(), guard, rate=0.0)
+    assert (history["spikes"], messages) == ([0, 0], [])
+    assert "Spikes" not in capsys.readouterr().out
+    plain = DynamicLossScale(1.0)
+    _, history, messages = fit(family, rng, LossScaleMonitor(), plain, 1, 0.0)
+    assert "spikes" not in history
+    assert messages == []
+
+
+def test_a_record_tells_which_steps_a_guard_would_skip(family, rng, tmp_path):
+    path = tmp_path / "run.npz"
+    monitor = LossScaleMonitor(record=path, verbose=0)
+    optimizer, _, _ = fit(family, rng, monitor)
+    run = lossscale.load_run(path)
+    assert run.is_finite.all()
+    guard = SpikeGuard(DynamicLossScale(1.0), window=12)
+    found = lossscale.simulate(guard, is_finite=path)
+    assert np.flatnonzero(found.spikes).tolist() == [14, 30]
+    assert (found.steps_lost, found.longest_stall) == (2, 1)
+    assert int(guard.spikes.numpy()) == 0  # the object is as it was
+    assert int(optimizer.loss_scale.spikes.numpy()) == 2
+    other = lossscale.simulate(SpikeGuard(1, window=20), is_finite=path)
+    assert not other.spikes.any()  # the first one is among those it learns from
+
+
+def test_the_floor_of_the_one_within_is_known(family, rng):
+    inner = DynamicLossScale(2.0, increment_period=1000, min_loss_scale=2.0)
+    guard = SpikeGuard(inner)
+    for _ in range(3):
+        guard.adjust(False, 1.0)
+    x, y = data(rng)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), guard)
+    model = regression(family, optimizer)
+    monitor = LossScaleMonitor(patience=2, verbose=0)
+    x[:] = np.nan
+    with pytest.warns(lossscale.LossScaleWarning, match="at its floor, 2|loss itself"):
+        model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor])

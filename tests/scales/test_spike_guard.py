@@ -1,0 +1,369 @@
+"""SpikeGuard against its rule in plain Python, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import MODES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import compiled
+
+import lossscale
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    HeadroomLossScale,
+    LossScale,
+    SpikeGuard,
+)
+
+MAX = float(np.finfo(np.float32).max)
+
+
+class Reference:
+    """The rule once more, in plain Python. Its loss scale doubles and halves."""
+
+    def __init__(self, window, threshold, max_in_a_row, min_ratio, period):
+        self.rule = window, threshold, max_in_a_row, min_ratio, period
+        self.recent, self.limit, self.spikes, self.above = [], MAX, 0, 0
+        self.scale, self.good = 64.0, 0
+
+    def step(self, is_finite, largest):
+        window, threshold, max_in_a_row, min_ratio, period = self.rule
+        if not is_finite:
+            self.scale, self.good = max(self.scale / 2, 1.0), 0
+            return False
+        self.above = self.above + 1 if largest > self.limit else 0
+        if 0 < self.above <= max_in_a_row:
+            self.spikes += 1
+            return False
+        self.good += 1
+        if self.good >= period:
+            self.scale, self.good = self.scale * 2, 0
+        if largest >= 2.0**-126:
+            self.recent = [*self.recent, largest][-window:]
+        if len(self.recent) == window:
+            logs = [math.log(each) for each in self.recent]
+            mean = math.fsum(logs) / window
+            deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / window)
+            room = max(threshold * deviation, math.log(min_ratio))
+            top = min(mean + room, math.log(MAX))
+            self.limit = float(np.float32(math.exp(top)))
+        return True
+
+
+def draw(seed, steps=40):
+    """Returns a rule's arguments, and a run: (whether finite, largest) of each step."""
+    rng = np.random.default_rng(seed)
+    window = int(rng.integers(2, 9))
+    rule = (window, float(rng.choice([1.0, 1.5, 3.0, 6.0])), int(rng.integers(1, 4)))
+    rule += (float(rng.choice([1.25, 2.0, 8.0])), int(rng.integers(1, 6)))
+    level = 2.0 ** rng.integers(-20, 20)
+    largest = level * np.exp(rng.normal(0, rng.choice([0.0, 0.1, 1.0]), steps))
+    largest *= np.where(rng.random(steps) < 0.15, 2.0 ** rng.integers(1, 15, steps), 1)
+    largest[rng.random(steps) < 0.1] = 0.0
+    largest[steps // 2 :] *= rng.choice([1.0, 2.0**10])  # perhaps a new level
+    is_finite = rng.random(steps) > 0.1
+    return rule, list(zip(is_finite.tolist(), largest.astype(np.float32).tolist()))
+
+
+def make(rule):
+    window, threshold, max_in_a_row, min_ratio, period = rule
+    inner = DynamicLossScale(64.0, period)
+    return SpikeGuard(inner, threshold, window, max_in_a_row, min_ratio=min_ratio)
+
+
+def state(guard):
+    recent = [each for each in guard.recent.numpy().tolist() if each]
+    return (
+        recent,
+        float(guard.limit.numpy()),
+        int(guard.spikes.numpy()),
+        int(guard.above_in_a_row.numpy()),
+        float(guard.numpy()),
+        int(guard.loss_scale.good_steps.numpy()),
+    )
+
+
+def expected(model):
+    return (
+        model.recent,
+        model.limit,
+        model.spikes,
+        model.above,
+        model.scale,
+        model.good,
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_step_of_every_run_is_the_references(seed):
+    rule, run = draw(seed)
+    guard, model = make(rule), Reference(*rule)
+    for is_finite, largest in run:
+        told = largest if is_finite else np.nan  # on a bad step it may be anything
+        applied = bool(guard.adjust(is_finite, told)[1])
+        assert applied == model.step(is_finite, largest)
+        assert state(guard) == expected(model)
+    bad = sum(not is_finite for is_finite, _ in run)
+    assert int(guard.skipped_steps) == int(guard.loss_scale.skipped_steps) == bad
+
+
+def follow(mode, seed, mirrored, steps=40):
+    """Returns the state after each step of a run, and what was decided, in a mode."""
+    rule, run = draw(seed, steps)
+    is_replicated = mode not in ("eager", "graph", "xla")
+    with mirrored.scope() if is_replicated else tf.device(None):
+        guard = make(rule)
+
+    def gradients(grad):
+        if not is_replicated:
+            return [grad]
+        context = tf.distribute.get_replica_context()
+        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
+        return [tf.where(last, grad, [0.0, 2.0**-60])]
+
+    def step(grad):
+        if not is_replicated:
+            return guard.update(gradients(grad))[1]
+        if mode.startswith("replica"):
+            in_replica = lambda grad: guard.update(gradients(grad))[1]  # noqa: E731
+            return mirrored.run(in_replica, args=(grad,))
+        grads = mirrored.run(gradients, args=(grad,))
+        with mirrored.scope():
+            return guard.update(grads)[1]
+
+    if is_replicated:
+        step = tf.function(step) if mode.endswith("graph") else step
+    elif mode != "eager":
+        step = compiled(step, mode)
+    model = Reference(*rule)
+    for is_finite, largest in run:
+        grad = [-largest, largest / 4 if is_finite else np.inf]
+        answers = step(tf.constant(grad, tf.float32))
+        if is_replicated:
+            answers = mirrored.experimental_local_results(answers)
+            assert len({bool(each) for each in answers}) == 1
+            answers = answers[0]
+        # The least on the other replica counts where this one has none.
+        seen = max(largest, 2.0**-60) if is_replicated else largest
+        assert bool(answers) == model.step(is_finite, seen), (mode, seed)
+        assert state(guard) == expected(model), (mode, seed)
+
+
+IN_A_LOOP = [mode for mode in MODES if mode not in ("v1", "replica", "cross-replica")]
+
+
+@pytest.mark.parametrize("mode", IN_A_LOOP)
+def test_every_mode_gives_what_the_reference_gives(mode, mirrored):
+    for seed in (0, 5):
+        follow(mode, seed, mirrored)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["graph", "xla", "replica-graph"])
+def test_thirty_six_random_schedules(mode, mirrored):
+    for seed in range(100, 136):
+        follow(mode, seed, mirrored, steps=24)
+
+
+def test_the_drawn_runs_have_every_case():
+    kinds = set()
+    for seed in range(20):
+        rule, run = draw(seed)
+        model = Reference(*rule)
+        for is_finite, largest in run:
+            applied = model.step(is_finite, largest)
+            gave_way = applied and model.above > 0
+            kinds.add((is_finite, applied, gave_way, largest == 0))
+    assert (True, False, False, False) in kinds  # a spike
+    assert (True, True, True, False) in kinds  # the guard gives way
+    assert (True, True, False, True) in kinds  # all gradients are zero
+    assert (False, False, False, False) in kinds
+
+
+def test_in_a_session():
+    rule, run = draw(5)
+    model = Reference(*rule)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        guard = make(rule)
+        grad = tf.compat.v1.placeholder(tf.float32, [2])
+        update_op, should_apply = guard.update([grad])
+        session.run(tf.compat.v1.global_variables_initializer())
+        for is_finite, largest in run:
+            fed = {grad: [largest, 0.0 if is_finite else np.nan]}
+            applied, _ = session.run([should_apply, update_op], fed)
+            assert bool(applied) == model.step(is_finite, largest)
+        found = session.run([guard.limit, guard.spikes, guard.above_in_a_row])
+        assert found == [model.limit, model.spikes, model.above]
+        assert session.run(guard()) == model.scale
+
+
+def test_what_is_just_at_the_limit_is_no_spike():
+    guard = SpikeGuard(1, window=3)
+    for _ in range(3):
+        assert bool(guard.adjust(True, 0.7)[1])
+    twice = np.float32(2) * np.float32(0.7)
+    assert guard.limit.numpy() == twice  # the deviation is 0, which min_ratio bounds
+    assert not bool(guard.adjust(True, np.nextafter(twice, np.float32(9)))[1])
+    assert bool(guard.adjust(True, twice)[1])
+
+
+def test_a_spike_leaves_the_loss_scale_within_as_it_was():
+    guard = SpikeGuard(DynamicLossScale(64.0, 4), window=2)
+    for largest in (1.0, 1.0, 1.0, 99.0, 99.0):
+        guard.adjust(True, largest)
+    assert float(guard) == 64.0
+    assert int(guard.loss_scale.good_steps) == 3
+    assert guard.last_largest.numpy() == 99.0
+    assert int(guard.skipped_steps) == int(guard.loss_scale.skipped_steps) == 0
+    assert bool(guard.last_step_finite)
+    guard.adjust(True, 1.0)  # and the run of good steps goes on
+    assert float(guard) == 128.0
+    guard.adjust(False, 1.0)
+    assert float(guard) == 64.0
+    assert int(guard.skipped_steps) == int(guard.loss_scale.skipped_steps) == 1
+
+
+def test_one_that_looks_at_the_gradients_is_told_of_them_but_not_of_spikes():
+    guard, bare = SpikeGuard(HeadroomLossScale(), window=2), HeadroomLossScale()
+    for largest in (1.0, 2.0, 1.0):
+        guard.adjust(True, largest)
+        bare.adjust(True, largest)
+    guard.adjust(True, 1e6)
+    assert float(guard) == float(bare) == 2.0**11
+    assert guard.loss_scale.peak.numpy() == bare.peak.numpy()
+
+
+@pytest.mark.parametrize("largest", [0.0, 1e-45, 2.0**-127, MAX, np.float64(1e300)])
+def test_its_state_is_finite_whatever_comes(largest):
+    guard = SpikeGuard(1, threshold=1e30, window=2)
+    for each in (largest, largest, 0.0, largest, 1.0, largest, largest):
+        guard.adjust(True, each)
+        guard.adjust(False, each)
+        for variable in (guard.recent, guard.limit):
+            assert np.isfinite(variable.numpy()).all()
+
+
+def test_zero_gradients_are_applied_and_not_remembered():
+    guard = SpikeGuard(1, window=2)
+    for largest in (0.0, 0.0, 0.0, 1.0):
+        assert bool(guard.adjust(True, largest)[1])
+    assert guard.recent.numpy().tolist() == [0.0, 1.0]
+    assert guard.limit.numpy() == np.float32(MAX)
+
+
+def test_no_nan_is_applied_although_the_loss_scale_within_does_not_look():
+    guard = SpikeGuard(FixedLossScale(1))
+    assert not bool(guard.update([tf.constant([1.0, np.nan])])[1])
+    assert int(guard.skipped_steps) == 1
+    assert int(guard.loss_scale.skipped_steps) == 0  # as without a guard
+
+
+def test_a_new_level_is_learned():
+    guard = SpikeGuard("dynamic", window=16, max_in_a_row=3)
+    for _ in range(20):
+        guard.adjust(True, 1.0)
+    applied = [bool(guard.adjust(True, 1000.0)[1]) for _ in range(20)]
+    assert applied == [False] * 3 + [True] * 17
+    assert int(guard.spikes) == 3
+    assert int(guard.above_in_a_row) == 0
+
+
+class Mine(LossScale):
+    """A user's own, which no Keras knows."""
+
+    def __call__(self):
+        return tf.constant(2.0)
+
+    def _adjust(self, is_finite):
+        del is_finite
+
+    def get_config(self):
+        return {}
+
+
+class OfGradients(Mine):
+    """One that asks for the gradients."""
+
+    def update(self, grads):
+        return super().update(grads)
+
+
+def test_the_config_holds_the_one_within():
+    guard = SpikeGuard(lossscale.get("torch"), 4.5, 17, 5, min_ratio=3.0)
+    config = json.loads(json.dumps(lossscale.serialize(guard)))
+    again = lossscale.get(config)
+    assert type(again) is SpikeGuard
+    assert again.get_config() == guard.get_config()
+    assert again.loss_scale.get_config() == lossscale.get("torch").get_config()
+    assert SpikeGuard(config["config"]["loss_scale"]).loss_scale.increment_period
+    mine = lossscale.serialize(SpikeGuard(Mine()))
+    found = lossscale.deserialize(mine, {"Mine": Mine})
+    assert isinstance(found.loss_scale, Mine)
+
+
+def test_the_arguments_it_takes():
+    assert isinstance(SpikeGuard().loss_scale, DynamicLossScale)
+    assert float(SpikeGuard(128)) == 128.0
+    manager = lossscale.FixedLossScaleManager(8.0)
+    assert float(SpikeGuard(manager)) == 8.0
+    defaults = SpikeGuard().get_config()
+    del defaults["loss_scale"]
+    assert defaults == {
+        "threshold": 6.0,
+        "window": 128,
+        "max_in_a_row": 3,
+        "min_ratio": 2.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"loss_scale": None}, TypeError, "`loss_scale` must be a loss scale to guard"),
+        ({"loss_scale": "no"}, ValueError, "`loss_scale` must be one of the names"),
+        ({"threshold": 0.0}, ValueError, "`threshold` must be greater than 0"),
+        ({"threshold": "6"}, TypeError, "`threshold` must be a number"),
+        ({"window": 1}, ValueError, "`window` must be a whole number of at least 2"),
+        ({"window": 2**17}, ValueError, "`window` must be a whole number of at most"),
+        ({"max_in_a_row": 0}, ValueError, "`max_in_a_row` must be a whole number"),
+        ({"min_ratio": 1.0}, ValueError, "`min_ratio` must be greater than 1"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SpikeGuard(**arguments)
+
+
+def test_guards_in_guards_and_those_that_want_gradients_are_refused():
+    guard = SpikeGuard()
+    with pytest.raises(ValueError, match=r"must not be a SpikeGuard.*guard.loss_scale"):
+        SpikeGuard(guard)
+    with pytest.raises(TypeError, match="told of steps by `adjust`, got OfGradients"):
+        SpikeGuard(OfGradients())
+
+
+def test_the_state_within_goes_to_other_systems():
+    guard = SpikeGuard(DynamicLossScale(1024.0))
+    guard.adjust(True, 1.0)
+    state = lossscale.export_state("keras3", guard)
+    assert state == {"dynamic_scale": 1024.0, "step_counter": 1}
+    with pytest.raises(TypeError, match="must be a DynamicLossScale, got FixedLoss"):
+        lossscale.export_state("keras3", SpikeGuard(1))
+
+
+def test_repr_shows_both_in_one_line():
+    shown = repr(SpikeGuard(DynamicLossScale(64.0)))
+    assert shown.startswith("SpikeGuard(")
+    assert "spikes=0" in shown
+    assert "loss_scale=DynamicLossScale(" in shown
+    assert "current_loss_scale=64.0" in shown
+    assert "recent" not in shown
+    assert "\n" not in shown
