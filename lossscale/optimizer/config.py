@@ -7,8 +7,7 @@ from typing import Any, Dict, Optional
 import numpy as np
 import tensorflow as tf
 
-from lossscale.optimizer import wrappers
-from lossscale.optimizer.keras_arguments import as_ours
+from lossscale.optimizer import keras_arguments, wrappers
 from lossscale.scales import serialization
 
 
@@ -32,8 +31,8 @@ class Configurable:
         Raises:
           TypeError: `config` is none of these.
         """
-        config = as_ours(config)
-        wrapper: Any = wrappers.for_config(config) if cls._is_front() else cls
+        config = keras_arguments.config_as_ours(config)
+        wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         # Keras 2 writes into what it deserializes: the caller's own would change.
         config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
         inner = wrapper._deserialize_inner(
@@ -42,12 +41,7 @@ class Configurable:
         loss_scale = config.pop("loss_scale")
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
-        return wrapper(inner, loss_scale, **config)
-
-    @classmethod
-    def _is_front(cls) -> bool:
-        """Tells whether this is the public class, which picks one for each Keras."""
-        raise NotImplementedError
+        return wrappers.asked_class(cls)(inner, loss_scale, **config)
 
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:

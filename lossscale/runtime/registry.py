@@ -50,6 +50,16 @@ def register(keras: Any, cls: type, name: str) -> None:
     _registry(keras).register_keras_serializable(PACKAGE, name)(cls)
 
 
+def register_like(known: type, cls: type) -> None:
+    """Registers a class under the name of another, with each Keras that knows that."""
+    for keras in installed():
+        name = str(_registry(keras).get_registered_name(known))
+        package, separator, own_name = name.partition(">")
+        if separator:
+            decorate = _registry(keras).register_keras_serializable
+            decorate(package, own_name)(cls)
+
+
 def _registry(keras: Any) -> Any:
     # Keras 2 before 2.13 has no `saving` for this; for Keras 3 that is its home, and
     # `utils` a second name (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
