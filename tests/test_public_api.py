@@ -108,6 +108,7 @@ LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
     dynamic_growth_steps=None, *, dynamic=None, initial_scale=None, **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
+LossScaleOptimizer.from_keras(optimizer)
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
 LossScaleOptimizer.get_unscaled_gradients(grads)

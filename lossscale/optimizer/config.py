@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 import numpy as np
 import tensorflow as tf
 
-from lossscale.optimizer import keras_arguments, wrappers
+from lossscale.optimizer import keras_arguments, keras_state, wrappers
 from lossscale.scales import serialization
 
 
@@ -42,6 +42,43 @@ class Configurable:
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
         return wrappers.asked_class(cls)(inner, loss_scale, **config)
+
+    @classmethod
+    def from_keras(cls, optimizer: Any) -> Any:
+        """Returns an optimizer that goes on where a Keras's own wrapper is.
+
+        With the same inner optimizer, in the middle of a run as well, before it is
+        built or after. Use Keras's wrapper no longer: it would move the weights too.
+        Call it eagerly, and in the scope of the strategy that the model is trained
+        with:
+
+        ```
+        optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
+        model.compile(optimizer, loss="mse")
+        ```
+
+        Args:
+          optimizer: A `LossScaleOptimizer` of Keras 2 or of Keras 3 itself.
+
+        Returns:
+          A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
+          scale, the same count of finite steps, and the same arguments.
+
+        Raises:
+          TypeError: `optimizer` is not a loss scale wrapper of a Keras.
+          ValueError: Its loss scale is zero or infinite by now, as Keras 3's may be.
+          RuntimeError: Called in a graph, where its state cannot be read.
+        """
+        wrappers.check_keras_own(optimizer)
+        loss_scale = keras_state.loss_scale_of(optimizer)
+        inner = optimizer.inner_optimizer
+        wrappers.for_optimizer(inner)._release(inner)
+        return wrappers.asked_class(cls)(inner, loss_scale)
+
+    @classmethod
+    def _release(cls, inner_optimizer: Any) -> None:
+        """Takes from an inner optimizer what its wrapper has left on it."""
+        wrappers.mark(inner_optimizer, wrapped=False)
 
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:

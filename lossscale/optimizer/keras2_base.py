@@ -113,16 +113,21 @@ class Keras2Base(LossScaleOptimizer):
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         inner = copy.deepcopy(self.inner_optimizer, memo)
-        wrappers.mark(inner, wrapped=False)
-        # What a wrapper tracks, a legacy optimizer keeps, and the copy's tracks anew.
-        # These names are private to TensorFlow (seen on 2.4 to 2.21).
-        tracked = inner._self_unconditional_checkpoint_dependencies
-        kept = [each for each in tracked if each.name not in _TRACKED]
-        inner._self_unconditional_checkpoint_dependencies = kept
-        for name in _TRACKED:
-            inner._self_unconditional_dependency_names.pop(name, None)
+        self._release(inner)
         loss_scale = copy.deepcopy(self._loss_scale, memo)
         return type(self)(inner, loss_scale, name=self.name)
+
+    @classmethod
+    def _release(cls, inner_optimizer: Any) -> None:
+        super()._release(inner_optimizer)
+        # What a wrapper tracks, its inner optimizer keeps: another one tracks it anew.
+        # These names are private to TensorFlow (seen on 2.4 to 2.21).
+        inner_optimizer._maybe_initialize_trackable()
+        tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
+        kept = [each for each in tracked if each.name not in _TRACKED]
+        inner_optimizer._self_unconditional_checkpoint_dependencies = kept
+        for name in _TRACKED:
+            inner_optimizer._self_unconditional_dependency_names.pop(name, None)
 
     def _overrides(self, *names: str) -> bool:
         """Tells whether the inner optimizer's class has methods of its own."""

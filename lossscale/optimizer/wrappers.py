@@ -194,14 +194,30 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
             continue
         seen[id(thing)] = thing
         if isinstance(thing, dict):
-            waiting += thing.values()
+            waiting.extend(thing.values())
         elif isinstance(thing, (list, tuple)):
-            waiting += thing
+            waiting.extend(thing)
         elif isinstance(thing, optimizers):
             if _is_loss_scale_wrapper(thing):
                 return thing
-            waiting += vars(thing).values()
+            waiting.extend(vars(thing).values())
     return None
+
+
+def check_keras_own(optimizer: Any) -> None:
+    """Raises unless `optimizer` is a loss scale wrapper of a Keras's own."""
+    ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
+    if isinstance(optimizer, ours):
+        raise TypeError(
+            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+            f"{optimizer!r}, which is one of lossscale's already. Use it as it is."
+        )
+    if not kerases.is_own_wrapper(optimizer):
+        raise TypeError(
+            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+            f"{arguments.shown(optimizer)}. Wrap an optimizer that is not wrapped by "
+            "lossscale.LossScaleOptimizer(optimizer)."
+        )
 
 
 def _is_loss_scale_wrapper(optimizer: Any) -> bool:

@@ -10,8 +10,9 @@ Knows gradients and replicas, no optimizer. In the order of its imports:
 * `fixed`, `dynamic`: a rule each;
 * `headroom`, `log_normal`: rules that look at the gradients;
 * `managers`: the names of TensorFlow 1;
-* `serialization`: loss scales from names, numbers and configs, and configs of them;
-* `state_formats`, `interchange`: the states of other systems, read and written.
+* `state_formats`, `interchange`: the states of other systems, read and written;
+* `tensorflows`: TensorFlow's own loss scales as ours;
+* `serialization`: loss scales from names, numbers and configs, and configs of them.
 
 Begin with `base`. A new loss scale is a file like `fixed`.
 """
