@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Dict, Optional
 
 import numpy as np
@@ -41,7 +42,20 @@ class Configurable:
         loss_scale = config.pop("loss_scale")
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
-        return wrappers.asked_class(cls)(inner, loss_scale, **config)
+        return cls._of(inner, loss_scale, config)
+
+    @classmethod
+    def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
+        """Returns a new optimizer, also of a class that takes Keras's own arguments."""
+        asked = wrappers.asked_class(cls)
+        names = set(inspect.signature(asked).parameters)
+        if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
+            return asked(inner, loss_scale, **others)
+        # Derived from a Keras's own wrapper once, and from ours now.
+        found: Any = serialization.get(loss_scale)
+        theirs = keras_arguments.as_theirs(found)
+        given = {**others, **theirs}
+        return asked(inner, **{n: v for n, v in given.items() if n in names})
 
     @classmethod
     def from_keras(cls, optimizer: Any) -> Any:
@@ -73,7 +87,7 @@ class Configurable:
         loss_scale = keras_state.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._release(inner)
-        return wrappers.asked_class(cls)(inner, loss_scale)
+        return cls._of(inner, loss_scale, {})
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 
 from lossscale import arguments
 from lossscale.arguments import shown
+from lossscale.scales import serialization
+from lossscale.scales.base import LossScale
 
 #: Their arguments that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
@@ -172,3 +174,26 @@ def _dynamic(theirs: Mapping[str, Any]) -> Dict[str, Any]:
         steps = arguments.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
         config["increment_period"] = steps
     return {"class_name": "DynamicLossScale", "config": config}
+
+
+def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
+    """Returns the arguments of Keras 2's wrapper that mean a loss scale.
+
+    Raises:
+      TypeError: No arguments of Keras's own mean it.
+    """
+    config = loss_scale.get_config()
+    theirs = {
+        "dynamic": loss_scale._can_change,
+        "initial_scale": config.get("initial_loss_scale")
+        or config.get("loss_scale_value"),
+        "dynamic_growth_steps": config.get("increment_period"),
+    }
+    meant = serialization.deserialize(as_ours(theirs)["loss_scale"])
+    if serialization.serialize(meant) != serialization.serialize(loss_scale):
+        raise TypeError(
+            "`loss_scale` must be one that Keras's own arguments mean, since the "
+            f"constructor takes no other, got {loss_scale!r}. Give the constructor an "
+            "argument `loss_scale`, and hand it to super().__init__."
+        )
+    return theirs

@@ -10,6 +10,7 @@ from lossscale.optimizer import keras_arguments
 from lossscale.runtime import mode
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
+from lossscale.scales.dynamic import DynamicLossScale
 
 _STEPS = partial(arguments.count, least=0, most=arguments.MOST_STEPS)
 
@@ -40,7 +41,7 @@ def loss_scale_of(optimizer: Any) -> LossScale:
         return serialization.deserialize(config)
     if scale < 1:  # Keras 3's has no floor
         config["config"]["min_loss_scale"] = scale
-    loss_scale: Any = serialization.deserialize(config)
+    loss_scale = DynamicLossScale(**config["config"])
     loss_scale.current_loss_scale.assign(scale)
     loss_scale.good_steps.assign(steps)
     return loss_scale
