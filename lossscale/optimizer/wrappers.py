@@ -57,8 +57,8 @@ def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
     found = [each for each in map(_wrappers.class_for, given) if each is not None]
     if not found:
         raise TypeError(
-            f"`inner_optimizer` must be an argument of {cls.__qualname__}, got "
-            f"{arguments.shown(given)}. Pass it, or derive {cls.__qualname__} from "
+            f"`inner_optimizer` must be an argument of {cls.__name__}, got "
+            f"{arguments.shown(given)}. Pass it, or derive {cls.__name__} from "
             "type(lossscale.LossScaleOptimizer(inner_optimizer))."
         )
     return _mixed(cls, found[0])
