@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from lossscale.runtime.kerases import installed, is_keras3
+from lossscale.runtime.kerases import (
+    for_each_keras2,
+    installed,
+    is_keras3,
+    keras3,
+)
 
 #: Under this name, with a ">" behind it, every Keras knows our classes: file format.
 PACKAGE = "lossscale"
@@ -40,8 +45,10 @@ class PerKeras:
 def serializable(cls: Class) -> Class:
     """Registers a class with every Keras, so that it loads without custom_objects."""
     _own[cls.__name__] = cls
-    for keras in installed():
-        register(keras, cls, cls.__name__)
+    newest = keras3()
+    if newest is not None:
+        register(newest, cls, cls.__name__)
+    for_each_keras2(lambda keras: register(keras, cls, cls.__name__))
     return cls
 
 
