@@ -9,7 +9,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from lossscale import arguments
-from lossscale.monitor import diagnosis
+from lossscale.monitor import beforehand, diagnosis
 from lossscale.monitor.stalls import read
 from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
 from lossscale.optimizer import LossScaleWarning
@@ -28,13 +28,6 @@ got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorde
 _NOT_CHECKED = """\
 `{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
 FixedLossScale(S, skip_nonfinite=True) does."""
-
-
-_SHARPNESS = """\
-SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
-and adds them to the weights before anybody looks: one that is infinite stays there, \
-and no optimizer can take it back. docs/custom-loops.md has a step that scales, and \
-restores the weights to the last bit."""
 
 
 _Callback: Any = kerases.callback_class()
@@ -77,7 +70,8 @@ class LossScaleMonitor(_Callback):
       patience: How many steps in a row may be skipped.
       on_stall: What happens then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn, and stop training
-        as `EarlyStopping` does.
+        as `EarlyStopping` does. Beside `BackupAndRestore`, which then deletes its
+        backup, `fit` warns of that when it begins.
       every: Also look every so many steps, and add what was read last to the logs of
         batches. Keras's progress bar then shows averages over an epoch's batches.
       record: A path. Keeps whether each step was applied, the loss scale it was taken
@@ -128,6 +122,7 @@ class LossScaleMonitor(_Callback):
         if self.record:
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
+        self._batch = -1
         self._recorded: Any = None
         self._flags: List[bool] = []
         self._scales: List[float] = []
@@ -149,8 +144,8 @@ class LossScaleMonitor(_Callback):
                 " Create a LossScaleMonitor for each."
             )
         self._recorded = optimizer
-        if type(self.model).__name__ == "SharpnessAwareMinimization":
-            _warn(_SHARPNESS)
+        for message in beforehand.warnings_of(self):
+            _warn(message)
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
             known.get(id(each)) or Watched(each, name, self.patience)
@@ -165,12 +160,11 @@ class LossScaleMonitor(_Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
         self._batch = -1
-        # Only now: callbacks behind this one may restore state when training begins.
-        if self._watched[0].start is None:
-            self._begin()
+        self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del epoch
+        self._begin()
         self._save()
         self._look()
         for message in filter(None, [each.underflow() for each in self._watched]):
@@ -181,7 +175,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
-        if self._watched[0].start is None:  # no epoch at all
+        if not self._watched or self._watched[0].start is None:  # no epoch at all
             return
         self._save()
         for each in self._watched:
@@ -192,9 +186,11 @@ class LossScaleMonitor(_Callback):
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
         del batch, logs
+        self._begin()
         self._taken_with = self._recorded.loss_scale._to_show()
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
+        self._begin()
         # Keras counts batches from 0, and names the last of those that ran.
         self._unseen += batch - self._batch
         self._batch = batch
@@ -219,6 +215,15 @@ class LossScaleMonitor(_Callback):
         self.model.make_train_function()
 
     def _begin(self) -> None:
+        """Reads what all is compared with, unless that was done in this training.
+
+        Not when training begins: callbacks behind this one may restore state then. In a
+        loop of your own that leaves hooks out it is done at the first that is called.
+        """
+        if not self._watched:
+            self.on_train_begin()
+        if self._watched[0].start is not None:
+            return
         for each in self._watched:
             each.begin()
         self._skipped_when_checked = self._skipped()

@@ -1,0 +1,37 @@
+"""What to say before training begins: what will go wrong in it."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from lossscale.runtime import kerases
+
+_SHARPNESS = """\
+SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
+and adds them to the weights before anybody looks: one that is infinite stays there, \
+and no optimizer can take it back. docs/custom-loops.md has a step that scales, and \
+restores the weights to the last bit."""
+_BACKUP = """\
+BackupAndRestore deletes its backup when training ends, also if on_stall="stop" ends \
+it: a run that was stopped because it was dying cannot be resumed. Write \
+LossScaleMonitor(on_stall="raise"): an error leaves the backup where it is{other}."""
+_OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
+
+
+def warnings_of(monitor: Any) -> List[str]:
+    """Returns what a monitor should warn of when training begins.
+
+    Args:
+      monitor: A `LossScaleMonitor` whose `on_train_begin` is called.
+    """
+    found = []
+    if type(monitor.model).__name__ == "SharpnessAwareMinimization":
+        found.append(_SHARPNESS)
+    if monitor.on_stall == "stop":
+        for each in kerases.callbacks_beside(monitor):
+            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
+                # Those without the argument always delete it (seen on 2.4).
+                deletes = getattr(each, "delete_checkpoint", None)
+                other = "" if deletes is None else _OTHER
+                found += [] if deletes is False else [_BACKUP.format(other=other)]
+    return found
