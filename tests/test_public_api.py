@@ -19,7 +19,7 @@ PUBLIC = """
 DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
     backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
     min_loss_scale=1.0, max_loss_scale=None, search_period=None,
-    backoff_cooldown=None)
+    backoff_cooldown=None, overflow_tolerance=None)
 DynamicLossScale.__call__()
 DynamicLossScale.adjust(is_finite, largest=None)
 DynamicLossScale.from_config(config)

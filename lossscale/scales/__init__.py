@@ -7,6 +7,7 @@ Knows gradients and replicas, no optimizer. In the order of its imports:
 * `number`: a loss scale as the number that it is;
 * `adjusting`: how a loss scale is adjusted to one step, in each context;
 * `base`: the contract, LossScale;
+* `moves`: how far a loss scale moves, and what keeps it;
 * `fixed`, `dynamic`: a rule each;
 * `headroom`, `log_normal`: rules that look at the gradients;
 * `managers`: the names of TensorFlow 1;

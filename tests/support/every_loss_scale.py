@@ -30,6 +30,9 @@ CASES = {
     ),
     "dynamic-search": lambda: DynamicLossScale(64, 3, hysteresis=2, search_period=1),
     "dynamic-cooldown": lambda: DynamicLossScale(64, 3, backoff_cooldown=2),
+    "dynamic-tolerance": lambda: DynamicLossScale(
+        64, 3, hysteresis=2, overflow_tolerance=0.5
+    ),
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),
