@@ -1,11 +1,17 @@
-"""What to say before training begins: what will go wrong in it."""
+"""What to say before training begins: what cannot be, and what will go wrong."""
 
 from __future__ import annotations
 
 from typing import Any, List
 
-from lossscale.runtime import kerases
+from lossscale.runtime import kerases, mode
 
+_SEVERAL_OPTIMIZERS = """\
+`record` must be None with several optimizers, since a file holds the steps of one, \
+got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
+NOT_CHECKED = """\
+`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
+FixedLossScale(S, skip_nonfinite=True) does."""
 _SHARPNESS = """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anybody looks: one that is infinite stays there, \
@@ -35,3 +41,17 @@ def warnings_of(monitor: Any) -> List[str]:
                 other = "" if deletes is None else _OTHER
                 found += [] if deletes is False else [_BACKUP.format(other=other)]
     return found
+
+
+def check(optimizers: List[Any], record: Any) -> None:
+    """Raises unless a monitor can watch these optimizers."""
+    if not mode.current().knows_values:
+        raise RuntimeError(
+            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+            "tf.compat.v1 graph, where it cannot. Leave it out."
+        )
+    if record and len(optimizers) > 1:
+        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
+    if record and not optimizers[0].loss_scale.checks_gradients:
+        scale = optimizers[0].loss_scale
+        raise ValueError(NOT_CHECKED.format("record", None, scale))

@@ -13,7 +13,7 @@ from lossscale.monitor import beforehand, diagnosis
 from lossscale.monitor.stalls import read
 from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
 from lossscale.optimizer import LossScaleWarning
-from lossscale.runtime import kerases, mode
+from lossscale.runtime import kerases
 from lossscale.simulation.run_file import check_writable, save_run
 
 ON_STALL = ("warn", "raise", "stop")
@@ -22,12 +22,6 @@ _SEVERAL_STEPS = """\
 `record` must be None if several steps run between two batches that Keras reports, as \
 with steps_per_execution: the flags of single steps cannot be known. Got {} steps in \
 one. Compile the model with steps_per_execution=1."""
-_SEVERAL_OPTIMIZERS = """\
-`record` must be None with several optimizers, since a file holds the steps of one, \
-got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
-_NOT_CHECKED = """\
-`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
-FixedLossScale(S, skip_nonfinite=True) does."""
 
 
 _Callback: Any = kerases.callback_class()
@@ -60,8 +54,9 @@ class LossScaleMonitor(_Callback):
 
     Of a loss scale that looks at the gradients, as `HeadroomLossScale`, it logs
     `headroom`, too: how many doublings the largest scaled gradient was below float16's
-    65504 at the last step. It warns once of underflow, which is silent otherwise: when
-    for `patience` epochs no step was skipped and that stayed above 16.
+    65504 at the last step, and `largest_gradient`, the largest true gradient of the
+    last good step that it read. It warns once of underflow, which is silent otherwise:
+    when for `patience` epochs no step was skipped and the headroom stayed above 16.
 
     It reads a few scalars from the device once per epoch, so it sees what is so at the
     epoch's end. With `every` it reads, and looks, every so many steps too.
@@ -70,8 +65,7 @@ class LossScaleMonitor(_Callback):
       patience: How many steps in a row may be skipped.
       on_stall: What happens then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn, and stop training
-        as `EarlyStopping` does. Beside `BackupAndRestore`, which then deletes its
-        backup, `fit` warns of that when it begins.
+        as `EarlyStopping` does, and Keras's `BackupAndRestore` deletes its backup.
       every: Also look every so many steps, and add what was read last to the logs of
         batches. Keras's progress bar then shows averages over an epoch's batches.
       record: A path. Keeps whether each step was applied, the loss scale it was taken
@@ -136,7 +130,7 @@ class LossScaleMonitor(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
-        _check(list(found.values()), self.record)
+        beforehand.check(list(found.values()), self.record)
         (optimizer, *_) = found.values()
         if self._flags and optimizer is not self._recorded:
             raise ValueError(
@@ -205,7 +199,9 @@ class LossScaleMonitor(_Callback):
         scales = [each.optimizer.loss_scale for each in self._watched]
         for scale in scales:
             if not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
+                raise ValueError(
+                    beforehand.NOT_CHECKED.format("check_underflow", False, scale)
+                )
         if all(scale.last_largest is not None for scale in scales):
             return
         with self.model.distribute_strategy.scope():
@@ -279,20 +275,6 @@ class LossScaleMonitor(_Callback):
             # In a training that goes on, the first steps' may not be known.
             known = len(largest) == len(scales)
             save_run(self.record, self._flags, scales, largest if known else None)
-
-
-def _check(optimizers: List[Any], record: Any) -> None:
-    """Raises unless a monitor can watch these optimizers."""
-    if not mode.current().knows_values:
-        raise RuntimeError(
-            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
-            "tf.compat.v1 graph, where it cannot. Leave it out."
-        )
-    if record and len(optimizers) > 1:
-        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
-    if record and not optimizers[0].loss_scale.checks_gradients:
-        scale = optimizers[0].loss_scale
-        raise ValueError(_NOT_CHECKED.format("record", None, scale))
 
 
 def _warn(message: str) -> None:

@@ -18,7 +18,9 @@ class _Watch(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         others = [each for each in sys.meta_path if each is not self]
-        specs = (each.find_spec(fullname, path, target) for each in others)
+        # An old finder has no such method, as that of `six` once (seen on 1.15).
+        finders = [getattr(each, "find_spec", None) for each in others]
+        specs = (find(fullname, path, target) for find in finders if find)
         spec: Any = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from lossscale.runtime.kerases import (
@@ -63,8 +64,10 @@ def register_like(known: type, cls: type) -> None:
         name = str(_registry(keras).get_registered_name(known))
         package, separator, own_name = name.partition(">")
         if separator:
-            decorate = _registry(keras).register_keras_serializable
-            decorate(package, own_name)(cls)
+            decorate = _registry(keras).register_keras_serializable(package, own_name)
+            # TensorFlow 2.4 refuses a name that is taken: loading asks for the class.
+            with contextlib.suppress(ValueError):
+                decorate(cls)
 
 
 def _registry(keras: Any) -> Any:

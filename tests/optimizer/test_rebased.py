@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import data, regression
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
@@ -83,7 +84,9 @@ def test_a_registered_one_is_found_by_its_name(family):
         pass
 
     optimizer = Mine(family.optimizers.SGD(0.25), False, 64.0)
-    assert registry.get_registered_name(type(optimizer)) == f"others>Mine_{family.name}"
+    name = registry.get_registered_name(type(optimizer))
+    refuses = tf.__version__.startswith("2.4.")  # a name that is taken
+    assert name == ("Mine" if refuses else f"others>Mine_{family.name}")
     found = registry.get_registered_object(f"others>Mine_{family.name}")
     again = found.from_config(optimizer.get_config())
     assert isinstance(again, Mine)
