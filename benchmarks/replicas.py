@@ -41,6 +41,7 @@ def kinds():
       A dictionary: name -> (keras, wrap).
     """
     found = {}
+    kerases.imported("tf_keras")
     for keras in (*kerases.keras2()[:1], kerases.keras3()):
         if keras is None:
             continue

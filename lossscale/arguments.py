@@ -76,6 +76,14 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
     return float(given)
 
 
+def share(name: str, value: Any) -> float:
+    """Returns `value` as a float from 0 to 1."""
+    given = number(name, value)
+    if not 0 <= given <= 1:
+        raise ValueError(f"`{name}` must be from 0 to 1, got {shown(value)}.")
+    return float(given)
+
+
 def count(name: str, value: Any, least: int = 1, most: int = INT64_MAX) -> int:
     """Returns `value` as an int in these bounds. A float such as 2e3 is taken."""
     given = number(name, value)

@@ -228,7 +228,8 @@ ROWS: Mapping[str, Row] = {
         "its arguments in training: fairseq/optim/fp16_optimizer.py",
         "Theirs grows to infinity. It ends the run where the scale would be 1e-4 or "
         "less: the floor is the last power of two above. Its trainer starts at 2**7 "
-        "and grows after 2**14 / (workers * update_freq) steps.",
+        "and grows after 2**14 / (workers * update_freq) steps. Its tolerance, 0 by "
+        "default, is `overflow_tolerance`.",
         initial_loss_scale=2.0**15,
         increment_period=2000,
         min_loss_scale=2.0**-13,

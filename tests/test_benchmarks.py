@@ -69,6 +69,7 @@ def test_every_benchmark_is_run():
     [pytest.param(n, marks=[] if n == QUICK else pytest.mark.slow) for n in SMALL],
 )
 def test_it_runs(name, tmp_path):
+    kerases.imported("tf_keras")
     if kerases.keras3() is None or len(kerases.keras2()) == 0:
         pytest.skip("benchmarks set both Kerases side by side")
     arguments, printed = SMALL[name]

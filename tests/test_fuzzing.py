@@ -179,6 +179,7 @@ def _compiled(hysteresis_reset, **options):
             "max_loss_scale",
             "search_period",
             "backoff_cooldown",
+            "overflow_tolerance",
         ):
             setattr(shell, name, None)
         for name, value in values.items():

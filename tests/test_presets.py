@@ -141,6 +141,7 @@ def test_every_argument_can_be_overridden():
         "max_loss_scale": 128.0,
         "search_period": 9,
         "backoff_cooldown": 8,
+        "overflow_tolerance": 0.25,
     }
     for name in PRESETS:
         assert DynamicLossScale.from_preset(name, **given).get_config() == given

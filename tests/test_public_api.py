@@ -19,7 +19,7 @@ PUBLIC = """
 DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
     backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
     min_loss_scale=1.0, max_loss_scale=None, search_period=None,
-    backoff_cooldown=None)
+    backoff_cooldown=None, overflow_tolerance=None)
 DynamicLossScale.__call__()
 DynamicLossScale.adjust(is_finite, largest=None)
 DynamicLossScale.from_config(config)
@@ -105,8 +105,10 @@ LossScaleMonitor.on_epoch_end(epoch, logs=None)
 LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
-LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None)
+LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
+    dynamic_growth_steps=None, *, dynamic=None, initial_scale=None, **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
+LossScaleOptimizer.from_keras(optimizer)
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
 LossScaleOptimizer.get_unscaled_gradients(grads)

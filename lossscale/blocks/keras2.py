@@ -1,6 +1,7 @@
 """ScaledBlock for Keras 2: `tf.keras` up to TensorFlow 2.15, and `tf_keras`.
 
-One class for each Keras 2 that is installed is made when this module is imported.
+There is one class for each Keras 2. It is made when this module is imported, for one
+that is imported later as soon as it is.
 """
 
 from __future__ import annotations
@@ -34,5 +35,4 @@ def _mix_into(keras: Any) -> None:
     registry.register(keras, block, "ScaledBlock")
 
 
-for _installed in kerases.keras2():
-    _mix_into(_installed)
+kerases.for_each_keras2(_mix_into)

@@ -5,6 +5,7 @@ Knows optimizers, and the file that `simulation` reads. In the order of its impo
 * `stalls`: when skipped steps are worth a word;
 * `underflow`: when a loss scale is far too low;
 * `diagnosis`: what to say of them;
+* `beforehand`: what to say before training begins;
 * `watched`: which optimizers are watched, and what was read of each;
 * `callback`: the callback of Keras.
 

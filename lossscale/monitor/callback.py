@@ -9,11 +9,11 @@ from typing import Any, List, Optional
 import numpy as np
 
 from lossscale import arguments
-from lossscale.monitor import diagnosis
+from lossscale.monitor import beforehand, diagnosis
 from lossscale.monitor.stalls import read
 from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
 from lossscale.optimizer import LossScaleWarning
-from lossscale.runtime import kerases, mode
+from lossscale.runtime import kerases
 from lossscale.simulation.run_file import check_writable, save_run
 
 ON_STALL = ("warn", "raise", "stop")
@@ -22,19 +22,6 @@ _SEVERAL_STEPS = """\
 `record` must be None if several steps run between two batches that Keras reports, as \
 with steps_per_execution: the flags of single steps cannot be known. Got {} steps in \
 one. Compile the model with steps_per_execution=1."""
-_SEVERAL_OPTIMIZERS = """\
-`record` must be None with several optimizers, since a file holds the steps of one, \
-got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
-_NOT_CHECKED = """\
-`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
-FixedLossScale(S, skip_nonfinite=True) does."""
-
-
-_SHARPNESS = """\
-SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
-and adds them to the weights before anybody looks: one that is infinite stays there, \
-and no optimizer can take it back. docs/custom-loops.md has a step that scales, and \
-restores the weights to the last bit."""
 
 
 _Callback: Any = kerases.callback_class()
@@ -67,8 +54,9 @@ class LossScaleMonitor(_Callback):
 
     Of a loss scale that looks at the gradients, as `HeadroomLossScale`, it logs
     `headroom`, too: how many doublings the largest scaled gradient was below float16's
-    65504 at the last step. It warns once of underflow, which is silent otherwise: when
-    for `patience` epochs no step was skipped and that stayed above 16.
+    65504 at the last step, and `largest_gradient`, the largest true gradient of the
+    last good step that it read. It warns once of underflow, which is silent otherwise:
+    when for `patience` epochs no step was skipped and the headroom stayed above 16.
 
     Of a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and
     its variable, and names the last one in the line at the end.
@@ -80,7 +68,7 @@ class LossScaleMonitor(_Callback):
       patience: How many steps in a row may be skipped.
       on_stall: What happens then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn, and stop training
-        as `EarlyStopping` does.
+        as `EarlyStopping` does, and Keras's `BackupAndRestore` deletes its backup.
       every: Also look every so many steps, and add what was read last to the logs of
         batches. Keras's progress bar then shows averages over an epoch's batches.
       record: A path. Keeps whether each step was applied, the loss scale it was taken
@@ -131,6 +119,7 @@ class LossScaleMonitor(_Callback):
         if self.record:
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
+        self._batch = -1
         self._recorded: Any = None
         self._flags: List[bool] = []
         self._scales: List[float] = []
@@ -144,7 +133,7 @@ class LossScaleMonitor(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
-        _check(list(found.values()), self.record)
+        beforehand.check(list(found.values()), self.record)
         (optimizer, *_) = found.values()
         if self._flags and optimizer is not self._recorded:
             raise ValueError(
@@ -152,8 +141,8 @@ class LossScaleMonitor(_Callback):
                 " Create a LossScaleMonitor for each."
             )
         self._recorded = optimizer
-        if type(self.model).__name__ == "SharpnessAwareMinimization":
-            _warn(_SHARPNESS)
+        for message in beforehand.warnings_of(self):
+            _warn(message)
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
             known.get(id(each)) or Watched(each, name, self.patience)
@@ -168,12 +157,11 @@ class LossScaleMonitor(_Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
         self._batch = -1
-        # Only now: callbacks behind this one may restore state when training begins.
-        if self._watched[0].start is None:
-            self._begin()
+        self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del epoch
+        self._begin()
         self._save()
         self._look()
         for message in filter(None, [each.underflow() for each in self._watched]):
@@ -184,7 +172,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
-        if self._watched[0].start is None:  # no epoch at all
+        if not self._watched or self._watched[0].start is None:  # no epoch at all
             return
         self._save()
         for each in self._watched:
@@ -195,9 +183,11 @@ class LossScaleMonitor(_Callback):
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
         del batch, logs
+        self._begin()
         self._taken_with = self._recorded.loss_scale._to_show()
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
+        self._begin()
         # Keras counts batches from 0, and names the last of those that ran.
         self._unseen += batch - self._batch
         self._batch = batch
@@ -212,7 +202,9 @@ class LossScaleMonitor(_Callback):
         scales = [each.optimizer.loss_scale for each in self._watched]
         for scale in scales:
             if not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
+                raise ValueError(
+                    beforehand.NOT_CHECKED.format("check_underflow", False, scale)
+                )
         if all(scale.last_largest is not None for scale in scales):
             return
         with self.model.distribute_strategy.scope():
@@ -222,6 +214,15 @@ class LossScaleMonitor(_Callback):
         self.model.make_train_function()
 
     def _begin(self) -> None:
+        """Reads what all is compared with, unless that was done in this training.
+
+        Not when training begins: callbacks behind this one may restore state then. In a
+        loop of your own that leaves hooks out it is done at the first that is called.
+        """
+        if not self._watched:
+            self.on_train_begin()
+        if self._watched[0].start is not None:
+            return
         for each in self._watched:
             each.begin()
         self._skipped_when_checked = self._skipped()
@@ -279,20 +280,6 @@ class LossScaleMonitor(_Callback):
             # In a training that goes on, the first steps' may not be known.
             known = len(largest) == len(scales)
             save_run(self.record, self._flags, scales, largest if known else None)
-
-
-def _check(optimizers: List[Any], record: Any) -> None:
-    """Raises unless a monitor can watch these optimizers."""
-    if not mode.current().knows_values:
-        raise RuntimeError(
-            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
-            "tf.compat.v1 graph, where it cannot. Leave it out."
-        )
-    if record and len(optimizers) > 1:
-        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
-    if record and not optimizers[0].loss_scale.checks_gradients:
-        scale = optimizers[0].loss_scale
-        raise ValueError(_NOT_CHECKED.format("record", None, scale))
 
 
 def _warn(message: str) -> None:

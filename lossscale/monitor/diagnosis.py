@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
+from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
-from lossscale.scales.spike_guard import unguarded
 
 #: How many variables a message names.
 _NAMED = 5

@@ -6,8 +6,8 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from lossscale.optimizer.fault_record import OwnSteps
+from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
-from lossscale.scales.spike_guard import unguarded
 
 #: So many losses that are not finite before they are scaled are no accident.
 BAD_LOSSES = 3

@@ -45,6 +45,7 @@ class Watched:
         self._underflow = Underflow(patience)
         self._told_of_spike = False
         self._room: Optional[float] = None  # the last that was known
+        self._largest = math.nan  # that of the last step that was not skipped
 
     def begin(self) -> None:
         """Reads what all is compared with."""
@@ -57,6 +58,8 @@ class Watched:
         self.last = read(self.optimizer)
         found = headroom(self.last)
         self._room = self._room if found is None else found
+        if self.last.largest is not None and math.isfinite(self.last.largest):
+            self._largest = self.last.largest
         self._lowest = min(self._lowest, self.last.loss_scale)
         self._highest = max(self._highest, self.last.loss_scale)
 
@@ -94,6 +97,7 @@ class Watched:
             logs[f"{prefix}spikes"] = self.last.spikes
         if self.last.largest is not None:
             logs[f"{prefix}headroom"] = math.nan if self._room is None else self._room
+            logs[f"{prefix}largest_gradient"] = self._largest
 
     def summary(self) -> str:
         """Returns a line that says what happened since the beginning."""

@@ -12,8 +12,9 @@ imports:
 * `overwriting`: new values that float8 layers hand over in the place of gradients;
 * `step`: a room of its own: unscale, check, reduce, adjust, apply or skip;
 * `keras_arguments`: what Keras's own wrappers are given, as what ours are;
+* `keras_state`: the loss scale of a Keras's own wrapper, with its state;
 * `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as
-  a config; attributes that are the inner optimizer's, or the loss scale's;
+  a config, and from others; attributes that the inner optimizer or the loss scale has;
 * `base`: what the wrappers of all Kerases have in common;
 * `keras2_base`: what both generations of Keras 2's optimizers have in common;
 * `keras2`, `keras3`: the wrappers. Files name these two modules: they stay.

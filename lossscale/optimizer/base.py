@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, overwriting, wrappers
@@ -60,11 +60,23 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
       loss_scale: Anything that `lossscale.get` takes but None: `"dynamic"`, a number,
         a `LossScale`, a `LossScaleManager` or a config. Optimizers may share one.
       name: The optimizer's name, a string.
+      dynamic: As in Keras 2, in place of `loss_scale`: True for a `DynamicLossScale`,
+        False for `FixedLossScale(initial_scale)`.
+      initial_scale: As in both Kerases: what the loss scale begins with, `2.0**15` by
+        default. With `dynamic=False` it must be given.
+      dynamic_growth_steps: As in both Kerases: after how many finite steps in a row the
+        loss scale is doubled, 2000 by default.
+      **kwargs: What else Keras 3's wrapper takes, as `clipnorm`, at its default only.
+
+    By position the arguments may also be in Keras 2's order, as in `(optimizer, True)`
+    or `(optimizer, False, 1024)`, or two numbers in Keras 3's:
+    `(optimizer, 1024.0, 2000)`. A number alone is a fixed `loss_scale`.
 
     Raises:
-      TypeError: An argument has the wrong type, or `inner_optimizer` belongs to Keras 3
-        on another backend than TensorFlow.
-      ValueError: `inner_optimizer` is wrapped already, `loss_scale` is out of range, or
+      TypeError: An argument has the wrong type, both `loss_scale` and one of the three
+        that stand in its place are given, or `inner_optimizer` belongs to Keras 3 on
+        another backend than TensorFlow.
+      ValueError: `inner_optimizer` is wrapped already, an argument is out of range, or
         the strategy is a TPUStrategy.
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
@@ -86,40 +98,58 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
 
     __signature__ = wrappers.Signature()
 
-    def __new__(
-        cls,
-        inner_optimizer: Any = None,
-        loss_scale: Any = "dynamic",
-        name: Optional[str] = None,
-        *_: Any,
-        **given: Any,
-    ) -> Any:
-        """Picks the wrapper for the Keras that `inner_optimizer` belongs to."""
-        del loss_scale, name  # the constructor of the wrapper takes them
-        keras_arguments.refuse(given)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Picks the wrapper for the Keras that the inner optimizer belongs to."""
         # Copying calls it without arguments, on a wrapper of one Keras.
-        is_front = cls._is_front()
+        picks = wrappers.is_open(cls)
         return super().__new__(
-            wrappers.for_optimizer(inner_optimizer) if is_front else cls
+            wrappers.for_call(cls, LossScaleOptimizer, args, kwargs) if picks else cls
         )
 
-    @classmethod
-    def _is_front(cls) -> bool:
-        return cls is LossScaleOptimizer
+    def __init__(
+        self,
+        inner_optimizer: Any,
+        loss_scale: Any = keras_arguments.DYNAMIC,
+        name: Optional[str] = None,
+        dynamic_growth_steps: Optional[int] = None,
+        *,
+        dynamic: Optional[bool] = None,
+        initial_scale: Optional[float] = None,
+        **kwargs: Any,
+    ) -> None:
+        given = {
+            "loss_scale": loss_scale,
+            "name": name,
+            "dynamic_growth_steps": dynamic_growth_steps,
+            "dynamic": dynamic,
+            "initial_scale": initial_scale,
+            **kwargs,
+        }
+        self._wrap(inner_optimizer, *self._checked(inner_optimizer, given))
+
+    def _wrap(
+        self, inner_optimizer: Any, loss_scale: LossScale, name: Optional[str]
+    ) -> None:
+        """Constructs Keras's part of the wrapper. All arguments are valid."""
+        raise NotImplementedError
 
     @classmethod
-    def _checked(cls, inner_optimizer: Any, loss_scale: Any, name: Any) -> LossScale:
-        """Returns the `LossScale` that `loss_scale` means. All arguments are valid."""
+    def _checked(
+        cls, inner_optimizer: Any, given: Dict[str, Any]
+    ) -> Tuple[LossScale, Optional[str]]:
+        """Returns the `LossScale` and the name that valid arguments mean."""
         wrappers.check_inner(inner_optimizer, cls)
+        ours = keras_arguments.as_ours(given)
+        name = ours["name"]
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
         replicas.refuse_tpu()
-        found = serialization.get(loss_scale)
+        found = serialization.get(ours["loss_scale"])
         if found is None:
             raise TypeError(
                 "`loss_scale` must not be None. Use the inner optimizer as it is, or "
                 "pass loss_scale=1."
             )
-        return found
+        return found, name
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.

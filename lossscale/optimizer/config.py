@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Dict, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from lossscale.optimizer import wrappers
-from lossscale.optimizer.keras_arguments import as_ours
+from lossscale.optimizer import keras_arguments, keras_state, wrappers
 from lossscale.scales import serialization
 
 
@@ -32,8 +32,8 @@ class Configurable:
         Raises:
           TypeError: `config` is none of these.
         """
-        config = as_ours(config)
-        wrapper: Any = wrappers.for_config(config) if cls._is_front() else cls
+        config = keras_arguments.config_as_ours(config)
+        wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         # Keras 2 writes into what it deserializes: the caller's own would change.
         config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
         inner = wrapper._deserialize_inner(
@@ -42,12 +42,57 @@ class Configurable:
         loss_scale = config.pop("loss_scale")
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
-        return wrapper(inner, loss_scale, **config)
+        return cls._of(inner, loss_scale, config)
 
     @classmethod
-    def _is_front(cls) -> bool:
-        """Tells whether this is the public class, which picks one for each Keras."""
-        raise NotImplementedError
+    def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
+        """Returns a new optimizer, also of a class that takes Keras's own arguments."""
+        asked = wrappers.asked_class(cls)
+        names = set(inspect.signature(asked).parameters)
+        if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
+            return asked(inner, loss_scale, **others)
+        # Derived from a Keras's own wrapper once, and from ours now.
+        found: Any = serialization.get(loss_scale)
+        theirs = keras_arguments.as_theirs(found)
+        given = {**others, **theirs}
+        return asked(inner, **{n: v for n, v in given.items() if n in names})
+
+    @classmethod
+    def from_keras(cls, optimizer: Any) -> Any:
+        """Returns an optimizer that goes on where a Keras's own wrapper is.
+
+        With the same inner optimizer, in the middle of a run as well, before it is
+        built or after. Use Keras's wrapper no longer: it would move the weights too.
+        Call it eagerly, and in the scope of the strategy that the model is trained
+        with:
+
+        ```
+        optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
+        model.compile(optimizer, loss="mse")
+        ```
+
+        Args:
+          optimizer: A `LossScaleOptimizer` of Keras 2 or of Keras 3 itself.
+
+        Returns:
+          A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
+          scale, the same count of finite steps, and the same arguments.
+
+        Raises:
+          TypeError: `optimizer` is not a loss scale wrapper of a Keras.
+          ValueError: Its loss scale is zero or infinite by now, as Keras 3's may be.
+          RuntimeError: Called in a graph, where its state cannot be read.
+        """
+        wrappers.check_keras_own(optimizer)
+        loss_scale = keras_state.loss_scale_of(optimizer)
+        inner = optimizer.inner_optimizer
+        wrappers.for_optimizer(inner)._release(inner)
+        return cls._of(inner, loss_scale, {})
+
+    @classmethod
+    def _release(cls, inner_optimizer: Any) -> None:
+        """Takes from an inner optimizer what its wrapper has left on it."""
+        wrappers.mark(inner_optimizer, wrapped=False)
 
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:

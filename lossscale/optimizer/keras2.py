@@ -3,7 +3,8 @@
 Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. Its optimizers
 were `OptimizerV2` first; TensorFlow 2.11 made a new `Optimizer` the default. Keras has
 a wrapper class for each, which `compile` looks for. Ours are mixed into these classes
-when this module is imported, once for each Keras 2 that is installed.
+once for each Keras 2: when this module is imported, into one that is imported later as
+soon as it is.
 """
 
 from __future__ import annotations
@@ -226,5 +227,4 @@ def _mix_into(keras: Any) -> None:
             keras.utils.get_custom_objects()["keras2lossscaleoptimizer"] = wrapper
 
 
-for _installed in kerases.keras2():
-    _mix_into(_installed)
+kerases.for_each_keras2(_mix_into)

@@ -10,6 +10,7 @@ from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.aliases import Grads, Variable
+from lossscale.scales.base import LossScale
 
 #: What files of lossscale 0.1.0 do not hold. It comes last where files know no names.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
@@ -33,21 +34,21 @@ class Keras2Base(LossScaleOptimizer):
     _track_trackable: Any
     _create_all_weights: Any
 
-    def __init__(
-        self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
-    ) -> None:
-        scale = self._checked(inner_optimizer, loss_scale, name)
+    def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
         # Fixed, Keras's constructor checks its arguments and creates no state.
-        super().__init__(inner_optimizer, dynamic=False, initial_scale=1.0)  # type: ignore[call-arg]
-        self._attach(scale)
+        construct: Any = super(LossScaleOptimizer, self).__init__
+        construct(inner_optimizer, dynamic=False, initial_scale=1.0)
+        self._attach(loss_scale)
         wrappers.mark(inner_optimizer)
         object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
         # Delegated: in a checkpoint the wrapper looks like the inner optimizer, with
         # the scale where Keras's own wrapper has it.
-        self._track_trackable(scale, "loss_scale")
+        self._track_trackable(loss_scale, "loss_scale")
         self._track_trackable(self._fault_record, "faults")
         if not mode.current().knows_values:
-            for variable in scale.variables:  # v1's `fit` initializes those it knows
+            for (
+                variable
+            ) in loss_scale.variables:  # v1's `fit` initializes those it knows
                 self._keras_module.backend.track_variable(variable)
 
     @property
@@ -112,16 +113,21 @@ class Keras2Base(LossScaleOptimizer):
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         inner = copy.deepcopy(self.inner_optimizer, memo)
-        wrappers.mark(inner, wrapped=False)
-        # What a wrapper tracks, a legacy optimizer keeps, and the copy's tracks anew.
-        # These names are private to TensorFlow (seen on 2.4 to 2.21).
-        tracked = inner._self_unconditional_checkpoint_dependencies
-        kept = [each for each in tracked if each.name not in _TRACKED]
-        inner._self_unconditional_checkpoint_dependencies = kept
-        for name in _TRACKED:
-            inner._self_unconditional_dependency_names.pop(name, None)
+        self._release(inner)
         loss_scale = copy.deepcopy(self._loss_scale, memo)
         return type(self)(inner, loss_scale, name=self.name)
+
+    @classmethod
+    def _release(cls, inner_optimizer: Any) -> None:
+        super()._release(inner_optimizer)
+        # What a wrapper tracks, its inner optimizer keeps: another one tracks it anew.
+        # These names are private to TensorFlow (seen on 2.4 to 2.21).
+        inner_optimizer._maybe_initialize_trackable()
+        tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
+        kept = [each for each in tracked if each.name not in _TRACKED]
+        inner_optimizer._self_unconditional_checkpoint_dependencies = kept
+        for name in _TRACKED:
+            inner_optimizer._self_unconditional_dependency_names.pop(name, None)
 
     def _overrides(self, *names: str) -> bool:
         """Tells whether the inner optimizer's class has methods of its own."""

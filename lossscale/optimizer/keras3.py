@@ -17,6 +17,7 @@ from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.scales.base import LossScale
 
 #: What a checkpoint of a wrapped optimizer holds, ours or Keras's, and no bare one.
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
@@ -34,19 +35,17 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     _looked_up: Set[str]
     _not_in_names = "/"
 
-    def __init__(
-        self, inner_optimizer: Any, loss_scale: Any = "dynamic", name: Any = None
-    ) -> None:
-        scale = self._checked(inner_optimizer, loss_scale, name)
-        super().__init__(inner_optimizer, name=name or "loss_scale_optimizer")
-        self._attach(scale)
-        self._track_trackable(scale, "loss_scale")
+    def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
+        construct: Any = super(LossScaleOptimizer, self).__init__
+        construct(inner_optimizer, name=name or "loss_scale_optimizer")
+        self._attach(loss_scale)
+        self._track_trackable(loss_scale, "loss_scale")
         self._track_trackable(self._fault_record, "faults")
         # Where checkpoints of Keras's own wrapper keep the scale and the counter.
-        if hasattr(scale, "current_loss_scale"):
-            self._track_trackable(scale.current_loss_scale, "dynamic_scale")
-        if hasattr(scale, "good_steps"):
-            self._track_trackable(scale.good_steps, "step_counter")
+        if hasattr(loss_scale, "current_loss_scale"):
+            self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
+        if hasattr(loss_scale, "good_steps"):
+            self._track_trackable(loss_scale.good_steps, "step_counter")
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
         # What it was built with before it was wrapped. Not public, and only needed by

@@ -1,45 +1,53 @@
-"""What Keras's own wrappers are given, as what ours are given."""
+"""What Keras's own wrappers are given, as what ours are."""
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, Dict, Mapping
 
+import numpy as np
+
+from lossscale import arguments
 from lossscale.arguments import shown
+from lossscale.scales import serialization
+from lossscale.scales.base import LossScale
 
 #: Their arguments that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
-#: Written by Keras 3.0 to 3.4 with every optimizer, and read by nobody in a wrapper's.
+#: Keras 3's wrapper takes these at their defaults only, and reads none of them (Keras
+#: 3.15 `src/optimizers/loss_scale_optimizer.py`). Keras 3.0 to 3.4 wrote them all.
 _WITHOUT_MEANING = {
-    *("learning_rate", "weight_decay", "clipnorm", "global_clipnorm", "clipvalue"),
-    *("use_ema", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor"),
-    "gradient_accumulation_steps",
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
 }
+#: What Keras 3.0 to 3.4 wrote of its wrapper, with any value.
+_OF_OLD_CONFIGS = {"learning_rate", *_WITHOUT_MEANING}
+#: What the arguments behind `inner_optimizer` are by position: ours, and theirs.
+_OURS = ("loss_scale", "name", "dynamic_growth_steps")
+_KERAS_2 = OF_THE_SCALE
+_KERAS_2_NAMED = ("dynamic", "name", "dynamic_growth_steps")
+_KERAS_3 = ("initial_scale", "dynamic_growth_steps", "name")
 
 
-def refuse(given: Mapping[str, Any]) -> None:
-    """Raises if there are arguments of Keras's own wrappers, and says what to write."""
-    theirs = {name: given[name] for name in OF_THE_SCALE if name in given}
-    if theirs:
-        listed = ", ".join(f"{name}={shown(value)}" for name, value in theirs.items())
-        raise TypeError(
-            f"`{next(iter(theirs))}` must be an argument of the loss scale, got "
-            f"{listed}. Write LossScaleOptimizer(inner_optimizer, {_instead(theirs)})."
-        )
+class _Default(str):
+    """An equal string that was written by a caller is another object."""
+
+    __slots__ = ()
 
 
-def _instead(theirs: Mapping[str, Any]) -> str:
-    """Returns what to write for arguments of Keras's own wrappers."""
-    scale = shown(theirs.get("initial_scale"))
-    steps = shown(theirs.get("dynamic_growth_steps"))
-    if theirs.get("dynamic") is False:
-        return scale if scale != "None" else "128.0"
-    settings = [("initial_loss_scale", scale), ("increment_period", steps)]
-    listed = ", ".join(f"{name}={text}" for name, text in settings if text != "None")
-    return f"lossscale.DynamicLossScale({listed})"
+#: The default of `loss_scale`: "dynamic", where nobody has asked for it.
+DYNAMIC = _Default("dynamic")
 
 
-def as_ours(config: Any) -> Dict[str, Any]:
-    """Returns a config of our wrappers or of Keras's own as one of ours.
+def config_as_ours(config: Any) -> Dict[str, Any]:
+    """Returns a config of our wrappers or of Keras's own as arguments of ours.
 
     Args:
       config: What the `get_config` of our wrapper, of Keras 2's, of Keras 3's or of
@@ -60,21 +68,132 @@ def as_ours(config: Any) -> Dict[str, Any]:
         )
     if "loss_scale" in config:
         return config
-    kept = {k: v for k, v in config.items() if k not in _WITHOUT_MEANING}
-    theirs = {name: kept.pop(name) for name in OF_THE_SCALE if name in kept}
-    return {**kept, "loss_scale": _loss_scale(theirs)}
+    kept = {k: v for k, v in config.items() if k not in _OF_OLD_CONFIGS}
+    scale = {name: kept.pop(name, None) for name in OF_THE_SCALE}
+    return {**kept, **as_ours(scale)}
+
+
+def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
+    """Returns arguments of our wrappers, or of Keras's own, as `loss_scale` and `name`.
+
+    Args:
+      given: All but the inner optimizer, by our names for their positions. None: it was
+        not given.
+
+    Raises:
+      TypeError: There is no such argument, one has the wrong type, or two say what the
+        loss scale does.
+      ValueError: An argument is out of its range, or goes not with another.
+    """
+    given = _by_their_names(given)
+    name, loss_scale = given.pop("name", None), given.pop("loss_scale", DYNAMIC)
+    theirs = {n: given.pop(n, None) for n in OF_THE_SCALE}
+    theirs = {n: value for n, value in theirs.items() if value is not None}
+    _refuse_others(given)
+    if theirs and loss_scale is not DYNAMIC:
+        listed = ", ".join(f"{n}={shown(value)}" for n, value in theirs.items())
+        raise TypeError(
+            f"`{next(iter(theirs))}` must not be given together with `loss_scale`, got "
+            f"{listed} and loss_scale={shown(loss_scale)}. Leave out one of them: "
+            "loss_scale=lossscale.DynamicLossScale(...) says all."
+        )
+    return {"loss_scale": _loss_scale(theirs) if theirs else loss_scale, "name": name}
+
+
+def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
+    """Returns arguments by name, where Keras's own order of positions was used.
+
+    A bool is no loss scale, but Keras 2's `dynamic`; two numbers are Keras 3's.
+    """
+    loss_scale, name, _ = values = [given.get(each) for each in _OURS]
+    if isinstance(loss_scale, (bool, np.bool_)):
+        names = _KERAS_2_NAMED if isinstance(name, str) else _KERAS_2
+    elif _is_number(loss_scale) and _is_number(name):
+        names = _KERAS_3
+    else:
+        return dict(given)
+    placed = {n: value for n, value in zip(names, values) if value is not None}
+    others = {n: value for n, value in given.items() if n not in _OURS}
+    for each, value in placed.items():
+        if others.get(each) is not None:
+            raise TypeError(
+                f"`{each}` must be given once, got {shown(value)} by position "
+                f"and {each}={shown(others[each])}. Leave out one of them."
+            )
+    return {**others, **placed}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _refuse_others(others: Mapping[str, Any]) -> None:
+    """Raises if there are arguments that no wrapper takes, or with another value."""
+    for name, value in others.items():
+        if name not in _WITHOUT_MEANING:
+            listed = ", ".join(["loss_scale", "name", *OF_THE_SCALE])
+            raise TypeError(
+                f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
+                f"got {name}={shown(value)}. Give it to the inner optimizer."
+            )
+        default = _WITHOUT_MEANING[name]
+        if value is not default and value != default:
+            raise ValueError(
+                f"`{name}` must be set on the inner optimizer, got {shown(value)} for "
+                f"the wrapper. Write optimizer.inner_optimizer.{name} = ..."
+            )
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     """Returns the config of the loss scale that arguments of Keras's own ask for."""
-    scale = theirs.get("initial_scale")
-    if theirs.get("dynamic") is False:
-        return {"class_name": "FixedLossScale", "config": {"loss_scale_value": scale}}
-    settings = {
-        "initial_loss_scale": scale,
-        "increment_period": theirs.get("dynamic_growth_steps"),
+    if arguments.boolean("dynamic", theirs.get("dynamic", True)):
+        return _dynamic(theirs)
+    if "dynamic_growth_steps" in theirs:
+        raise ValueError(
+            "`dynamic_growth_steps` must be None with dynamic=False, got "
+            f"{shown(theirs['dynamic_growth_steps'])}. Leave it out, or write "
+            "dynamic=True."
+        )
+    if "initial_scale" not in theirs:
+        raise ValueError(
+            "`initial_scale` must be a number with dynamic=False, got None. Write "
+            "LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=128.0)."
+        )
+    scale = arguments.loss_scale("initial_scale", theirs["initial_scale"])
+    return {"class_name": "FixedLossScale", "config": {"loss_scale_value": scale}}
+
+
+def _dynamic(theirs: Mapping[str, Any]) -> Dict[str, Any]:
+    config: Dict[str, Any] = {}
+    if "initial_scale" in theirs:
+        scale = arguments.loss_scale("initial_scale", theirs["initial_scale"])
+        config["initial_loss_scale"] = scale
+        if scale < 1:
+            config["min_loss_scale"] = scale  # ours must not start below its floor
+    if "dynamic_growth_steps" in theirs:
+        steps = arguments.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
+        config["increment_period"] = steps
+    return {"class_name": "DynamicLossScale", "config": config}
+
+
+def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
+    """Returns the arguments of Keras 2's wrapper that mean a loss scale.
+
+    Raises:
+      TypeError: No arguments of Keras's own mean it.
+    """
+    config = loss_scale.get_config()
+    theirs = {
+        "dynamic": loss_scale._can_change,
+        "initial_scale": config.get("initial_loss_scale")
+        or config.get("loss_scale_value"),
+        "dynamic_growth_steps": config.get("increment_period"),
     }
-    given = {name: value for name, value in settings.items() if value is not None}
-    if isinstance(scale, (int, float)) and 0 < scale < 1:
-        given["min_loss_scale"] = scale  # ours must not start below its floor
-    return {"class_name": "DynamicLossScale", "config": given}
+    meant = serialization.deserialize(as_ours(theirs)["loss_scale"])
+    if serialization.serialize(meant) != serialization.serialize(loss_scale):
+        raise TypeError(
+            "`loss_scale` must be one that Keras's own arguments mean, since the "
+            f"constructor takes no other, got {loss_scale!r}. Give the constructor an "
+            "argument `loss_scale`, and hand it to super().__init__."
+        )
+    return theirs

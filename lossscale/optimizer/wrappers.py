@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.runtime import kerases
-from lossscale.runtime.registry import PerKeras
+from lossscale.runtime import kerases, registry
 
-_wrappers = PerKeras()
+_wrappers = registry.PerKeras()
 #: Makes the decorated class the wrapper of the optimizers of a class.
 wraps = _wrappers.takes
 
@@ -27,19 +27,52 @@ class Signature:
 
     def __get__(self, _: Any, owner: type) -> inspect.Signature:
         own: Any = getattr(owner, "__init__", None)
-        # The public class, which picks one, has none.
-        signature = inspect.signature(_constructor if own is object.__init__ else own)
+        signature = inspect.signature(own)
         others = list(signature.parameters.values())[1:]
         return signature.replace(parameters=others, return_annotation=signature.empty)
 
 
-def _constructor(
-    self: Any,
-    inner_optimizer: Any,
-    loss_scale: Any = "dynamic",
-    name: Optional[str] = None,
-) -> None:
-    """What every wrapper is made with."""
+def is_open(cls: type) -> bool:
+    """Tells whether a class is of no Keras yet: the public one, or a user's of it."""
+    return not hasattr(cls, "_unscales_in_apply")
+
+
+def asked_class(cls: type) -> Any:
+    """Returns the class that a user wrote, of one that `for_call` made of it."""
+    return getattr(cls, "_asked_class", cls)
+
+
+def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Returns the class of the object that a call of an open class makes.
+
+    Args:
+      cls: `public`, or a class that somebody derived from it.
+      public: The public class, which picks.
+      args: What it is called with. The first optimizer is the inner one.
+      kwargs: The same by name.
+    """
+    if cls is public:
+        return for_optimizer(args[0] if args else kwargs.get("inner_optimizer"))
+    given = [*args, *kwargs.values()]
+    found = [each for each in map(_wrappers.class_for, given) if each is not None]
+    if not found:
+        raise TypeError(
+            f"`inner_optimizer` must be an argument of {cls.__name__}, got "
+            f"{arguments.shown(given)}. Pass it, or derive {cls.__name__} from "
+            "type(lossscale.LossScaleOptimizer(inner_optimizer))."
+        )
+    return _mixed(cls, found[0])
+
+
+@functools.lru_cache(maxsize=None)
+def _mixed(cls: type, wrapper: Any) -> type:
+    """Returns a user's class as one of the Keras of a wrapper."""
+    names = ("__module__", "__qualname__", "__doc__")
+    members = {name: getattr(cls, name) for name in names}
+    members["_asked_class"] = cls
+    mixed: type = type(wrapper)(cls.__name__, (cls, wrapper), members)
+    registry.register_like(cls, mixed)
+    return mixed
 
 
 def for_optimizer(inner_optimizer: Any) -> Any:
@@ -161,14 +194,30 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
             continue
         seen[id(thing)] = thing
         if isinstance(thing, dict):
-            waiting += thing.values()
+            waiting.extend(thing.values())
         elif isinstance(thing, (list, tuple)):
-            waiting += thing
+            waiting.extend(thing)
         elif isinstance(thing, optimizers):
             if _is_loss_scale_wrapper(thing):
                 return thing
-            waiting += vars(thing).values()
+            waiting.extend(vars(thing).values())
     return None
+
+
+def check_keras_own(optimizer: Any) -> None:
+    """Raises unless `optimizer` is a loss scale wrapper of a Keras's own."""
+    ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
+    if isinstance(optimizer, ours):
+        raise TypeError(
+            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+            f"{optimizer!r}, which is one of lossscale's already. Use it as it is."
+        )
+    if not kerases.is_own_wrapper(optimizer):
+        raise TypeError(
+            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+            f"{arguments.shown(optimizer)}. Wrap an optimizer that is not wrapped by "
+            "lossscale.LossScaleOptimizer(optimizer)."
+        )
 
 
 def _is_loss_scale_wrapper(optimizer: Any) -> bool:

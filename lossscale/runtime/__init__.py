@@ -12,7 +12,8 @@ Knows no loss scale and no gradient. In the order of its imports:
 * `callbacks`: who is told of each operation that eager mode runs;
 * `tapes`: what the tapes that are open record;
 * `control`: what a graph must be told of branches and order;
-* `kerases`: which Kerases are installed, and how they differ;
+* `late_imports`: what is to be done as soon as somebody imports a package;
+* `kerases`: which Kerases are in use, and how they differ;
 * `registry`: classes that a Keras must find by their name;
 * `replicas`: what replicas know together. Nothing else reduces across them.
 

@@ -1,4 +1,4 @@
-"""Which Kerases are installed, and how they differ.
+"""Which Kerases are in use, and how they differ.
 
 There may be several in one process: Keras 3, and Keras 2 as `tf.keras` (TensorFlow up
 to 2.15, or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`. What only the
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.runtime.aliases import Variable
+from lossscale.runtime.late_imports import when_imported
 
 #: Why a Keras could not be imported, by the name it was asked for with.
 failures: Dict[str, Exception] = {}
@@ -57,13 +59,36 @@ def keras3() -> Any:
 
 @functools.lru_cache(maxsize=None)
 def keras2() -> Tuple[Any, ...]:
-    """Returns the modules of every Keras 2 that is installed: none, one or two."""
+    """Returns the modules of every Keras 2 that is in use: none, one or two.
+
+    `tf_keras` is in use if somebody has imported it: it takes a second, and a program
+    of Keras 3 has no need of it.
+    """
     found: Dict[Any, Any] = {}
-    for keras in (of_tensorflow(), imported("tf_keras")):
+    for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
         if keras is not None and not is_keras3(keras):
             # One Keras under two names has one LossScaleOptimizer.
             found.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
     return tuple(found.values())
+
+
+def for_each_keras2(act: Callable[[Any], None]) -> None:
+    """Calls `act` with each Keras 2, with one that is not in use as soon as it is.
+
+    So it makes no difference whether `tf_keras` is imported before this package.
+    """
+    known = keras2()
+    for keras in known:
+        act(keras)
+
+    def come(_: Any) -> None:
+        keras2.cache_clear()
+        for keras in keras2():
+            if keras not in known:
+                act(keras)
+
+    if "tf_keras" not in sys.modules:
+        when_imported("tf_keras", come)
 
 
 def wrapper_module(keras: Any) -> Any:
@@ -115,14 +140,21 @@ def installed() -> List[Any]:
     return [newest, *kerases] if default_is_newest else [*kerases, newest]
 
 
+class _AnyCallback:
+    """What a callback is without any Keras."""
+
+
 def callback_class() -> Any:
-    """Returns a class whose objects are callbacks of every Keras that is installed."""
-    # Keras 2 first: it asks whether a method is its own default, Keras 3.3 does not.
-    kerases = [*keras2(), *filter(None, [keras3()])]
-    bases = tuple(keras.callbacks.Callback for keras in kerases)
+    """Returns a class whose objects are callbacks of every Keras that is in use."""
+
+    def bases() -> Tuple[Any, ...]:
+        # Keras 2 first: it asks whether a method is its own default, Keras 3.3 does
+        # not.
+        kerases = [*keras2(), *filter(None, [keras3()])]
+        return (*(keras.callbacks.Callback for keras in kerases), _AnyCallback)
 
     def construct(self: Any) -> None:
-        for base in bases:
+        for base in bases():
             base.__init__(self)
         # Else Keras 2 hands a copy of its logs to callbacks, up to TensorFlow 2.4 not
         # the same copy to each, and reads a GPU's metrics after every batch.
@@ -134,7 +166,30 @@ def callback_class() -> Any:
     # Keras 2 assigns `model`, for Keras 3 it is a property that cannot be assigned.
     model = property(lambda self: self._model, set_model, doc="The model.")
     members = {"__init__": construct, "set_model": set_model, "model": model}
-    return type("Callback", bases, members)
+    callback = type("Callback", bases(), members)
+
+    def come(_: Any) -> None:
+        callback.__bases__ = bases()
+
+    for_each_keras2(come)
+    return callback
+
+
+def callbacks_beside(callback: Any) -> List[Any]:
+    """Returns the callbacks of the `fit` that calls one now, itself among them.
+
+    No Keras tells a callback of the others: they are read from the list that calls it
+    (seen on 2.4 to 2.21, Keras 3.3 to 3.15). None are known elsewhere.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller: Any = frame.f_locals.get("self")
+        if type(caller).__name__ == "CallbackList":
+            found = list(caller.callbacks)
+            if any(each is callback for each in found):
+                return found
+        frame = frame.f_back
+    return []
 
 
 def is_own_wrapper(optimizer: Any) -> bool:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from lossscale.runtime.kerases import installed, is_keras3
+from lossscale.runtime.kerases import (
+    for_each_keras2,
+    installed,
+    is_keras3,
+    keras3,
+)
 
 #: Under this name, with a ">" behind it, every Keras knows our classes: file format.
 PACKAGE = "lossscale"
@@ -40,14 +46,28 @@ class PerKeras:
 def serializable(cls: Class) -> Class:
     """Registers a class with every Keras, so that it loads without custom_objects."""
     _own[cls.__name__] = cls
-    for keras in installed():
-        register(keras, cls, cls.__name__)
+    newest = keras3()
+    if newest is not None:
+        register(newest, cls, cls.__name__)
+    for_each_keras2(lambda keras: register(keras, cls, cls.__name__))
     return cls
 
 
 def register(keras: Any, cls: type, name: str) -> None:
     """Registers a class with one Keras, as `name` of this package."""
     _registry(keras).register_keras_serializable(PACKAGE, name)(cls)
+
+
+def register_like(known: type, cls: type) -> None:
+    """Registers a class under the name of another, with each Keras that knows that."""
+    for keras in installed():
+        name = str(_registry(keras).get_registered_name(known))
+        package, separator, own_name = name.partition(">")
+        if separator:
+            decorate = _registry(keras).register_keras_serializable(package, own_name)
+            # TensorFlow 2.4 refuses a name that is taken: loading asks for the class.
+            with contextlib.suppress(ValueError):
+                decorate(cls)
 
 
 def _registry(keras: Any) -> Any:

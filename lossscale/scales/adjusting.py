@@ -67,6 +67,11 @@ def arguments_of(
     return [is_finite, tf.cast(tf.convert_to_tensor(largest), tf.float32)]
 
 
+def unguarded(loss_scale: Any) -> Any:
+    """Returns the loss scale within a `SpikeGuard`, and any other as it is."""
+    return loss_scale.loss_scale if loss_scale.skips_spikes else loss_scale
+
+
 def decision_of(loss_scale: Any, arguments: List[Any]) -> List[Any]:
     """Returns what a loss scale decides by more than the flag, before its state moves.
 

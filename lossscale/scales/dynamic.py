@@ -7,16 +7,16 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import tensorflow as tf
 
 from lossscale import arguments, presets
-from lossscale.gradients import scaling
 from lossscale.runtime import mode, registry
 from lossscale.runtime.aliases import Flag
+from lossscale.scales import moves
 from lossscale.scales.base import LossScale
 from lossscale.scales.variables import value_of, where
 
 #: What may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
 #: What configs hold only where it is set.
-_NEWER = ("search_period", "backoff_cooldown")
+_NEWER = ("search_period", "backoff_cooldown", "overflow_tolerance")
 
 
 @registry.serializable
@@ -40,8 +40,8 @@ class DynamicLossScale(LossScale):
       else:
         good = 0
         bad += 1
-        if bad >= hysteresis and cooldown == 0:   # cooldown counts down at each step
-          cooldown = backoff_cooldown
+        if bad >= hysteresis and cooldown == 0 and not tolerated:
+          cooldown = backoff_cooldown       # it counts down at each step
           S = min(S, max(S * backoff_factor, min_loss_scale))
           if "backoff" in hysteresis_reset: bad = 0
       should_apply_gradients = is_finite
@@ -79,6 +79,10 @@ class DynamicLossScale(LossScale):
         scale. None: there is no search.
       backoff_cooldown: For how many steps after it has backed off the scale does not
         back off again. Bad ones are skipped all the same, and count. None: for none.
+      overflow_tolerance: A share, from 0 to 1. An overflow is tolerated, and leaves the
+        scale as it is, while fewer of the steps since the scale last moved than that
+        were bad, this one with them. They are skipped all the same. None: no overflow
+        is tolerated, as with 0, fairseq's default since 0.12; 0.05 was it before.
 
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
@@ -86,6 +90,9 @@ class DynamicLossScale(LossScale):
       bad_steps: `int64` variable of shape `[]`, bad steps counted by `hysteresis`.
       cooldown_steps: `int64` variable of shape `[]`, for how many steps more the scale
         does not back off. None without `backoff_cooldown`.
+      window_steps: `int64` variable of shape `[]`, steps since the scale last moved.
+        None without `overflow_tolerance`.
+      window_bad_steps: The same of the bad ones, since the scale last backed off.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -98,7 +105,8 @@ class DynamicLossScale(LossScale):
     `core/optimizer/grad_scaler.py` for `("growth",)`; apex
     `csrc/update_scale_hysteresis.cu` for `("good",)`; Paddle `amp/grad_scaler.py` for
     `("good", "backoff")`. The search: Chainer 7.8.1 `chainer/optimizer.py`. The
-    cooldown: Ramesh et al., "Zero-Shot Text-to-Image Generation", appendix D.
+    cooldown: Ramesh et al., "Zero-Shot Text-to-Image Generation", appendix D. The
+    tolerance: fairseq 0.12.2 `fairseq/optim/dynamic_loss_scaler.py`.
     """
 
     def __init__(
@@ -114,6 +122,7 @@ class DynamicLossScale(LossScale):
         max_loss_scale: Optional[float] = None,
         search_period: Optional[int] = None,
         backoff_cooldown: Optional[int] = None,
+        overflow_tolerance: Optional[float] = None,
     ) -> None:
         initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
         period = arguments.count("increment_period", increment_period)
@@ -133,6 +142,9 @@ class DynamicLossScale(LossScale):
         cooldown = arguments.optional(
             arguments.count, "backoff_cooldown", backoff_cooldown
         )
+        tolerance = arguments.optional(
+            arguments.share, "overflow_tolerance", overflow_tolerance
+        )
         arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
         if ceiling is not None:
             arguments.ordered("initial_loss_scale", initial, "max_loss_scale", ceiling)
@@ -147,6 +159,7 @@ class DynamicLossScale(LossScale):
         self.max_loss_scale = ceiling
         self.search_period = search
         self.backoff_cooldown = cooldown
+        self.overflow_tolerance = tolerance
         # The first two names are also TensorFlow's: its checkpoints restore into them.
         self.current_loss_scale = self._add_weight(
             "current_loss_scale", initial, tf.float32
@@ -156,6 +169,11 @@ class DynamicLossScale(LossScale):
         self.cooldown_steps: Any = None
         if cooldown is not None:  # no other has it in its files
             self.cooldown_steps = self._add_weight("cooldown_steps", 0, tf.int64)
+        self.window_steps: Any = None
+        self.window_bad_steps: Any = None
+        if tolerance is not None:  # nor these
+            self.window_steps = self._add_weight("window_steps", 0, tf.int64)
+            self.window_bad_steps = self._add_weight("window_bad_steps", 0, tf.int64)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> DynamicLossScale:
@@ -210,8 +228,13 @@ class DynamicLossScale(LossScale):
             bad = value_of(self.bad_steps)
             bad = where(is_finite, bad, bad + 1)
             backs_off = where(is_finite, False, bad >= self.hysteresis)
+        if self.overflow_tolerance is not None:
+            window = moves.window(self, is_finite)
+            backs_off = moves.tolerate(self, backs_off, *window)
         if self.cooldown_steps is not None:
-            backs_off = self._cool_down(backs_off, results)
+            backs_off = moves.cool_down(self, backs_off, results)
+        if self.overflow_tolerance is not None:
+            moves.move_window(self, *window, grows, backs_off, results)
         resets = {"good": is_finite, "growth": grows, "backoff": backs_off}
         for name in self.hysteresis_reset:
             if resets[name] is not False:
@@ -221,18 +244,6 @@ class DynamicLossScale(LossScale):
         if grows is not False or backs_off is not False:
             results.append(self._move(grows, backs_off))
         return results
-
-    def _cool_down(self, backs_off: Any, results: List[Any]) -> Any:
-        """Returns whether the scale backs off, and counts until it may again."""
-        left = value_of(self.cooldown_steps)
-        may = left < 1
-        fewer = where(may, left, left - 1)
-        if backs_off is not False:
-            backs_off = where(may, backs_off, False)
-            whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
-            fewer = where(backs_off, whole, fewer)
-        results.append(self.cooldown_steps.assign(fewer, read_value=False))
-        return backs_off
 
     def _stays(self) -> Any:
         if (type(self).adjust, type(self)._adjust) != _RULE:
@@ -258,25 +269,9 @@ class DynamicLossScale(LossScale):
 
     def _move(self, grows: Any, backs_off: Any) -> Any:
         scale = self._value()
-        moved = where(grows, self._grown(scale), scale)
-        moved = where(backs_off, self._backed_off(scale), moved)
+        moved = where(grows, moves.grown(self, scale), scale)
+        moved = where(backs_off, moves.backed_off(self, scale), moved)
         return self.current_loss_scale.assign(moved, read_value=False)
-
-    def _grown(self, scale: Any) -> Any:
-        grown = scale * self.multiplier
-        if self.max_loss_scale is not None:
-            return tf.minimum(grown, self.max_loss_scale)
-        return tf.where(tf.math.is_finite(grown), grown, scale)
-
-    def _backed_off(self, scale: Any) -> Any:
-        if self.backoff_factor is None:
-            # Hidden from compilers, which would multiply with 1 / multiplier: in every
-            # mode it is the same to the last bit.
-            multiplier = tf.convert_to_tensor(self.multiplier, tf.float32)
-            lower = scale / scaling.opaque_divisor(multiplier, self.skipped_steps)
-        else:
-            lower = scale * self.backoff_factor
-        return tf.minimum(scale, tf.maximum(lower, self.min_loss_scale))
 
     def get_config(self) -> Dict[str, Any]:
         config = {

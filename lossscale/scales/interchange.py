@@ -10,9 +10,9 @@ from typing import Any, Dict, Mapping, Sequence, Tuple
 import numpy as np
 
 from lossscale import arguments, presets
+from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
-from lossscale.scales.spike_guard import unguarded
 from lossscale.scales.state_formats import CHECKS, STATE, STATE_FORMATS, StateFormat
 
 
@@ -232,6 +232,7 @@ def _check_it_can(
     if int(loss_scale.skipped_steps.numpy()) == 0:  # later the search is over
         must["search_period"] = (None, loss_scale.search_period)
     must["backoff_cooldown"] = (None, loss_scale.backoff_cooldown)
+    must["overflow_tolerance"] = (None, loss_scale.overflow_tolerance)
     if not theirs.has_ceiling and ceiling != arguments.FLOAT32_MAX:
         must["max_loss_scale"] = (None, ceiling)
     for name, (wanted, got) in must.items():

@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional
 from lossscale import presets
 from lossscale.arguments import shown
 from lossscale.runtime import registry
+from lossscale.scales import tensorflows
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
@@ -31,7 +32,8 @@ def get(identifier: Any) -> Optional[LossScale]:
       identifier: A number, for a `FixedLossScale`; `"dynamic"`, for a
         `DynamicLossScale` with its defaults; the name of a preset, for
         `DynamicLossScale.from_preset`; a config, as `serialize` makes it; a
-        `LossScale` or a `LossScaleManager`; or None, which is returned.
+        `LossScale` or a `LossScaleManager`; TensorFlow's own `FixedLossScale` or
+        `DynamicLossScale`, with its state; or None, which is returned.
 
     Returns:
       A `LossScale`, or None.
@@ -55,6 +57,9 @@ def get(identifier: Any) -> Optional[LossScale]:
         )
     if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
         return FixedLossScale(identifier)  # type: ignore[arg-type]
+    ours = tensorflows.as_ours(identifier)
+    if ours is not None:
+        return ours
     raise TypeError(
         "`loss_scale` must be a number, a preset's name, a config, a LossScale or a "
         f"LossScaleManager, got {shown(identifier)} of type "

@@ -234,11 +234,6 @@ class SpikeGuard(LossScale):
         }
 
 
-def unguarded(loss_scale: LossScale) -> LossScale:
-    """Returns the loss scale within a guard, and any other as it is."""
-    return loss_scale.loss_scale if isinstance(loss_scale, SpikeGuard) else loss_scale
-
-
 def _to_guard(identifier: Any) -> LossScale:
     """Returns the loss scale that `identifier` means, which a guard can hold."""
     found = serialization.get(identifier)

@@ -424,3 +424,34 @@ def small(family, loss_scale):
     optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), loss_scale)
     model.compile(optimizer, "mse")
     return model, optimizer
+
+
+# Loops of your own
+
+
+@pytest.mark.parametrize("every", [None, 1])
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_loop_may_leave_hooks_out(family, capsys, every, begins):
+    model, _ = small(family, DynamicLossScale(64.0))
+    x, y = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
+    monitor = LossScaleMonitor(every=every)
+    monitor.set_model(model)
+    if begins:
+        monitor.on_train_begin()
+    for epoch in range(2):
+        logs = {}
+        for batch in range(3):
+            model.train_on_batch(x, y)
+            if every:
+                monitor.on_train_batch_end(batch, logs)
+        monitor.on_epoch_end(epoch, logs)
+        assert (logs["loss_scale"], logs["skipped_steps"]) == (64.0, 0)
+    monitor.on_train_end()
+    applied = 5 if every else 3  # since the first hook
+    line = f"Loss scale: {applied} steps applied, 0 skipped; it is 64, and was read"
+    assert line in capsys.readouterr().out
+
+
+def test_a_monitor_that_saw_nothing_says_nothing(capsys):
+    LossScaleMonitor().on_train_end()
+    assert capsys.readouterr().out == ""

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
-from models import data, regression
+from models import data, regression, variable_of
 
 import lossscale
 from lossscale import (
@@ -23,6 +23,7 @@ from lossscale import (
 )
 from lossscale.monitor.stalls import Reading
 from lossscale.monitor.underflow import Underflow, headroom
+from lossscale.monitor.watched import Watched
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
@@ -94,6 +95,7 @@ def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
     assert "scale = lossscale.HeadroomLossScale()" in message
     rooms = history["headroom"]
     largest = float(scale.last_largest.numpy())
+    assert history["largest_gradient"][-1] == pytest.approx(largest)
     assert rooms[-1] == pytest.approx(np.log2(65504 / largest) - 15)
     # What it says that the gradients would bear, they do: and hardly more. It was said
     # after the third epoch, and another may have larger ones.
@@ -110,6 +112,29 @@ def test_nothing_is_said_unasked(family, rng):
     assert messages == []
     assert scale.last_largest is None
     assert "headroom" not in history
+    assert "largest_gradient" not in history
+
+
+def test_the_largest_gradient_is_a_good_steps_and_true(family):
+    scale = DynamicLossScale(8.0)
+    scale.keep_largest()
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
+    variable, logged = variable_of(family, [1.0]), []
+    watched = Watched(optimizer, "mine", 10)
+    watched.begin()
+    for grad in (None, 0.25, np.inf, -3.0, np.inf):
+        if grad is not None:
+            grads = [optimizer.scale_loss(tf.constant([grad]))]
+            grads = optimizer.get_unscaled_gradients(grads)
+            grads = [tf.clip_by_value(each, -0.125, 0.125) for each in grads]
+            optimizer.apply_gradients(zip(grads, [variable]))
+            scale.current_loss_scale.assign(8.0)
+            watched.read()
+        logs = {}
+        watched.add_to(logs)
+        logged.append(logs["mine_largest_gradient"])
+    assert np.isnan(logged[0])
+    assert logged[1:] == [0.25, 0.25, 3.0, 3.0]
 
 
 def test_a_loss_scale_that_looks_is_told_of_unasked(family, rng, capsys):

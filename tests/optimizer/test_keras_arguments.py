@@ -1,14 +1,16 @@
-"""Configs and arguments of Keras's own wrappers: taken, or told what to write."""
+"""Configs and arguments of Keras's own wrappers are taken as they are there."""
 
 from __future__ import annotations
 
 import json
-import re
 
+import numpy as np
 import pytest
+import tensorflow as tf
+from models import data, regression
 
-import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale.scales import base, variables
 
 #: What Keras 3.0 to 3.4 wrote with every optimizer.
 OF_OLD_KERAS_3 = {
@@ -109,32 +111,162 @@ def test_what_is_no_config_is_told(family, config):
             cls.from_config(config)
 
 
+def dynamic(**settings):
+    return DynamicLossScale(**settings).get_config()
+
+
+def fixed(value):
+    return FixedLossScale(value).get_config()
+
+
+#: Positional and named arguments as programs write them, and the loss scale they mean.
+CALLS = [
+    ((), {"dynamic": True}, dynamic()),  # dreamerv2
+    ((), {"dynamic": False, "initial_scale": 64}, fixed(64)),  # Model Garden, DLRM
+    ((), {"initial_scale": 64.0}, dynamic(initial_loss_scale=64)),
+    ((), {"dynamic_growth_steps": 7}, dynamic(increment_period=7)),
+    (
+        (),
+        {"dynamic": True, "initial_scale": None, "dynamic_growth_steps": None},
+        dynamic(),
+    ),
+    (
+        (),
+        {"initial_scale": 0.25},
+        dynamic(initial_loss_scale=0.25, min_loss_scale=0.25),
+    ),
+    ((), {"use_ema": False, "clipnorm": None}, dynamic()),
+    # Keras 2's order.
+    ((True,), {}, dynamic()),
+    ((np.True_, 64), {}, dynamic(initial_loss_scale=64)),
+    ((False, 64), {}, fixed(64)),
+    ((False,), {"initial_scale": 64}, fixed(64)),
+    ((True, 64.0, 7), {}, dynamic(initial_loss_scale=64, increment_period=7)),
+    ((True, None, 7), {}, dynamic(increment_period=7)),
+    # Keras 3's, and TensorFlow 2.0's to 2.3's.
+    ((64.0, 7), {}, dynamic(initial_loss_scale=64, increment_period=7)),
+    ((64.0,), {}, fixed(64)),
+    (("dynamic",), {}, dynamic()),
+]
+
+
+@pytest.mark.either_keras2
+@pytest.mark.parametrize(("args", "kwargs", "expected"), CALLS, ids=repr)
+def test_arguments_of_keras_own_are_taken(family, args, kwargs, expected):
+    own = type(LossScaleOptimizer(family.optimizers.SGD(0.25)))
+    for cls in (LossScaleOptimizer, own):
+        optimizer = cls(family.optimizers.SGD(0.25), *args, **kwargs)
+        assert optimizer.loss_scale.get_config() == expected
+        is_dynamic = "increment_period" in expected
+        assert type(optimizer.loss_scale) is (
+            DynamicLossScale if is_dynamic else FixedLossScale
+        )
+        assert optimizer.name == "loss_scale_optimizer"
+        # The config is in our words, and says the same.
+        config = json.loads(json.dumps(optimizer.get_config()))
+        assert sorted(config) == ["inner_optimizer", "loss_scale", "name"]
+        assert taken(config).loss_scale.get_config() == expected
+
+
+@pytest.mark.either_keras2
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("args", "kwargs"),
     [
-        ({"initial_scale": 64.0}, "DynamicLossScale(64.0)"),
-        ({"dynamic_growth_steps": 7}, "DynamicLossScale(2.0**15, 7)"),
-        ({"initial_scale": 64, "dynamic_growth_steps": 7}, "DynamicLossScale(64, 7)"),
-        ({"dynamic": True}, "DynamicLossScale()"),
-        ({"dynamic": True, "initial_scale": None}, "DynamicLossScale()"),
-        ({"dynamic": False, "initial_scale": 64.0}, "FixedLossScale(64.0)"),
+        (("dynamic", "mine"), {}),
+        ((64.0, 7, "mine"), {}),
+        ((True, "mine", 7), {}),
+        ((True,), {"name": "mine"}),
+        ((), {"name": "mine", "initial_scale": 8.0}),
+    ],
+    ids=repr,
+)
+def test_a_name_is_a_name_in_any_order(family, args, kwargs):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), *args, **kwargs)
+    assert optimizer.name == "mine"
+    assert isinstance(optimizer.loss_scale, DynamicLossScale)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "message"),
+    [
+        ((), {"dynamic": False}, ValueError, "`initial_scale` .* got None. Write Loss"),
+        ((False,), {}, ValueError, "`initial_scale` .* got None"),
+        (
+            (False, 64, 7),
+            {},
+            ValueError,
+            "`dynamic_growth_steps` must be None with dynamic=False, got 7. Leave",
+        ),
+        ((), {"dynamic": "dynamic"}, TypeError, "`dynamic` .* got 'dynamic'"),
+        ((), {"dynamic": 1}, TypeError, "`dynamic` must be True or False, got 1"),
+        ((), {"initial_scale": "8"}, TypeError, "`initial_scale` .* got '8'"),
+        ((True, -1), {}, ValueError, "`initial_scale` must be positive.* got -1"),
+        ((8.0, 0), {}, ValueError, "`dynamic_growth_steps` .* got 0"),
+        ((True,), {"dynamic": False}, TypeError, "`dynamic` .* once, got True by pos"),
+        (
+            (),
+            {"loss_scale": "dynamic", "dynamic": True},
+            TypeError,
+            "`dynamic` must not .* `loss_scale`, got dynamic=True and .* Leave out",
+        ),
+        (
+            (8.0,),
+            {"initial_scale": 8.0},
+            TypeError,
+            "`initial_scale` must not .*_scale",
+        ),
+        ((None,), {"dynamic": True}, TypeError, "`dynamic` must not .*_scale=None"),
+        (("dynamic", 5), {}, TypeError, "`name` must be a string, got 5"),
+        ((), {"clipnorm": 1.0}, ValueError, "`clipnorm` must be set on .*inner.*= ..."),
+        ((), {"dynamik": True}, TypeError, "`dynamik` must be one of .*dynamic.* got"),
     ],
     ids=str,
 )
-def test_arguments_of_keras_own_are_answered_with_what_to_write(
-    family, given, expected
+@pytest.mark.either_keras2
+def test_wrong_arguments_are_told_before_anything_exists(
+    family, monkeypatch, args, kwargs, error, message
 ):
     inner = family.optimizers.SGD(0.25)
     own = type(LossScaleOptimizer(family.optimizers.SGD(0.25)))
+
+    def create(*_, **__):
+        raise AssertionError("a variable was created")
+
+    monkeypatch.setattr(variables, "scalar", create)
+    monkeypatch.setattr(base, "scalar", create)
     for cls in (LossScaleOptimizer, own):
-        with pytest.raises(TypeError) as caught:
-            cls(inner, **given)
-        message = str(caught.value)
-        assert message.startswith(f"`{next(iter(given))}` must be an argument of the")
-        for name, value in given.items():
-            assert f"{name}={value!r}" in message
-        line = re.search(r"Write (LossScaleOptimizer\(.*\))\.$", message)[1]
-        names = {**vars(lossscale), "lossscale": lossscale, "inner_optimizer": inner}
-        written, wanted = (eval(text, names) for text in (line, expected))  # noqa: S307
-        assert written.loss_scale.get_config() == wanted.get_config()
-        inner = family.optimizers.SGD(0.25)
+        with pytest.raises(error, match=message):
+            cls(inner, *args, **kwargs)
+    monkeypatch.undo()
+    LossScaleOptimizer(inner)  # nobody has marked it as wrapped
+
+
+def test_programs_of_others_train(family, rng):
+    """Lines of Model Garden, DLRM and dreamerv2, and their custom loops."""
+
+    def configure_optimizer(optimizer, use_float16=False, loss_scale=None):
+        if use_float16 and loss_scale in (None, "dynamic"):
+            return LossScaleOptimizer(optimizer)
+        return LossScaleOptimizer(optimizer, dynamic=False, initial_scale=loss_scale)
+
+    x, y = data(rng)
+    made = [
+        configure_optimizer(family.optimizers.SGD(0.125), True, "dynamic"),
+        configure_optimizer(family.optimizers.SGD(0.125), True, 1024),
+        LossScaleOptimizer(family.optimizers.SGD(0.125), dynamic=True),
+        LossScaleOptimizer(family.optimizers.SGD(0.125), 1024.0, 2000),
+    ]
+    weights = []
+    for optimizer in made:
+        model = regression(family, optimizer)
+        model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.reduce_mean((model(x) - y) ** 2))
+        trained = model.trainable_variables
+        grads = optimizer.get_unscaled_gradients(tape.gradient(loss, trained))
+        optimizer.apply_gradients(zip(grads, trained))
+        assert float(optimizer.loss_scale) in (1024.0, 2.0**15)
+        weights.append(model.get_weights())
+    for others in weights[1:]:
+        for one, other in zip(weights[0], others):
+            np.testing.assert_array_equal(one, other)

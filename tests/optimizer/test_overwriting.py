@@ -21,6 +21,11 @@ FLOAT8 = "float8_from_mixed_float16"
 #: Eagerly Keras's float8 layers fail, bare too (seen on Keras 3.15).
 MODES = ["graph", pytest.param("xla", marks=pytest.mark.slow)]
 
+AS_KERAS_OWN = pytest.mark.skipif(
+    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
+    reason="Keras's own wrapper divides the new values (3.3 and 3.6; 3.15 does not)",
+)
+
 
 def network(use_bias=True):
     """Returns a model of float8 layers of each kind, with fixed weights."""
@@ -70,10 +75,7 @@ def fitted(optimizer, xy, mode, use_bias=True):
     return model
 
 
-@pytest.mark.skipif(
-    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
-    reason="Keras's own wrapper divides the new values (3.3 and 3.6; 3.15 does not)",
-)
+@AS_KERAS_OWN
 @pytest.mark.parametrize("mode", MODES)
 def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy, mode):
     theirs = fitted(keras.optimizers.LossScaleOptimizer(sgd(), S), xy, mode)
@@ -83,6 +85,28 @@ def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy, mode
     moved = [v for v in ours.trainable_variables if v.overwrite_with_gradient]
     assert len(moved) == 18
     assert all(np.any(v.numpy() != (v.name[-1] == "e")) for v in moved)
+
+
+@AS_KERAS_OWN
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_harmed_when_the_loss_scale_doubles(xy, mode):
+    scale = DynamicLossScale(S, increment_period=2)
+    with warned(0):
+        ours = fitted(LossScaleOptimizer(sgd(), scale), xy, mode)
+    assert (float(scale), int(scale.skipped_steps.numpy())) == (S * 2**4, 0)
+    wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S, dynamic_growth_steps=2)
+    theirs = fitted(wrapper, xy, mode)
+    assert float(wrapper.dynamic_scale.numpy()) == S * 2**4
+    assert_same(ours, theirs)
+    assert all(np.isfinite(each).all() for each in state(ours))
+    assert ours.evaluate(*xy, verbose=0) < network_loss(xy) / 2
+
+
+def network_loss(xy):
+    """Returns the loss of the network that has not been trained."""
+    model = network()
+    model.compile(loss="mse")
+    return model.evaluate(*xy, verbose=0)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,16 +15,23 @@ from models import data, regression, variable_of
 import lossscale
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
-SIGNATURE = ["inner_optimizer", "loss_scale", "name"]
+SIGNATURE = {
+    "inner_optimizer": inspect.Parameter.empty,
+    "loss_scale": "dynamic",
+    "name": None,
+    "dynamic_growth_steps": None,
+    "dynamic": None,
+    "initial_scale": None,
+    "kwargs": inspect.Parameter.empty,
+}
 
 
 def test_the_signature_names_the_arguments(family):
     wrapper = type(LossScaleOptimizer(family.optimizers.SGD()))
     for thing in (LossScaleOptimizer, wrapper):
         parameters = inspect.signature(thing).parameters
-        assert list(parameters) == SIGNATURE
-        defaults = [parameter.default for parameter in parameters.values()]
-        assert defaults == [inspect.Parameter.empty, "dynamic", None]
+        assert {name: each.default for name, each in parameters.items()} == SIGNATURE
+        assert list(parameters) == list(SIGNATURE)
 
 
 def test_the_signature_of_a_subclass_is_its_own(family):

@@ -260,3 +260,60 @@ def test_after_a_backoff_the_scale_waits():
     assert loss_scale.skipped_steps.numpy() == 7  # each of them is skipped
     assert "backoff_cooldown" not in DynamicLossScale().get_config()
     assert DynamicLossScale().cooldown_steps is None
+
+
+#: What fairseq 0.12.2's DynamicLossScaler(64, scale_window=5, tolerance=...) has.
+FLAGS = [letter == "T" for letter in "FTTTTFTTFTTTTTTTTFTTFF"]
+FAIRSEQS = {
+    0.0: [32] * 5 + [16] * 3 + [8] * 5 + [16] * 4 + [8] * 3 + [4, 2],
+    0.2: [32] * 5 + [16] * 3 + [8] * 5 + [16] * 4 + [8] * 3 + [4, 2],
+    0.3: [32] * 13 + [64] * 4 + [32] * 3 + [16, 8],
+}
+
+
+@pytest.mark.parametrize("tolerance", FAIRSEQS)
+def test_a_share_of_overflows_is_tolerated_as_by_fairseq(tolerance):
+    def made():
+        return DynamicLossScale(64, 5, overflow_tolerance=tolerance)
+
+    loss_scale, seen = made(), []
+    for flag in FLAGS:
+        _, applied = loss_scale.adjust(flag)
+        assert bool(applied) == flag  # those that are tolerated are skipped as well
+        seen.append(float(loss_scale))
+    assert seen == FAIRSEQS[tolerance]
+    simulated = simulate(made(), is_finite=FLAGS)
+    assert [*simulated.loss_scale, simulated.final_loss_scale] == [64, *seen]
+
+
+def test_without_a_tolerance_nothing_is_kept(tmp_path):
+    plain = DynamicLossScale(64)
+    assert plain.window_steps is plain.window_bad_steps is None
+    assert "overflow_tolerance" not in plain.get_config()
+    plain.adjust(True)
+    path = tf.train.Checkpoint(scale=plain).write(str(tmp_path / "checkpoint"))
+    tolerant = DynamicLossScale(8, overflow_tolerance=0.5)
+    tf.train.Checkpoint(scale=tolerant).read(path)  # what is missing stays
+    assert (float(tolerant), int(tolerant.good_steps.numpy())) == (64.0, 1)
+    for flag in (True, True, False):
+        tolerant.adjust(flag)
+    path = tf.train.Checkpoint(scale=tolerant).write(str(tmp_path / "another"))
+    again = DynamicLossScale(8, overflow_tolerance=0.5)
+    tf.train.Checkpoint(scale=again).read(path).assert_consumed()
+    assert int(again.window_steps.numpy()) == 3
+    assert int(again.window_bad_steps.numpy()) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (1.5, ValueError),
+        (-0.1, ValueError),
+        (float("nan"), ValueError),
+        ("0.1", TypeError),
+        (True, TypeError),
+    ],
+)
+def test_a_tolerance_is_a_share(value, error):
+    with pytest.raises(error, match=r"`overflow_tolerance` must be .*, got"):
+        DynamicLossScale(overflow_tolerance=value)

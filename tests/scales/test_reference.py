@@ -40,6 +40,7 @@ def configs(draw):
         "max_loss_scale": None if ceiling is None else 2.0**ceiling,
         "search_period": draw(st.one_of(st.none(), st.integers(1, 5))),
         "backoff_cooldown": draw(st.one_of(st.none(), st.integers(1, 6))),
+        "overflow_tolerance": draw(st.sampled_from([None, 0.0, 0.05, 0.3, 0.5, 1])),
     }
 
 

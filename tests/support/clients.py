@@ -17,6 +17,7 @@ TOO_LARGE = 2.0**40
 
 def keras2():
     """Returns the Keras 2 that clients of it train with, or skips the test."""
+    kerases.imported("tf_keras")
     if not kerases.keras2():
         pytest.skip("no Keras 2 is installed")
     return kerases.keras2()[-1]

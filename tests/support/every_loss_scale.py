@@ -37,6 +37,9 @@ CASES = {
     "spike-guard-headroom": lambda: SpikeGuard(
         HeadroomLossScale(64, 3, 5.0, increment_period=3), 2.0, 4, 2
     ),
+    "dynamic-tolerance": lambda: DynamicLossScale(
+        64, 3, hysteresis=2, overflow_tolerance=0.5
+    ),
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),

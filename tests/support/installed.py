@@ -39,6 +39,8 @@ tf.train.Coordinator.wait_for_stop = lambda self, timeout=None: _wait_for_stop(
 
 from lossscale.runtime import kerases  # noqa: E402 - after the devices are set
 
+kerases.imported("tf_keras")  # which the library leaves to those who use it
+
 
 def make_strategy():
     """Returns a new strategy over all devices."""

@@ -10,15 +10,17 @@ def reference(config, flags):
     scale, good, bad, seen = config["initial_loss_scale"], 0, 0, []
     search, period = config.get("search_period"), config["increment_period"]
     cooldown, cooled = config.get("backoff_cooldown") or 0, 0  # the first step that may
+    tolerance, steps, overflows = config.get("overflow_tolerance") or 0.0, 0, 0
     for done, is_finite in enumerate(flags):
         if search is not None:
             searches = all(flags[:done])
             period = search if searches else config["increment_period"]
+        steps += 1
         if is_finite:
             good += 1
             bad = 0 if "good" in config["hysteresis_reset"] else bad
             if good >= period:
-                good = 0
+                good = steps = 0
                 bad = 0 if "growth" in config["hysteresis_reset"] else bad
                 grown = scale * config["multiplier"]
                 if config["max_loss_scale"] is not None:
@@ -28,7 +30,10 @@ def reference(config, flags):
         else:
             good = 0
             bad += 1
-            if bad >= config["hysteresis"] and done >= cooled:
+            overflows += 1
+            is_tolerated = overflows / steps < tolerance
+            if bad >= config["hysteresis"] and done >= cooled and not is_tolerated:
+                steps = overflows = 0
                 cooled = done + 1 + cooldown
                 factor = config["backoff_factor"] or 1 / config["multiplier"]
                 scale = max(scale * factor, config["min_loss_scale"])

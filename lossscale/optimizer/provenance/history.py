@@ -47,7 +47,7 @@ from lossscale.runtime.graphs import (
     notes_of,
     visible_graphs,
 )
-from lossscale.scales.spike_guard import unguarded
+from lossscale.scales.adjusting import unguarded
 from lossscale.units.sweep import values_of
 from lossscale.units.unit import Unit
 
@@ -77,8 +77,7 @@ class History:
         self._unscalings: Any = weakref.WeakValueDictionary()  # by their times
         self.values = Values(self._read_now, self._unscalings.get)
         scale = Unit(1.0, 1.0, is_scale=True)
-        holder = unguarded(loss_scale)
-        variable = getattr(holder, "current_loss_scale", None)
+        variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.values.note_variable(variable, scale)
 
     def __deepcopy__(self, memo: Any) -> None:

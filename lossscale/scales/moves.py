@@ -1,0 +1,69 @@
+"""How far a DynamicLossScale moves, and what keeps an overflow from lowering it."""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+import tensorflow as tf
+
+from lossscale.gradients import scaling
+from lossscale.runtime.aliases import Flag
+from lossscale.scales.variables import value_of, where
+
+
+def grown(rule: Any, scale: Any) -> Any:
+    """Returns `scale` after a growth. `rule` is a `DynamicLossScale`, as below."""
+    larger = scale * rule.multiplier
+    if rule.max_loss_scale is not None:
+        return tf.minimum(larger, rule.max_loss_scale)
+    return tf.where(tf.math.is_finite(larger), larger, scale)
+
+
+def backed_off(rule: Any, scale: Any) -> Any:
+    """Returns `scale` after it has backed off."""
+    if rule.backoff_factor is None:
+        # Hidden from compilers, which would multiply with 1 / multiplier: in every
+        # mode it is the same to the last bit.
+        multiplier = tf.convert_to_tensor(rule.multiplier, tf.float32)
+        lower = scale / scaling.opaque_divisor(multiplier, rule.skipped_steps)
+    else:
+        lower = scale * rule.backoff_factor
+    return tf.minimum(scale, tf.maximum(lower, rule.min_loss_scale))
+
+
+def cool_down(rule: Any, backs_off: Any, results: List[Any]) -> Any:
+    """Returns whether the scale backs off, and counts until it may again."""
+    left = value_of(rule.cooldown_steps)
+    may = left < 1
+    fewer = where(may, left, left - 1)
+    if backs_off is not False:
+        backs_off = where(may, backs_off, False)
+        whole = tf.convert_to_tensor(rule.backoff_cooldown, tf.int64)
+        fewer = where(backs_off, whole, fewer)
+    results.append(rule.cooldown_steps.assign(fewer, read_value=False))
+    return backs_off
+
+
+def window(rule: Any, is_finite: Flag) -> Tuple[Any, Any]:
+    """Returns the steps since the scale moved, and the bad ones: this one with them."""
+    steps, bad = value_of(rule.window_steps) + 1, value_of(rule.window_bad_steps)
+    return steps, where(is_finite, bad, bad + 1)
+
+
+def tolerate(rule: Any, backs_off: Any, steps: Any, bad: Any) -> Any:
+    """Returns whether the scale backs off: not for a share of bad steps that small."""
+    if backs_off is False:
+        return False
+    # Of int64 tensors it is a float64, as of Python's integers.
+    return where(bad / steps >= rule.overflow_tolerance, backs_off, False)
+
+
+def move_window(  # noqa: PLR0917 - a window, and what moves it
+    rule: Any, steps: Any, bad: Any, grows: Any, backs_off: Any, results: List[Any]
+) -> None:
+    """Begins the window anew where the scale moves: after a growth bad steps stay."""
+    zero = 0 if isinstance(steps, int) else tf.constant(0, tf.int64)
+    steps = where(grows, zero, where(backs_off, zero, steps))
+    bad = where(backs_off, zero, bad)
+    results.append(rule.window_steps.assign(steps, read_value=False))
+    results.append(rule.window_bad_steps.assign(bad, read_value=False))

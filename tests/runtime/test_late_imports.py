@@ -1,0 +1,132 @@
+"""What is done as soon as somebody imports a package, tf_keras above all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from installed import families
+from models import data, regression
+
+import lossscale
+from lossscale.runtime.late_imports import when_imported
+
+ROOT = Path(lossscale.__file__).parents[1]
+
+#: Reads files that tf_keras has written, in a process that did not know of it before.
+READER = """
+import sys
+import keras, lossscale
+from lossscale.runtime import kerases
+
+assert "tf_keras" not in sys.modules
+before = lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+assert before.get_config() and kerases.installed() == [keras]
+monitor = lossscale.LossScaleMonitor(verbose=0)
+try:
+    keras.optimizers.deserialize({"class_name": "unheard", "config": {}})
+except ValueError:
+    pass
+assert "tf_keras" not in sys.modules
+
+import numpy as np, tf_keras
+
+for path in sys.argv[1:]:
+    model = tf_keras.models.load_model(path)
+    optimizer = model.optimizer
+    assert isinstance(optimizer, lossscale.LossScaleOptimizer), path
+    assert float(optimizer.loss_scale) == 128.0, path
+    x, y = np.ones([32, 6]), np.ones([32, 1])
+    model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor])
+    assert int(optimizer.iterations.numpy()) == 6, path
+block = lossscale.ScaledBlock(tf_keras.layers.Dense(1))
+assert isinstance(block, tf_keras.layers.Layer)
+assert type(lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))) is type(before)
+print("read all")
+"""
+
+
+@pytest.mark.slow
+def test_files_of_tf_keras_load_whichever_comes_first(tmp_path, rng):
+    names = [family.name for family in families()]
+    if names != ["keras3", "keras2-legacy", "keras2-new"]:
+        pytest.skip("tf_keras is not installed beside Keras 3")
+    family, paths = families()[2], []
+    x, y = data(rng)
+    scale = lossscale.DynamicLossScale(64.0, increment_period=4)
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.Adam(2.0**-4), scale)
+    model = regression(family, optimizer)
+    model.fit(x, y, batch_size=16, verbose=0)
+    for ending in ("keras", "h5"):
+        paths.append(str(tmp_path / f"model.{ending}"))
+        model.save(paths[-1])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    answer = subprocess.run(
+        [sys.executable, "-c", READER, *paths],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.stdout.endswith("read all\n"), answer.stderr
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package that fails if a file says so."""
+    name = "a_package_that_comes_late"
+    (tmp_path / f"{name}.py").write_text(
+        "import os.path\n"
+        f"if os.path.exists({str(tmp_path / 'broken')!r}):\n"
+        "    raise ImportError('broken')\n"
+        "done = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_all_that_wait_are_called_once_at_the_end(package):
+    called = []
+    before = list(sys.meta_path)
+    for number in range(3):
+        when_imported(package, lambda module, n=number: called.append((n, module.done)))
+    assert called == []
+    assert package not in sys.modules
+    assert importlib.util.find_spec(package) is not None  # only asked for
+    assert called == []
+    importlib.import_module(package)
+    assert called == [(0, True), (1, True), (2, True)]
+    assert sys.meta_path == before  # nothing is left behind
+    when_imported(package, called.append)
+    assert called[-1] is sys.modules[package]
+    importlib.reload(sys.modules[package])
+    assert len(called) == 4
+
+
+def test_a_failed_import_is_none(package, tmp_path):
+    called = []
+    (tmp_path / "broken").touch()
+    when_imported(package, called.append)
+    with pytest.raises(ImportError, match="broken"):
+        importlib.import_module(package)
+    assert called == []
+    (tmp_path / "broken").unlink()
+    importlib.import_module(package)
+    assert called == [sys.modules[package]]
+
+
+def test_a_package_that_is_missing_stays_missing():
+    before = list(sys.meta_path)
+    when_imported("no_such_package_anywhere", pytest.fail)
+    assert importlib.util.find_spec("no_such_package_anywhere") is None
+    sys.meta_path[:] = before
+
+
+def test_a_monitor_is_a_callback_of_every_keras(family):
+    monitor = lossscale.LossScaleMonitor()
+    assert isinstance(monitor, family.keras.callbacks.Callback)

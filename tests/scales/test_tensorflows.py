@@ -1,0 +1,68 @@
+"""TensorFlow's own loss scales are taken, and go on where they are."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import lossscale
+from lossscale import DynamicLossScale, FixedLossScale
+
+theirs = tf.compat.v1.mixed_precision.experimental
+
+
+def both_take(one, other, flags):
+    """Returns the scales of two loss scales after each step."""
+    scales = []
+    for is_finite in flags:
+        grads = [tf.constant(1.0 if is_finite else float("inf"))]
+        scales.append([])
+        for scale in (one, other):
+            scale.update(grads)
+            scales[-1].append(float(scale()))
+    return scales
+
+
+def test_a_dynamic_one_goes_on_in_the_middle_of_a_run():
+    original = theirs.DynamicLossScale(64.0, increment_period=3, multiplier=4.0)
+    for value in (1.0, float("inf"), 1.0, 1.0):
+        original.update([tf.constant(value)])
+    ours = lossscale.get(original)
+    assert type(ours) is DynamicLossScale
+    assert (float(ours), int(ours.good_steps.numpy())) == (16.0, 2)
+    assert (ours.initial_loss_scale, ours.increment_period) == (64.0, 3)
+    for one, other in both_take(original, ours, [1, 1, 0, 0, 1, 1, 1, 0, 0, 0, 0]):
+        assert one == other
+
+
+def test_one_that_starts_below_one_is_taken():
+    ours = lossscale.get(theirs.DynamicLossScale(0.25))
+    assert float(ours) == ours.min_loss_scale == 0.25
+
+
+def test_a_fixed_one_is_taken():
+    ours = lossscale.get(theirs.FixedLossScale(64.0))
+    assert type(ours) is FixedLossScale
+    assert float(ours) == 64.0
+
+
+def test_an_optimizer_takes_one(family):
+    original = theirs.DynamicLossScale(64.0, 3)
+    original.update([tf.constant(1.0)])
+    inner = family.optimizers.SGD(0.25)
+    scale = lossscale.LossScaleOptimizer(inner, original).loss_scale
+    assert (float(scale), int(scale.good_steps.numpy())) == (64.0, 1)
+
+
+def test_in_a_graph_the_arguments_are_taken():
+    with tf.Graph().as_default():
+        ours = lossscale.get(theirs.DynamicLossScale(64.0, 3))
+    assert (ours.initial_loss_scale, ours.increment_period) == (64.0, 3)
+
+
+def test_one_with_a_rule_of_its_own_is_refused():
+    class Mine(theirs.DynamicLossScale):
+        pass
+
+    with pytest.raises(TypeError, match=r"`loss_scale` must be a number, a preset's"):
+        lossscale.get(Mine())
