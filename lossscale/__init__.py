@@ -5,7 +5,9 @@ from lossscale.blocks import ScaledBlock
 from lossscale.gradients.finite import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.ranges.finding import NonfiniteReport
 from lossscale.ranges.measuring import gradient_ranges
+from lossscale.ranges.nonfinite import find_nonfinite
 from lossscale.ranges.report import GradientRanges
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
@@ -38,6 +40,7 @@ __all__ = [
     "LossScaleMonitor",
     "LossScaleOptimizer",
     "LossScaleWarning",
+    "NonfiniteReport",
     "Run",
     "ScaledBlock",
     "Simulation",
@@ -45,6 +48,7 @@ __all__ = [
     "compat",
     "deserialize",
     "export_state",
+    "find_nonfinite",
     "get",
     "gradient_ranges",
     "import_state",

@@ -10,8 +10,15 @@ the order of its imports:
 * `batches`: what `fit` takes as data, batch by batch;
 * `float32_model`: a model that computes in float32 for a while;
 * `grouping`: which block of a model a variable belongs to;
+* `losses`: a model's loss as training computes it;
+* `asking`: which models can be asked;
 * `counting`: its gradients, batch by batch, counted;
-* `measuring`: the function gradient_ranges itself.
+* `measuring`: the function gradient_ranges itself;
+* `layer_calls`: every call of a layer in eager mode;
+* `origins`: where a value that is not finite comes from;
+* `backward`: which layer's gradient is the first that is not finite;
+* `finding`: what find_nonfinite found, and what to write;
+* `nonfinite`: the function find_nonfinite itself.
 
 Begin with `measuring`.
 """

@@ -36,7 +36,7 @@ def in_float32(keras: Any, model: Any) -> Iterator[None]:
             changes.append((layer, "_compute_dtype_object", tf.float32))
     for layer in layers_of(model):
         changes += _inputs(layer)
-    with _changed(changes):
+    with changed(changes):
         yield
 
 
@@ -66,7 +66,7 @@ def outputs_of_layers(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
     """
     found: List[Tuple[Any, Any]] = []
     layers = [layer for layer in layers_of(model) if layer is not model]
-    with _changed([(layer, "call", _noting(layer, found)) for layer in layers]):
+    with changed([(layer, "call", _noting(layer, found)) for layer in layers]):
         yield found
 
 
@@ -109,7 +109,7 @@ def _variables(model: Any) -> List[Any]:
 
 
 @contextlib.contextmanager
-def _changed(changes: List[Change]) -> Iterator[None]:
+def changed(changes: List[Change]) -> Iterator[None]:
     """Sets attributes past Keras's own tracking, and sets them back."""
     before = [(one, name, vars(one).get(name, _MISSING)) for one, name, _ in changes]
     try:
