@@ -6,6 +6,8 @@ from lossscale.gradients.finite import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
 from lossscale.ranges.finding import NonfiniteReport
+from lossscale.ranges.forward import forward_ranges
+from lossscale.ranges.forward_report import ForwardRanges
 from lossscale.ranges.measuring import gradient_ranges
 from lossscale.ranges.nonfinite import find_nonfinite
 from lossscale.ranges.report import GradientRanges
@@ -32,6 +34,7 @@ __all__ = [
     "ExponentialUpdateLossScaleManager",
     "FixedLossScale",
     "FixedLossScaleManager",
+    "ForwardRanges",
     "GradientRanges",
     "HeadroomLossScale",
     "LogNormalLossScale",
@@ -49,6 +52,7 @@ __all__ = [
     "deserialize",
     "export_state",
     "find_nonfinite",
+    "forward_ranges",
     "get",
     "gradient_ranges",
     "import_state",

@@ -37,6 +37,18 @@ class Origin:
         self.dtype = str(result.dtype.name)
         self.is_cast = False
 
+    @property
+    def is_overflow(self) -> bool:
+        """Whether finite values became infinite in 16 bits, within the model.
+
+        What is -inf only, or was infinite when it was cast, may be a mask. In float32
+        nothing overflows by accident and is hidden by what follows.
+        """
+        if self.call is None or self.sources or self.kinds == ["-inf"]:
+            return False
+        is_made = self.operation not in {"given", "Cast"} or self.is_cast
+        return is_made and self.dtype in SIXTEEN_BITS
+
 
 class Origins:
     """Notes each operation whose result is not finite: a `callbacks.Listener`."""
@@ -101,18 +113,9 @@ class Origins:
         return self.found[ends[0]] if ends else None
 
     def first_hidden(self) -> Optional[Origin]:
-        """Returns the model's first overflow in 16 bits, None if there is none.
-
-        What is -inf only, or was infinite when it was cast, may be a mask. In float32
-        nothing overflows by accident and is hidden.
-        """
-        for origin in self.found.values():
-            if origin.call is None or origin.sources or origin.kinds == ["-inf"]:
-                continue
-            is_made = origin.operation not in {"given", "Cast"} or origin.is_cast
-            if is_made and origin.dtype in SIXTEEN_BITS:
-                return origin
-        return None
+        """Returns the model's first overflow in 16 bits, None if there is none."""
+        overflows = (each for each in self.found.values() if each.is_overflow)
+        return next(overflows, None)
 
 
 def _is_float(tensor: Any) -> bool:

@@ -85,7 +85,7 @@ def recurrent(parts):
     kernel = parts.keras.initializers.Constant(0.1)
     first = layers.GRU(6, return_sequences=True, kernel_initializer=kernel)
     last = layers.LSTM(4)
-    each = layers.TimeDistributed(parts.dense(8, "hot"))
+    each = layers.TimeDistributed(parts.dense(8, "hot"), name="each")
     return parts.model(ROWS, lambda x: last(each(first(x))))
 
 
@@ -106,7 +106,7 @@ def cell(parts):
             found = self.inner(x) + states[0]
             return found, [found]
 
-    return parts.model(ROWS, parts.keras.layers.RNN(Cell()))
+    return parts.model(ROWS, parts.keras.layers.RNN(Cell(), name="rnn"))
 
 
 def attention(parts):
@@ -168,7 +168,7 @@ MODELS: Dict[str, Callable[[Parts], Any]] = {
 #: The whole path of the hot layer, where it is within another.
 PATHS = {
     "nested": "encoder/hot",
-    "recurrent": "time_distributed/hot",
+    "recurrent": "each/hot",
     "cell": "rnn/cell/hot",
 }
 _ROWS_WANTED = ("recurrent", "cell", "attention", "masked")
