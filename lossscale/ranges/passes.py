@@ -98,9 +98,10 @@ def _overflows(values: Any) -> bool:
     bad = values[~(np.abs(values) < exponents.INFINITE_FROM)]  # NaN, too
     if not len(bad):
         return False
-    # One negative number for all that is not to be seen, -1e9 or -inf: a mask.
+    # One negative number for all that is not to be seen, -1e9 or -inf, beside others.
     low, high = bad.min(), bad.max()
-    is_mask = high < 0 and (low == high or low > high * 1.001)
+    is_one = low == high or low > high * 1.001
+    is_mask = high < 0 and is_one and len(bad) < len(values)
     return not is_mask
 
 

@@ -110,6 +110,14 @@ def test_a_loop_over_time_makes_one_row(family):
     assert not any("call 2" in name for name in found.names)
 
 
+def test_negative_numbers_alone_are_no_mask(family):
+    model = family.keras.Sequential([family.keras.layers.Dense(4, name="hot")])
+    model(np.ones([1, 2]))
+    model.set_weights([np.full([2, 4], -1e5), np.zeros([4])])
+    found = forward_ranges(model, np.ones([1, 2], np.float32), verbose=0)
+    assert found.need_float32 == ("hot",)
+
+
 def test_what_kind_of_batches_makes_no_difference(family):
     model, x, y = made(family, "gated", is_hot=True)
     tables = [
