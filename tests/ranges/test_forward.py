@@ -110,6 +110,25 @@ def test_a_loop_over_time_makes_one_row(family):
     assert not any("call 2" in name for name in found.names)
 
 
+def test_one_overflow_does_not_hide_the_next(family):
+    class Sum(family.keras.layers.Layer):
+        def call(self, x):
+            return tf.math.rsqrt(tf.reduce_sum(tf.square(x * 2000), -1, keepdims=True))
+
+    layers, constant = family.keras.layers, family.keras.initializers.Constant(3e4)
+    with policy_of(family.keras, "mixed_float16"):
+        hot = layers.Dense(4, kernel_initializer=constant, name="hot")
+        norm = layers.LayerNormalization(name="norm", dtype="float32")
+        given = [family.keras.Input((6,)), hot, norm, layers.Dense(4), Sum(name="sum")]
+        model = family.keras.Sequential(given)
+    kernels = model.get_weights()
+    kernels[0][:, 0] = 1e3  # else all are equal, and the norm of them 0
+    model.set_weights(kernels)
+    found = forward_ranges(model, np.ones([8, 6], np.float32), verbose=0)
+    assert found.inside == ("sum",)
+    assert "hot" in found.need_float32
+
+
 def test_negative_numbers_alone_are_no_mask(family):
     model = family.keras.Sequential([family.keras.layers.Dense(4, name="hot")])
     model(np.ones([1, 2]))
