@@ -5,7 +5,11 @@ from lossscale.blocks import ScaledBlock
 from lossscale.gradients.finite import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.ranges.finding import NonfiniteReport
+from lossscale.ranges.forward import forward_ranges
+from lossscale.ranges.forward_report import ForwardRanges
 from lossscale.ranges.measuring import gradient_ranges
+from lossscale.ranges.nonfinite import find_nonfinite
 from lossscale.ranges.report import GradientRanges
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
@@ -31,6 +35,7 @@ __all__ = [
     "ExponentialUpdateLossScaleManager",
     "FixedLossScale",
     "FixedLossScaleManager",
+    "ForwardRanges",
     "GradientRanges",
     "HeadroomLossScale",
     "LogNormalLossScale",
@@ -39,6 +44,7 @@ __all__ = [
     "LossScaleMonitor",
     "LossScaleOptimizer",
     "LossScaleWarning",
+    "NonfiniteReport",
     "Run",
     "ScaledBlock",
     "Simulation",
@@ -47,6 +53,8 @@ __all__ = [
     "compat",
     "deserialize",
     "export_state",
+    "find_nonfinite",
+    "forward_ranges",
     "get",
     "gradient_ranges",
     "import_state",

@@ -151,7 +151,7 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     "name",
     [
         *("compare_schedules", "gradient_ranges", "digits"),
-        *("scaled_blocks", "twenty_blocks", "spike_guard"),
+        *("scaled_blocks", "twenty_blocks", "spike_guard", "forward_ranges"),
     ],
 )
 def test_pictures_are_left_beside_their_examples(name):
@@ -183,6 +183,19 @@ def test_blocks_draw_the_digits_as_float32_does(tmp_path, monkeypatch, capsys):
     errors = {run: float(error) for run, error in lines}
     assert errors["float16, blocks"] < 1.1 * errors["float32"]
     assert errors["float16, the best single loss scale"] > 1.1 * errors["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("digits")  # which skips where it cannot run
+def test_the_forward_ranges_of_a_gated_network(tmp_path, monkeypatch, capsys):
+    _, printed = printed_by("forward_ranges", tmp_path, monkeypatch, capsys)
+    assert "    Multiply(..., dtype=\"float32\", name='product')" in printed
+    assert "product (Multiply, float16): inf in Mul" in printed
+    lines = re.findall(r"^(float\S.*?) +([\d.]+)% +(\d+)$", printed, re.M)
+    accuracy = {title: float(percent) for title, percent, _ in lines}
+    assert accuracy["float16, product in float32"] > 95
+    assert accuracy["float32"] > 95
+    assert accuracy["float16"] < 50
 
 
 @pytest.mark.usefixtures("digits")  # which skips where it cannot run

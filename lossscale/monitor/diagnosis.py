@@ -19,7 +19,8 @@ _LOSS = """\
 The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
 Look for inf and NaN in the data, for a learning rate that is too high, for a \
 logarithm of or a division by zero, as log(0), and for activations beyond float16's \
-65504: give such a layer, and the last one, dtype="float32"."""
+65504: give such a layer, and the last one, dtype="float32". \
+lossscale.find_nonfinite(model, x, y) names the layer."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -14,12 +13,9 @@ from lossscale.gradients.finite import dense_part
 from lossscale.ranges import exponents
 from lossscale.ranges.float32_model import SIXTEEN_BITS, outputs_of_layers
 from lossscale.ranges.grouping import blocks_of
+from lossscale.ranges.losses import Loss
 from lossscale.ranges.report import GradientRanges
 from lossscale.runtime import kerases, mode
-
-_NO_LOSS = """\
-`model` must be compiled with a loss, or `loss` given, got a model without one. Write \
-loss="mse", or what it is trained with."""
 
 
 class Row(NamedTuple):
@@ -37,8 +33,7 @@ class GradientCounter:
         self, keras: Any, model: Any, loss: Any, significands: Any, activations: bool
     ) -> None:
         self.model, self.keras = model, keras
-        #: The model whose compiled loss it is.
-        self.loss_model = model if loss is None else _with_loss(keras, loss)
+        self.loss = Loss(keras, model, loss)
         self.significands, self.activations = significands, activations
         self.names: List[str] = []
         self.blocks: List[str] = []
@@ -85,7 +80,7 @@ class GradientCounter:
         tensors = [kerases.tensor_of(variable) for variable in variables]
         with tf.GradientTape() as tape, watch(self.model) as watched:
             outputs = self.model(x, training=True)
-            loss = self._loss(x, y, outputs, sample_weight)
+            loss = self.loss(x, y, outputs, sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         # Tensors inside a loop, of a recurrent layer say, belong to another graph.
@@ -96,16 +91,6 @@ class GradientCounter:
         names = [path_of(self.model, variable) for variable in variables]
         names += [f"output of {layer.name}" for layer, _ in watched]
         return _rows_of(sources, names, blocks_of(self.model, names, sources), grads)
-
-    def _loss(self, *batch: Any) -> Any:
-        if self.loss_model is self.model:
-            model = self.model
-            has_own = model.losses or overrides_loss(model)
-            if not getattr(model, "loss", None) and not has_own:
-                raise ValueError(_NO_LOSS)
-            return _compute_loss(model, *batch)
-        found = _compute_loss(self.loss_model, *batch)
-        return tf.add_n([found, *self.model.losses])
 
     def report(self, scale: float) -> GradientRanges:
         """Returns the result, and warns if it is not what was asked for."""
@@ -163,33 +148,8 @@ def _in_16_bits(graph: Any, first: int) -> List[str]:
     return found[:3]
 
 
-def _with_loss(keras: Any, loss: Any) -> Any:
-    """Returns an empty model that has compiled `loss`, to compute it with."""
-    model = keras.Sequential()
-    model.compile(loss=loss)
-    return model
-
-
-def overrides_loss(model: Any) -> bool:
-    """Tells whether a model computes its loss in a way of its own."""
-    method = getattr(type(model), "compute_loss", None)
-    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
-    return home not in ("keras", "tf_keras", "tensorflow")
-
-
 def path_of(model: Any, variable: Any) -> str:
     """Returns the name of a model's variable with that of its layer: dense/kernel."""
     found = kerases.variable_name(variable)
     prefix = f"{model.name}/"  # which Keras 3 has and Keras 2 has not
     return found[len(prefix) :] if found.startswith(prefix) else found
-
-
-def _compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Returns the compiled loss of a batch, with the model's own losses, as in fit."""
-    # Missing on TensorFlow 2.4, and there from 2.8 on (seen on 2.4 and 2.8 to 2.21).
-    if not hasattr(model, "compute_loss"):
-        return model.compiled_loss(y, y_pred, sample_weight, model.losses)
-    accepted = inspect.signature(model.compute_loss).parameters
-    # Newer Kerases 3 ask for it (seen on 3.15; 3.3 has no such argument).
-    training = {"training": True} if "training" in accepted else {}
-    return model.compute_loss(x, y, y_pred, sample_weight, **training)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from lossscale.runtime import kerases
 from lossscale.runtime.kerases import layers_of, state_of
 
 #: The dtypes of 16 bits, by name.
@@ -24,20 +25,43 @@ Change = Tuple[Any, str, Any]
 @contextlib.contextmanager
 def in_float32(keras: Any, model: Any) -> Iterator[None]:
     """Lets every layer that computes in 16 bits compute in float32."""
-    policy = keras.mixed_precision.Policy("float32")
+    changes = _to(keras, model, "float32", SIXTEEN_BITS)
+    for layer in layers_of(model):
+        changes += _inputs(layer)
+    with changed(changes):
+        yield
+
+
+@contextlib.contextmanager
+def in_float16(keras: Any, model: Any) -> Iterator[bool]:
+    """Lets layers compute in float16. Yields whether any does.
+
+    Those of bfloat16 do, and those of float32 if the whole model is in float32: what a
+    layer is given beside others in 16 bits is meant to be. Not in Keras 2, whose
+    variables know their dtype since they were made.
+    """
+    dtypes = {layer.compute_dtype for layer in layers_of(model)}
+    from_dtypes = ["bfloat16"]
+    if kerases.is_keras3(keras) and not dtypes & set(SIXTEEN_BITS):
+        from_dtypes.append("float32")
+    with changed(_to(keras, model, "mixed_float16", from_dtypes)):
+        yield any(layer.compute_dtype == "float16" for layer in layers_of(model))
+
+
+def _to(keras: Any, model: Any, name: str, from_dtypes: Sequence[str]) -> List[Change]:
+    """Returns what gives a policy to all layers that compute in some dtypes."""
+    policy = keras.mixed_precision.Policy(name)
     changes: List[Change] = []
     for layer in layers_of(model):
-        if _quantized(layer) or layer.compute_dtype not in SIXTEEN_BITS:
+        if _quantized(layer) or layer.compute_dtype not in from_dtypes:
             continue
         # Private, of every Keras; Keras 2 keeps the dtype a second time (seen on 2.4
         # to 2.21, Keras 3.3 to 3.15).
         changes.append((layer, "_dtype_policy", policy))
         if "_compute_dtype_object" in vars(layer):
-            changes.append((layer, "_compute_dtype_object", tf.float32))
-    for layer in layers_of(model):
-        changes += _inputs(layer)
-    with _changed(changes):
-        yield
+            dtype = tf.as_dtype(policy.compute_dtype)
+            changes.append((layer, "_compute_dtype_object", dtype))
+    return changes
 
 
 def _quantized(layer: Any) -> bool:
@@ -66,7 +90,7 @@ def outputs_of_layers(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
     """
     found: List[Tuple[Any, Any]] = []
     layers = [layer for layer in layers_of(model) if layer is not model]
-    with _changed([(layer, "call", _noting(layer, found)) for layer in layers]):
+    with changed([(layer, "call", _noting(layer, found)) for layer in layers]):
         yield found
 
 
@@ -109,7 +133,7 @@ def _variables(model: Any) -> List[Any]:
 
 
 @contextlib.contextmanager
-def _changed(changes: List[Change]) -> Iterator[None]:
+def changed(changes: List[Change]) -> Iterator[None]:
     """Sets attributes past Keras's own tracking, and sets them back."""
     before = [(one, name, vars(one).get(name, _MISSING)) for one, name, _ in changes]
     try:

@@ -8,12 +8,12 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.ranges import asking
 from lossscale.ranges.batches import first_batches
-from lossscale.ranges.counting import GradientCounter, overrides_loss, path_of
+from lossscale.ranges.counting import GradientCounter, path_of
 from lossscale.ranges.float32_model import SIXTEEN_BITS, in_float32, unchanged
+from lossscale.ranges.losses import check_targets, scale_of
 from lossscale.ranges.report import GradientRanges
-from lossscale.runtime import kerases, mode
-from lossscale.scales.base import LossScale
 
 
 def gradient_ranges(
@@ -76,67 +76,21 @@ def gradient_ranges(
         a strategy of several replicas, or `batches` is None and `x` never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    keras = _checked(model, loss)
+    keras = asking.keras_of(model, "gradient_ranges")
+    asking.has_loss(model, loss)
     batches = arguments.optional(arguments.count, "batches", batches)
     batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
-    scale = _scale(model) if loss_scale is None else loss_scale
+    scale = scale_of(model) if loss_scale is None else loss_scale
     scale = arguments.loss_scale("loss_scale", scale)
     arguments.boolean("activations", activations)
     found, length = first_batches((x, y, sample_weight), batch_size, batches)
     first = next(found)
-    _check_targets(model, loss, first[1])
+    check_targets(model, loss, first[1], "gradient_ranges")
     _build(model, first[0])
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     with unchanged(model), in_float32(keras, model):
         counter = GradientCounter(keras, model, loss, significands, activations)
         return counter.run(first, found, length, verbose).report(scale)
-
-
-def _checked(model: Any, loss: Any) -> Any:
-    """Returns the Keras of a model that can be asked, else raises."""
-    keras = _keras_of(model)
-    if keras is None:
-        raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
-    if loss is None and getattr(model, "optimizer", None) is None:
-        raise ValueError(
-            "`model` must be compiled, or `loss` given, got a model without a loss. "
-            'Write loss="mse", or what the model is trained with.'
-        )
-    if not mode.current().knows_values or tf.distribute.has_strategy():
-        raise RuntimeError(
-            "gradient_ranges must be called eagerly and outside strategy.scope(), "
-            "got a graph or a strategy. Call it before or after training."
-        )
-    strategy = getattr(model, "distribute_strategy", None)
-    if strategy is not None and strategy.num_replicas_in_sync > 1:
-        raise ValueError(
-            "`model` must be made outside strategy.scope(), got one of "
-            f"{strategy.num_replicas_in_sync} replicas. Make a second one outside, and "
-            "give it the weights: second.set_weights(model.get_weights())."
-        )
-    return keras
-
-
-def _scale(model: Any) -> float:
-    """Returns by what the model's optimizer multiplies the loss now."""
-    optimizer = getattr(model, "optimizer", None)
-    for name in ("loss_scale", "dynamic_scale", "initial_scale", "loss_scale_factor"):
-        # Ours and Keras 2's; Keras 3's, built or not; a bare optimizer of Keras 3.
-        value = getattr(optimizer, name, None)
-        if isinstance(value, LossScale):
-            return value._to_show()
-        if value is not None:
-            return float(value.numpy() if hasattr(value, "numpy") else value)
-    return 1.0
-
-
-def _check_targets(model: Any, loss: Any, y: Any) -> None:
-    has_loss = loss is not None or getattr(model, "loss", None)
-    if y is None and has_loss and not overrides_loss(model):
-        raise ValueError(
-            "`y` must be the targets that the loss is computed with, got None. Write "
-            "gradient_ranges(model, x, y), or pass batches that hold both."
-        )
 
 
 def _build(model: Any, x: Any) -> None:
@@ -153,9 +107,3 @@ def _build(model: Any, x: Any) -> None:
                 f"{path_of(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
-
-
-def _keras_of(model: Any) -> Any:
-    """Returns the Keras that a model belongs to, None if it is no model of Keras."""
-    owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
-    return next(owners, None)

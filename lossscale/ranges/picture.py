@@ -23,8 +23,15 @@ _ROW = 0.45
 _LONGEST = 40
 
 
-def draw(ranges: Any, ax: Any, rows: int) -> Any:
-    """Draws a histogram of exponents for each row, over what float16 holds."""
+def draw(ranges: Any, ax: Any, rows: int, what: str = "gradients") -> Any:
+    """Draws a histogram of exponents for each row, over what float16 holds.
+
+    Args:
+      ranges: What to draw.
+      ax: Where, None for a new figure.
+      rows: At most so many rows.
+      what: What the values are called, in plural.
+    """
     exponents, counts = ranges.histogram
     chosen = _worst(ranges, rows)
     shown = {"all": counts.sum(0), **{ranges.names[i]: counts[i] for i in chosen}}
@@ -37,7 +44,7 @@ def draw(ranges: Any, ax: Any, rows: int) -> Any:
     summary = ranges.summary
     _draw_histograms(ax, exponents, shown, summary)
     _label(ax, ranges, list(shown), summary)
-    _label_x(ax, ranges, shift)
+    _label_x(ax, ranges, shift, what)
     beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
     return ax
 
@@ -104,11 +111,15 @@ def _fate(row: Dict[str, Any]) -> str:
     """Returns what is worst for a row's gradients."""
     if row["nonfinite"]:
         return f"{row['nonfinite']:,} inf or NaN"
+    if row["overflowing"] > 0:
+        return f"{COLUMNS['overflowing'].cell(row['overflowing'])} to infinity"
     return f"{COLUMNS['flushed'].cell(row['flushed'])} to zero"
 
 
-def _label_x(ax: Any, ranges: Any, shift: float) -> None:
-    ax.set_xlabel("log2 of the gradients, in float32")
+def _label_x(ax: Any, ranges: Any, shift: float, what: str) -> None:
+    ax.set_xlabel(f"log2 of the {what}, in float32")
+    if what != "gradients":  # which alone are scaled
+        return
     scaled = ax.secondary_xaxis(
         "top", functions=(lambda x: x + shift, lambda x: x - shift)
     )

@@ -51,20 +51,27 @@ def _shown(ranges: Any) -> Dict[str, Column]:
 
 def table(ranges: Any) -> str:
     """Returns the table, and under it what follows from it."""
-    summary = ranges.summary
-    width, columns = max(map(len, summary)), _shown(ranges)
-    header = "".join(f"{column.title:>10}" for column in columns.values())
     lines = [
         f"Gradients of {ranges.batches} {'batches' if ranges.batches > 1 else 'batch'} "
         f"in float32, and what float16 makes of them at loss scale "
         f"{scale_text(ranges.loss_scale)}:",
         "",
-        f"{'':{width}}{header}",
-        *(f"{name:{width}}{_cells(columns, row)}" for name, row in summary.items()),
+        *row_lines(ranges),
         "",
         *_notes(ranges),
     ]
     return "\n".join(lines)
+
+
+def row_lines(ranges: Any) -> List[str]:
+    """Returns the header, and a line for each row and for all together."""
+    summary = ranges.summary
+    width, columns = max(map(len, summary)), _shown(ranges)
+    header = "".join(f"{column.title:>10}" for column in columns.values())
+    return [
+        f"{'':{width}}{header}",
+        *(f"{name:{width}}{_cells(columns, row)}" for name, row in summary.items()),
+    ]
 
 
 def _notes(ranges: Any) -> List[str]:

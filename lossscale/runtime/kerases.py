@@ -213,6 +213,14 @@ def layers_of(model: Any) -> List[Any]:
     return list(found.values())
 
 
+def casts_inputs(layer: Any) -> bool:
+    """Tells whether a layer casts what it is given to the dtype that it computes in."""
+    # Private in Keras 2, and the second of Keras 3 (seen on 2.4 to 2.21, Keras 3.15).
+    # Functional models leave it to their layers.
+    autocast = getattr(layer, "autocast", getattr(layer, "_autocast", True))
+    return bool(autocast and getattr(layer, "_convert_input_args", True))
+
+
 def state_of(model: Any) -> List[Any]:
     """Returns what a forward pass may change: statistics, seeds."""
     found = list(model.non_trainable_variables)

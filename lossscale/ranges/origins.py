@@ -1,0 +1,147 @@
+"""Where a value that is not finite comes from: each operation of eager mode, noted."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, List, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale.ranges.float32_model import SIXTEEN_BITS
+from lossscale.ranges.layer_calls import Call, CallStack
+from lossscale.runtime import callbacks
+from lossscale.runtime.callbacks import number_of
+
+
+class Origin:
+    """One operation whose result is not finite.
+
+    Attributes:
+      operation: Its type, such as "MatMul". "given": no operation made the value.
+      call: The layer's call in which it ran, None outside of the model.
+      sources: The numbers of its inputs that are not finite either.
+      largest: The largest finite magnitude of its inputs and its result.
+      kinds: Which of "inf", "-inf" and "nan" the result holds.
+      dtype: The name of the result's dtype.
+      is_cast: Whether float16 could not hold what a layer was given.
+    """
+
+    def __init__(
+        self, operation: str, call: Optional[Call], inputs: Any, result: Any
+    ) -> None:
+        self.operation, self.call = operation, call
+        self.sources: List[int] = []
+        self.largest = max([largest_of(each) for each in (*inputs, result)])
+        self.kinds = kinds_of(result)
+        self.dtype = str(result.dtype.name)
+        self.is_cast = False
+
+    @property
+    def is_overflow(self) -> bool:
+        """Whether finite values became infinite in 16 bits, within the model.
+
+        What is -inf only, or was infinite when it was cast, may be a mask. In float32
+        nothing overflows by accident and is hidden by what follows.
+        """
+        if self.call is None or self.sources or self.kinds == ["-inf"]:
+            return False
+        is_made = self.operation not in {"given", "Cast"} or self.is_cast
+        return is_made and self.dtype in SIXTEEN_BITS
+
+
+class Origins:
+    """Notes each operation whose result is not finite: a `callbacks.Listener`."""
+
+    def __init__(self, stack: CallStack) -> None:
+        self._stack = stack
+        self._listens = False
+        #: By the tensor's number, in the order in which they were computed.
+        self.found: Dict[int, Origin] = {}
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Takes notes until the context ends."""
+        self._listens = True
+        callbacks.add(self)
+        try:
+            yield
+        finally:
+            self._listens = False
+
+    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
+        """Takes note of an operation that has run."""
+        del attrs
+        if self._listens:
+            for output in outputs:
+                if is_bad(output):
+                    self._note(kind, inputs, output)
+        return self._listens
+
+    def _note(self, kind: str, inputs: Any, output: Any) -> None:
+        floats = [each for each in inputs if _is_float(each)]
+        this = Origin(kind, self._stack.innermost, floats, output)
+        for each in floats:
+            if is_bad(each):
+                number = number_of(each)
+                if number not in self.found:  # a constant, or what was made before
+                    self.found[number] = Origin("given", this.call, (), each)
+                this.sources.append(number)
+        self.found[number_of(output)] = this
+
+    def enter(self, call: Call, inputs: List[Any]) -> None:
+        """Ascribes a cast that a layer's input could not bear to the layer itself."""
+        for tensor in inputs:
+            origin = self.found.get(number_of(tensor))
+            if origin is None or origin.operation != "Cast" or origin.sources:
+                continue
+            if origin.call is call.parent:
+                origin.call, origin.is_cast = call, True
+
+    def first_behind(self, tensor: Any) -> Optional[Origin]:
+        """Returns the first operation that made a value not finite, None if it is.
+
+        A mask of -inf before a softmax, say, is not on the way to it.
+        """
+        numbers, seen = [number_of(tensor)], set()
+        while numbers:
+            number = numbers.pop()
+            if number not in seen and number in self.found:
+                seen.add(number)
+                numbers += self.found[number].sources
+        ends = [n for n in self.found if n in seen and not self.found[n].sources]
+        return self.found[ends[0]] if ends else None
+
+    def first_hidden(self) -> Optional[Origin]:
+        """Returns the model's first overflow in 16 bits, None if there is none."""
+        overflows = (each for each in self.found.values() if each.is_overflow)
+        return next(overflows, None)
+
+
+def _is_float(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
+
+
+def _values(tensor: Any) -> Any:
+    # NumPy, not TensorFlow: what is asked must be on no tape, and heard by nobody.
+    # Older NumPys look at no bfloat16.
+    found = tensor.numpy()
+    return found.astype(np.float32) if tensor.dtype == tf.bfloat16 else found
+
+
+def is_bad(tensor: Any) -> bool:
+    """Tells whether a tensor of eager mode holds inf or NaN."""
+    return _is_float(tensor) and not np.isfinite(_values(tensor)).all()
+
+
+def largest_of(tensor: Any) -> float:
+    """Returns the largest finite magnitude in a tensor of eager mode, 0 if none is."""
+    values = _values(tensor)
+    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
+
+
+def kinds_of(tensor: Any) -> List[str]:
+    """Returns which of "inf", "-inf" and "nan" a tensor of eager mode holds."""
+    values = _values(tensor)
+    tests = (("inf", np.isposinf), ("-inf", np.isneginf), ("nan", np.isnan))
+    return [name for name, test in tests if test(values).any()]

@@ -1,0 +1,240 @@
+"""forward_ranges: counts are exact, and the layers that need float32 are named."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from installed import families
+from models import assert_same, policy_of, training_state
+from overflowing import MODELS, PATHS, made
+
+from lossscale import LossScaleOptimizer, find_nonfinite, forward_ranges
+from lossscale.ranges.float32_model import layers_of
+
+#: One family of each Keras: the optimizers have no part in this.
+EACH = {family.keras: family for family in families()}.values()
+
+
+@pytest.fixture(params=EACH, ids=lambda family: family.name)
+def family(request):
+    yield request.param
+    request.param.keras.mixed_precision.set_global_policy("float32")
+
+
+def ranges_of(family, name, is_hot, policy="mixed_float16"):
+    model, x, _ = made(family, name, is_hot, policy)
+    return forward_ranges(model, x, verbose=0)
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layer_that_overflows_needs_float32(family, name):
+    found = ranges_of(family, name, is_hot=True)
+    assert PATHS.get(name, "hot") in found.need_float32
+    assert not {"a", "first", "value"} & {*found.need_float32}
+    if name in {"normalized", "attention"}:
+        assert found.inside == ("hot",)
+    assert "dtype=\"float32\", name='hot'" in str(found)
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", MODELS)
+def test_no_layer_needs_float32_where_nothing_overflows(family, name):
+    found = ranges_of(family, name, is_hot=False)
+    assert found.need_float32 == found.inside == ()
+    assert "no layer needs float32" in str(found)
+
+
+def test_float32_models_are_asked_as_well(family):
+    found = ranges_of(family, "normalized", is_hot=True, policy="float32")
+    # Keras 2's variables of float32 stay so: it says that it does not know.
+    is_keras3 = family.name == "keras3"
+    assert found.is_inside_known == is_keras3
+    assert found.need_float32 == (("hot",) if is_keras3 else ())
+    outside = ranges_of(family, "nested", is_hot=True, policy="float32")
+    assert outside.need_float32 == ("encoder/hot", "head")
+
+
+def test_counts_are_exact(family):
+    layers = family.keras.layers
+    with policy_of(family.keras, "mixed_float16"):
+        parts = [layers.Dense(2, use_bias=False, name=n) for n in ("first", "second")]
+        model = family.keras.Sequential([family.keras.Input((2,)), *parts])
+    kernel = np.array([[2.0**10, 0.0], [0.0, 2.0**-30]])
+    model.set_weights([kernel, kernel])
+    x = np.array([[1.0, 1.0], [2.0**7, 0.0], [2.0**5, 2.0**14]], np.float32)
+    found = forward_ranges(model, x, verbose=0, batch_size=2, batches=None)
+    assert found.names == ("first, inputs", "first", "second")
+    assert found.batches == 2
+    tensors = [x, x @ kernel, x @ kernel @ kernel]
+    for number, exact in enumerate(tensors):
+        real = exact[exact != 0]
+        with np.errstate(over="ignore", under="ignore"):
+            half = real.astype(np.float16)
+        assert found.values[number] == 6
+        assert found.zeros[number] == np.mean(exact == 0)
+        assert found.flushed[number] == np.mean(half == 0)
+        few = (np.abs(real) < 2.0**-14) & (half != 0)
+        assert found.subnormal[number] == np.mean(few)
+        assert found.overflowing[number] == np.mean(np.isinf(half))
+        assert found.largest[number] == np.max(real)
+        np.testing.assert_allclose(
+            found.headroom[number], np.log2(65504 / np.max(real))
+        )
+    assert found.largest_exponent.tolist() == [14, 17, 27]
+    assert found.overflowing[1] > 0
+    assert found.summary["all"]["values"] == 18
+    exponents, counts = found.histogram
+    assert counts[0][exponents == 5].tolist() == [1]
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - its own
+    assert again.names == found.names
+
+
+def test_a_shared_layer_has_a_row_for_each_call(family):
+    found = ranges_of(family, "shared", is_hot=True)
+    assert {"hot", "hot (call 2)"} <= {*found.names}
+    rows = dict(zip(found.names, found.overflowing))
+    assert (rows["hot"], rows["hot (call 2)"]) == (0, 1)
+    assert found.need_float32.count("hot") == 1
+
+
+def test_a_loop_over_time_makes_one_row(family):
+    found = ranges_of(family, "cell", is_hot=True)
+    rows = dict(zip(found.names, found.values))
+    # Batch, time and units: Keras 3 calls it once more, for the shape.
+    assert rows["rnn/cell/hot"] in {8 * 4 * 4, 8 * 5 * 4}
+    assert not any("call 2" in name for name in found.names)
+
+
+def test_one_overflow_does_not_hide_the_next(family):
+    class Sum(family.keras.layers.Layer):
+        def call(self, x):
+            return tf.math.rsqrt(tf.reduce_sum(tf.square(x * 2000), -1, keepdims=True))
+
+    layers, constant = family.keras.layers, family.keras.initializers.Constant(3e4)
+    with policy_of(family.keras, "mixed_float16"):
+        hot = layers.Dense(4, kernel_initializer=constant, name="hot")
+        norm = layers.LayerNormalization(name="norm", dtype="float32")
+        given = [family.keras.Input((6,)), hot, norm, layers.Dense(4), Sum(name="sum")]
+        model = family.keras.Sequential(given)
+    kernels = model.get_weights()
+    kernels[0][:, 0] = 1e3  # else all are equal, and the norm of them 0
+    model.set_weights(kernels)
+    found = forward_ranges(model, np.ones([8, 6], np.float32), verbose=0)
+    assert found.inside == ("sum",)
+    assert "hot" in found.need_float32
+
+
+def test_negative_numbers_alone_are_no_mask(family):
+    model = family.keras.Sequential([family.keras.layers.Dense(4, name="hot")])
+    model(np.ones([1, 2]))
+    model.set_weights([np.full([2, 4], -1e5), np.zeros([4])])
+    found = forward_ranges(model, np.ones([1, 2], np.float32), verbose=0)
+    assert found.need_float32 == ("hot",)
+
+
+def test_what_kind_of_batches_makes_no_difference(family):
+    model, x, y = made(family, "gated", is_hot=True)
+    tables = [
+        str(forward_ranges(model, x, batch_size=4, verbose=0)),
+        str(
+            forward_ranges(
+                model, tf.data.Dataset.from_tensor_slices((x, y)).batch(4), verbose=0
+            )
+        ),
+    ]
+    assert tables[0] == tables[1]
+    assert "2 batches" in tables[0]
+
+
+def test_the_model_is_left_as_it_was(family):
+    model, x, y = made(family, "subclassed", is_hot=True)
+    model.fit(x, y, verbose=0)
+    before = training_state(model)
+    policies = [layer.compute_dtype for layer in layers_of(model)]
+    forward_ranges(model, x, verbose=0)
+    assert_same(before, training_state(model))
+    assert [layer.compute_dtype for layer in layers_of(model)] == policies
+    assert not any("call" in vars(layer) for layer in layers_of(model))
+    assert not tf.config.functions_run_eagerly()
+
+
+def test_it_trains_with_the_policies_that_it_gives():
+    (family, *_) = EACH
+    keras = family.keras
+    if not hasattr(getattr(keras, "dtype_policies", None), "DTypePolicyMap"):
+        pytest.skip("this Keras has no DTypePolicyMap")
+    layers = keras.layers
+    with policy_of(keras, "mixed_float16"):
+        constant = keras.initializers.Constant(200.0)
+        attention = layers.MultiHeadAttention(2, 4, kernel_initializer=constant)
+        given = keras.Input((4, 6))
+        hidden = layers.Dense(8, kernel_initializer="ones")(given)
+        hidden = attention(hidden, hidden)
+        inner = keras.Sequential(
+            [keras.Input((4, 8)), layers.Dense(8), layers.ReLU()], name="inner"
+        )
+        pooled = layers.GlobalAveragePooling1D()(inner(hidden))
+        tiny = keras.initializers.Constant(2.0**-40)  # for gradients that fit
+        last = layers.Dense(1, kernel_initializer=tiny, dtype="float32")
+        model = keras.Model(given, last(pooled))
+    x, y = np.ones([8, 4, 6], np.float32), np.ones([8, 1], np.float32)
+    policies = forward_ranges(model, x, verbose=0).policy_map
+
+    def anew(layer):
+        policy = policies[layer.path or layer.name]
+        return type(layer).from_config({**layer.get_config(), "dtype": policy})
+
+    keras.config.set_dtype_policy("float32")
+    cured = keras.models.clone_model(model, clone_function=anew, recursive=True)
+    cured.set_weights(model.get_weights())
+    for each, trains in ((model, False), (cured, True)):
+        optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-60))
+        each.compile(optimizer, loss="mse")
+        assert bool(find_nonfinite(each, x, y)) != trains
+        losses = each.fit(x, y, epochs=3, verbose=0).history["loss"]
+        assert np.isfinite(losses).all() == trains
+    assert cured.layers[1].compute_dtype == "float16"  # what float16 holds stays so
+
+
+def test_keras_2_has_no_policy_map(family):
+    if family.name == "keras3":
+        pytest.skip("Keras 3 has one")
+    with pytest.raises(NotImplementedError, match='Write dtype="float32"'):
+        ranges_of(family, "gated", is_hot=True).policy_map  # noqa: B018 - it raises
+
+
+def test_the_picture(family, tmp_path):
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("there is no matplotlib")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    found = ranges_of(family, "gated", is_hot=True)
+    axes = found.plot(rows=3)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(labels) == 4
+    assert any(label == "hot\n100.0% to infinity" for label in labels)
+    assert "outputs of layers" in axes.get_xlabel()
+    axes.figure.savefig(tmp_path / "picture.png")
+    with pytest.raises(ValueError, match="`rows`"):
+        found.plot(rows=0)
+
+
+def test_bad_input_is_refused(family):
+    model, x, _ = made(family, "gated", is_hot=False)
+    with pytest.raises(TypeError, match="`model` must be a Keras model"):
+        forward_ranges(None, x)
+    with pytest.raises(ValueError, match="`x` must be finite"):
+        forward_ranges(model, x * np.inf)
+    with pytest.raises(ValueError, match="`batches` must be a whole number"):
+        forward_ranges(model, x, batches=0)
+    with pytest.raises(ValueError, match="`model` must have layers"):
+        forward_ranges(family.keras.Sequential(), x)
+    data = tf.data.Dataset.from_tensor_slices(x).batch(2).repeat()
+    with pytest.raises(ValueError, match="`batches` must be a number"):
+        forward_ranges(model, data, batches=None)

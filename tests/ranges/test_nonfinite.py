@@ -1,0 +1,264 @@
+"""find_nonfinite: the layer at fault is named, and no other; the model as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from installed import families
+from models import assert_same, policy_of, regression, training_state
+from overflowing import MODELS, PATHS, data_for, made
+
+from lossscale import LossScaleOptimizer, find_nonfinite
+from lossscale.ranges.float32_model import layers_of
+
+#: One family of each Keras: the optimizers have no part in this.
+EACH = {family.keras: family for family in families()}.values()
+
+
+@pytest.fixture(params=EACH, ids=lambda family: family.name)
+def family(request):
+    yield request.param
+    request.param.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", MODELS)
+def test_the_layer_that_overflows_is_named(family, name):
+    found = find_nonfinite(*made(family, name, is_hot=True))
+    assert found.where == "forward"
+    assert found.layer.endswith(PATHS.get(name, "hot"))
+    assert found.layer.endswith("hot")
+    assert found.dtype == "float16"
+    assert found.kind in {"inf", "-inf"}
+    assert 1000 < found.largest <= 65504
+    assert f"{found.layer} ({found.layer_class}, float16)" in str(found)
+    assert 'dtype="float32"' in str(found)
+    # A norm's output is finite, and wrong.
+    assert found.is_hidden == (name == "normalized")
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_is_named_where_nothing_overflows(family, name):
+    found = find_nonfinite(*made(family, name, is_hot=False))
+    assert not found
+    assert (found.where, found.layer) == (None, None)
+    assert "Nothing is at fault" in str(found)
+
+
+def test_in_float32_nothing_overflows(family):
+    assert not find_nonfinite(*made(family, "gated", is_hot=True, policy="float32"))
+
+
+def test_what_it_says_helps(family):
+    model, x, y = made(family, "nested", is_hot=True)
+    to_write = find_nonfinite(model, x, y).to_write
+    assert "Dense(..., dtype=\"float32\", name='hot')" in to_write
+    layers = family.keras.layers
+    with policy_of(family.keras, "mixed_float16"):
+        hot = layers.Dense(8, "relu", name="hot", dtype="float32")
+        cured = family.keras.Sequential([hot, layers.Dense(1, dtype="float32")])
+    assert not find_nonfinite(cured, x, y, loss="mse")
+
+
+def chain(family, *layers, loss="mse", scale=16.0):
+    """Returns a compiled model of a dense layer, these, and one in float32."""
+    dense = family.keras.layers.Dense
+    with policy_of(family.keras, "mixed_float16"):
+        parts = [make() for make in layers]
+        first, last = dense(4, name="first"), dense(1, dtype="float32", name="last")
+        model = family.keras.Sequential([family.keras.Input((6,)), first, *parts, last])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
+    model.compile(optimizer, loss=loss)
+    return model
+
+
+def test_a_gradient_that_is_infinite_is_named(family):
+    class Root(family.keras.layers.Layer):
+        def call(self, x):
+            return tf.sqrt(tf.nn.relu(x) * 0)
+
+    model = chain(family, lambda: Root(name="root"))
+    found = find_nonfinite(model, *data_for("gated"))
+    assert (found.where, found.layer) == ("gradient", "root")
+    assert found.kind in {"inf", "nan"}
+    assert "No loss scale helps" in str(found)
+
+
+def test_of_two_layers_with_one_input_the_guilty_one_is_named(family):
+    class Root(family.keras.layers.Layer):
+        def call(self, x):
+            return tf.sqrt(tf.nn.relu(x) * 0)
+
+    layers = family.keras.layers
+    with policy_of(family.keras, "mixed_float16"):
+        given = family.keras.Input((6,))
+        hidden = layers.Dense(4, name="first")(given)
+        both = [Root(name="root")(hidden), layers.Dense(4, name="innocent")(hidden)]
+        model = family.keras.Model(given, layers.Dense(1)(layers.Add()(both)))
+    found = find_nonfinite(model, *data_for("gated"), loss="mse")
+    assert (found.where, found.layer) == ("gradient", "root")
+
+
+def test_a_loss_scale_that_is_too_high_is_no_layers_fault(family):
+    found = find_nonfinite(chain(family, scale=2.0**40), *data_for("gated"))
+    assert not found
+    assert (found.where, found.layer, found.loss_scale) == ("scale", None, 2.0**40)
+    assert "2**40" in str(found)
+
+
+def test_a_loss_that_is_not_finite_by_itself(family):
+    def loss(y, outputs):
+        return tf.math.log(outputs * 0 + 0 * y)
+
+    found = find_nonfinite(chain(family, loss=loss), *data_for("gated"))
+    assert (found.where, found.layer, found.operation) == ("loss", None, "Log")
+
+
+def test_a_loss_whose_gradient_is_not_finite(family):
+    def loss(y, outputs):
+        return tf.sqrt(tf.nn.relu(outputs) * 0 + 0 * y)
+
+    found = find_nonfinite(chain(family, loss=loss), *data_for("gated"))
+    assert (found.where, found.layer) == ("gradient", None)
+
+
+def test_data_that_float16_does_not_hold(family):
+    model, x, y = made(family, "gated", is_hot=False)
+    found = find_nonfinite(model, x * 1e5, y)
+    assert (found.where, found.layer, found.dtype) == ("data", None, "float16")
+
+
+def test_a_layer_that_is_given_too_much_is_named(family):
+    def times():
+        return family.keras.layers.Rescaling(1e9, name="times", dtype="float32")
+
+    if not hasattr(family.keras.layers, "Rescaling"):
+        pytest.skip("TensorFlow 2.4 has it elsewhere")
+
+    def narrow():
+        return family.keras.layers.Dense(4, name="narrow")
+
+    found = find_nonfinite(chain(family, times, narrow), *data_for("gated"))
+    assert (found.where, found.layer, found.operation) == ("forward", "narrow", "Cast")
+    assert "before they were cast to float16" in str(found)
+
+
+def test_weights_that_are_not_finite(family):
+    model = chain(family)
+    weights = model.get_weights()
+    weights[0][0, 0] = np.nan
+    model.set_weights(weights)
+    found = find_nonfinite(model, *data_for("gated"))
+    assert (found.where, found.layer, found.kind) == ("weights", "first", "nan")
+    assert found.variables[0].endswith("first/kernel")
+
+
+def test_overflow_of_float32_is_told_apart(family):
+    class Exponential(family.keras.layers.Layer):
+        def call(self, x):
+            return tf.exp(tf.abs(x) * 0 + 1000.0)
+
+    model = chain(family, lambda: Exponential(name="exp", dtype="float32"))
+    found = find_nonfinite(model, *data_for("gated"))
+    assert (found.layer, found.dtype, found.operation) == ("exp", "float32", "Exp")
+    assert "in float32 already" in str(found)
+
+
+@pytest.mark.parametrize("is_hot", [True, False])
+def test_the_model_is_left_as_it_was(family, is_hot):
+    model, x, y = made(family, "subclassed", is_hot)
+    model.fit(x, y, verbose=0)
+    before = training_state(model)
+    found = [find_nonfinite(model, x, y) for _ in range(2)]
+    assert repr(found[0]) == repr(found[1])  # the seed of the dropout, too
+    assert_same(before, training_state(model))
+    assert not any("call" in vars(layer) for layer in layers_of(model))
+    assert not tf.config.functions_run_eagerly()
+    model.fit(x, y, verbose=0)
+
+
+def test_the_model_is_left_as_it_was_by_an_error(family):
+    class Fails(family.keras.layers.Layer):
+        is_told = False
+
+        def call(self, x):
+            if self.is_told:
+                raise ArithmeticError("on purpose")
+            return x
+
+    fails = Fails()
+    model = chain(family, lambda: fails)
+    model(data_for("gated")[0])
+    fails.is_told = True
+    before = training_state(model)
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        find_nonfinite(model, *data_for("gated"))
+    assert_same(before, training_state(model))
+    assert not any("call" in vars(layer) for layer in layers_of(model))
+    assert not tf.config.functions_run_eagerly()
+
+
+def test_a_layer_may_have_compiled_its_call(family):
+    class Compiled(family.keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="compiled")
+            self.inner = family.keras.layers.Dense(4, name="inner")
+
+        @tf.function
+        def call(self, x):
+            return self.inner(x) * 3e4 * 3e4
+
+    found = find_nonfinite(chain(family, Compiled), *data_for("gated"))
+    assert (found.where, found.layer) == ("forward", "compiled")
+
+
+# What it refuses
+
+
+def test_bad_input_is_refused(family):
+    model = regression(family, family.optimizers.SGD(0.5))
+    x, y = data_for("gated")
+    before = training_state(model)
+    with pytest.raises(TypeError, match="`model` must be a Keras model"):
+        find_nonfinite("model", x, y)
+    with pytest.raises(ValueError, match="`x` must be finite, got 48 values"):
+        find_nonfinite(model, x * np.nan, y)
+    with pytest.raises(ValueError, match="`y` must be finite, got 8 values"):
+        find_nonfinite(model, x, y * np.inf)
+    with pytest.raises(ValueError, match="`y` must be the targets"):
+        find_nonfinite(model, x)
+    with pytest.raises(ValueError, match="`batch_size` must be a whole number"):
+        find_nonfinite(model, x, y, batch_size=0)
+    assert_same(before, training_state(model))
+
+
+def test_a_model_without_layers_is_refused(family):
+    with pytest.raises(ValueError, match="`model` must have layers"):
+        find_nonfinite(family.keras.Sequential(), *data_for("gated"), loss="mse")
+
+
+def test_a_model_that_cannot_be_built_is_refused(family):
+    model = family.keras.Sequential([family.keras.layers.Conv2D(2, 3)])
+    with pytest.raises(ValueError, match="`model` must be built, or take `x`"):
+        find_nonfinite(model, *data_for("gated"), loss="mse")
+
+
+def test_outputs_that_are_no_tensors_are_refused(family):
+    class Says(family.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = family.keras.layers.Dense(1)
+
+        def call(self, x):
+            return {"y": self.inner(x), "word": "none"}
+
+    with pytest.raises(TypeError, match="`model` must return tensors"):
+        find_nonfinite(Says(), *data_for("gated"), loss="mse")
+
+
+def test_a_graph_is_refused(family):
+    model, x, y = made(family, "gated", is_hot=False)
+    with pytest.raises(RuntimeError, match="must be called eagerly"):
+        tf.function(lambda: find_nonfinite(model, x, y) and 0)()
