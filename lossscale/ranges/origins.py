@@ -11,7 +11,7 @@ import tensorflow as tf
 from lossscale.ranges.float32_model import SIXTEEN_BITS
 from lossscale.ranges.layer_calls import Call, CallStack
 from lossscale.runtime import callbacks
-from lossscale.runtime.callbacks import number_of
+from lossscale.runtime.callbacks import key_of
 
 
 class Origin:
@@ -83,16 +83,16 @@ class Origins:
         this = Origin(kind, self._stack.innermost, floats, output)
         for each in floats:
             if is_bad(each):
-                number = number_of(each)
+                number = key_of(each)
                 if number not in self.found:  # a constant, or what was made before
                     self.found[number] = Origin("given", this.call, (), each)
                 this.sources.append(number)
-        self.found[number_of(output)] = this
+        self.found[key_of(output)] = this
 
     def enter(self, call: Call, inputs: List[Any]) -> None:
         """Ascribes a cast that a layer's input could not bear to the layer itself."""
         for tensor in inputs:
-            origin = self.found.get(number_of(tensor))
+            origin = self.found.get(key_of(tensor))
             if origin is None or origin.operation != "Cast" or origin.sources:
                 continue
             if origin.call is call.parent:
@@ -103,7 +103,7 @@ class Origins:
 
         A mask of -inf before a softmax, say, is not on the way to it.
         """
-        numbers, seen = [number_of(tensor)], set()
+        numbers, seen = [key_of(tensor)], set()
         while numbers:
             number = numbers.pop()
             if number not in seen and number in self.found:
