@@ -22,7 +22,7 @@ def small(family, loss_scale):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), loss_scale)
     optimizer.build(model.trainable_variables)
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", run_eagerly=True)
     return model, optimizer
 
 

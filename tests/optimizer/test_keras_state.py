@@ -51,6 +51,7 @@ def test_it_goes_on_as_if_keras_own_had_gone_on(family, rng):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_what_it_saves_is_read_by_one_of_our_own(family, rng, tmp_path):
     x, y = data(rng)
     model = regression(family, keras_own(family, initial_scale=64.0))

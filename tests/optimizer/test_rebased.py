@@ -135,7 +135,8 @@ def test_it_takes_the_steps_of_the_wrapper_itself(family, rng):
     x, y = data(rng)
     weights = []
     for cls in (OfKeras2, LossScaleOptimizer):
-        model = regression(family, cls(family.optimizers.Adam(2.0**-4), True, 64.0))
+        optimizer = cls(family.optimizers.Adam(2.0**-4), True, 64.0)
+        model = regression(family, optimizer, run_eagerly=True)
         model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
         weights.append(model.get_weights())
     for one, other in zip(*weights):
