@@ -11,7 +11,7 @@ from lossscale.runtime import mode, registry
 from lossscale.runtime.aliases import Flag
 from lossscale.scales import moves
 from lossscale.scales.base import LossScale
-from lossscale.scales.variables import value_of, where
+from lossscale.scales.variables import assign, value_of, where
 
 #: What may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
@@ -223,7 +223,7 @@ class DynamicLossScale(LossScale):
             # Never on a bad step: good is 0.
             grows = self._in_period(lambda period: good >= period)
             good = where(grows, zero, good)
-            results.append(self.good_steps.assign(good, read_value=False))
+            results.append(assign(self.good_steps, good))
         if is_finite is not True:
             bad = value_of(self.bad_steps)
             bad = where(is_finite, bad, bad + 1)
@@ -240,7 +240,7 @@ class DynamicLossScale(LossScale):
             if resets[name] is not False:
                 bad = where(resets[name], zero, bad)
         if bad is not None:
-            results.append(self.bad_steps.assign(bad, read_value=False))
+            results.append(assign(self.bad_steps, bad))
         if grows is not False or backs_off is not False:
             results.append(self._move(grows, backs_off))
         return results

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lossscale.gradients import scaling
 from lossscale.runtime.aliases import Flag
-from lossscale.scales.variables import value_of, where
+from lossscale.scales.variables import assign, value_of, where
 
 
 def grown(rule: Any, scale: Any) -> Any:
@@ -40,7 +40,7 @@ def cool_down(rule: Any, backs_off: Any, results: List[Any]) -> Any:
         backs_off = where(may, backs_off, False)
         whole = tf.convert_to_tensor(rule.backoff_cooldown, tf.int64)
         fewer = where(backs_off, whole, fewer)
-    results.append(rule.cooldown_steps.assign(fewer, read_value=False))
+    results.append(assign(rule.cooldown_steps, fewer))
     return backs_off
 
 
@@ -65,5 +65,5 @@ def move_window(  # noqa: PLR0917 - a window, and what moves it
     zero = 0 if isinstance(steps, int) else tf.constant(0, tf.int64)
     steps = where(grows, zero, where(backs_off, zero, steps))
     bad = where(backs_off, zero, bad)
-    results.append(rule.window_steps.assign(steps, read_value=False))
-    results.append(rule.window_bad_steps.assign(bad, read_value=False))
+    results.append(assign(rule.window_steps, steps))
+    results.append(assign(rule.window_bad_steps, bad))

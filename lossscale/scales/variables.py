@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from lossscale.runtime import mode
@@ -58,6 +59,15 @@ def value_of(variable: Variable) -> Any:
     """Returns what a counter holds: in eager mode a number of Python's."""
     value = tf.convert_to_tensor(variable)
     return int(value) if mode.current().knows_values else value
+
+
+def assign(variable: Variable, value: Any) -> Any:
+    """Assigns a counter's new value, a tensor or a number of Python's."""
+    if isinstance(value, int):
+        # TensorFlow keeps a tensor of each Python number that it was ever given, 650
+        # bytes of a counter's every step (seen on 2.21), and none of NumPy's.
+        value = np.int64(value)
+    return variable.assign(value, read_value=False)
 
 
 def where(condition: Flag, one: Any, other: Any) -> Any:

@@ -317,3 +317,18 @@ def test_without_a_tolerance_nothing_is_kept(tmp_path):
 def test_a_tolerance_is_a_share(value, error):
     with pytest.raises(error, match=r"`overflow_tolerance` must be .*, got"):
         DynamicLossScale(overflow_tolerance=value)
+
+
+@pytest.mark.slow
+def test_a_count_that_never_comes_again_is_not_kept():
+    """TensorFlow keeps a tensor of each Python number: 13 MB for these steps."""
+    resource = pytest.importorskip("resource")  # not on Windows
+    loss_scale = DynamicLossScale(1024.0, increment_period=10**6)
+
+    def memory_after(steps):
+        for _ in range(steps):
+            loss_scale.adjust(True)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = memory_after(2000)
+    assert memory_after(20_000) - before < 4000
