@@ -16,7 +16,6 @@ from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 
 
@@ -100,10 +99,10 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Picks the wrapper for the Keras that the inner optimizer belongs to."""
-        # Copying calls it without arguments, on a wrapper of one Keras.
-        picks = wrappers.is_open(cls)
+        if not wrappers.is_open(cls):  # one of a Keras: copying gives no arguments
+            return super().__new__(cls)
         return super().__new__(
-            wrappers.for_call(cls, LossScaleOptimizer, args, kwargs) if picks else cls
+            wrappers.for_call(cls, LossScaleOptimizer, args, kwargs)
         )
 
     def __init__(
@@ -143,13 +142,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         name = ours["name"]
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
         replicas.refuse_tpu()
-        found = serialization.get(ours["loss_scale"])
-        if found is None:
-            raise TypeError(
-                "`loss_scale` must not be None. Use the inner optimizer as it is, or "
-                "pass loss_scale=1."
-            )
-        return found, name
+        return keras_arguments.loss_scale_of(ours), name
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.

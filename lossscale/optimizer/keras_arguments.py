@@ -197,3 +197,18 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
             "argument `loss_scale`, and hand it to super().__init__."
         )
     return theirs
+
+
+def loss_scale_of(ours: Mapping[str, Any]) -> LossScale:
+    """Returns the `LossScale` that our arguments mean.
+
+    Raises:
+      TypeError: It is None.
+    """
+    found = serialization.get(ours["loss_scale"])
+    if found is None:
+        raise TypeError(
+            "`loss_scale` must not be None. Use the inner optimizer as it is, or pass "
+            "loss_scale=1."
+        )
+    return found

@@ -69,7 +69,8 @@ def arguments_of(
 
 def unguarded(loss_scale: Any) -> Any:
     """Returns the loss scale within a `SpikeGuard`, and any other as it is."""
-    return loss_scale.loss_scale if loss_scale.skips_spikes else loss_scale
+    is_guard = getattr(loss_scale, "skips_spikes", False)
+    return loss_scale.loss_scale if is_guard else loss_scale
 
 
 def decision_of(loss_scale: Any, arguments: List[Any]) -> List[Any]:
