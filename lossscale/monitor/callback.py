@@ -10,10 +10,16 @@ import numpy as np
 
 from lossscale import arguments
 from lossscale.monitor import diagnosis
+from lossscale.monitor.activations import Activations
 from lossscale.monitor.stalls import read
-from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
+from lossscale.monitor.watched import (
+    Watched,
+    check_can_watch,
+    given_optimizers,
+    optimizers_of,
+)
 from lossscale.optimizer import LossScaleWarning
-from lossscale.runtime import kerases, mode
+from lossscale.runtime import kerases
 from lossscale.simulation.run_file import check_writable, save_run
 
 ON_STALL = ("warn", "raise", "stop")
@@ -22,14 +28,6 @@ _SEVERAL_STEPS = """\
 `record` must be None if several steps run between two batches that Keras reports, as \
 with steps_per_execution: the flags of single steps cannot be known. Got {} steps in \
 one. Compile the model with steps_per_execution=1."""
-_SEVERAL_OPTIMIZERS = """\
-`record` must be None with several optimizers, since a file holds the steps of one, \
-got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
-_NOT_CHECKED = """\
-`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
-FixedLossScale(S, skip_nonfinite=True) does."""
-
-
 _SHARPNESS = """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anybody looks: one that is infinite stays there, \
@@ -88,6 +86,9 @@ class LossScaleMonitor(_Callback):
       check_underflow: Whether to find the headroom of a loss scale that does not look,
         too. It costs another look at the gradients at every step, and the model's
         training step is traced anew if it has been.
+      check_activations: Whether to keep, on the device, the largest magnitude of each
+        layer's outputs at the last steps. What is said of a stall then names the first
+        layer whose output was not finite. The training step is traced anew.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the one that the model is compiled with, and those that it
         has as attributes, as a GAN's `d_optimizer` and `g_optimizer`. Of several each
@@ -112,6 +113,7 @@ class LossScaleMonitor(_Callback):
         record: Any = None,
         verbose: int = 1,
         check_underflow: bool = False,
+        check_activations: bool = False,
         optimizers: Any = None,
     ) -> None:
         self.patience = arguments.count("patience", patience)
@@ -120,6 +122,9 @@ class LossScaleMonitor(_Callback):
         self.record = arguments.optional(check_writable, "record", record)
         self.verbose = arguments.count("verbose", verbose, least=0)
         self.check_underflow = arguments.boolean("check_underflow", check_underflow)
+        self.check_activations = arguments.boolean(
+            "check_activations", check_activations
+        )
         self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
         super().__init__()
         # Keras asks whether these are overridden, and is faster if none is.
@@ -128,6 +133,7 @@ class LossScaleMonitor(_Callback):
         if self.record:
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
+        self._activations: Optional[Activations] = None
         self._recorded: Any = None
         self._flags: List[bool] = []
         self._scales: List[float] = []
@@ -141,7 +147,7 @@ class LossScaleMonitor(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
-        _check(list(found.values()), self.record)
+        check_can_watch(list(found.values()), self.record, self.check_underflow)
         (optimizer, *_) = found.values()
         if self._flags and optimizer is not self._recorded:
             raise ValueError(
@@ -161,6 +167,10 @@ class LossScaleMonitor(_Callback):
             each.start, each.shares = None, scales.count(scale) > 1
         if self.check_underflow:
             self._keep_largest()
+        self._end_activations()
+        if self.check_activations:
+            scales = [each.optimizer.loss_scale for each in self._watched]
+            self._activations = Activations(self.model, scales)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
@@ -181,6 +191,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
+        self._end_activations()
         if self._watched[0].start is None:  # no epoch at all
             return
         self._save()
@@ -207,9 +218,6 @@ class LossScaleMonitor(_Callback):
 
     def _keep_largest(self) -> None:
         scales = [each.optimizer.loss_scale for each in self._watched]
-        for scale in scales:
-            if not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
         if all(scale.last_largest is not None for scale in scales):
             return
         with self.model.distribute_strategy.scope():
@@ -217,6 +225,11 @@ class LossScaleMonitor(_Callback):
                 scale.keep_largest()
         self.model.train_function = None  # what was traced before keeps nothing
         self.model.make_train_function()
+
+    def _end_activations(self) -> None:
+        activations, self._activations = self._activations, None
+        if activations is not None:
+            activations.end()
 
     def _begin(self) -> None:
         for each in self._watched:
@@ -239,9 +252,10 @@ class LossScaleMonitor(_Callback):
         self._unseen = 0
         for each in self._watched:
             each.read()
-        messages = [each.stall(self.model) for each in self._watched]
+        messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
+                self._end_activations()
                 raise FloatingPointError(message)
             self._told_of_statistics = diagnosis.of_statistics(self.model)
             _warn(message)
@@ -274,20 +288,6 @@ class LossScaleMonitor(_Callback):
             # In a training that goes on, the first steps' may not be known.
             known = len(largest) == len(scales)
             save_run(self.record, self._flags, scales, largest if known else None)
-
-
-def _check(optimizers: List[Any], record: Any) -> None:
-    """Raises unless a monitor can watch these optimizers."""
-    if not mode.current().knows_values:
-        raise RuntimeError(
-            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
-            "tf.compat.v1 graph, where it cannot. Leave it out."
-        )
-    if record and len(optimizers) > 1:
-        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
-    if record and not optimizers[0].loss_scale.checks_gradients:
-        scale = optimizers[0].loss_scale
-        raise ValueError(_NOT_CHECKED.format("record", None, scale))
 
 
 def _warn(message: str) -> None:

@@ -11,7 +11,7 @@ from lossscale.monitor.stalls import Reading, Stalls, read
 from lossscale.monitor.underflow import Underflow, headroom
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.plotting import scale_text
-from lossscale.runtime import kerases
+from lossscale.runtime import kerases, mode
 
 _NONE_FOUND = """\
 `model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
@@ -22,6 +22,12 @@ or, for optimizers that are elsewhere,
 
     LossScaleMonitor(optimizers={{"name": optimizer}})
 """
+_SEVERAL_OPTIMIZERS = """\
+`record` must be None with several optimizers, since a file holds the steps of one, \
+got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
+_NOT_CHECKED = """\
+`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
+FixedLossScale(S, skip_nonfinite=True) does."""
 _WRAPPED_BY_KERAS = """\
 , Keras's own: under mixed_float16 `compile` wraps an optimizer that is not wrapped"""
 
@@ -59,12 +65,13 @@ class Watched:
         self._lowest = min(self._lowest, self.last.loss_scale)
         self._highest = max(self._highest, self.last.loss_scale)
 
-    def stall(self, model: Any) -> Optional[str]:
+    def stall(self, model: Any, activations: Any = None) -> Optional[str]:
         """Returns what to say of a stall, None if there is nothing to be told now."""
         if not self._stalls.see(self.last, self.optimizer.loss_scale):
             return None
         steps, bad_losses = self.last.own_in_a_row, self.last.bad_losses
-        message = diagnosis.of_stall(self.optimizer, model, steps, bad_losses)
+        found = activations.finding() if activations else None
+        message = diagnosis.of_stall(self.optimizer, model, steps, bad_losses, found)
         return f"{self.name}: {message}" if self.name else message
 
     def underflow(self) -> Optional[str]:
@@ -137,6 +144,23 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
     if not found:
         raise TypeError(f"`{name}` must hold an optimizer, got {shown(value)}.")
     return dict(found)
+
+
+def check_can_watch(optimizers: List[Any], record: Any, check_underflow: bool) -> None:
+    """Raises unless a monitor can watch these optimizers."""
+    if not mode.current().knows_values:
+        raise RuntimeError(
+            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+            "tf.compat.v1 graph, where it cannot. Leave it out."
+        )
+    if record and len(optimizers) > 1:
+        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
+    scales = [optimizer.loss_scale for optimizer in optimizers]
+    for scale in scales:
+        if record and not scale.checks_gradients:
+            raise ValueError(_NOT_CHECKED.format("record", None, scale))
+        if check_underflow and not scale.checks_gradients:
+            raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
 
 
 def optimizers_of(model: Any) -> Dict[str, Any]:

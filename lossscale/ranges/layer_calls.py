@@ -107,7 +107,7 @@ class CallStack:
         Functions run eagerly for the while: a layer may have compiled its own call.
         """
         changes = [
-            (thing, "call", self._watched(thing, watcher)) for thing in _things(model)
+            (thing, "call", self._watched(thing, watcher)) for thing in things_of(model)
         ]
         were_eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -144,7 +144,7 @@ def floats_in(nest: Any) -> List[Any]:
     ]
 
 
-def _things(model: Any) -> List[Any]:
+def things_of(model: Any) -> List[Any]:
     """Returns what a model calls: itself, its layers, operations between them."""
     found = {id(layer): layer for layer in kerases.layers_of(model)}
     for layer in list(found.values()):
