@@ -19,7 +19,7 @@ The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can h
 Look for inf and NaN in the data, for a learning rate that is too high, for a \
 logarithm of or a division by zero, as log(0), and for activations beyond float16's \
 65504: give such a layer, and the last one, dtype="float32"."""
-_ASK = """\
+_ASK = """ \
 lossscale.find_nonfinite(model, x, y) names the layer, and so does \
 LossScaleMonitor(check_activations=True) in `fit`."""
 _GRADIENTS = """\
@@ -71,9 +71,10 @@ def of_stall(
     first = f"{steps} steps in a row were skipped{unit}. The loss scale is {now}."
     loss = optimizer.nonfinite_loss()
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
+    ask = "" if activations else _ASK
     findings = [
-        _of_loss(model, _KINDS[loss], bad_losses) if loss else None,
-        activations or (_ASK if loss else None),
+        _of_loss(model, _KINDS[loss], bad_losses) + ask if loss else None,
+        activations,
         _named(_GRADIENTS, faults),
         _BACKWARD if faults and not loss else None,
         _named(_WEIGHTS, nonfinite(model, model.trainable_weights)),
