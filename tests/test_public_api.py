@@ -102,7 +102,7 @@ LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()
 LossScaleManager.update_loss_scale(finite_grads)
 LossScaleMonitor(patience=10, *, on_stall='warn', every=None, record=None, verbose=1,
-    check_underflow=False, optimizers=None)
+    check_underflow=False, check_activations=False, optimizers=None)
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
 LossScaleMonitor.on_train_begin(logs=None)

@@ -9,7 +9,7 @@ from lossscale.runtime import kerases, mode
 _SEVERAL_OPTIMIZERS = """\
 `record` must be None with several optimizers, since a file holds the steps of one, \
 got {}. Create a LossScaleMonitor(optimizers=...) for each that is to be recorded."""
-NOT_CHECKED = """\
+_NOT_CHECKED = """\
 `{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
 FixedLossScale(S, skip_nonfinite=True) does."""
 _SHARPNESS = """\
@@ -43,7 +43,7 @@ def warnings_of(monitor: Any) -> List[str]:
     return found
 
 
-def check(optimizers: List[Any], record: Any) -> None:
+def check(optimizers: List[Any], record: Any, check_underflow: bool) -> None:
     """Raises unless a monitor can watch these optimizers."""
     if not mode.current().knows_values:
         raise RuntimeError(
@@ -52,6 +52,8 @@ def check(optimizers: List[Any], record: Any) -> None:
         )
     if record and len(optimizers) > 1:
         raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
-    if record and not optimizers[0].loss_scale.checks_gradients:
-        scale = optimizers[0].loss_scale
-        raise ValueError(NOT_CHECKED.format("record", None, scale))
+    for scale in [optimizer.loss_scale for optimizer in optimizers]:
+        if record and not scale.checks_gradients:
+            raise ValueError(_NOT_CHECKED.format("record", None, scale))
+        if check_underflow and not scale.checks_gradients:
+            raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))

@@ -10,6 +10,7 @@ import numpy as np
 
 from lossscale import arguments
 from lossscale.monitor import beforehand, diagnosis
+from lossscale.monitor.activations import Activations
 from lossscale.monitor.stalls import read
 from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
 from lossscale.optimizer import LossScaleWarning
@@ -79,6 +80,9 @@ class LossScaleMonitor(_Callback):
       check_underflow: Whether to find the headroom of a loss scale that does not look,
         too. It costs another look at the gradients at every step, and the model's
         training step is traced anew if it has been.
+      check_activations: Whether to keep, on the device, the largest magnitude of each
+        layer's outputs at the last steps. What is said of a stall then names the first
+        layer whose output was not finite. The training step is traced anew.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the one that the model is compiled with, and those that it
         has as attributes, as a GAN's `d_optimizer` and `g_optimizer`. Of several each
@@ -103,6 +107,7 @@ class LossScaleMonitor(_Callback):
         record: Any = None,
         verbose: int = 1,
         check_underflow: bool = False,
+        check_activations: bool = False,
         optimizers: Any = None,
     ) -> None:
         self.patience = arguments.count("patience", patience)
@@ -111,6 +116,9 @@ class LossScaleMonitor(_Callback):
         self.record = arguments.optional(check_writable, "record", record)
         self.verbose = arguments.count("verbose", verbose, least=0)
         self.check_underflow = arguments.boolean("check_underflow", check_underflow)
+        self.check_activations = arguments.boolean(
+            "check_activations", check_activations
+        )
         self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
         super().__init__()
         # Keras asks whether these are overridden, and is faster if none is.
@@ -120,6 +128,7 @@ class LossScaleMonitor(_Callback):
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
         self._batch = -1
+        self._activations: Optional[Activations] = None
         self._recorded: Any = None
         self._flags: List[bool] = []
         self._scales: List[float] = []
@@ -133,7 +142,7 @@ class LossScaleMonitor(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
-        beforehand.check(list(found.values()), self.record)
+        beforehand.check(list(found.values()), self.record, self.check_underflow)
         (optimizer, *_) = found.values()
         if self._flags and optimizer is not self._recorded:
             raise ValueError(
@@ -153,6 +162,10 @@ class LossScaleMonitor(_Callback):
             each.start, each.shares = None, scales.count(scale) > 1
         if self.check_underflow:
             self._keep_largest()
+        self._end_activations()
+        if self.check_activations:
+            scales = [each.optimizer.loss_scale for each in self._watched]
+            self._activations = Activations(self.model, scales)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
@@ -172,6 +185,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
+        self._end_activations()
         if not self._watched or self._watched[0].start is None:  # no epoch at all
             return
         self._save()
@@ -200,11 +214,6 @@ class LossScaleMonitor(_Callback):
 
     def _keep_largest(self) -> None:
         scales = [each.optimizer.loss_scale for each in self._watched]
-        for scale in scales:
-            if not scale.checks_gradients:
-                raise ValueError(
-                    beforehand.NOT_CHECKED.format("check_underflow", False, scale)
-                )
         if all(scale.last_largest is not None for scale in scales):
             return
         with self.model.distribute_strategy.scope():
@@ -213,11 +222,14 @@ class LossScaleMonitor(_Callback):
         self.model.train_function = None  # what was traced before keeps nothing
         self.model.make_train_function()
 
+    def _end_activations(self) -> None:
+        if self._activations is not None:
+            self._activations.end()
+
     def _begin(self) -> None:
         """Reads what all is compared with, unless that was done in this training.
 
-        Not when training begins: callbacks behind this one may restore state then. In a
-        loop of your own that leaves hooks out it is done at the first that is called.
+        Not when training begins: callbacks behind this one may restore state then.
         """
         if not self._watched:
             self.on_train_begin()
@@ -245,9 +257,10 @@ class LossScaleMonitor(_Callback):
             each.read()
         for message in filter(None, [each.spike() for each in self._watched]):
             _warn(message)
-        messages = [each.stall(self.model) for each in self._watched]
+        messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
+                self._end_activations()
                 raise FloatingPointError(message)
             self._told_of_statistics = diagnosis.of_statistics(self.model)
             _warn(message)

@@ -19,8 +19,10 @@ _LOSS = """\
 The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
 Look for inf and NaN in the data, for a learning rate that is too high, for a \
 logarithm of or a division by zero, as log(0), and for activations beyond float16's \
-65504: give such a layer, and the last one, dtype="float32". \
-lossscale.find_nonfinite(model, x, y) names the layer."""
+65504: give such a layer, and the last one, dtype="float32"."""
+_ASK = """ \
+lossscale.find_nonfinite(model, x, y) names the layer, and so does \
+LossScaleMonitor(check_activations=True) in `fit`."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
@@ -51,7 +53,13 @@ stay so: predictions are lost. Go back to a checkpoint, or set them anew, and ke
 data and that layer's inputs finite."""
 
 
-def of_stall(optimizer: Any, model: Any, steps: int, bad_losses: int = 0) -> str:
+def of_stall(
+    optimizer: Any,
+    model: Any,
+    steps: int,
+    bad_losses: int = 0,
+    activations: Optional[str] = None,
+) -> str:
     """Returns what is to be said of `steps` steps that were skipped in a row.
 
     Args:
@@ -59,6 +67,7 @@ def of_stall(optimizer: Any, model: Any, steps: int, bad_losses: int = 0) -> str
       model: The model that it trains, of any Keras.
       steps: How many.
       bad_losses: At how many of the last ones the loss itself was not finite.
+      activations: What was found of the layers' outputs, None if nobody looked.
 
     Returns:
       A message of several lines: one that says what happened, and one for each finding.
@@ -68,8 +77,10 @@ def of_stall(optimizer: Any, model: Any, steps: int, bad_losses: int = 0) -> str
     first = f"{steps} steps in a row were skipped{unit}. The loss scale is {now}."
     loss = optimizer.nonfinite_loss()
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
+    ask = "" if activations else _ASK
     findings = [
-        _of_loss(model, _KINDS[loss], bad_losses) if loss else None,
+        _of_loss(model, _KINDS[loss], bad_losses) + ask if loss else None,
+        activations,
         _named(_GRADIENTS, faults),
         _BACKWARD if faults and not loss else None,
         _named(_WEIGHTS, nonfinite(model, model.trainable_weights)),

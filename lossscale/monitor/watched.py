@@ -63,12 +63,13 @@ class Watched:
         self._lowest = min(self._lowest, self.last.loss_scale)
         self._highest = max(self._highest, self.last.loss_scale)
 
-    def stall(self, model: Any) -> Optional[str]:
+    def stall(self, model: Any, activations: Any = None) -> Optional[str]:
         """Returns what to say of a stall, None if there is nothing to be told now."""
         if not self._stalls.see(self.last, self.optimizer.loss_scale):
             return None
         steps, bad_losses = self.last.own_in_a_row, self.last.bad_losses
-        message = diagnosis.of_stall(self.optimizer, model, steps, bad_losses)
+        found = activations.finding() if activations else None
+        message = diagnosis.of_stall(self.optimizer, model, steps, bad_losses, found)
         return f"{self.name}: {message}" if self.name else message
 
     def underflow(self) -> Optional[str]:

@@ -101,9 +101,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         """Picks the wrapper for the Keras that the inner optimizer belongs to."""
         if not wrappers.is_open(cls):  # one of a Keras: copying gives no arguments
             return super().__new__(cls)
-        return super().__new__(
-            wrappers.for_call(cls, LossScaleOptimizer, args, kwargs)
-        )
+        return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
 
     def __init__(
         self,

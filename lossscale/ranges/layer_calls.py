@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from lossscale.ranges.float32_model import changed
 from lossscale.runtime import kerases
+from lossscale.runtime.graphs import is_building
 
 #: Layers that Keras 2 makes of operations: their constructors take no dtype.
 _OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
@@ -107,7 +108,7 @@ class CallStack:
         Functions run eagerly for the while: a layer may have compiled its own call.
         """
         changes = [
-            (thing, "call", self._watched(thing, watcher)) for thing in _things(model)
+            (thing, "call", self._watched(thing, watcher)) for thing in things_of(model)
         ]
         were_eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -122,7 +123,7 @@ class CallStack:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if not tf.executing_eagerly():  # within a dataset's function, say
+            if is_building():  # within a dataset's function, say
                 return original(*args, **kwargs)
             this = Call(thing, self.innermost)
             self._open.append(this)
@@ -144,7 +145,7 @@ def floats_in(nest: Any) -> List[Any]:
     ]
 
 
-def _things(model: Any) -> List[Any]:
+def things_of(model: Any) -> List[Any]:
     """Returns what a model calls: itself, its layers, operations between them."""
     found = {id(layer): layer for layer in kerases.layers_of(model)}
     for layer in list(found.values()):

@@ -122,6 +122,15 @@ def current() -> Mode:
     return SESSION if in_session else GRAPH
 
 
+def max_drops_nan() -> bool:
+    """Tells whether the maximum of values, one of them NaN, may be another of them.
+
+    XLA's is. A CPU's is not on TensorFlow 2.21; nobody has looked at all before, nor
+    at every GPU.
+    """
+    return _VERSION < (2, 21) or _in_xla() or _has_gpu()
+
+
 def _has_gpu() -> bool:
     """Tells whether what is compiled now is probably to run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
