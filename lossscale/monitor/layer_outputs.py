@@ -27,6 +27,7 @@ from lossscale.ranges.float32_model import changed
 from lossscale.ranges.layer_calls import floats_in, things_of
 from lossscale.runtime import mode
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import current_graph
 
 #: What -inf alone, inf and NaN are kept as, so that a maximum keeps the worst.
 MASK, INF, NAN = 2.0**126, 2.0**127, float("inf")
@@ -47,7 +48,7 @@ class Step:
     """
 
     def __init__(self) -> None:
-        self.graph = _graph()
+        self.graph = current_graph()
         self.names: List[str] = []
         self.magnitudes: List[Any] = []
         self.places: List[Tuple[int, int]] = []
@@ -155,7 +156,7 @@ class LayerOutputs:
         path = "/".join(filter(None, step.names))
         self.paths.setdefault(number, path or str(self._model.name))
         given, returned = floats_in(inputs), floats_in(outputs)
-        if _graph() is step.graph:
+        if current_graph() is step.graph:
             step.add(number, returned)
             step.add(self.count + number, given)
             return
@@ -211,10 +212,6 @@ def magnitude(tensor: Any) -> Any:
     found = tf.where(low > limit, MASK, tf.maximum(high, low))
     found = tf.where(high > limit, INF, found)
     return tf.where(is_nan, NAN, found)
-
-
-def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _zeros(shape: List[int]) -> Any:
