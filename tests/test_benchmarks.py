@@ -38,6 +38,10 @@ SMALL = {
     ),
     "replicas": ("--replicas 1 --seconds 0", rf"\| 1 \| .*{FIGURE} \(0\) \|"),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
+    "activations": (
+        "--policies float32 --seconds 0",
+        rf"float32: a step {FIGURE} ms, checked {FIGURE} ms, ",
+    ),
     "packing": ("--counts 10 --sizes 256 --seconds 0", rf"stacked {FIGURE} ms, "),
     "policies": (
         "--weights -18 --epochs 1 --only Headroom",

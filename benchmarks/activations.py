@@ -1,0 +1,80 @@
+"""What `LossScaleMonitor(check_activations=True)` adds to a step of `fit`.
+
+    python benchmarks/activations.py
+    python benchmarks/activations.py --policies mixed_float16 --xla
+
+The transformer of `networks.py` with Adam on Keras 3. Both training steps take turns:
+medians, ± the error (`timing.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+import keras  # noqa: E402 - after the path is set
+import networks  # noqa: E402
+import tensorflow as tf  # noqa: E402
+import timing  # noqa: E402
+
+import lossscale  # noqa: E402
+from lossscale.monitor.activations import Activations  # noqa: E402
+
+
+def make_model(policy, xla):
+    """Returns a compiled transformer, and batches without an end."""
+    keras.mixed_precision.set_global_policy(policy)
+    layers, texts = networks.transformer()
+    model = keras.Sequential([*layers, keras.layers.Dense(10, dtype="float32")])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-4))
+    model.compile(optimizer, loss=loss, jit_compile=xla)
+    data = tf.data.Dataset.from_tensors((texts, tf.zeros([len(texts)], tf.int32)))
+    return model, iter(data.repeat())
+
+
+def run_of(model, batches):
+    """Returns what times the training step that the model has now."""
+    step, last = model.train_function, []
+
+    def run():
+        last[:] = [step(batches)]
+
+    return timing.timed(run, lambda: [float(each) for each in last[0].values()])
+
+
+def main():
+    """Prints a step, and what is added to it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    policies = ["float32", "mixed_float16"]
+    parser.add_argument("--policies", nargs="+", default=policies)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--xla", action="store_true", help="jit_compile=True")
+    timing.add_plain(parser)
+    options = parser.parse_args()
+    timing.keep_memory(options.plain)
+    for policy in options.policies:
+        model, batches = make_model(policy, options.xla)
+        model.make_train_function(force=True)
+        runs = {"without": run_of(model, batches)}
+        activations = Activations(model, [model.optimizer.loss_scale])
+        runs["checked"] = run_of(model, batches)
+        times = timing.interleaved(runs, options.seconds)
+        activations.end()
+        step = timing.milliseconds(times["without"])
+        more = timing.added(times["checked"], times["without"])
+        share = f"{more.median / step.median:+.1%}"
+        print(
+            f"{policy}: a step {step.shown()} ms, checked {more.shown(2, '+')} ms, "
+            f"{timing.NOISE if more.is_noise else share}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
