@@ -14,6 +14,11 @@ from lossscale.runtime.graphs import is_building
 
 #: Layers that Keras 2 makes of operations: their constructors take no dtype.
 _OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
+#: Where layers are from that a user only configures.
+_LIBRARIES = {
+    *("keras", "tf_keras", "tensorflow", "keras_hub", "keras_nlp", "keras_cv"),
+    *("official", "tensorflow_addons", "tensorflow_models"),
+}
 
 
 class Call:
@@ -57,14 +62,14 @@ class Call:
     def owner(self) -> Call:
         """The call of the layer whose constructor the user writes.
 
-        Layers of Keras make layers of their own: attention its projections, a recurrent
-        layer its cell.
+        Layers of a library make layers of their own: attention its projections, a
+        recurrent layer its cell, KerasHub's transformers their feed-forward networks.
         """
         above = self.parent
         if above is None or above.parent is None:
             return self
         wraps = hasattr(above.layer, "layers") or hasattr(above.layer, "layer")
-        is_made_by_user = wraps or not (_of_keras(self) and _of_keras(above))
+        is_made_by_user = wraps or not _of_library(above)
         return self if is_made_by_user else above.owner
 
     def is_within(self, other: Call) -> bool:
@@ -75,9 +80,8 @@ class Call:
         return above is other
 
 
-def _of_keras(call: Call) -> bool:
-    home = type(call.layer).__module__.split(".")[0]
-    return home in ("keras", "tf_keras", "tensorflow")
+def _of_library(call: Call) -> bool:
+    return type(call.layer).__module__.split(".")[0] in _LIBRARIES
 
 
 class Watcher(Protocol):

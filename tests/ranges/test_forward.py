@@ -201,6 +201,32 @@ def test_it_trains_with_the_policies_that_it_gives():
     assert cured.layers[1].compute_dtype == "float16"  # what float16 holds stays so
 
 
+@pytest.mark.parametrize(("home", "named"), [("keras_hub", "block"), ("mine", "wide")])
+def test_what_a_library_makes_is_configured_by_its_layer(family, home, named):
+    """Of a block from KerasHub the user writes the constructor, of their own all."""
+    layers = family.keras.layers
+
+    class Block(layers.Layer):
+        def build(self, shape):
+            large = family.keras.initializers.Constant(1000.0)
+            self.wide = layers.Dense(64, kernel_initializer=large, name="wide")
+            self.narrow = layers.LayerNormalization(name="narrow")
+            super().build(shape)
+
+        def call(self, inputs):
+            return self.narrow(self.wide(inputs))
+
+    Block.__module__ = f"{home}.layers"
+    with policy_of(family.keras, "mixed_float16"):
+        model = family.keras.Sequential(
+            [family.keras.Input((80,)), Block(name="block")]
+        )
+        found = forward_ranges(model, np.ones([8, 80], np.float32), verbose=0)
+    path = "block" if named == "block" else "block/wide"
+    assert found.need_float32[0] == path
+    assert f"dtype=\"float32\", name='{named}'" in str(found)
+
+
 def test_keras_2_has_no_policy_map(family):
     if family.name == "keras3":
         pytest.skip("Keras 3 has one")
