@@ -37,7 +37,7 @@ def monitor():
 def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family):
     made = type("Made", (Tracker, family.keras.callbacks.Callback), {})
     before, behind = made(), made()
-    # One fit for each: Keras 2 converts the logs once, for the first that wants numbers.
+    # A fit for each: Keras 2 converts logs once, for the first that wants numbers.
     Faulty(family).reset().fit(RUN, monitor(), behind, epochs=2)
     Faulty(family).reset().fit(RUN, before, monitor(), epochs=2)
     assert [len(behind.batches), len(behind.epochs)] == [6, 2]
@@ -46,7 +46,7 @@ def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family
     assert [each["skipped_steps"] for each in behind.batches] == [0, 1, 1, 1, 2, 2]
     assert [each["loss_scale"] for each in behind.epochs] == [512.0, 256.0]
     assert behind.epochs[-1]["largest_gradient"] > 0
-    for logs in (*before.batches, *before.epochs):
+    for logs in before.batches:  # Keras 2.4's epochs begin with the last batch's logs
         assert not {*KEYS} & {*logs}
 
 
