@@ -92,6 +92,7 @@ def test_a_spike_changes_nothing_and_is_named(family, loop, mode):
 def test_a_spike_on_the_last_replica_is_skipped_on_all(family, mirrored, loop, mode):
     if why_not(STRATEGY, family.name, "loop"):
         pytest.skip("impossible, see impossible.py")
+    skip_without("adding up over replicas", family)
     with mirrored.scope():
         guard, [(optimizer, variables)] = make(family)
 

@@ -144,6 +144,11 @@ LIMITS = {
         lambda family: family.name != "keras3",
         "in Keras 2's checkpoints a wrapper looks like the optimizer that it wraps",
     ),
+    "the end of float16 under XLA": (
+        lambda _: TENSORFLOW < (2, 18),
+        "before TensorFlow 2.18 XLA may leave float16's rounding out: 2**16 is finite "
+        "(seen on 2.16)",
+    ),
     "adding up over replicas": (
         lambda family: getattr(family.keras, "__version__", "2").startswith("3.3."),
         "Keras 3.3 adds no gradients up over replicas: they drift apart, bare too",
