@@ -152,6 +152,8 @@ class _Counter:
     def _note(self, calls: List[Call], is_inside: bool) -> None:
         for call in calls:
             made = call.owner
+            if not made.is_layer:  # Keras 3.6 casts between layers, by an operation
+                continue
             self._needed.setdefault(made.path, made.layer)
             if is_inside:
                 self._inside.setdefault(made.path, made.layer)
