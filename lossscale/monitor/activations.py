@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.monitor.layer_outputs import INF, MASK, NAN, LayerOutputs
+from lossscale.ranges.finding import power_text
 
 _KINDS = {MASK: "-inf", INF: "inf", NAN: "NaN"}
 
@@ -21,7 +21,7 @@ They held -inf, as a mask does; if it is none, look at {path}."""
 _GIVEN = "Look at the data, and at what stands between the layers before it."
 _FINITE = """\
 The outputs of all layers{but} were finite at the last step. The largest was that of \
-{path}, 2**{log2:.1f}."""
+{path}, {largest}."""
 _NONE = "No output of a layer was seen at the last step."
 
 
@@ -96,7 +96,7 @@ class Activations:
         said = _FIRST.format(
             path=outputs.paths[first],
             kind=_KINDS[float(last[first])],
-            before=f", after 2**{math.log2(recent):.1f}" if recent > 0 else "",
+            before=f", after {power_text(recent)}" if recent > 0 else "",
             inputs="finite" if given < MASK else "not",
         )
         return said + advice
@@ -110,7 +110,7 @@ class Activations:
         return _FINITE.format(
             but=f", but for masks of -inf and the like ({names})," if bad else "",
             path=paths[largest],
-            log2=math.log2(last[largest]),
+            largest=power_text(last[largest]),
         )
 
     def _read(self, variable: Any) -> Any:

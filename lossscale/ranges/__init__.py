@@ -5,6 +5,7 @@ the order of its imports:
 
 * `exponents`: numbers counted by their exponent, and what float16 makes of them;
 * `table`: the table that is printed, and its columns;
+* `figures`: what float16 does to counted values, a number for each row;
 * `picture`: the picture;
 * `report`: the result, GradientRanges, in arrays and figures;
 * `batches`: what `fit` takes as data, batch by batch;

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Tuple
-
-import numpy as np
+from typing import Any, List, Tuple
 
 from lossscale import arguments
 from lossscale.ranges import exponents, picture
-from lossscale.ranges.table import COLUMNS, row_lines
+from lossscale.ranges.figures import Figures
+from lossscale.ranges.table import row_lines
 from lossscale.runtime import kerases
 
 _ALL_FIT = "float16 holds all of them: no layer needs float32."
@@ -23,7 +22,7 @@ are not normalized."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ForwardRanges:
+class ForwardRanges(Figures):
     """What float16 would do to the outputs of a model's layers, and to their inputs.
 
     Shares are of the values that are finite and not zero in float32; NaN where there
@@ -60,46 +59,6 @@ class ForwardRanges:
     loss_scale = 1.0
 
     @property
-    def values(self) -> Any:
-        """How many values there are."""
-        return exponents.total(self.counts)
-
-    @property
-    def nonfinite(self) -> Any:
-        """How many are infinite or NaN in float32 already."""
-        return exponents.infinities(self.counts) + exponents.nans(self.counts)
-
-    @property
-    def zeros(self) -> Any:
-        """The share of all values that is zero in float32 already."""
-        return _ratio(exponents.zeros(self.counts), self.values)
-
-    @property
-    def flushed(self) -> Any:
-        """The share that float16 rounds to zero: at most 2**-25."""
-        return self._share(exponents.flushed(self.counts, 0))
-
-    @property
-    def subnormal(self) -> Any:
-        """The share that keeps some digits only: below 2**-14."""
-        return self._share(exponents.subnormal(self.counts, 0))
-
-    @property
-    def overflowing(self) -> Any:
-        """The share that is infinite in float16: from 65520 on."""
-        return self._share(exponents.overflowing(self.counts, 0))
-
-    @property
-    def largest_exponent(self) -> Any:
-        """The exponent of the largest magnitude. NaN where all is zero."""
-        return np.floor(np.log2(self._positive))
-
-    @property
-    def headroom(self) -> Any:
-        """By how many factors of two the largest is below 65504. NaN for zeros."""
-        return np.log2(exponents.LARGEST) - np.log2(self._positive)
-
-    @property
     def histogram(self) -> Tuple[Any, Any]:
         """The histogram of the magnitudes: exponents, and counts by row.
 
@@ -107,21 +66,6 @@ class ForwardRanges:
         127, and one of shape `[rows, 255]`.
         """
         return exponents.by_exponent(self.counts)
-
-    @property
-    def summary(self) -> Dict[str, Dict[str, float]]:
-        """The figures above by name of row, and of all rows together as `"all"`."""
-        whole = dataclasses.replace(
-            self, counts=self.counts.sum(0)[None], largest=self.largest.max()[None]
-        )
-        columns = {
-            name: np.append(getattr(self, name), getattr(whole, name))
-            for name in COLUMNS
-        }
-        return {
-            row: {name: columns[name][number].item() for name in COLUMNS}
-            for number, row in enumerate((*self.names, "all"))
-        }
 
     @property
     def policy_map(self) -> Any:
@@ -202,12 +146,15 @@ class ForwardRanges:
         inside = [_INSIDE.format(", ".join(self.inside))] if self.inside else []
         return [_NEEDED, *lines, "", *inside, _MANY]
 
-    def _share(self, part: Any) -> Any:
-        return _ratio(part, exponents.numbers(self.counts))
+    @property
+    def _counts(self) -> Tuple[Any, int]:
+        return self.counts, 0  # nothing is scaled on the way forward
 
     @property
-    def _positive(self) -> Any:
-        return np.where(self.largest > 0, self.largest, np.nan).astype(np.float64)
+    def _all(self) -> ForwardRanges:
+        return dataclasses.replace(
+            self, counts=self.counts.sum(0)[None], largest=self.largest.max()[None]
+        )
 
 
 def _line(path: str, kind: str) -> str:
@@ -217,8 +164,3 @@ def _line(path: str, kind: str) -> str:
             f"    Sequential([keras.Input(...), ...], name={name!r})  # made in float32"
         )
     return f'    {kind}(..., dtype="float32", name={name!r})'
-
-
-def _ratio(part: Any, whole: Any) -> Any:
-    with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-        return np.true_divide(part, whole)

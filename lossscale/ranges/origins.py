@@ -20,7 +20,7 @@ class Origin:
     Attributes:
       operation: Its type, such as "MatMul". "given": no operation made the value.
       call: The layer's call in which it ran, None outside of the model.
-      sources: The numbers of its inputs that are not finite either.
+      sources: The keys of its inputs that are not finite either.
       largest: The largest finite magnitude of its inputs and its result.
       kinds: Which of "inf", "-inf" and "nan" the result holds.
       dtype: The name of the result's dtype.
@@ -56,7 +56,7 @@ class Origins:
     def __init__(self, stack: CallStack) -> None:
         self._stack = stack
         self._listens = False
-        #: By the tensor's number, in the order in which they were computed.
+        #: By the tensor's key, in the order in which they were computed.
         self.found: Dict[int, Origin] = {}
 
     @contextlib.contextmanager
@@ -83,10 +83,10 @@ class Origins:
         this = Origin(kind, self._stack.innermost, floats, output)
         for each in floats:
             if is_bad(each):
-                number = key_of(each)
-                if number not in self.found:  # a constant, or what was made before
-                    self.found[number] = Origin("given", this.call, (), each)
-                this.sources.append(number)
+                key = key_of(each)
+                if key not in self.found:  # a constant, or what was made before
+                    self.found[key] = Origin("given", this.call, (), each)
+                this.sources.append(key)
         self.found[key_of(output)] = this
 
     def enter(self, call: Call, inputs: List[Any]) -> None:
@@ -103,13 +103,13 @@ class Origins:
 
         A mask of -inf before a softmax, say, is not on the way to it.
         """
-        numbers, seen = [key_of(tensor)], set()
-        while numbers:
-            number = numbers.pop()
-            if number not in seen and number in self.found:
-                seen.add(number)
-                numbers += self.found[number].sources
-        ends = [n for n in self.found if n in seen and not self.found[n].sources]
+        keys, seen = [key_of(tensor)], set()
+        while keys:
+            key = keys.pop()
+            if key not in seen and key in self.found:
+                seen.add(key)
+                keys += self.found[key].sources
+        ends = [k for k in self.found if k in seen and not self.found[k].sources]
         return self.found[ends[0]] if ends else None
 
     def first_hidden(self) -> Optional[Origin]:

@@ -10,11 +10,12 @@ import numpy as np
 
 from lossscale import arguments
 from lossscale.ranges import exponents, picture
-from lossscale.ranges.table import COLUMNS, table
+from lossscale.ranges.figures import Figures
+from lossscale.ranges.table import table
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class GradientRanges:
+class GradientRanges(Figures):
     """What float16 would do to a model's gradients at a loss scale.
 
     Shares are of the values that are finite and not zero in float32; NaN where there
@@ -52,57 +53,6 @@ class GradientRanges:
                 "For another, give it to `gradient_ranges`."
             )
         return dataclasses.replace(self, loss_scale=scale)
-
-    @property
-    def values(self) -> Any:
-        """How many values there are."""
-        return exponents.total(self._counts[0])
-
-    @property
-    def nonfinite(self) -> Any:
-        """How many are infinite or NaN in float32: no loss scale helps these."""
-        return self.infinities + self.nans
-
-    @property
-    def infinities(self) -> Any:
-        """How many are infinite in float32."""
-        return exponents.infinities(self._counts[0])
-
-    @property
-    def nans(self) -> Any:
-        """How many are NaN in float32."""
-        return exponents.nans(self._counts[0])
-
-    @property
-    def zeros(self) -> Any:
-        """The share of all values that is zero in float32 already."""
-        return _ratio(exponents.zeros(self._counts[0]), self.values)
-
-    @property
-    def flushed(self) -> Any:
-        """The share that float16 rounds to zero: at most 2**-25, times the scale."""
-        return self._share_of(exponents.flushed)
-
-    @property
-    def subnormal(self) -> Any:
-        """The share that keeps some digits only: below 2**-14, times the scale."""
-        return self._share_of(exponents.subnormal)
-
-    @property
-    def overflowing(self) -> Any:
-        """The share that is infinite in float16: from 65520 on, times the scale."""
-        return self._share_of(exponents.overflowing)
-
-    @property
-    def largest_exponent(self) -> Any:
-        """The exponent of the largest magnitude, unscaled. NaN where all is zero."""
-        return np.floor(_log2(self.largest))
-
-    @property
-    def headroom(self) -> Any:
-        """By how many factors of two the largest, times the scale, is below 65504."""
-        top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
-        return top - _log2(self.largest)
 
     @property
     def largest_safe_scale(self) -> Optional[float]:
@@ -162,19 +112,6 @@ class GradientRanges:
             if lost[number] > 0.1 and 2 * found._own(number) < lost[number]
         )
 
-    @property
-    def summary(self) -> Dict[str, Dict[str, float]]:
-        """The figures above by name of row, and of all rows together as `"all"`."""
-        rows = (*self.names, "all")
-        columns = {
-            name: np.append(getattr(self, name), getattr(self._all, name))
-            for name in COLUMNS
-        }
-        return {
-            row: {name: columns[name][number].item() for name in COLUMNS}
-            for number, row in enumerate(rows)
-        }
-
     def __str__(self) -> str:
         return table(self)
 
@@ -228,17 +165,3 @@ class GradientRanges:
     def _counts(self) -> Tuple[Any, int]:
         significand, exponent = math.frexp(self.loss_scale)
         return self.counts[significand * 2], exponent - 1
-
-    def _share_of(self, count: Any) -> Any:
-        counts, power = self._counts
-        return _ratio(count(counts, power), exponents.numbers(counts))
-
-
-def _ratio(part: Any, whole: Any) -> Any:
-    with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-        return np.true_divide(part, whole)
-
-
-def _log2(largest: Any) -> Any:
-    positive = np.where(largest > 0, largest, np.nan).astype(np.float64)
-    return np.log2(positive)

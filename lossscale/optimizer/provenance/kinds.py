@@ -58,7 +58,7 @@ def overflow_may_be_lost(unit: Unit, unscalings: Iterable[Unscale]) -> bool:
 
     Args:
       unit: The unit of what is applied.
-      unscalings: Those that no step has been decided on with.
+      unscalings: The unscalings that no step was decided with.
     """
     return unit.hides_inf and any(
         not (each.poisons or each.is_visible())
