@@ -57,8 +57,8 @@ class Check(NamedTuple):
     def without_gradients(self, count: int) -> Check:
         """Returns this check in a form that no longer needs the gradients.
 
-        The exact check runs now, in a branch of its own. A check that is not settled
-        keeps its gradients in memory until the step is decided on: clipping by the
+        The exact check runs now, in a branch of its own. A check that needs its
+        gradients keeps them in memory until the step is decided on: clipping by the
         global norm would then need as much memory again as the gradients take.
 
         Args:

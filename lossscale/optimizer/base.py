@@ -140,7 +140,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         name = ours["name"]
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
         replicas.refuse_tpu()
-        return keras_arguments.loss_scale_of(ours), name
+        return keras_arguments.loss_scale_in(ours), name
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.

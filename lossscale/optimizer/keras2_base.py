@@ -46,9 +46,8 @@ class Keras2Base(LossScaleOptimizer):
         self._track_trackable(loss_scale, "loss_scale")
         self._track_trackable(self._fault_record, "faults")
         if not mode.current().knows_values:
-            for (
-                variable
-            ) in loss_scale.variables:  # v1's `fit` initializes those it knows
+            for variable in loss_scale.variables:
+                # A v1 graph's `fit` initializes the variables that Keras knows.
                 self._keras_module.backend.track_variable(variable)
 
     @property

@@ -83,7 +83,7 @@ def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
     Raises:
       TypeError: There is no such argument, one has the wrong type, or two say what the
         loss scale does.
-      ValueError: An argument is out of its range, or goes not with another.
+      ValueError: An argument is out of its range, or does not go with another.
     """
     given = _by_their_names(given)
     name, loss_scale = given.pop("name", None), given.pop("loss_scale", DYNAMIC)
@@ -199,7 +199,7 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
     return theirs
 
 
-def loss_scale_of(ours: Mapping[str, Any]) -> LossScale:
+def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
     """Returns the `LossScale` that our arguments mean.
 
     Raises:

@@ -63,7 +63,7 @@ class Float32Pass:
         return outputs
 
     def _number_of(self, call: Call) -> int:
-        """Returns the how-manyth call of its layer this is: in a loop, the first."""
+        """Returns which call of its layer this is, from 1 on. In a loop it is 1."""
         above = call.parent
         while above is not None:
             if hasattr(above.layer, "cell"):  # a recurrent layer's loop over time
