@@ -10,6 +10,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.scaling import widened
 from lossscale.optimizer.provenance.resolve import Provenance
+from lossscale.optimizer.step.reduction import reduction_for
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import checkpoints, mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Grads, Op
@@ -161,7 +162,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         apply = self._inner_apply([v for _, v in pairs], global_step, name)
         listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
         bundle = self._provenance.resolve([grad for grad, _ in pairs])
-        done = Step(self._provenance, are_added=True, entry=None).run(bundle, apply)
+        step = Step(self._provenance, reduction_for(are_added=True), entry=None)
+        done = step.run(bundle, apply)
         if done is None:
             return None
         return replicas.merge_call(lambda op: _as_train_op(op, name, listed), done)

@@ -15,8 +15,10 @@ imports:
 * `keras_state`: the loss scale of a Keras's own wrapper, with its state;
 * `wrappers`, `config`, `forwarding`: which wrapper for which optimizer; the wrapper as
   a config, and from others; attributes that the inner optimizer or the loss scale has;
+* `reports`: what a user may ask of the last skipped step;
 * `base`: what the wrappers of all Kerases have in common;
 * `keras2_base`: what both generations of Keras 2's optimizers have in common;
+* `inner_sum`: how Keras 3's optimizers are kept from adding gradients up;
 * `keras2`, `keras3`: the wrappers. Files name these two modules: they stay.
 
 Begin with `base`, then `step`.

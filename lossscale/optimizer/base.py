@@ -7,11 +7,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, overwriting, wrappers
 from lossscale.optimizer.config import Configurable
-from lossscale.optimizer.fault_record import Entry, FaultRecord, NonfiniteGradient
+from lossscale.optimizer.fault_record import FaultRecord
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
 from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.spike_record import Spike
+from lossscale.optimizer.reports import Reports
+from lossscale.optimizer.step import communication
 from lossscale.optimizer.step.aggregation import aggregated
+from lossscale.optimizer.step.reduction import reduction_for
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
@@ -19,7 +21,7 @@ from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
 
 
-class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
+class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     Wraps an optimizer of Keras 2 or Keras 3. Pass it to `model.compile`; under
@@ -65,6 +67,10 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         default. With `dynamic=False` it must be given.
       dynamic_growth_steps: As in both Kerases: after how many finite steps in a row the
         loss scale is doubled, 2000 by default.
+      communication_dtype: What gradients cross in between replicas, while they are
+        still scaled: `"float16"` or `"bfloat16"`, half the bytes. They are added up in
+        it, then unscaled in float32. None: in their own dtype. On one replica it
+        changes nothing.
       **kwargs: What else Keras 3's wrapper takes, as `clipnorm`, at its default only.
 
     By position the arguments may also be in Keras 2's order, as in `(optimizer, True)`
@@ -75,8 +81,10 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
       TypeError: An argument has the wrong type, both `loss_scale` and one of the three
         that stand in its place are given, or `inner_optimizer` belongs to Keras 3 on
         another backend than TensorFlow.
-      ValueError: `inner_optimizer` is wrapped already, an argument is out of range, or
-        the strategy is a TPUStrategy.
+      ValueError: `inner_optimizer` is wrapped already, an argument is out of range, the
+        strategy is a TPUStrategy, or `communication_dtype` is given where the inner
+        optimizer adds gradients up in a way of its own, accumulates them (Keras 3), or
+        the strategy is a ParameterServerStrategy.
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
     2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
@@ -112,6 +120,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         *,
         dynamic: Optional[bool] = None,
         initial_scale: Optional[float] = None,
+        communication_dtype: Optional[str] = None,
         **kwargs: Any,
     ) -> None:
         given = {
@@ -122,7 +131,11 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
             "initial_scale": initial_scale,
             **kwargs,
         }
-        self._wrap(inner_optimizer, *self._checked(inner_optimizer, given))
+        wrappers.check_inner(inner_optimizer, type(self))
+        dtype = self._checked_communication(inner_optimizer, communication_dtype)
+        # Past Keras's __setattr__, which works only once Keras's constructor has run.
+        object.__setattr__(self, "_communication_dtype", dtype)
+        self._wrap(inner_optimizer, *self._checked(given))
 
     def _wrap(
         self, inner_optimizer: Any, loss_scale: LossScale, name: Optional[str]
@@ -131,16 +144,27 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         raise NotImplementedError
 
     @classmethod
-    def _checked(
-        cls, inner_optimizer: Any, given: Dict[str, Any]
-    ) -> Tuple[LossScale, Optional[str]]:
+    def _checked(cls, given: Dict[str, Any]) -> Tuple[LossScale, Optional[str]]:
         """Returns the `LossScale` and the name that valid arguments mean."""
-        wrappers.check_inner(inner_optimizer, cls)
         ours = keras_arguments.as_ours(given)
         name = ours["name"]
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
         replicas.refuse_tpu()
         return keras_arguments.loss_scale_in(ours), name
+
+    @classmethod
+    def _checked_communication(cls, inner_optimizer: Any, dtype: Any) -> Optional[str]:
+        """Returns a valid `communication_dtype` that the inner optimizer allows."""
+        found = communication.checked_dtype(dtype)
+        if found is not None:
+            way = cls._own_way_to_sum(inner_optimizer)
+            communication.refuse_impossible(found, inner_optimizer, way)
+        return found
+
+    @classmethod
+    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
+        """Says how an optimizer adds gradients up, if that cannot be done for it."""
+        raise NotImplementedError
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Past Keras's __setattr__, which would track these under names of its own.
@@ -152,12 +176,19 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
         loss_scale = getattr(self, "_loss_scale", None)
-        return f"LossScaleOptimizer({type(inner).__name__}, {loss_scale!r})"
+        dtype = getattr(self, "_communication_dtype", None)
+        more = f", communication_dtype={dtype!r}" if dtype is not None else ""
+        return f"LossScaleOptimizer({type(inner).__name__}, {loss_scale!r}{more})"
 
     @property
     def loss_scale(self) -> LossScale:
         """The `LossScale`. Where a number is expected it is its current value."""
         return self._loss_scale
+
+    @property
+    def communication_dtype(self) -> Optional[str]:
+        """What gradients cross in between replicas. None: in their own dtype."""
+        return self._communication_dtype
 
     @property
     def applied_steps(self) -> Any:
@@ -183,10 +214,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
             return lambda: self.scale_loss(loss())
         return self._loss_scale.scale(loss)
 
-    def get_scaled_loss(self, loss: Tensor) -> Any:
-        """Like `scale_loss`. Keras 2's name."""
-        return self.scale_loss(loss)
-
     @do_not_convert
     def get_unscaled_gradients(self, grads: Any) -> List[Any]:
         """Returns the true gradients, and remembers whether they were finite.
@@ -206,40 +233,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         grads = list(grads)
         return self._provenance.unscale(grads)
 
-    def nonfinite_gradients(self) -> List[NonfiniteGradient]:
-        """Returns the gradients that were not finite at the last skipped step.
-
-        On any replica, in this process, as they were before anybody clipped them. Reads
-        the device: call it on the host, between steps.
-
-        Returns:
-          A list of `NonfiniteGradient`. Empty if no step was skipped, or if it is not
-          known: a loss scale that decides by itself, a `tf.compat.v1` graph, an
-          overflow that was clipped away.
-        """
-        return self._fault_record.gradients()
-
-    def nonfinite_loss(self) -> Optional[str]:
-        """Returns how the unscaled loss of the last skipped step was not finite.
-
-        If it was not, no loss scale helps. Read it as `nonfinite_gradients`.
-
-        Returns:
-          `"inf"` or `"nan"`. None if it was finite, or is not known: the loss was
-          scaled in another `tf.function` than the gradients were applied in.
-        """
-        return self._fault_record.loss()
-
-    def last_spike(self) -> Optional[Spike]:
-        """Returns the last step that a `SpikeGuard` skipped for its size.
-
-        In this process. Read it as `nonfinite_gradients`.
-
-        Returns:
-          A `Spike`: `name`, `largest`, `limit` and `variable`. None if there was none.
-        """
-        return self._fault_record.spike()
-
     def _apply_or_skip(
         self,
         grads: Grads,
@@ -256,7 +249,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
           grads: This replica's gradients, scaled or not; some may be None.
           variables: What they are applied to.
           apply: Called as `apply(grads, variables)` with unscaled gradients.
-          aggregates: Whether it adds them up across replicas.
+          aggregates: Whether it adds them up across replicas, or this wrapper does.
           aggregate: What the user aggregates `(gradient, variable)` pairs with, in its
             place. It may communicate: it is called at every step, outside the branch.
           values: What float8 layers hand over in the place of some gradients, which are
@@ -272,9 +265,20 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
-        entry = self._fault_entry(variables)
-        step = Step(self._provenance, aggregates, entry)
+        dtype = self._dtype_to_sum_in()
+        if dtype is not None:
+            with self._provenance.history.values.ignoring():
+                bundle = communication.summed(bundle, dtype)
+        reduction = reduction_for(aggregates, dtype is not None)
+        step = Step(self._provenance, reduction, self._fault_entry(variables))
         return step.run(bundle, lambda grads: apply(grads, variables))
+
+    def _dtype_to_sum_in(self) -> Optional[str]:
+        """Returns what the wrapper adds gradients up in. None: it does not add them."""
+        dtype = self._communication_dtype
+        # The inner optimizer may have been changed since.
+        self._checked_communication(self.inner_optimizer, dtype)
+        return dtype if replicas.count() > 1 else None
 
     def _trains(self, variables: List[Variable]) -> None:
         """Notes what is trained, when that is built: weights may be read before a step.
@@ -283,12 +287,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings):
         """
         self._note_trained(variables)
         self._fault_entry(variables)
-
-    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
-        """Returns where the faults of variables go."""
-        checks = self._loss_scale.checks_gradients
-        spikes = self._loss_scale.skips_spikes
-        return self._fault_record.entry_of(variables, spikes) if checks else None
 
     def _note_trained(self, variables: List[Variable]) -> None:
         """Notes the variables that hold weights: those that are overwritten do not."""

@@ -17,6 +17,7 @@ class Configurable:
 
     name: str
     loss_scale: Any
+    _communication_dtype: Optional[str]
 
     @classmethod
     def from_config(
@@ -105,8 +106,17 @@ class Configurable:
             "inner_optimizer": self._serialize_inner(),
             "loss_scale": serialization.serialize(self.loss_scale),
         }
+        config.update(self._own_options())
         # Keras 2's configs hold NumPy scalars, which JSON does not.
         return dict(tf.nest.map_structure(_plain, config))
+
+    def _own_options(self) -> Dict[str, Any]:
+        """Returns the arguments that were given beyond those of every version.
+
+        Releases from before these arguments read the configs that do not need them.
+        """
+        dtype = self._communication_dtype
+        return {} if dtype is None else {"communication_dtype": dtype}
 
     def _serialize_inner(self) -> Dict[str, Any]:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List
 
+from lossscale.runtime.aliases import Tensor
 from lossscale.scales.base import LossScale
 
 
@@ -60,6 +61,9 @@ def _attribute(*names: str) -> Callable[[LossScale], Any]:
 class KerasNames:
     """What the wrappers of both Kerases call what our loss scales know."""
 
+    #: What Keras 3 calls what Keras 2 calls `get_scaled_loss`.
+    scale_loss: Callable[[Any], Any]
+
     dynamic = _answered(
         lambda scale: scale._can_change,
         "Whether the loss scale can change.",
@@ -83,6 +87,10 @@ class KerasNames:
         _attribute("current_loss_scale"),
         "The variable that holds the loss scale, None if there is none.",
     )
+
+    def get_scaled_loss(self, loss: Tensor) -> Any:
+        """Like `scale_loss`. Keras 2's name."""
+        return self.scale_loss(loss)
 
 
 class RefusesInnerSettings:

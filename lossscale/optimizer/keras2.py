@@ -67,27 +67,28 @@ class _Legacy(Keras2Base):
         Returns:
           In a graph an op, in eager mode `iterations`.
         """
-        aggregates = experimental_aggregate_gradients
-        has_own = aggregates and self._has_own_aggregation()
+        aggregates = self._is_aggregated_here(experimental_aggregate_gradients)
+        has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
         aggregates = aggregates and not has_own
-        options = {"name": None, "experimental_aggregate_gradients": aggregates}
+        is_inners = aggregates and self._dtype_to_sum_in() is None
+        options = {"name": None, "experimental_aggregate_gradients": is_inners}
         options.update(self._second_argument(name))
         aggregate = self._aggregate if has_own else None
         return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
 
     # Not public: what a legacy optimizer's `apply_gradients` begins with, and Keras's
     # own wrapper calls before it decides, too (seen on 2.4 to 2.21).
-    def _has_own_aggregation(self) -> bool:
+    @classmethod
+    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
         # The module of the base class knows the default by this name; where one did
         # not, every aggregation would be called before the decision: right, too.
-        module = sys.modules[self._optimizer_class.__module__]
+        module = sys.modules[cls._optimizer_class.__module__]
         default = getattr(module, "optimizer_utils", None)
         default = getattr(default, "all_reduce_sum_gradients", None)
-        if self.inner_optimizer.gradient_aggregator is not default:
+        if inner_optimizer.gradient_aggregator is not default:
             return True
-        return self._overrides(
-            "_transform_unaggregated_gradients", "_aggregate_gradients"
-        )
+        names = ("_transform_unaggregated_gradients", "_aggregate_gradients")
+        return cls._overrides(inner_optimizer, *names)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
         inner = self.inner_optimizer
@@ -155,9 +156,10 @@ class _New(Keras2Base):
           `iterations`, the number of steps that were applied.
         """
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-        aggregates = not (skip or self._is_dtensor())
-        has_own = aggregates and self._overrides("aggregate_gradients")
-        options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}
+        aggregates = self._is_aggregated_here(not skip) and not self._is_dtensor()
+        has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
+        skip = skip or has_own or self._dtype_to_sum_in() is not None
+        options: Dict[str, Any] = {"skip_gradients_aggregation": skip}
         options.update(self._second_argument(name))
         options.pop("name", None)  # accepted and ignored, as Keras does
         aggregate = self.inner_optimizer.aggregate_gradients if has_own else None
@@ -168,6 +170,10 @@ class _New(Keras2Base):
     def _build_before_apply(self, variables: List[Variable]) -> None:
         with tf.init_scope():  # a branch cannot create variables
             self.build(variables)
+
+    @classmethod
+    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
+        return cls._overrides(inner_optimizer, "aggregate_gradients")
 
     def _is_dtensor(self) -> bool:
         inner = self.inner_optimizer

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.step import communication
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.aliases import Grads, Variable
 from lossscale.scales.base import LossScale
@@ -98,6 +99,16 @@ class Keras2Base(LossScaleOptimizer):
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
 
+    def _is_aggregated_here(self, aggregates: bool) -> bool:
+        """Tells whether the inner optimizer, or this wrapper, adds gradients up.
+
+        Raises:
+          ValueError: The caller leaves it to neither, and `communication_dtype` is set.
+        """
+        if self._communication_dtype is not None and not aggregates:
+            communication.refuse_unsummed(self._communication_dtype)
+        return aggregates
+
     def _second_argument(self, value: Any) -> Dict[str, Any]:
         """Returns what `apply_gradients`' second argument is to the inner optimizer.
 
@@ -114,7 +125,7 @@ class Keras2Base(LossScaleOptimizer):
         inner = copy.deepcopy(self.inner_optimizer, memo)
         self._release(inner)
         loss_scale = copy.deepcopy(self._loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name)
+        return type(self)(inner, loss_scale, name=self.name, **self._own_options())
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
@@ -128,9 +139,21 @@ class Keras2Base(LossScaleOptimizer):
         for name in _TRACKED:
             inner_optimizer._self_unconditional_dependency_names.pop(name, None)
 
-    def _overrides(self, *names: str) -> bool:
+    @classmethod
+    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
+        if not cls._has_own_aggregation(inner_optimizer):
+            return None
+        return "aggregates them by a method or an argument. Leave it out"
+
+    @classmethod
+    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
+        """Tells whether an optimizer adds gradients up in a way of its own."""
+        raise NotImplementedError
+
+    @classmethod
+    def _overrides(cls, inner_optimizer: Any, *names: str) -> bool:
         """Tells whether the inner optimizer's class has methods of its own."""
-        inner, base = type(self.inner_optimizer), self._optimizer_class
+        inner, base = type(inner_optimizer), cls._optimizer_class
         return any(getattr(inner, n, None) is not getattr(base, n, None) for n in names)
 
     def _build_before_apply(self, variables: List[Variable]) -> None:

@@ -13,6 +13,7 @@ from lossscale import arguments
 from lossscale.optimizer import overwriting, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import delegated, forwarded
+from lossscale.optimizer.inner_sum import InnerSum, own_way_to_sum
 from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Grads, Variable
@@ -33,6 +34,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # mixed_float16. Nothing of that class's own loss scaling is used.
     _unscales_in_apply = True
     _looked_up: Set[str]
+    _inner_sum: Optional[InnerSum]
     _not_in_names = "/"
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
@@ -53,7 +55,14 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
+        leaves_sum = self._communication_dtype is not None
+        inner_sum = InnerSum(inner_optimizer) if leaves_sum else None
+        object.__setattr__(self, "_inner_sum", inner_sum)
         wrappers.mark(inner_optimizer)
+
+    @classmethod
+    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
+        return own_way_to_sum(inner_optimizer, keras.optimizers.Optimizer)
 
     learning_rate = forwarded("learning_rate")
     iterations = forwarded("iterations")
@@ -82,7 +91,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # two share there would be two copies.
         inner = copy.deepcopy(self.inner_optimizer, memo)
         loss_scale = copy.deepcopy(self._loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name)
+        return type(self)(inner, loss_scale, name=self.name, **self._own_options())
 
     @property
     def loss_scale_factor(self) -> None:
@@ -137,6 +146,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         def apply(grads: Grads, _: Any) -> None:
             merged = [v if g is None else g for g, v in zip(grads, values)]
             inner.apply(merged, trainable_variables)
+            if self._inner_sum is not None:
+                self._inner_sum.check(inner)
 
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # Keras's own answer

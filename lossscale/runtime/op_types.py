@@ -64,6 +64,19 @@ def _output_args(kind: str) -> List[Tuple[str, str, str]]:
     return [(each.name, each.number_attr, each.type_list_attr) for each in args]
 
 
+def takes(kind: str, attribute: str, dtype: Any) -> bool:
+    """Tells whether a type of operation takes a dtype.
+
+    Args:
+      kind: The type, one that TensorFlow has.
+      attribute: The name of the attribute that holds the dtype.
+      dtype: A `tf.DType`.
+    """
+    definition = op_def_registry.get(kind)
+    (found,) = (each for each in definition.attr if each.name == attribute)
+    return dtype.as_datatype_enum in found.allowed_values.list.type
+
+
 def output_names(node: Any) -> Iterator[str]:
     """Yields the names of an operation's outputs, as a definition has them.
 

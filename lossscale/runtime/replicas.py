@@ -8,10 +8,11 @@ of them, values are `PerReplica`). Each function here works in all three.
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, Hashable
+from typing import Any, Callable, Dict, Hashable, List
 
 import tensorflow as tf
 
+from lossscale.runtime import op_types
 from lossscale.runtime.aliases import Flag
 
 
@@ -57,6 +58,15 @@ def check_can_apply() -> None:
         )
 
 
+def train_apart() -> bool:
+    """Tells whether each worker takes steps of its own: parameter servers."""
+    of_v1 = tf.compat.v1.distribute.experimental
+    spaces = (tf.distribute, tf.distribute.experimental, of_v1)
+    found = (getattr(each, "ParameterServerStrategy", None) for each in spaces)
+    classes = tuple(each for each in found if each is not None)
+    return isinstance(tf.distribute.get_strategy(), classes)
+
+
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` on every replica with that replica's part of `args`.
 
@@ -82,8 +92,57 @@ def all_reduce_sum(value: Any) -> Any:
         return local_result(
             extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value)
         )
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    (total,) = all_reduce_sums([value])
+    return total
+
+
+def all_reduce_sums(values: List[Any]) -> List[Any]:
+    """Returns the sum over all replicas of each of several tensors, equal on all.
+
+    Those of one dtype cross together. In a graph `MultiWorkerMirroredStrategy` makes
+    one message of them. Called in replica context.
+
+    Args:
+      values: Tensors, `tf.IndexedSlices` and Nones. Of what is sparse the rows of all
+        replicas are put together, and added up by whoever applies them.
+    """
+    context, sums = tf.distribute.get_replica_context(), list(values)
+    of_dtype: Dict[Any, List[int]] = {}
+    for position, value in enumerate(values):
+        if value is not None:
+            of_dtype.setdefault(value.dtype, []).append(position)
+    for dtype, positions in of_dtype.items():
+        together = [_as_gathered(values[position]) for position in positions]
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, together)
+        for position, total in zip(positions, reduced):
+            sums[position] = _with_bits_of(total, dtype)
+    return sums
+
+
+def can_sum(dtype: str) -> bool:
+    """Tells whether this TensorFlow's collectives add up a dtype.
+
+    float16 they do since 2.4. bfloat16 they do not on 2.4, and do on 2.15 and 2.21.
+    """
+    return op_types.takes("CollectiveReduceV2", "T", tf.as_dtype(dtype))
+
+
+def _as_gathered(value: Any) -> Any:
+    """Returns sparse bfloat16 rows by their bits: collectives gather no bfloat16.
+
+    They put the rows of all replicas together and compute nothing (seen on 2.4 to
+    2.21).
+    """
+    if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
+        return value
+    return _with_bits_of(value, tf.float16)
+
+
+def _with_bits_of(value: Any, dtype: Any) -> Any:
+    if value.dtype == dtype:
+        return value
+    bits = tf.bitcast(value.values, dtype)
+    return tf.IndexedSlices(bits, value.indices, value.dense_shape)
 
 
 def agree(is_finite: Flag) -> Any:

@@ -45,12 +45,15 @@ def one_replica(family, entry):
     return strategies.loop_on_one(family, RUN, 2)
 
 
+@pytest.mark.parametrize("dtype", [None, "float16"])
 @pytest.mark.parametrize("entry", ["fit", "loop"])
-def test_both_workers_skip_what_either_cannot_apply(family, entry, tmp_path):
+@pytest.mark.every_combination
+def test_both_workers_skip_what_either_cannot_apply(family, entry, dtype, tmp_path):
     reason = why_not("multi-worker", family.name, entry)
     if reason:
         pytest.skip(f"impossible, see impossible.py: {reason}")
-    for seen in train(tmp_path, family.name, entry):
+    options = ["--communication-dtype", dtype] if dtype else []
+    for seen in train(tmp_path, family.name, entry, *options):
         flags = strategies.applied(RUN)
         assert [tuple(state) for state in seen["states"]] == strategies.rule(flags)
         assert seen["iterations"] == list(np.cumsum(flags))
@@ -72,17 +75,22 @@ def test_both_see_the_largest_gradient_with_one_collective_more(family, tmp_path
     ]
 
 
-def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
+@pytest.mark.parametrize("dtype", [None, "float16"])
+@pytest.mark.every_combination
+def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, dtype, tmp_path):
+    if dtype and family.name != "keras3":
+        pytest.skip("what crosses is no state: one Keras shows it")
     entry = "fit" if family.name == "keras2-new" else "loop"
+    options = ["--communication-dtype", dtype] if dtype else []
     interrupted = commands(
-        tmp_path, family.name, entry, *("--save-at", 6, "--wait-at", 8)
+        tmp_path, family.name, entry, *options, *("--save-at", 6, "--wait-at", 8)
     )
     # The second worker is killed between two steps, the first within one: it waits.
     interrupted[0] = interrupted[0][:-2]
     with started(interrupted, tmp_path, SECONDS) as processes:
         assert processes[1].stdout.readline() == "waiting\n", logs(tmp_path)
         kill(reversed(processes))
-    restarted = train(tmp_path, family.name, entry, "--restore")
+    restarted = train(tmp_path, family.name, entry, *options, "--restore")
     expected = one_replica(family, entry)
     for seen in restarted:
         assert len(seen["weights"]) == len(RUN) - 7

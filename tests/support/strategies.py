@@ -167,7 +167,15 @@ def _product(y_true, y_pred):
     return tf.reduce_mean(tf.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
 
 
-def fit(strategy, family, run, hook=None, data=None, **compile_arguments):
+def fit(
+    strategy,
+    family,
+    run,
+    hook=None,
+    data=None,
+    communication_dtype=None,
+    **compile_arguments,
+):
     """Fits a model to a run.
 
     Args:
@@ -176,6 +184,7 @@ def fit(strategy, family, run, hook=None, data=None, **compile_arguments):
       run: The steps.
       hook: What is told of the steps.
       data: Called with the first step, returns the dataset. None: arrays.
+      communication_dtype: The optimizer's.
       **compile_arguments: For `compile`.
 
     Returns:
@@ -184,7 +193,9 @@ def fit(strategy, family, run, hook=None, data=None, **compile_arguments):
     hook = hook or Uninterrupted()
     with scope_of(strategy):
         loss_scale = DynamicLossScale(**SCALE)
-        optimizer = LossScaleOptimizer(momentum(family), loss_scale)
+        optimizer = LossScaleOptimizer(
+            momentum(family), loss_scale, communication_dtype=communication_dtype
+        )
         model = linear(family, optimizer, "mixed_float16", **compile_arguments)
         optimizer.build(model.trainable_variables)
     seen = SimpleNamespace(weights=[], states=[], iterations=[])
@@ -245,6 +256,7 @@ def loop(
     inside=True,
     aggregate=True,
     hook=None,
+    communication_dtype=None,
     **options,
 ):
     """Drives an optimizer in a custom loop.
@@ -258,6 +270,7 @@ def loop(
       aggregate: Whether the optimizer adds the gradients up. If not, all replicas have
         the same ones, but for the infinities.
       hook: What is told of the steps.
+      communication_dtype: The optimizer's.
       **options: of `tf.function`; or `eagerly`, without one.
 
     Returns:
@@ -268,7 +281,9 @@ def loop(
     with scope_of(strategy):
         variable = variable_of(family, [1.0, 2.0])
         loss_scale = loss_scale or DynamicLossScale(**SCALE)
-        optimizer = LossScaleOptimizer(momentum(family), loss_scale)
+        optimizer = LossScaleOptimizer(
+            momentum(family), loss_scale, communication_dtype=communication_dtype
+        )
         optimizer.build([variable])
     arguments = {} if aggregate else {"experimental_aggregate_gradients": False}
 

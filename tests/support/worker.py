@@ -37,6 +37,7 @@ def arguments():
     parser.add_argument("--save-at", type=int)
     parser.add_argument("--wait-at", type=int)
     parser.add_argument("--restore", action="store_true")
+    parser.add_argument("--communication-dtype")
     return parser.parse_args()
 
 
@@ -131,10 +132,11 @@ def main():
         }
         (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
         return
+    options = {"communication_dtype": given.communication_dtype}
     if given.entry == "fit":
-        seen = strategies.fit(strategy, family, RUN, hook=hook, data=data)
+        seen = strategies.fit(strategy, family, RUN, hook=hook, data=data, **options)
     else:
-        seen = strategies.loop(strategy, family, RUN, hook=hook)
+        seen = strategies.loop(strategy, family, RUN, hook=hook, **options)
     record = {
         "weights": [[one.tolist() for one in step] for step in seen.weights],
         "states": seen.states,

@@ -1,6 +1,7 @@
 """The flag, all-reduced: do all replicas together apply this step?
 
-One replica and several are two classes of one interface, `FlagReduction`.
+One replica, several, and several whose gradients are added up already are three classes
+of one interface, `FlagReduction`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,16 @@ class OneReplica:
         is_exact = check.exact_check is None
         quick, largest = map(replicas.local_result, (contributions, check.largest))
         return Check(quick, None if is_exact else exact_check, largest=largest)
+
+
+class SummedReplicas(OneReplica):
+    """Several replicas that have the same gradients, the sum of all of them.
+
+    They find the same flag, and none has to cross. Gradients are divided before the
+    branch, as with `SeveralReplicas`.
+    """
+
+    is_of_one = False
 
 
 class SeveralReplicas:
@@ -166,9 +177,16 @@ class SeveralReplicas:
         return terms
 
 
-def reduction_for(are_added: bool) -> FlagReduction:
-    """Returns how the replicas that train in step come to one flag."""
-    return OneReplica() if replicas.count() == 1 else SeveralReplicas(are_added)
+def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
+    """Returns how the replicas that train in step come to one flag.
+
+    Args:
+      are_added: Whether the optimizer adds their gradients up.
+      are_summed: Whether that is done already: `communication.summed`.
+    """
+    if replicas.count() == 1:
+        return OneReplica()
+    return SummedReplicas() if are_summed else SeveralReplicas(are_added)
 
 
 def _is_added(grad: Grad) -> bool:

@@ -15,7 +15,7 @@ from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import largest_unscaled
 from lossscale.optimizer.fault_record import Entry
 from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.step.reduction import reduction_for
+from lossscale.optimizer.step.reduction import FlagReduction
 from lossscale.optimizer.step.sharing import adjust_together
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
@@ -47,20 +47,20 @@ class Step:
     """
 
     def __init__(
-        self, provenance: Provenance, are_added: bool, entry: Optional[Entry]
+        self, provenance: Provenance, reduction: FlagReduction, entry: Optional[Entry]
     ) -> None:
         """Begins a step.
 
         Args:
           provenance: Where the optimizer's gradients come from.
-          are_added: Whether the optimizer adds them up across replicas.
+          reduction: How the replicas come to one flag.
           entry: Where a skipped step's faults are kept. None: nowhere.
         """
         self._provenance = provenance
         self._loss_scale = provenance.loss_scale
         self._entry = entry
         self._mode = mode.current()
-        self._reduction = reduction_for(are_added)
+        self._reduction = reduction
         #: Whether the flag is all that the loss scale is told. A subclass that
         #: overrides `update` is given the gradients.
         self._is_told_the_flag = type(self._loss_scale).update is LossScale.update

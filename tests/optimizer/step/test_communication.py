@@ -1,0 +1,478 @@
+"""Gradients that cross the replicas in float16 or bfloat16, while they are scaled.
+
+Of small powers of two float16 holds every sum, so that weights must equal those of one
+replica without a wrapper to the last bit. Where it does not, the error is bounded.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import strategies
+import tensorflow as tf
+from installed import DEVICES
+from limits import skip_without
+from models import assert_same, variable_of
+from strategies import RUN, SHORT_RUN, applied, rule
+
+import lossscale
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+
+REPLICAS = len(DEVICES)
+#: Finite in float32, where scaled by 2**6, and not in float16: on one replica; and on
+#: none of them, but added up.
+TOO_LARGE = [
+    ("none", None),
+    ("last", np.float32(2**12)),
+    ("none", None),
+    ("all", np.float32(1.2 * 65504 / 32 / REPLICAS)),
+    ("none", None),
+]
+
+
+@pytest.fixture(autouse=True)
+def _adds_up(request):
+    """Skips bfloat16 where TensorFlow adds none up."""
+    parameters = getattr(request.node, "callspec", None)
+    if parameters and parameters.params.get("dtype") == "bfloat16":
+        from lossscale.runtime import replicas
+
+        if not replicas.can_sum("bfloat16"):
+            pytest.skip("this TensorFlow's collectives add up no bfloat16")
+
+
+def wrapped(family, loss_scale=None, dtype="float16", **options):
+    """Returns an optimizer of learning rate 1 whose gradients cross in `dtype`."""
+    loss_scale = loss_scale or DynamicLossScale(2.0**6)
+    inner = family.optimizers.SGD(1.0, **options)
+    return LossScaleOptimizer(inner, loss_scale, communication_dtype=dtype)
+
+
+def step_of(strategy, optimizer, variables, gradients, unscale=None):
+    """Returns a traced step.
+
+    Args:
+      strategy: The strategy.
+      optimizer: The optimizer.
+      variables: What it trains.
+      gradients: Called with the number of the replica, returns gradients of a loss of
+        which the scaled one is given.
+      unscale: Called with the unscaled gradients, returns those to apply. None: they
+        are applied as they are.
+    """
+
+    def each():
+        scale = optimizer.scale_loss(tf.constant(1.0))
+        grads = gradients(strategies.replica(), scale)
+        if unscale is not None:
+            grads = unscale(optimizer.get_unscaled_gradients(grads))
+        optimizer.apply_gradients(list(zip(grads, variables)))
+
+    return tf.function(lambda: strategy.run(each), autograph=False)
+
+
+def equal(*each):
+    """Returns what makes the same gradients on all replicas, from their values."""
+    return lambda _, scale: [tf.constant(one, tf.float32) * scale for one in each]
+
+
+def values(strategy, *variables):
+    return [strategies.agreed(strategy, each).tolist() for each in variables]
+
+
+# Right, and agreed
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_fit(mirrored, family, dtype, eagerly):
+    skip_without("fit over replicas", family)
+    skip_without("adding up over replicas", family)
+    run = SHORT_RUN if eagerly else RUN
+    options = {"run_eagerly": eagerly, "communication_dtype": dtype}
+    seen = strategies.fit(mirrored, family, run, **options)
+    assert seen.states == rule(applied(run))
+    for ours, theirs in zip(seen.weights, strategies.fit_on_one(family, run)):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("way", ["keras2", "keras3"])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_a_loop(mirrored, family, way, eagerly):
+    run = SHORT_RUN if eagerly else RUN
+    options = {"eagerly": eagerly, "communication_dtype": "float16"}
+    seen = strategies.loop(mirrored, family, run, way, **options)
+    assert seen.states == rule(applied(run))
+    assert seen.iterations == list(np.cumsum(applied(run)))
+    expected = strategies.loop_on_one(family, run, REPLICAS)
+    for ours, theirs in zip(seen.weights, expected):
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("way", ["keras2", "keras3"])
+def test_what_overflows_in_the_cast_or_in_the_sum_alone_is_skipped(
+    mirrored, family, way
+):
+    options = {"communication_dtype": "float16"}
+    seen = strategies.loop(mirrored, family, TOO_LARGE, way, **options)
+    assert seen.states == rule(applied(TOO_LARGE))
+    expected = strategies.loop_on_one(family, TOO_LARGE, REPLICAS)
+    for ours, theirs in zip(seen.weights, expected):
+        assert_same(ours, theirs)
+    in_float32 = strategies.loop(mirrored, family, TOO_LARGE, way)
+    assert all(is_finite for *_, is_finite in in_float32.states)
+
+
+def test_an_overflow_that_is_clipped_away_is_seen_on_all(mirrored, family):
+    with mirrored.scope():
+        first, second = variable_of(family, [1.0, 2.0]), variable_of(family, [3.0])
+        optimizer = wrapped(family)
+        optimizer.build([first, second])
+
+    def gradients(number, scale):
+        is_last = tf.cast(tf.equal(number, REPLICAS - 1), tf.float32)
+        bad = tf.where(is_last > 0.0, float("inf"), 0.0)
+        return [tf.stack([scale + bad, scale]), tf.reshape(scale, [1])]
+
+    def clip(grads):
+        return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+
+    step_of(mirrored, optimizer, [first, second], gradients, clip)()
+    assert values(mirrored, first, second) == [[1.0, 2.0], [3.0]]
+    assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
+    (fault,) = optimizer.nonfinite_gradients()
+    assert fault.kind == "inf"
+    assert fault.variable is first
+
+
+def test_only_what_is_at_fault_is_named(mirrored, family):
+    with mirrored.scope():
+        first, second = variable_of(family, [1.0, 2.0]), variable_of(family, [3.0])
+        optimizer = wrapped(family)
+        optimizer.build([first, second])
+
+    def gradients(number, scale):
+        large = 2048.0 * tf.cast(tf.equal(number, REPLICAS - 1), tf.float32)
+        return [tf.stack([scale, scale]), tf.reshape(scale * large, [1])]
+
+    step_of(mirrored, optimizer, [first, second], gradients)()
+    (fault,) = optimizer.nonfinite_gradients()
+    assert fault.kind == "inf"
+    assert fault.variable is second
+
+
+@pytest.mark.parametrize("unscale", [None, list], ids=["scaled", "unscaled"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
+    dtypes = ["float32", "float64", "float16", "float32"]
+    with mirrored.scope():
+        sparse, wide, half, without = [
+            variable_of(family, np.ones([3, 2]), each) for each in dtypes
+        ]
+        variables = [sparse, wide, half, without]
+        optimizer = wrapped(family, dtype=dtype)
+        optimizer.build(variables)
+
+    def gradients(number, scale):
+        rows = tf.IndexedSlices(
+            0.25 * scale * tf.ones([2, 2]), tf.stack([number, 2]), tf.constant([3, 2])
+        )
+        dense = tf.ones([3, 2]) * scale * tf.cast(number + 1, tf.float32)
+        return [rows, tf.cast(dense, tf.float64), tf.cast(dense, tf.float16), None]
+
+    step_of(mirrored, optimizer, variables, gradients, unscale)()
+    moved = sum(range(1, REPLICAS + 1))
+    expected = np.ones([3, 1])
+    for number in range(REPLICAS):
+        expected[number % 3] -= 0.25
+        expected[2] -= 0.25
+    found = values(mirrored, *variables)
+    np.testing.assert_array_equal(found[0], np.tile(expected, [1, 2]))
+    np.testing.assert_array_equal(found[1:3], np.full([2, 3, 2], 1.0 - moved))
+    np.testing.assert_array_equal(found[3], np.ones([3, 2]))
+
+
+def test_a_fixed_scale_without_a_check_adds_up_too(mirrored, family):
+    with mirrored.scope():
+        variable = variable_of(family, [1.0])
+        optimizer = wrapped(family, FixedLossScale(2.0**8))
+        optimizer.build([variable])
+    step_of(mirrored, optimizer, [variable], equal([1.0]))()
+    assert values(mirrored, variable) == [[1.0 - REPLICAS]]
+
+
+def test_small_gradients_are_scaled_again_for_the_way(mirrored, family):
+    """2**-26 is zero in float16, and is not once it is multiplied by 2**6."""
+    with mirrored.scope():
+        variable = variable_of(family, [0.0])
+        optimizer = wrapped(family)
+        optimizer.build([variable])
+    for unscale in (None, list):
+        step_of(mirrored, optimizer, [variable], equal([2.0**-26]), unscale)()
+    assert values(mirrored, variable) == [[-2.0 * REPLICAS * 2.0**-26]]
+
+
+def test_the_error_is_float16s(mirrored, family, rng):
+    grads = rng.normal(size=[REPLICAS, 1000]).astype(np.float32)
+    with mirrored.scope():
+        variable = variable_of(family, np.zeros(1000, np.float32))
+        optimizer = wrapped(family)
+        optimizer.build([variable])
+
+    def gradients(number, scale):
+        return [tf.gather(grads, number) * scale]
+
+    step_of(mirrored, optimizer, [variable], gradients)()
+    found = -np.array(strategies.agreed(mirrored, variable))
+    exact = grads.astype(np.float64).sum(0)
+    bound = (REPLICAS + 1) * 2.0**-11 * np.abs(grads).sum(0)
+    assert (np.abs(found - exact) <= bound).all()
+    assert (found != exact).any()
+
+
+# What crosses
+
+
+def nodes_of(function):
+    """Returns the nodes of a function's graph, and of all that it calls."""
+    definition = function.graph.as_graph_def()
+    bodies = (each.node_def for each in definition.library.function)
+    return [node for nodes in (definition.node, *bodies) for node in nodes]
+
+
+def crossing_dtypes(nodes):
+    """Returns the dtypes of what brings replicas together."""
+    found = set()
+    for node in nodes:
+        across = node.op.startswith("Collective") and "T" in node.attr
+        if across or (node.op == "AddN" and "replica" in "".join(node.input)):
+            found.add(tf.as_dtype(node.attr["T"].type).name)
+    return found
+
+
+def test_all_crosses_in_float16_and_no_flag_for_itself(mirrored, family):
+    found = {}
+    for dtype in (None, "float16"):
+        with mirrored.scope():
+            variables = [variable_of(family, np.zeros([2, 2]))]
+            optimizer = wrapped(family, dtype=dtype)
+            optimizer.build(variables)
+        step = step_of(mirrored, optimizer, variables, equal(np.ones([2, 2])))
+        function = step.get_concrete_function()
+        found[dtype] = crossing_dtypes(function.graph.as_graph_def().node)
+    # Outside of the branches. In one, skipped steps tell which gradients were at fault.
+    assert found == {None: {"float32"}, "float16": {"float16"}}
+
+
+def test_one_replica_has_the_same_graph(family):
+    graphs = []
+    for dtype in (None, "float16"):
+        variable = variable_of(family, [1.0, 2.0])
+        optimizer = wrapped(family, dtype=dtype)
+        optimizer.build([variable])
+        none = tf.distribute.get_strategy()
+        step = step_of(none, optimizer, [variable], equal([1.0, 1.0]), list)
+        nodes = nodes_of(step.get_concrete_function())
+        graphs.append(sorted(node.op for node in nodes))
+    assert graphs[0] == graphs[1]
+
+
+# What the loss scale and the inner optimizer see
+
+
+def test_headroom_is_told_of_the_sum(mirrored, family):
+    with mirrored.scope():
+        variable = variable_of(family, [0.0])
+        loss_scale = lossscale.HeadroomLossScale(2.0**6)
+        optimizer = wrapped(family, loss_scale)
+        optimizer.build([variable])
+    step_of(mirrored, optimizer, [variable], equal([0.125]))()
+    assert float(loss_scale.last_largest.numpy()) == 0.125 * REPLICAS
+
+    def shrink(grads):
+        return [grad * 2.0**-10 for grad in grads]
+
+    step_of(mirrored, optimizer, [variable], equal([0.125]), shrink)()
+    assert float(loss_scale.last_largest.numpy()) == 0.125  # of one, before that
+
+
+def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
+    with mirrored.scope():
+        variable = variable_of(family, [0.0])
+        optimizer = wrapped(family, clipnorm=1.0)
+        optimizer.build([variable])
+    step_of(mirrored, optimizer, [variable], equal([1.0]))()
+    assert values(mirrored, variable) == [[-1.0]]
+
+
+def test_two_optimizers_share_a_loss_scale(mirrored, family):
+    with mirrored.scope():
+        variables = [variable_of(family, [0.0]), variable_of(family, [0.0])]
+        loss_scale = DynamicLossScale(2.0**6)
+        optimizers = [wrapped(family, loss_scale) for _ in variables]
+        for optimizer, variable in zip(optimizers, variables):
+            optimizer.build([variable])
+
+    def each(added):
+        for optimizer, variable, more in zip(optimizers, variables, (0.0, added)):
+            grad = optimizer.scale_loss(tf.constant(1.0)) * (1.0 + more)
+            optimizer.apply_gradients([(tf.reshape(grad, [1]), variable)])
+
+    step = tf.function(lambda added: mirrored.run(each, (added,)))
+    step(tf.constant(0.0))
+    step(tf.constant(2.0**12))
+    assert values(mirrored, *variables) == [[-2.0 * REPLICAS], [-1.0 * REPLICAS]]
+    assert int(loss_scale.skipped_steps.numpy()) == 1
+
+
+class OfGradients(DynamicLossScale):
+    """One that looks at gradients itself."""
+
+    def update(self, grads):
+        return super().update(grads)
+
+
+def test_a_subclass_that_looks_itself_is_given_the_sum(mirrored, family):
+    with mirrored.scope():
+        variable = variable_of(family, [0.0])
+        loss_scale = OfGradients(2.0**6)
+        optimizer = wrapped(family, loss_scale)
+        optimizer.build([variable])
+    for factor in (1.0, 2.0**12):
+        step_of(mirrored, optimizer, [variable], equal([factor]))()
+    assert values(mirrored, variable) == [[-1.0 * REPLICAS]]
+    assert int(loss_scale.skipped_steps.numpy()) == 1
+
+
+def test_a_multi_optimizer(mirrored, family):
+    make = getattr(family.keras.optimizers, "MultiOptimizer", None)
+    if family.name != "keras3" or make is None:
+        pytest.skip("this Keras has none")
+    optimizers = family.keras.optimizers
+    with mirrored.scope():
+        names = ("one", "other")
+        variables = [family.keras.Variable([0.0], name=name) for name in names]
+        table = optimizers.OptimizerMap(optimizers.SGD(1.0))
+        table["other"] = optimizers.SGD(0.5)
+        optimizer = LossScaleOptimizer(
+            make(table), DynamicLossScale(64.0), communication_dtype="float16"
+        )
+        optimizer.build(variables)
+    step_of(mirrored, optimizer, variables, equal([1.0], [1.0]))()
+    found = values(mirrored, *variables)
+    assert found == [[-1.0 * REPLICAS], [-0.5 * REPLICAS]]
+
+
+# As an argument
+
+
+@pytest.mark.parametrize("value", ["float32", 16, "half", tf.float32, True])
+def test_a_wrong_dtype_is_refused(family, value):
+    with pytest.raises(ValueError, match="`communication_dtype` must be 'float16'"):
+        wrapped(family, dtype=value)
+
+
+def test_it_is_in_the_config_and_in_repr(family):
+    optimizer = wrapped(family, dtype=tf.bfloat16 if bfloat16_adds_up() else "float16")
+    name = optimizer.communication_dtype
+    assert f"communication_dtype={name!r}" in repr(optimizer)
+    config = json.loads(json.dumps(optimizer.get_config()))
+    again = LossScaleOptimizer.from_config(config)
+    assert again.communication_dtype == name
+    assert again.get_config() == optimizer.get_config()
+    if family.name != "keras2-new":  # Keras copies none of these, bare ones neither
+        assert copy.deepcopy(optimizer).communication_dtype == name
+    without = wrapped(family, dtype=None)
+    assert without.communication_dtype is None
+    assert "communication_dtype" not in repr(without)
+    assert "communication_dtype" not in without.get_config()
+
+
+def bfloat16_adds_up():
+    from lossscale.runtime import replicas
+
+    return replicas.can_sum("bfloat16")
+
+
+def test_a_checkpoint_restores_without_it(mirrored, family, tmp_path):
+    with mirrored.scope():
+        one, other = variable_of(family, [1.0]), variable_of(family, [5.0])
+        first, second = wrapped(family), wrapped(family, dtype=None)
+        first.build([one])
+        second.build([other])
+    step_of(mirrored, first, [one], equal([2.0**12]))()
+    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "state"))
+    tf.train.Checkpoint(optimizer=second).read(path).assert_existing_objects_matched()
+    assert float(second.loss_scale.numpy()) == float(first.loss_scale.numpy())
+    assert int(second.loss_scale.skipped_steps.numpy()) == 1
+
+
+def test_an_aggregation_of_the_callers_own_is_refused(family):
+    if family.name == "keras3":
+        pytest.skip("Keras 3 has no such argument")
+    variable = variable_of(family, [1.0])
+    optimizer = wrapped(family)
+    pairs = [(tf.constant([1.0]), variable)]
+    with pytest.raises(ValueError, match="`skip_gradients_aggregation` must be False"):
+        optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+    assert variable.numpy().tolist() == [1.0]
+
+
+def with_own_sum(family):
+    """Returns a class of optimizers that add gradients up in a way of their own."""
+    names = {
+        "keras3": "_all_reduce_sum_gradients",
+        "keras2-new": "aggregate_gradients",
+        "keras2-legacy": "_aggregate_gradients",
+    }
+    own = {names[family.name]: lambda _, pairs: pairs}
+    return type("Own", (family.optimizers.SGD,), own)
+
+
+def test_an_inner_optimizer_that_adds_up_its_own_way_is_refused(family):
+    with pytest.raises(ValueError, match="in a way of its own, got 'float16'"):
+        LossScaleOptimizer(with_own_sum(family)(), communication_dtype="float16")
+    horovods = type("SGD", (family.optimizers.SGD,), {"__module__": "horovod._keras"})
+    with pytest.raises(ValueError, match="compression=hvd"):
+        LossScaleOptimizer(horovods(), communication_dtype="float16")
+
+
+def test_one_that_never_asks_for_the_sum_is_refused(mirrored, family):
+    if family.name != "keras3":
+        pytest.skip("Keras 2 has an argument for it")
+
+    class Delegates(family.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            for grad, variable in zip(grads, trainable_variables):
+                variable.assign_sub(grad)
+
+    with mirrored.scope():
+        variable = variable_of(family, [1.0])
+        inner = Delegates(1.0)
+        optimizer = LossScaleOptimizer(inner, communication_dtype="float16")
+        optimizer.build([variable])
+    with pytest.raises(ValueError, match="in a way of its own, got"):
+        step_of(mirrored, optimizer, [variable], equal([1.0]))()
+
+
+def test_accumulation_of_keras3_is_refused(family):
+    if family.name != "keras3":
+        pytest.skip("Keras 2 has none")
+    inner = family.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="has gradient_accumulation_steps=2"):
+        LossScaleOptimizer(inner, communication_dtype="float16")
+
+
+def test_a_parameter_server_is_refused(family, monkeypatch):
+    monkeypatch.setattr(lossscale.runtime.replicas, "train_apart", lambda: True)
+    with pytest.raises(ValueError, match="None under ParameterServerStrategy"):
+        wrapped(family)
+
+
+def test_old_collectives_are_refused(family, monkeypatch):
+    monkeypatch.setattr(lossscale.runtime.replicas, "can_sum", lambda _: False)
+    with pytest.raises(ValueError, match="'float16' or None with TensorFlow"):
+        wrapped(family, dtype="bfloat16")
