@@ -37,6 +37,11 @@ SMALL = {
         rf"(?m)^\| graph, blocks \| {FIGURE} \| {FIGURE} \| ",
     ),
     "replicas": ("--replicas 1 --seconds 0", rf"\| 1 \| .*{FIGURE} \(0\) \|"),
+    "workers": (
+        "--workers 2 --keras keras --kinds bare float16 --layers 1 --units 8 "
+        "--rounds 1",
+        rf"\| 2 workers, keras, float16 \| .* \| {FIGURE} \| .* \|",
+    ),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
     "activations": (
         "--policies float32 --seconds 0",
