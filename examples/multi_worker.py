@@ -105,7 +105,7 @@ def is_tensor(weight):
     return isinstance(weight, tf.Variable)
 
 
-def work(steps):
+def work(steps, communication_dtype):
     """Trains as one worker of those that TF_CONFIG lists, and prints how it ended."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     train_images, test_images, train_labels, test_labels = load()
@@ -113,7 +113,9 @@ def work(steps):
         model = make_model()
         loss_scale = lossscale.DynamicLossScale(2.0**10, increment_period=50)
         optimizer = lossscale.LossScaleOptimizer(
-            keras.optimizers.Adam(3e-3), loss_scale
+            keras.optimizers.Adam(3e-3),
+            loss_scale,
+            communication_dtype=communication_dtype,
         )
         optimizer.build(model.trainable_variables)
     train_step = make_train_step(strategy, model, optimizer)
@@ -137,7 +139,7 @@ def predict(weights, images):
     return np.maximum(images @ kernel + bias, 0) @ last_kernel + last_bias
 
 
-def start_workers(steps):
+def start_workers(arguments):
     """Runs two workers on this machine and compares how they ended."""
     listeners = [socket.create_server(("localhost", 0)) for _ in range(WORKERS)]
     addresses = [f"localhost:{each.getsockname()[1]}" for each in listeners]
@@ -149,7 +151,7 @@ def start_workers(steps):
         config = json.dumps({"cluster": {"worker": addresses}, "task": task})
         processes.append(
             subprocess.Popen(  # noqa: S603 - this very script
-                [sys.executable, __file__, "--steps", str(steps)],
+                [sys.executable, __file__, *arguments],
                 env={**os.environ, "TF_CONFIG": config},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -184,11 +186,16 @@ def main():
     """Is one worker if TF_CONFIG says so, else starts two."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="how long to train")
-    steps = parser.parse_args().steps
+    parser.add_argument(
+        "--communication-dtype",
+        choices=("float16", "bfloat16"),
+        help="what the gradients cross in; as they are if not given",
+    )
+    given = parser.parse_args()
     if "TF_CONFIG" in os.environ:
-        work(steps)
+        work(given.steps, given.communication_dtype)
     else:
-        start_workers(steps)
+        start_workers(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -42,6 +42,10 @@ SMALL = {
         "--rounds 1",
         rf"\| 2 workers, keras, float16 \| .* \| {FIGURE} \| .* \|",
     ),
+    "many_workers": (
+        "--workers 8 --elements 100",
+        r"(?m)^\| 8 workers, noisy( \| \d\.\de-\d\d){4} \| \d+\.\d% \| \d+\.\d \|$",
+    ),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
     "activations": (
         "--policies float32 --seconds 0",
@@ -83,7 +87,7 @@ def test_it_runs(name, tmp_path):
         pytest.skip("benchmarks set both Kerases side by side")
     arguments, printed = SMALL[name]
     words = [each.strip("'") for each in re.findall(r"'[^']*'|\S+", arguments)]
-    plain = [] if name in ("step_graphs", "policies") else ["--plain"]
+    plain = [] if name in ("step_graphs", "policies", "many_workers") else ["--plain"]
     answer = run([FOLDER / f"{name}.py", *words, *plain], tmp_path)
     assert re.search(printed, answer), answer
 
