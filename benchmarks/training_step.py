@@ -6,7 +6,7 @@ result by a factor of two, so each row is measured in several processes. Within 
 process all contenders share the model's variables and take turns; what one adds is the
 median of its differences to the bare step of the same round. The row's figure is the
 median over processes, its error that of `timing.py`; each process's median is printed,
-too. The last thing printed is the table of docs/cost.md.
+too. The last thing printed is the table of README.md and docs/cost.md.
 
 Each row takes five processes, and more until the error of what is added is at most a
 third of it, or of 2 % of the step. `--peaks 5` adds the greatest resident set of each
