@@ -1,6 +1,7 @@
 """The pictures of these pages, drawn by the library itself whenever they are built.
 
-Each function here draws the picture of its name: `docs/_pictures/NAME.png`.
+Each function here draws the picture of its name: `docs/_pictures/NAME.png`, or
+`NAME.svg` if it is a drawing: words in boxes, which a phone shows as sharp as its text.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import matplotlib as mpl
 mpl.use("Agg")
 import numpy as np
 import tensorflow as tf
+import way
 from matplotlib import pyplot as plt
+from matplotlib.patches import Ellipse, FancyBboxPatch
 
 import lossscale
 
@@ -34,9 +37,14 @@ def draw_all() -> None:
     plt.rcParams.update(
         {"font.size": 10, "savefig.dpi": 110, "figure.autolayout": True}
     )
+    plt.rcParams["svg.fonttype"] = "none"  # text stays text, to be found and read aloud
     for name, draw in PICTURES.items():
         figure = draw()
-        figure.savefig(FOLDER / f"{name}.png")
+        if name in DRAWINGS:
+            # The ground of the page shows through, light or dark.
+            figure.savefig(FOLDER / f"{name}.svg", transparent=True)
+        else:
+            figure.savefig(FOLDER / f"{name}.png")
         plt.close(figure)
 
 
@@ -227,19 +235,53 @@ def reliability() -> Any:
     return figure
 
 
+#: White text is read on each of these, and each is seen on white and on black.
+_GROUNDS = {"0": "#1f6f5c", "1": "#a8480b", "0, 1": "#5b4b9a"}
+_LINE = "#808080"
+
+
+def _station(axes: Any, station: way.Station, left: float, top: float) -> float:
+    """Draws one station of the way. Returns its width."""
+    width = {True: 350, False: 390}[station.is_optional]
+    width = 185 if station in way.ENDS else width
+    ground = _GROUNDS[station.exponent]
+    style = {"boxstyle": "round,pad=0,rounding_size=6", "linewidth": 0}
+    axes.add_patch(FancyBboxPatch((left, top), width, 46, facecolor=ground, **style))
+    if station.is_optional:
+        inner = {**style, "linewidth": 1, "linestyle": "--", "edgecolor": "white"}
+        inset = (left + 3, top + 3)
+        axes.add_patch(FancyBboxPatch(inset, width - 6, 40, facecolor="none", **inner))
+    axes.add_patch(Ellipse((left + 26, top + 23), 36, 28, facecolor="white"))
+    middle = {"ha": "center", "va": "center"}
+    axes.text(left + 26, top + 23, station.exponent, color=ground, **middle)
+    line = {"color": "white", "va": "center"}
+    axes.text(left + 54, top + 15, station.what, weight="bold", size=9.5, **line)
+    axes.text(left + 54, top + 33, station.who, family="monospace", size=8.4, **line)
+    return width
+
+
+def _line(axes: Any, start: Any, end: Any) -> None:
+    arrow = {"arrowstyle": "-|>", "color": _LINE, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", end, start, arrowprops=arrow)
+
+
 def inside() -> Any:
-    """How large each room is, read off the package."""
-    root = Path(lossscale.__file__).parent
-    rooms = sorted(path.parent for path in root.glob("*/__init__.py"))
-    lines = {
-        room.name: sum(len(f.read_text().splitlines()) for f in room.rglob("*.py"))
-        for room in rooms
-    }
-    lines = dict(sorted(lines.items(), key=lambda item: -item[1]))
-    figure, axes = plt.subplots(figsize=(7, 3))
-    axes.bar_label(axes.barh(list(lines), list(lines.values())))
-    axes.invert_yaxis()
-    axes.set(xlabel="lines of Python, with their docstrings")
+    """The way of one gradient, from the top to the bottom, as narrow as a phone."""
+    height = 62 * (len(way.WAY) + 1) - 14
+    # A pixel of a browser is 1/96 inch.
+    figure = plt.figure(figsize=(392 / 96, height / 96), layout="none")
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(-1, 391), ylim=(height - 1, -1))
+    axes.axis("off")
+    for nth, station in enumerate(way.WAY):
+        _station(axes, station, 40 if station.is_optional else 0, 62 * nth)
+        if nth:
+            _line(axes, (195, 62 * nth - 16), (195, 62 * nth))
+        if station.is_optional:  # whoever does not clip goes past it
+            _line(axes, (20, 62 * nth - 16), (20, 62 * nth + 62))
+    for nth, station in enumerate(way.ENDS):
+        left, top = 205 * nth, 62 * len(way.WAY)
+        _station(axes, station, left, top)
+        _line(axes, (195, top - 16), (left + 92, top))
     return figure
 
 
@@ -250,3 +292,4 @@ PICTURES: Dict[str, Callable[[], Any]] = {
         *(custom_loops, cost, reliability, inside),
     )
 }
+DRAWINGS = {"inside"}

@@ -54,6 +54,13 @@ return [...document.querySelectorAll("article img")]
   .filter(e => !e.naturalWidth || !e.alt || e.alt.length < 20).map(e => e.src);
 """
 
+#: What part of its drawn width each drawing has, and what is behind it in the dark.
+DRAWINGS = """
+document.documentElement.dataset.theme = "dark";
+return [...document.querySelectorAll("article img[src$='.svg']")].map(e =>
+  [e.clientWidth / e.naturalWidth, getComputedStyle(e).backgroundColor]);
+"""
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -118,6 +125,15 @@ def test_in_a_wide_window_no_table_is_cut(browser, built, name):
 def test_pictures_are_there_and_said_in_words(browser, built, name):
     show(browser, f"{built}/{name}.html", WIDE)
     assert not browser.execute_script(BROKEN_PICTURES)
+
+
+def test_a_drawing_is_read_on_a_phone_and_in_the_dark(browser, built):
+    show(browser, f"{built}/inside.html", NARROW)
+    ((size, ground),) = browser.execute_script(DRAWINGS)
+    assert size > 0.9
+    assert (
+        ground == "rgba(0, 0, 0, 0)"
+    )  # the page's own, which its colours are made for
 
 
 def test_a_page_that_slides_is_found(browser, tmp_path):

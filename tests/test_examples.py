@@ -82,9 +82,9 @@ def test_the_picture_goes_where_the_readme_shows_it(digits):
 MULTI_WORKER = PATH.with_name("multi_worker.py")
 
 
-def run_multi_worker(**environment):
+def run_multi_worker(*arguments, **environment):
     answer = subprocess.run(
-        [sys.executable, str(MULTI_WORKER), "--steps", "40"],
+        [sys.executable, str(MULTI_WORKER), "--steps", "40", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -95,9 +95,13 @@ def run_multi_worker(**environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("legacy", ["0", "1"], ids=["tf.keras", "tf_keras"])
-def test_two_workers_end_with_equal_weights(legacy):
-    lines = run_multi_worker(TF_USE_LEGACY_KERAS=legacy)
+@pytest.mark.parametrize(
+    ("legacy", "arguments"),
+    [("0", []), ("1", ["--communication-dtype", "float16"])],
+    ids=["tf.keras", "tf_keras-float16"],
+)
+def test_two_workers_end_with_equal_weights(legacy, arguments):
+    lines = run_multi_worker(*arguments, TF_USE_LEGACY_KERAS=legacy)
     assert lines[-1] == "Both workers end with equal weights: True"
     for worker in (0, 1):
         mine = [line[10:] for line in lines if line.startswith(f"worker {worker}: ")]

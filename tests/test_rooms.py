@@ -129,14 +129,19 @@ def test_files_are_short():
 
 
 def test_functions_are_short():
-    # Of the rooms that are read most. After the docstring, as that may be long.
+    # After the docstring, as that may be long. The rooms that are read most have the
+    # shortest. CONTRIBUTING.md says the same figures.
+    lengths = {}
     for file in FILES:
-        if file.startswith(("optimizer/", "units/")):
-            for node in ast.walk(ast.parse((ROOT / file).read_text())):
-                if isinstance(node, ast.FunctionDef):
-                    body = node.body[ast.get_docstring(node) is not None :] or node.body
-                    lines = node.end_lineno - body[0].lineno + 1
-                    assert lines <= 20, (file, node.name)
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.FunctionDef):
+                body = node.body[ast.get_docstring(node) is not None :] or node.body
+                lines = node.end_lineno - body[0].lineno + 1
+                lengths[file, node.name, node.lineno] = lines
+    constructor = ("scales/dynamic.py", "__init__")  # checks and keeps its arguments
+    for (file, name, _), lines in lengths.items():
+        most = 20 if file.startswith(("optimizer/", "units/")) else 31
+        assert lines <= (50 if (file, name) == constructor else most), (file, name)
 
 
 def test_each_test_file_has_a_name_of_its_own():
