@@ -52,9 +52,9 @@ TITLES = {
     "keras2-new": "tf_keras",
     "keras2-legacy": "tf_keras, legacy",
 }
-HEAD = ["training step", "optimizer of", "bare", "its own adds", "ours adds"]
-HEAD.append("ours of its own")
-PEAKS = ["MB, bare", "its own", "ours"]
+HEAD = ["training step", "optimizer of", "bare", "Keras's wrapper adds"]
+HEAD += ["ours adds", "ours / Keras's"]
+PEAKS = ["MB, bare", "Keras's wrapper", "ours"]
 
 
 def names_of(family):
