@@ -125,7 +125,7 @@ def main():
         print(timing.status("VmHWM") // 1024)
         return
     timing.keep_memory(arguments.plain)
-    head = ["training step", "ms", "added", "first step, s", "memory, MB"]
+    head = ["training step", "ms", "blocks add, ms", "first step, s", "memory, MB"]
     rows = [row for mode in arguments.modes for row in measured(mode, arguments)]
     print(timing.markdown(head, rows))
 
