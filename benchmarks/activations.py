@@ -3,8 +3,8 @@
     python benchmarks/activations.py
     python benchmarks/activations.py --policies mixed_float16 --xla
 
-The transformer of `networks.py` with Adam on Keras 3. Both training steps take turns:
-medians, ± the error (`timing.py`).
+It trains the transformer of `networks.py` with Adam on Keras 3. The steps with and
+without the check take turns. Figures are medians, ± the error (`timing.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lossscale.monitor.activations import Activations  # noqa: E402
 
 
 def make_model(policy, xla):
-    """Returns a compiled transformer, and batches without an end."""
+    """Returns a compiled transformer, and an endless iterator of batches."""
     keras.mixed_precision.set_global_policy(policy)
     layers, texts = networks.transformer()
     model = keras.Sequential([*layers, keras.layers.Dense(10, dtype="float32")])
@@ -39,7 +39,7 @@ def make_model(policy, xla):
 
 
 def run_of(model, batches):
-    """Returns what times the training step that the model has now."""
+    """Returns a function that times the training step that the model has now."""
     step, last = model.train_function, []
 
     def run():
@@ -49,7 +49,7 @@ def run_of(model, batches):
 
 
 def main():
-    """Prints a step, and what is added to it."""
+    """Prints the time of a step, and what the check adds to it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     policies = ["float32", "mixed_float16"]
     parser.add_argument("--policies", nargs="+", default=policies)

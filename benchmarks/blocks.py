@@ -2,10 +2,10 @@
 
     python benchmarks/blocks.py
 
-Whole steps of 12 blocks in mixed_float16: forward, backward, and Adam with a dynamic
-loss scale; with every block wrapped, and with none. Times are of one process,
-interleaved; the time until the first step is over holds tracing and compiling. Memory
-is the most that a process of its own ever held, compilers included. A CPU computes
+It times whole steps of 12 blocks in mixed_float16: forward, backward, and Adam with a
+dynamic loss scale; with every block wrapped, and with none. In one process the steps
+take turns; the time until the first step is over includes tracing and compiling.
+Memory is the most that a separate process ever held, compilers included. A CPU computes
 float16 slowly, so a block adds a smaller share of a step there than on a GPU.
 """
 
@@ -44,7 +44,7 @@ def make_step(way, mode, arguments):
     Args:
       way: One of `WAYS`.
       mode: One of `MODES`.
-      arguments: The program's.
+      arguments: The arguments of the command line.
     """
     width, length = arguments.width, arguments.length
     keras.utils.set_random_seed(0)
@@ -72,7 +72,7 @@ def make_step(way, mode, arguments):
 
 
 def memory_of(way, mode):
-    """Returns the most megabytes that a process of its own held for some steps."""
+    """Returns the most megabytes that a separate process held for some steps."""
     arguments = [*sys.argv[1:], "--memory", way, mode]
     answer = subprocess.run(  # noqa: S603 - this file
         [sys.executable, __file__, *arguments],
@@ -85,7 +85,7 @@ def memory_of(way, mode):
 
 
 def measured(mode, arguments):
-    """Returns a row of the table for each way, of one mode."""
+    """Yields the rows of the table for one mode, one for each way."""
     runs, first = {}, {}
     for way in WAYS:
         step = make_step(way, mode, arguments)
@@ -114,7 +114,7 @@ def main():
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--no-memory", action="store_true", help="times alone")
+    parser.add_argument("--no-memory", action="store_true", help="measure only times")
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     timing.add_plain(parser)
     arguments = parser.parse_args()
@@ -125,7 +125,7 @@ def main():
         print(timing.status("VmHWM") // 1024)
         return
     timing.keep_memory(arguments.plain)
-    head = ["training step", "ms", "added", "first step, s", "memory, MB"]
+    head = ["training step", "ms", "blocks add, ms", "first step, s", "memory, MB"]
     rows = [row for mode in arguments.modes for row in measured(mode, arguments)]
     print(timing.markdown(head, rows))
 

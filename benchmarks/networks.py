@@ -11,7 +11,7 @@ CLASSES = 10
 
 
 def mlp(width=2000, depth=6):
-    """A deep network whose weights outweigh its arithmetic: 24 million, of 8 rows."""
+    """A deep network whose weights outweigh its arithmetic: 24 million, for 8 rows."""
     hidden = [layers.Dense(width, "relu") for _ in range(depth)]
     return [keras.Input([width]), *hidden], tf.random.normal([8, width])
 
@@ -28,7 +28,7 @@ def wide():
 
 
 def tiny():
-    """Two layers of 16: what a step costs that computes next to nothing."""
+    """Two layers of 16 units, for the cost of a step that computes next to nothing."""
     return mlp(16, 2)
 
 
@@ -44,7 +44,7 @@ def convnet():
 
 
 class Block(layers.Layer):
-    """A transformer's: attention, then two dense layers, each added to what came in."""
+    """A transformer's block: attention, then two dense layers, each with a skip."""
 
     def __init__(self, width, heads=4):
         super().__init__()
@@ -62,7 +62,7 @@ class Block(layers.Layer):
         super().build(shape)
 
     def call(self, x):
-        """Returns what comes out, in the shape of what came in."""
+        """Returns the block's output, in the shape of its input."""
         seen = self.norms[0](x)
         x += self.attention(seen, seen)
         return x + self.outer(self.inner(self.norms[1](x)))
@@ -85,16 +85,16 @@ MODELS = {
     "transformer": transformer,
     "tiny": tiny,
 }
-#: Those that have no classes: their outputs are compared with 0.
+#: Networks that have no classes: their outputs are compared with 0.
 HEADLESS = ("deep", "wide")
 
 
 def make(name, dtype):
-    """Returns a model's variables, and what computes their gradients of a loss.
+    """Returns a model's variables, and a function that computes their gradients.
 
     Args:
       name: One of `MODELS`.
-      dtype: A policy of Keras: of "float16" the variables are float16, too.
+      dtype: A policy of Keras. With "float16" the variables are float16, too.
     """
     keras.mixed_precision.set_global_policy(dtype)
     found, x = MODELS[name]()

@@ -1,9 +1,9 @@
-"""When stacking small gradients pays: what `lossscale.packing.SMALL` was chosen by.
+"""When stacking small gradients pays: the reason for `packing.SMALL`.
 
     python benchmarks/packing.py
 
-Divides, sums and subtracts gradients, as a step does, one by one and stacked: medians,
-± the error (`timing.py`).
+It divides, sums and subtracts gradients, as a step does, one by one and stacked.
+Figures are medians, ± the error (`timing.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def make_step(size, count, limit):
     Args:
       size: The elements of a gradient.
       count: The number of gradients.
-      limit: What takes the place of `packing.SMALL`.
+      limit: The value of `packing.SMALL` during the step.
     """
     value, divisor = tf.Variable(32.0), tf.Variable(4.0)
     weights = [tf.Variable(tf.zeros([size])) for _ in range(count)]

@@ -1,10 +1,10 @@
-"""What each kind of loss scale makes of examples/digits.py, the smaller its loss.
+"""How examples/digits.py trains with each kind of loss scale, the smaller its loss.
 
     python benchmarks/policies.py
 
-Trains the digits with losses of several weights, and prints the test accuracy after
-every second epoch, in percent, and the steps that were skipped. float32 shows what can
-be had. The same data, batches and initial weights for all.
+It trains the digits with several weights of the loss, and prints the test accuracy
+after every second epoch, in percent, and the number of skipped steps. float32 shows
+what can be reached. All runs have the same data, batches and initial weights.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def train(make_loss_scale, data, epochs):
 
 
 def main():
-    """Trains with each, and prints a row for each."""
+    """Trains with each loss scale and weight, and prints a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--weights", type=int, nargs="+", default=[-18, -30, -40])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--headroom", type=int, nargs="+", default=[])
     parser.add_argument("--half-life", type=float, nargs="+", default=[])
-    parser.add_argument("--only", default="", help="those with this in their name")
+    parser.add_argument("--only", default="", help="part of a loss scale's name")
     given = parser.parse_args()
     policies = dict(POLICIES)
     for name, values in (("headroom", given.headroom), ("half_life", given.half_life)):

@@ -2,12 +2,12 @@
 
     python benchmarks/replicas.py
 
-The replicas are virtual: parts of this machine's CPU under MirroredStrategy, so figures
-for several of them say what is computed, not how fast a real network is. Beside ours
-stands Keras 2's wrapper. Keras 3's does not compute the same thing: it looks at one
-replica alone. All kinds of steps take turns in one process: medians, ± the error
-(`timing.py`). Each number of replicas has a process of its own, as TensorFlow reads it
-once.
+The replicas are virtual: parts of this machine's CPU under MirroredStrategy. So figures
+for several replicas say how much is computed, not how fast a real cluster is. The table
+compares our wrapper with Keras 2's. Keras 3's does not compute the same thing: it looks
+at one replica only. All kinds of steps take turns in one process; figures are medians,
+± the error (`timing.py`). Each number of replicas has a process of its own, as
+TensorFlow reads this number once.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SHAPES = [(256, 256)] * 20
 
 
 def kinds():
-    """Returns each kind of step: its Keras, and what makes an optimizer of a bare one.
+    """Returns the kinds of steps: the Keras, and a function that wraps an optimizer.
 
     Returns:
       A dictionary: name -> (keras, wrap).
@@ -81,12 +81,12 @@ def make_step(strategy, optimizer, weights):
 
 
 def bare_of(name):
-    """Returns the kind of step that `name` adds something to."""
+    """Returns the bare kind of step with which `name` is compared."""
     return name.split(",")[0] + ", bare"
 
 
 def measure(steps, seconds):
-    """Returns each kind of step's figure and that of what it adds, in ms."""
+    """Returns each kind of step's time, and what it adds to a bare step, in ms."""
     factor = tf.constant(2.0**-10)
     calls = {name: functools.partial(step, factor) for name, step in steps.items()}
     runs = {name: timing.timed(call) for name, call in calls.items()}
@@ -103,13 +103,13 @@ def measure(steps, seconds):
 def crossings(function, replicas):
     """Counts in a graph how often a step brings values of all replicas together.
 
-    That is a collective on each replica, or a sum of what is on several devices. What
-    is done only in doubt is left out, a branch of `tf.cond` that changes no state, and
-    what only a skipped step does, the other side of the branch.
+    That is a collective on each replica, or a sum of tensors on several devices. It
+    does not count branches of `tf.cond` that change no state, which run only in doubt,
+    or the side of a branch that only a skipped step takes.
 
     Args:
       function: A concrete function.
-      replicas: How many of them this process has.
+      replicas: How many replicas this process has.
 
     Returns:
       An int.
@@ -154,7 +154,7 @@ def crossings(function, replicas):
 
 
 def run_here(replicas, seconds):
-    """Measures on so many replicas in this process, and prints the result as JSON."""
+    """Measures this number of replicas in this process, and prints JSON."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration()] * replicas
     tf.config.set_logical_device_configuration(cpu, parts)
@@ -185,7 +185,7 @@ def run_in_a_process(replicas, seconds):
 
 
 def table(results):
-    """Returns a Markdown table, in brackets the reductions."""
+    """Returns a Markdown table, with the number of crossings in brackets."""
     names = list(next(iter(results.values()))["times"])
     rows = []
     for replicas, result in results.items():

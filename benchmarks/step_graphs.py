@@ -1,8 +1,8 @@
 """The graph gate: which operations a training step consists of.
 
-A refactoring moves code and leaves the step as it is. This shows whether it did: it
-traces small steps of every kind, counts their operations by type, and compares the
-counts with those of another checkout. Names do not matter, only types.
+A refactoring should move code and leave the step as it is. This script shows whether it
+did: it traces small steps of every kind, counts their operations by type, and compares
+the counts with those of another checkout. Names do not matter, only types.
 
     python benchmarks/step_graphs.py                           # one line for each step
     python benchmarks/step_graphs.py --details --modes graph   # and the counts by type
@@ -10,12 +10,13 @@ counts with those of another checkout. Names do not matter, only types.
     python benchmarks/step_graphs.py --against before.json     # compares: exit 0 or 1
     python benchmarks/step_graphs.py --against ../before       # with another checkout
 
-Equal counts do not prove equal steps: operations may be wired in another way. What a
-step computes, the tests look at.
+Equal counts do not prove equal steps: operations may be wired in another way. The tests
+check what a step computes.
 
-Graphs are counted as they are traced, with both branches of a `cond`. Next to that
-stand the nodes that a good step executes, as in `step_overhead.py`, and the
-instructions that XLA makes of it. A file holds for one machine and its versions.
+The script counts graphs as they are traced, with both branches of a `cond`. Next to
+these counts it shows the nodes that a good step executes, as in `step_overhead.py`, and
+the instructions that XLA makes of the step. A file of counts is valid for one machine
+and its versions.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# The checkout that is looked at: this one, or the one that is compared with.
+# The checkout to count: this one, or the one that it is compared with.
 sys.path.insert(0, os.environ.get("STEPS_OF", str(Path(__file__).parents[1])))
 
 import tensorflow as tf
@@ -78,7 +79,7 @@ def make_step(family, loop, inner, scale):
 
 def scaled_gradients(optimizer, variables):
     """Returns the gradients of a scaled loss."""
-    # A tape does not know the variables of Keras 3, but what they hold.
+    # A tape does not know Keras 3's variables, only the TensorFlow variables in them.
     held = [v if isinstance(v, tf.Variable) else v.value for v in variables]
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(value * value) for value in held])
@@ -90,7 +91,7 @@ def scaled_gradients(optimizer, variables):
 
 
 def eager(make):
-    """Counts what one step executes eagerly, after two that create what there is."""
+    """Counts what one step executes eagerly, after two that create the variables."""
     found = collections.Counter()
 
     def count(kind, *_, graph=None, **__):
@@ -137,7 +138,7 @@ def replicas(make):
 
 @functools.lru_cache(maxsize=None)
 def mirrored():
-    """Returns the one strategy: a second breaks its collectives."""
+    """Returns the only strategy: a second one would break its collectives."""
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
@@ -160,7 +161,7 @@ def chosen(options):
 
 
 def count_all(options, show):
-    """Returns the histograms of all chosen steps, and shows each when it is there."""
+    """Returns the histograms of all chosen steps, and prints each as it is counted."""
     steps = {}
     for mode, *kind in chosen(options):
         name = " ".join((mode, *kind))
@@ -212,7 +213,7 @@ def counts_of(other, options):
 
 
 def differences(here, there):
-    """Yields what differs between two steps: what was counted, its type, and both."""
+    """Yields the differences of two steps: what was counted, its type, both counts."""
     for part in sorted({*here, *there}):
         mine, theirs = here.get(part, {}), there.get(part, {})
         for kind in sorted({*mine, *theirs}):
@@ -247,7 +248,7 @@ def parse():
     add("--inner", nargs="+", choices=INNER, default=list(INNER))
     add("--details", action="store_true", help="print the counts by type, too")
     add("--json", help="a file that the counts are written to")
-    add("--against", help="the folder of another checkout, or a file of its counts")
+    add("--against", help="another checkout's folder, or a file of its counts")
     options = parser.parse_args()
     other = options.against
     if other and not Path(other).is_file() and not Path(other, "lossscale").is_dir():

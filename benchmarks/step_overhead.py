@@ -1,10 +1,10 @@
-"""What loss scaling adds to an optimizer's step, ours and the wrappers of Keras.
+"""What our wrapper, and the wrappers of Keras, add to an optimizer's step.
 
-Times the step alone: gradients in, variables changed. It explains what the whole step
-of `training_step.py` costs. All contenders stand in one process, share their variables
-and take turns in every round, so that a busy machine slows them alike. What a wrapper
-adds is the median over rounds of its time less that of its bare optimizer in the same
-round; `timing.py` says what its error is.
+It times the update alone: gradients in, variables changed. That explains what the whole
+step of `training_step.py` costs. All contenders run in one process, share their
+variables and take turns in every round, so that a busy machine slows them alike. What a
+wrapper adds is the median over rounds of its time minus that of its bare optimizer in
+the same round; `timing.py` explains the error.
 
     python benchmarks/step_overhead.py                            # everything: an hour
     python benchmarks/step_overhead.py --workloads resnet50 --inner sgd --modes graph
@@ -15,11 +15,12 @@ TensorFlow's own graph optimizer takes minutes with thousands of variables, for 
 optimizer too: `--as-traced` switches it off for all contenders.
 
 Each gradient comes out of a matrix product that has the scaled loss as a factor, as a
-layer's does: a fresh temporary, that a division may overwrite and that XLA does not
-fuse. The products are in every contender's time, the bare one's too.
+layer's gradient does: a fresh temporary tensor, which a division may overwrite and
+which XLA does not fuse. Every contender's time includes these products, the bare
+optimizer's too.
 
-Next to the times stands their *limit*: one `reduce_sum` over one flat tensor of the
-gradients' bytes, the one read of memory that a check needs.
+Next to the times is their *limit*: the time of one `reduce_sum` over a flat tensor of
+the gradients' bytes, which is the one read of memory that a check needs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from workloads import (
     timed,
 )
 
-#: With so many gradients a step is first tried in a process of its own.
+#: With this many gradients or more, a step is first tried in a process of its own.
 MANY = 1000
 
 
@@ -68,8 +69,8 @@ def contenders_of(workload, inner, mode, names):
 def cpu_peak(workload, inner, name):
     """Returns the megabytes that a contender's first step takes, in a new process.
 
-    TensorFlow keeps what it once had, so that later steps show nothing, and so does a
-    malloc that is told to.
+    TensorFlow keeps memory that it once had, so that later steps show nothing; so does
+    a malloc that is told to.
     """
     command = [sys.executable, __file__, "--peak-of", name, "--workloads", workload]
     child = subprocess.run(  # noqa: S603 - this file
@@ -102,8 +103,8 @@ def limit_of(gradients, mode):
 def unfinished(options, workload, inner, mode, name):
     """Returns the phase that a contender's step does not finish in time, or None.
 
-    Looked for in a new process, as nothing ends TensorFlow within its own. Only where
-    there are so many gradients that it is in doubt.
+    It tries the step in a new process, as nothing can stop TensorFlow within its own,
+    and only if there are so many gradients that the step may not finish.
     """
     if len(WORKLOADS[workload][0]) < MANY:
         return None
@@ -131,7 +132,7 @@ def probe(workload, inner, mode, name):
 
 
 def able(options, chosen):
-    """Returns the contenders whose step can be measured, and prints who is skipped."""
+    """Returns the contenders that can be measured, and prints the skipped ones."""
     names = []
     for name in options.contenders:
         phase = unfinished(options, *chosen, name)
@@ -144,7 +145,7 @@ def able(options, chosen):
 
 
 def measure(options, workload, inner, mode):
-    """Returns the facts and times of all contenders for one table, None without any."""
+    """Returns all contenders' facts and times for a table, None without contenders."""
     names = able(options, (workload, inner, mode))
     if not names:
         return None

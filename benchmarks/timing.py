@@ -1,14 +1,14 @@
-"""How the benchmarks time: which malloc, in what order, and what a figure is worth.
+"""How the benchmarks time: which malloc, in what order, and how sure a figure is.
 
-A figure is a median, and its *error* an interval around it that holds the true median
-with at least 90 %: that of the sign test, by its longer side. It asks nothing of how
-the times are distributed, but that they are independent. Rounds of one process share a
-layout of memory and what else the machine does for a while, so their error says how
-well that process repeats itself; the medians of several processes say more. With fewer
-than five values nothing is so sure.
+A figure is a median. Its *error* is the longer side of the interval of the sign test,
+which holds the true median with a probability of at least 90 %. The sign test assumes
+nothing of how the times are distributed, only that they are independent. Rounds of one
+process share a layout of memory, and the other load of the machine for a while. So
+their error says how well that process repeats itself; the medians of several processes
+say more. With fewer than five values there is no such interval.
 
-What a wrapper adds is taken from differences within a round, and is *within noise* if
-the error reaches to nothing.
+What a wrapper adds is computed from differences within a round. It is *within noise* if
+its error is as large as the figure.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-#: glibc keeps what it has, and takes it from one place.
+#: With these settings glibc keeps the memory that it has, and takes it from one place.
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
-#: Rounds are taken until the time is up, but no fewer.
+#: Rounds go on until the time is up, but there are at least this many.
 LEAST_ROUNDS = 5
 NOISE = "within noise"
 
@@ -35,16 +35,17 @@ def add_plain(parser):
 
 
 def keep_memory(plain):
-    """Starts this program once more, with a malloc that keeps what it has, and says so.
+    """Restarts this program, with a malloc that keeps freed memory, and says so.
 
-    On machines that hand freed memory back to the host a fresh temporary of 40 MB costs
-    ten times its arithmetic. malloc reads its settings when a process starts.
+    On machines that hand freed memory back to the host, a fresh temporary of 40 MB
+    costs ten times as much as its arithmetic. malloc reads its settings when a process
+    starts.
 
     Args:
       plain: Whether malloc is to stay as it is.
 
     Returns:
-      What it said.
+      The text that it printed.
     """
     settings = " ".join(f"{name}={value}" for name, value in KEEP.items())
     is_plain = plain or sys.platform != "linux"
@@ -58,7 +59,7 @@ def keep_memory(plain):
 
 
 def without_keep():
-    """Returns the environment of a process whose malloc is as it is."""
+    """Returns the environment of a process with malloc's default settings."""
     return {name: value for name, value in os.environ.items() if name not in KEEP}
 
 
@@ -66,11 +67,11 @@ def without_keep():
 
 
 def timed(function, settle=lambda: None):
-    """Returns a function of a number of calls, that returns the seconds of one.
+    """Returns a function from a number of calls to the seconds that one call takes.
 
     Args:
-      function: What is called. Once now: that is when TensorFlow traces it.
-      settle: Waits until all is done that calls have begun.
+      function: What is called. It is called once now, so that TensorFlow traces it.
+      settle: A function that waits until everything is done that the calls began.
     """
     function()
 
@@ -88,7 +89,7 @@ def interleaved(runs, seconds):
     """Returns each run's seconds per call, in rounds that hold every one of them.
 
     Args:
-      runs: What `timed` returned, by name.
+      runs: The functions that `timed` returned, by name.
       seconds: How long to go on.
     """
     slowest = max(run(2) for run in runs.values())
@@ -98,7 +99,7 @@ def interleaved(runs, seconds):
     end = time.perf_counter() + seconds
     done = 0
     while time.perf_counter() < end or done < LEAST_ROUNDS:
-        # Nobody always follows the same neighbour, who leaves the caches as they are.
+        # The order changes, so that no run always finds the caches of the same run.
         random.Random(done).shuffle(names)  # noqa: S311 - no secret
         for name in names:
             times[name].append(runs[name](calls))
@@ -110,18 +111,18 @@ def interleaved(runs, seconds):
 
 
 class Figure(NamedTuple):
-    """A median and its error, in what the values were."""
+    """A median and its error, in the unit of the values."""
 
     median: float
     error: float
 
     @property
     def is_noise(self):
-        """Whether it may as well be nothing."""
+        """Whether the true value may be zero."""
         return not abs(self.median) > self.error
 
     def shown(self, digits=1, sign=""):
-        """Returns it as text; `sign="+"` shows the sign of what is added."""
+        """Returns the figure as text; `sign="+"` shows the sign of a positive one."""
         error = f"{self.error:.{digits}f}" if math.isfinite(self.error) else "?"
         return f"{self.median:{sign}.{digits}f} ±{error}"
 
@@ -149,22 +150,22 @@ def milliseconds(seconds):
 
 
 def added(seconds, base):
-    """Returns the figure of what is added to a base, in ms, paired by round."""
+    """Returns the figure of what a run adds to a base, in ms, paired by round."""
     return milliseconds([mine - other for mine, other in zip(seconds, base)])
 
 
 def over_processes(figures):
-    """Returns the figure of processes' medians; one process alone has its own error."""
+    """Returns the figure of processes' medians; a single process has its own error."""
     if len(figures) == 1:
         return figures[0]
     return figure([each.median for each in figures])
 
 
 def ratio(mine, other):
-    """Returns one figure over another, None where either is within noise or below 0.
+    """Returns one figure over another, None if either is within noise or below 0.
 
-    The errors are taken as independent. Where both have the same base they are not, and
-    the ratio's is less.
+    It assumes that the errors are independent. If both figures have the same base they
+    are not, and the ratio's error is smaller.
     """
     if not (mine.median > mine.error and other.median > other.error):
         return None
@@ -176,26 +177,26 @@ def ratio(mine, other):
 def is_sure(mine, step):
     """Tells whether a figure is worth printing: its error is small enough.
 
-    That is a third of the figure, or of 2 % of the step, if that is more.
+    The error may be a third of the figure, or of 2 % of the step if that is more.
 
     Args:
-      mine: The figure of what is added to a step.
+      mine: The figure of what a wrapper adds to a step.
       step: The figure of the step.
     """
     return mine.error <= max(abs(mine.median), 0.02 * step.median) / 3
 
 
 def compared(mine, others):
-    """Returns, as text, how often what one adds is what another adds, or "same".
+    """Returns as text the ratio of what two wrappers add, or "same".
 
-    Of several processes it is the figure of their ratios: a process in which all is
-    slow has both slow. It is "same" if either is within noise, or what another adds is
-    less than nothing, and they do not differ by more than their errors. Below 0 it is
-    faster than with nothing added.
+    For several processes it is the figure of their ratios: in a slow process both are
+    slow. It is "same" if one of the two is within noise, or the other's is below 0, and
+    they do not differ by more than their errors. A wrapper that adds less than 0 makes
+    the step faster than a bare optimizer.
 
     Args:
-      mine: A figure for each process.
-      others: As many.
+      mine: For each process the figure of what the first wrapper adds.
+      others: As many figures, for the second wrapper.
     """
     one, other = over_processes(mine), over_processes(others)
     differ = abs(one.median - other.median) > math.hypot(one.error, other.error)
@@ -206,7 +207,7 @@ def compared(mine, others):
 
 
 def shown_ratio(found):
-    """Returns what `ratio` found as text."""
+    """Returns the result of `ratio` as text."""
     return NOISE if found is None else found.shown(2)
 
 
@@ -217,10 +218,10 @@ def markdown(head, rows):
 
 
 def status(key):
-    """Returns a line of this process's status in kB. 0 where Linux does not say.
+    """Returns a line of this process's status in kB, 0 where there is no Linux.
 
-    "VmHWM" is the most memory that it ever held. What `resource` says is the parent's,
-    if that held more when it started this one.
+    "VmHWM" is the most memory that the process ever held. `resource` would give the
+    parent's, if the parent held more when it started this process.
     """
     path = Path("/proc/self/status")
     lines = path.read_text().splitlines() if path.exists() else []

@@ -1,9 +1,9 @@
-"""What another trace of a step takes: how long it is built, and what it leaves behind.
+"""What another trace of a step costs: time to build it, and memory that it keeps.
 
-A training step is traced for each shape of its batches, and each trace is kept. All
-contenders stand in one process and take turns. Memory is what malloc has handed out,
-before a trace and after its first run, once Python has collected its garbage: Linux
-with glibc 2.33 or newer.
+TensorFlow traces a training step for each shape of its batches, and keeps each trace.
+All contenders run in one process and take turns. Memory is how much more malloc has
+handed out after a trace's first run than before the trace, once Python has collected
+its garbage. This needs Linux with glibc 2.33 or newer.
 
     python benchmarks/traces.py                                # five minutes
     python benchmarks/traces.py --workloads tiny --traces 40
@@ -45,7 +45,7 @@ class MallInfo(ctypes.Structure):
 
 
 def handed_out():
-    """Returns the bytes that malloc has handed out and not been given back."""
+    """Returns the bytes that malloc has handed out and not got back."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = MallInfo
     gc.collect()
@@ -58,7 +58,7 @@ def traced(contender, kept):
 
     Args:
       contender: The `Contender`.
-      kept: A list that keeps the trace, as its caller does.
+      kept: A list that keeps the trace, as a program keeps it.
     """
     before = handed_out()
     function = tf.function(contender.function.python_function, autograph=False)
@@ -79,12 +79,12 @@ def measure(workload, inner, names, traces):
     for _ in range(traces + 2):
         for name, contender in contenders.items():
             found[name].append(traced(contender, kept))
-    # The first ones fill what is there once.
+    # The first traces fill caches that exist once.
     return {name: list(zip(*each[2:])) for name, each in found.items()}
 
 
 def report(title, found):
-    """Prints what each contender's traces take."""
+    """Prints the time and memory of each contender's traces."""
     for name, (seconds, sizes) in found.items():
         megabytes = timing.figure([size / 1e6 for size in sizes])
         cells = [title, name, timing.milliseconds(seconds).shown(), megabytes.shown(2)]

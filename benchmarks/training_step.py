@@ -1,16 +1,17 @@
 """What loss scaling adds to a whole training step: forward, backward and update.
 
-The step alone (`step_overhead.py`) tells why; this tells what a user pays, since where
-a gradient lies when the update reads it decides much. The layout of memory moves a
-result by a factor of two, so each row is measured in several processes. Within a
-process all contenders share the model's variables and take turns; what one adds is the
-median of its differences to the bare step of the same round. The row's figure is the
-median over processes, its error that of `timing.py`; each process's median is printed,
-too. The last thing printed is the table of README.md and docs/cost.md.
+`step_overhead.py` explains why an update costs what it does. This script measures what
+a user pays: much depends on where a gradient lies in memory when the update reads it.
+The layout of memory moves a result by a factor of two, so each row is measured in
+several processes. Within a process all contenders share the model's variables and take
+turns; what a wrapper adds is the median of its differences to the bare step of the same
+round. The row's figure is the median over processes, with the error of `timing.py`; the
+script prints each process's median, too. At the end it prints the table of README.md
+and docs/cost.md.
 
 Each row takes five processes, and more until the error of what is added is at most a
 third of it, or of 2 % of the step. `--peaks 5` adds the greatest resident set of each
-contender, of five processes that take three steps, with a malloc as it is.
+contender, from five processes that take three steps, with malloc's default settings.
 
     python benchmarks/training_step.py                       # all of it: hours
     python benchmarks/training_step.py --inner adam --modes graph --processes 8
@@ -20,8 +21,8 @@ contender, of five processes that take three steps, with a malloc as it is.
     python benchmarks/training_step.py --models wide --peaks 5 --processes 0
 
 A transformer's embedding has sparse gradients; "float16" is a policy under which
-variables and gradients are float16. Of five processes the error is the farthest one's;
-of eight or eleven it leaves out one or two at each end.
+variables and gradients are float16. With five processes the error reaches to the
+farthest one; with eight or eleven it leaves out one or two at each end.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ from workloads import CONTENDERS, INNER, RIVAL, Contender, families, timed
 HERE = Path(__file__).resolve().parents[1]
 MODES = ["graph", "xla"]
 DTYPES = ["float32", "mixed_float16", "float16"]
-#: What a family's optimizers are called in the table.
+#: The names of the families' optimizers in the table.
 TITLES = {
     "keras3": "Keras 3",
     "keras2-new": "tf_keras",
     "keras2-legacy": "tf_keras, legacy",
 }
-HEAD = ["training step", "optimizer of", "bare", "its own adds", "ours adds"]
-HEAD.append("ours of its own")
-PEAKS = ["MB, bare", "its own", "ours"]
+HEAD = ["training step", "optimizer of", "bare", "Keras's wrapper adds"]
+HEAD += ["ours adds", "ours / Keras's"]
+PEAKS = ["MB, bare", "Keras's wrapper", "ours"]
 
 
 def names_of(family):
@@ -71,7 +72,7 @@ def names_of(family):
 
 
 def measure(options):
-    """Prints each contender's times of one row, as JSON: a median, or what it adds."""
+    """Prints one row as JSON: the bare step's median, and what each wrapper adds."""
     (model,), (dtype,) = options.models, options.dtypes
     (inner,), (mode,) = options.inner, options.modes
     shared = networks.make(model, dtype)
@@ -99,7 +100,7 @@ def print_peak(name, options):
 
 
 def printed(root, row, environment, *more):
-    """Returns what a new process prints last, of a checkout's lossscale."""
+    """Returns what a new process with a checkout's lossscale prints last."""
     model, dtype, inner, mode = row
     command = [sys.executable, __file__, "--models", model, "--dtypes", dtype]
     child = subprocess.run(  # noqa: S603 - this file
@@ -113,14 +114,14 @@ def printed(root, row, environment, *more):
 
 
 def in_process(root, row, options):
-    """Returns what `measure` prints in a new process, of a checkout's lossscale."""
+    """Returns what `measure` prints in a new process with a checkout's lossscale."""
     more = ["--measure", "--seconds", str(options.seconds)]
     found = printed(root, row, os.environ, *more, "--families", *options.families)
     return {name: timing.Figure(*figure) for name, figure in found.items()}
 
 
 def in_processes(roots, row, options):
-    """Returns what `in_process` returns, a list for each root: until it is enough."""
+    """Returns for each root a list of `in_process`'s results, until they are enough."""
     found = {name: [] for name in roots}
     for number in range(options.most if options.processes else 0):
         if number >= options.processes and all(map(is_enough, found.values())):
@@ -131,7 +132,7 @@ def in_processes(roots, row, options):
 
 
 def is_enough(processes):
-    """Tells whether what is added is sure enough, of each contender."""
+    """Tells whether what each contender adds is known well enough."""
     for name in processes[0]:
         figures = [
             timing.over_processes([p[each] for p in processes])
@@ -156,8 +157,8 @@ def rows_of(title, family, found):
 
     Args:
       title: What was measured.
-      family: Whose optimizers.
-      found: What `in_process` returned, a list.
+      family: The kind of optimizers.
+      found: A list of what `in_process` returned.
     """
     if not found:  # only memory was asked for
         return [title, TITLES[family], *[""] * 4]
@@ -173,7 +174,7 @@ def rows_of(title, family, found):
 
 
 def peaks_of(root, row, family, processes):
-    """Returns the megabytes of a family's contenders, each of new processes."""
+    """Returns the peak megabytes of a family's contenders, from new processes."""
     plain = timing.without_keep()
     cells = []
     for name in names_of(family):

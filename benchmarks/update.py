@@ -2,9 +2,9 @@
 
     python benchmarks/update.py
 
-Calling a `tf.function` takes most of the time of a small update. So there is a third
-contender, a call that only reads the gradients' variables, and its time is taken off,
-round by round: medians, ± the error (`timing.py`).
+Calling a `tf.function` takes most of the time of a small update. So a third contender
+only reads the gradients' variables, and its time is subtracted, round by round. Figures
+are medians, ± the error (`timing.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def updating(loss_scale, variables):
 
 
 def read(variables):
-    """Reads the variables, as each contender does, and no more."""
+    """Only reads the variables, as each contender does."""
     with tf.control_dependencies([variable.value() for variable in variables]):
         return tf.constant(True)
 

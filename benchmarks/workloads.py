@@ -1,4 +1,4 @@
-"""What is measured with the wrappers: workloads, contenders, their steps."""
+"""What the benchmarks measure: workloads, contenders, and their steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
     tf_keras = None
 
 INNER = {"sgd": ("SGD", 1e-6), "adam": ("Adam", 1e-6)}
-#: Name -> whose optimizer, what wraps it, and whom it is compared with.
+#: Name -> the optimizer's family, what wraps it, and the contender to compare it with.
 CONTENDERS = {
     "bare": ("keras3", None, None),
     "keras3": ("keras3", "theirs", "bare"),
@@ -46,7 +46,7 @@ RIVAL = {
 
 
 class Family(NamedTuple):
-    """One kind of optimizer: the modules and functions that it takes."""
+    """One kind of optimizer: the modules and functions that belong to it."""
 
     optimizers: Any
     make_variable: Callable[..., Any]
@@ -56,7 +56,7 @@ class Family(NamedTuple):
 def families():
     """Returns each kind of optimizer that is installed, as a `Family`, by name.
 
-    Nothing is asked of lossscale: another checkout may have it elsewhere.
+    It does not use lossscale for this, as another checkout may have it elsewhere.
     """
     is_3 = keras.__version__.startswith("3")
     found = {}
@@ -69,7 +69,7 @@ def families():
     rest = tf.Variable, keras2.mixed_precision.LossScaleOptimizer
     legacy = getattr(keras2.optimizers, "legacy", None)
     if legacy is not None:
-        # TensorFlow 2.10 has the new ones under another name.
+        # TensorFlow 2.10 has the new optimizers under another name.
         is_default = not issubclass(legacy.Adam, keras2.optimizers.Adam)
         new = keras2.optimizers if is_default else keras2.optimizers.experimental
         found["keras2-new"] = Family(new, *rest)
@@ -97,8 +97,8 @@ def resnet50():
     return [*shapes, (2048, 1000), (1000,)]
 
 
-#: Name -> the variables' shapes, of an embedding the rows that a step touches, and the
-#: dtype of variables and gradients.
+#: Name -> the variables' shapes, for an embedding the number of rows that a step
+#: touches, and the dtype of variables and gradients.
 WORKLOADS = {
     "resnet50": (resnet50(), None),
     "large": ([(10_000_000,)] * 4, None),
@@ -114,11 +114,12 @@ WORKLOADS = {
 class Gradients:
     """The gradients of a workload: its variables, and where their gradients come from.
 
-    Each comes out of a matrix product of its own that has the loss as a factor, as a
-    layer's weights' do: a fresh temporary, which XLA fuses with nothing.
+    Each gradient comes out of a matrix product of its own that has the loss as a
+    factor, as the gradients of a layer's weights do: a fresh temporary tensor, which
+    XLA does not fuse.
     """
 
-    #: As of a batch of so many rows: its arithmetic takes no longer than the writing.
+    #: The rows of the batch: with so few, arithmetic takes no longer than writing.
     DEPTH = 8
 
     def __init__(self, shapes, rows=None, dtype=tf.float32):
@@ -169,7 +170,7 @@ def shared_by(family, variables):
     """Returns variables as a family takes them, which hold the same memory."""
     if family == "keras3":
         return variables
-    # Keras 2 takes what a variable of Keras 3 holds.
+    # Keras 2 takes the TensorFlow variable that a variable of Keras 3 holds.
     return [v if isinstance(v, tf.Variable) else v.value for v in variables]
 
 
@@ -180,9 +181,9 @@ class Contender:
       name: One of `CONTENDERS`.
       inner: One of `INNER`.
       mode: "graph" or "xla".
-      variables: What all contenders share.
-      gradients: Computes gradients for them, of a loss that it scales with what it is
-        given.
+      variables: The variables that all contenders share.
+      gradients: A function that computes their gradients, of a loss that it scales with
+        the function it is given.
     """
 
     def __init__(self, name, inner, mode, variables, gradients):
@@ -229,7 +230,7 @@ class Contender:
         return None if found is None else float(np.asarray(found))
 
     def check(self):
-        """Raises `RuntimeError` if a step was skipped: it took another time."""
+        """Raises `RuntimeError` if a step was skipped, which takes another time."""
         ours = getattr(self._optimizer, "loss_scale", None)
         skipped = getattr(ours, "skipped_steps", None)
         now = self._loss_scale()
@@ -242,7 +243,7 @@ class Contender:
         return self.function.get_concrete_function()
 
     def prepare(self, note=str):
-        """Traces, compiles and runs the step, and notes what that took.
+        """Traces, compiles and runs the step, and keeps how long that took.
 
         Args:
           note: Called with the name of each phase when it begins.
@@ -269,11 +270,11 @@ def settle():
 
 
 def executed_nodes(function):
-    """Returns the nodes that a good step executes, None under XLA: it is one there.
+    """Returns the nodes that a good step executes; None under XLA, which runs one.
 
-    Counted in the graph as TensorFlow runs it: optimized, functions inlined, a `cond`
-    turned into a Switch for each thing that a branch uses. What stands in the other
-    branch is left out: in ours, the bad step.
+    It counts them in the graph as TensorFlow runs it: optimized, functions inlined, a
+    `cond` turned into a Switch for each thing that a branch uses. It leaves out the
+    other branch, which in ours is the bad step.
 
     Args:
       function: A traced `tf.function` that has not run yet.

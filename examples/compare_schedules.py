@@ -5,9 +5,10 @@
 
 The run is a limit for each step: the greatest loss scale whose gradients do not
 overflow. It drifts as training goes on, jitters, drops for single bad batches, sinks
-for a bad stretch, and once a few batches are NaN whatever the scale. Each schedule
-meets the same run, and those that look at the gradients see such as just reach the
-limit. The script prints what each one lost and draws how it followed.
+for a bad stretch, and once a few batches are NaN whatever the scale. Every schedule
+gets the same run; one that looks at the gradients sees gradients that just reach the
+limit. The script prints how many steps each schedule lost, and draws how it followed
+the limit.
 """
 
 import argparse
@@ -26,10 +27,10 @@ import lossscale
 from lossscale.presets import PRESETS
 
 STEPS = 30_000
-#: How many are drawn if not all are.
+#: How many schedules are drawn without `--all`.
 DRAWN = 5
 PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"
-#: What presets ask their user for.
+#: Values for the presets that ask their user for them.
 ASKED = {"initial_loss_scale": 2.0**15, "increment_period": 2000, "hysteresis": 2}
 
 
@@ -57,17 +58,17 @@ def schedules():
         "LogNormalLossScale": lossscale.LogNormalLossScale(),
     }
     for name, preset in PRESETS.items():
-        if name != "dynamic":  # another name of tensorflow's
+        if name != "dynamic":  # another name of `tensorflow`
             asked = {argument: ASKED[argument] for argument in preset.asks_for}
             found[name] = lossscale.DynamicLossScale.from_preset(name, **asked)
     return found
 
 
 def most_different(simulations, count=DRAWN):
-    """Returns those that differ most, begun with TensorFlow's: by name, in order.
+    """Returns the simulations that differ most, by name, in the order given.
 
-    The next is always the one that is farthest from all that were chosen, by the
-    average distance of their loss scales in doublings.
+    TensorFlow's is chosen first, and then each time the one that is farthest from all
+    that were chosen before, by the average distance of their loss scales in doublings.
     """
     scales = {name: np.log2(s.loss_scale) for name, s in simulations.items()}
     chosen = ["tensorflow"]

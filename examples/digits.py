@@ -2,14 +2,15 @@
 
     python examples/digits.py
 
-Real data: scikit-learn's 1,797 digits of 8 x 8 pixels. Their loss has a small weight,
-as the terms of a larger model's loss have. In float32 that changes nothing: Adam
-divides it out again. In float16 most gradients are then smaller than the smallest
-number there is, and become zero. With a loss scale they survive.
+Real data: scikit-learn's 1,797 digits of 8 x 8 pixels. The loss has a small weight,
+as the terms of a larger model's loss have. In float32 this changes nothing, since Adam
+divides by the gradients' size. In float16 most gradients are then smaller than the
+smallest number above zero, and become zero. With a loss scale they survive.
 
 The script trains half-way, saves a checkpoint, trains on, starts over from the
-checkpoint and shows that both ends are equal. Then it trains the same network in
-float32, and in float16 without loss scaling, prints a table, and draws a picture.
+checkpoint and shows that both runs end with equal values. Then it trains the same
+network in float32, and in float16 without loss scaling, prints a table, and draws a
+picture.
 """
 
 import argparse
@@ -34,12 +35,12 @@ keras = tf.keras
 
 #: Makes most gradients so small that they become zero in float16.
 LOSS_WEIGHT = 2.0**-18
-#: log2 of what rounds to float16's smallest number, 2**-24. All below becomes zero.
+#: log2 of half of float16's smallest number, 2**-24. Smaller numbers become zero.
 SMALLEST = -25
 EPOCHS = 20
 BATCH_SIZE = 64
 SEED = 1
-#: Beside this file, where the README shows it.
+#: The picture is beside this file; the README shows it.
 PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"
 
 
@@ -106,9 +107,9 @@ def small_loss(labels, logits):
 def make_loss_scale():
     """Returns the loss scale of the main run, which has only 440 steps.
 
-    So it grows after 10 finite steps in a row. The default, 2,000, suits runs of many
-    thousand steps: in this one the scale would stay at 2**15, and the first half of the
-    picture would show nothing.
+    So the scale grows after 10 finite steps in a row. The default, 2,000, suits runs of
+    many thousand steps: in this one the scale would stay at 2**15, and the first half
+    of the picture would show nothing.
     """
     return lossscale.DynamicLossScale(initial_loss_scale=2.0**15, increment_period=10)
 
@@ -136,7 +137,7 @@ def fit(model, data, first, last, callbacks=()):
 
 
 def state(model):
-    """Returns all that training goes on from: weights, slots, scale and counters."""
+    """Returns all that training needs to go on: weights, slots, scale and counters."""
     optimizer = model.optimizer
     inner = optimizer.inner_optimizer.variables
     inner = inner() if callable(inner) else inner
@@ -161,7 +162,7 @@ def describe(model):
 
 
 def train_and_resume(train):
-    """Trains with a dynamic loss scale, and half of it again from a checkpoint.
+    """Trains with a dynamic loss scale, and repeats half of it from a checkpoint.
 
     Returns:
       `(model, run)`: the trained model, and the record of its steps.

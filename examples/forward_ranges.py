@@ -2,9 +2,10 @@
 
     python examples/forward_ranges.py
 
-A gated feed-forward network on pixels from 0 to 255: the product of its two branches is
-beyond 65504, where float16 ends, so that no loss scale helps. Prints which layers need
-float32, trains in float16 without and with them, and draws the picture.
+The script trains a gated feed-forward network on pixels from 0 to 255. The product of
+its two branches is beyond 65504, where float16 ends, so no loss scale helps. The script
+prints which layers need float32, trains in float16 without and with these layers in
+float32, and draws the picture.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def make_model(policy_of):
     """Returns a compiled network, with the same initial weights every time.
 
     Args:
-      policy_of: Returns the dtype policy of the layer of a name.
+      policy_of: A function that returns the dtype policy of a layer, given its name.
     """
     keras.utils.set_random_seed(1)
 

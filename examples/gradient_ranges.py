@@ -2,8 +2,8 @@
 
     python examples/gradient_ranges.py
 
-The network and the loss of digits.py, whose gradients are mostly too small for float16,
-before its first step. Prints the table, and draws the picture.
+The script takes the network and the loss of digits.py before the first step, when most
+of its gradients are too small for float16. It prints the table, and draws the picture.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Trains handwritten digits on two workers, of which one overflows.
+"""Trains handwritten digits on two workers, each of which overflows once.
 
     python examples/multi_worker.py
 
@@ -6,8 +6,8 @@ starts two processes on this machine that train in step. In step 5 the first wor
 gradients overflow, in step 9 the second one's. Both workers skip both steps, and end
 with equal weights.
 
-It is the way to a real cluster: start the same script on every machine with its own
-TF_CONFIG. Then it is one worker, and starts nothing.
+On a real cluster, start the same script on every machine with that machine's
+TF_CONFIG. Then it is one worker, and starts no other process.
 """
 
 import argparse
@@ -101,12 +101,12 @@ def make_train_step(strategy, model, optimizer):
 
 
 def is_tensor(weight):
-    """Tells whether a weight is TensorFlow's variable, not Keras 3's around one."""
+    """Tells whether a weight is TensorFlow's variable, not Keras 3's that holds one."""
     return isinstance(weight, tf.Variable)
 
 
 def work(steps, communication_dtype):
-    """Trains as one worker of those that TF_CONFIG lists, and prints how it ended."""
+    """Trains as one of the workers that TF_CONFIG lists, and prints the results."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     train_images, test_images, train_labels, test_labels = load()
     with strategy.scope():
@@ -140,11 +140,11 @@ def predict(weights, images):
 
 
 def start_workers(arguments):
-    """Runs two workers on this machine and compares how they ended."""
+    """Runs two workers on this machine and compares their weights at the end."""
     listeners = [socket.create_server(("localhost", 0)) for _ in range(WORKERS)]
     addresses = [f"localhost:{each.getsockname()[1]}" for each in listeners]
     for each in listeners:
-        each.close()  # its port is free, and the worker's now
+        each.close()  # now its port is free for the worker
     processes = []
     for index in range(WORKERS):
         task = {"type": "worker", "index": index}
@@ -171,7 +171,7 @@ def start_workers(arguments):
 
 
 def end_all_if_one_fails(processes):
-    """Watches the workers: without one of them the other would wait for ever."""
+    """Ends all workers if one fails: the others would wait for it for ever."""
 
     def watch(process):
         if process.wait() != 0:
@@ -183,7 +183,7 @@ def end_all_if_one_fails(processes):
 
 
 def main():
-    """Is one worker if TF_CONFIG says so, else starts two."""
+    """Runs one worker if TF_CONFIG is set, else starts two."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="how long to train")
     parser.add_argument(

@@ -2,14 +2,15 @@
 
     python examples/scaled_blocks.py
 
-A network of residual blocks learns scikit-learn's handwritten digits twice: to tell
-them, and, in a second tower, to draw them again, with a loss of a small weight. Each
-branch has a LayerScale of 1e-6, as in CaiT (Touvron et al., arXiv 2103.17239), so its
-gradients are that much smaller than those of what it is added to.
+A network of residual blocks learns scikit-learn's handwritten digits twice: one tower
+learns to recognize them, a second one to draw them again, with a loss of a small
+weight. Each branch has a LayerScale of 1e-6, as in CaiT (Touvron et al., arXiv
+2103.17239), so its gradients are smaller by this factor than those of the sum to which
+it is added.
 
 Adam divides by the size of the gradients: in float32 the small ones train as well as
-the large ones. In float16 one loss scale serves both towers only up to a point. Prints
-how well the digits are drawn, and draws the losses over the epochs.
+the large ones. In float16 one loss scale serves both towers only up to a point. The
+script prints how well the digits are drawn, and plots this error over the epochs.
 """
 
 import argparse
@@ -30,8 +31,8 @@ import lossscale
 
 PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"
 layers = keras.layers
-#: Adam adds it to the size of a gradient. The default, 1e-7, would hide the small ones
-#: in float32, too.
+#: Adam adds EPSILON to the size of a gradient. The default, 1e-7, would hide small
+#: gradients in float32, too.
 EPSILON = 1e-20
 WEIGHTS = [2.0**-16, 2.0**-24, 2.0**-32, 2.0**-40]
 RUNS = {
@@ -51,12 +52,12 @@ class LayerScale(layers.Layer):
         super().build(shape)
 
     def call(self, x):
-        """Returns what comes out, in the shape of what came in."""
+        """Returns the scaled channels, in the shape of `x`."""
         return x * self.scale
 
 
 def tower(x, name, block, depth, width=64):
-    """Returns what a stem and some residual blocks make of `x`."""
+    """Returns the output of a stem and `depth` residual blocks for `x`."""
     x = block(layers.Dense(width, name=f"{name}_stem"))(x)
     for number in range(depth):
         branch = keras.Sequential(
@@ -76,9 +77,9 @@ def make(policy, block, weight, loss_scale, depth):
     """Returns a compiled model of two towers.
 
     Args:
-      policy: The policy of its layers.
-      block: What is put around each block: `lossscale.ScaledBlock`, or nothing.
-      weight: That of the second tower's loss.
+      policy: The dtype policy of its layers.
+      block: Wraps each block: `lossscale.ScaledBlock`, or `plain`.
+      weight: The weight of the second tower's loss.
       loss_scale: The loss scale.
       depth: How many residual blocks each tower has.
     """
@@ -107,7 +108,7 @@ def make(policy, block, weight, loss_scale, depth):
 
 
 def data():
-    """Returns the digits, 0 to 1, and which they are."""
+    """Returns the digits' pixels, from 0 to 1, and their labels."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.data))
     return (digits.data[order] / 16).astype("float32"), digits.target[order]
@@ -120,7 +121,7 @@ def drawing_error(model, x):
 
 
 class Curve(keras.callbacks.Callback):
-    """Notes the drawing error after each epoch."""
+    """Records the drawing error after each epoch."""
 
     def __init__(self, x):
         super().__init__()
@@ -142,7 +143,7 @@ def model_of(run, weight, depth):
         return make("float32", plain, weight, 1.0, depth)
     if run == "float16, blocks":
         return make("mixed_float16", lossscale.ScaledBlock, weight, 1.0, depth)
-    # Looks at the largest gradient, and stays as high as it allows from then on.
+    # This one looks at the largest gradient, and stays as high as that allows.
     scale = lossscale.HeadroomLossScale(headroom=2)
     return make("mixed_float16", plain, weight, scale, depth)
 

@@ -4,12 +4,12 @@
 
 Real data: scikit-learn's 1,797 digits of 8 x 8 pixels, in float32 or bfloat16, which
 need no loss scale. One batch of a hundred has wrong labels, and its loss is a thousand
-times as large as it should be, as after a fault in what weighs the losses. The first
-128 batches are good: so many a guard lets through, to learn what is usual.
+times as large as it should be, as after a fault in the weights of the losses. The first
+128 batches are good, since a guard lets so many steps through to learn what is usual.
 
 The network trains three times from the same weights on the same batches: without bad
-ones, with them, and with them and a `lossscale.SpikeGuard`. Prints the test accuracies,
-replays the recorded run with other guards, and draws it.
+batches, with them, and with them and a `lossscale.SpikeGuard`. The script prints the
+test accuracies, replays the recorded run with other guards, and draws it.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def load(seed):
 
 
 def batches_of(images, labels, epochs, seed):
-    """Returns images, labels and weights of all batches, and which batches are bad."""
+    """Returns the images and labels of all batches, and which batches are bad."""
     rng = np.random.default_rng(seed)
     per_epoch = len(images) // BATCH_SIZE
     order = [
@@ -60,7 +60,7 @@ def batches_of(images, labels, epochs, seed):
 
 
 def spoiled(labels, bad, seed):
-    """Returns labels of which those of bad batches are wrong, and losses' weights."""
+    """Returns labels, wrong ones in bad batches, and the weights of the losses."""
     rng = np.random.default_rng(seed)
     wrong = (labels + rng.integers(1, 10, labels.shape)) % 10
     labels = np.where(bad[:, None], wrong, labels)
@@ -89,7 +89,7 @@ def make(policy, loss_scale):
 
 
 class Curve(keras.callbacks.Callback):
-    """Notes the test accuracy after every so many steps."""
+    """Records the test accuracy after every `every` steps."""
 
     def __init__(self, test, every):
         super().__init__()
@@ -102,7 +102,7 @@ class Curve(keras.callbacks.Callback):
 
 
 def accuracy(model, test):
-    """Returns the share of test images whose digit is told."""
+    """Returns the share of test images whose digit the model recognizes."""
     images, labels = test
     told = np.argmax(model(images, training=False), axis=-1)
     return float(np.mean(told == labels))
@@ -112,7 +112,7 @@ def train(policy, loss_scale, batches, test, record=None):
     """Trains one epoch over all batches.
 
     Returns:
-      `(model, curve)`, of which `curve` holds the accuracy after every 20 steps.
+      `(model, curve)`, where `curve` holds the accuracy after every 20 steps.
     """
     images, labels, weights = (np.concatenate(part) for part in batches)
     model, curve = make(policy, loss_scale), Curve(test, 20)

@@ -2,8 +2,9 @@
 
     python examples/twenty_blocks.py
 
-Prints, and draws, how large each block's gradient is: in float32; in float16 with no
-loss scale and with 2**15; and in float16 with a `ScaledBlock` around each block.
+The script prints how many blocks have a gradient, and draws how large each one's is: in
+float32; in float16 with no loss scale and with 2**15; and in float16 with a
+`ScaledBlock` around each block.
 """
 
 import argparse
@@ -29,7 +30,7 @@ class Kept(keras.layers.Layer):
     """Multiplies by 1 / FACTOR, and leaves the gradient as it is."""
 
     def call(self, x):
-        """Returns what comes out, as large as what came into the block before."""
+        """Returns `x / FACTOR`, which is as large as the input of the block before."""
         return x + tf.stop_gradient(x * (1 / FACTOR - 1))
 
 
@@ -58,7 +59,7 @@ def sizes(model, scale):
     x = tf.constant(np.random.default_rng(1).normal(size=[32, WIDTH]), tf.float32)
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(tf.cast(model(x), tf.float32) ** 2) * scale
-    # Keras 3 holds its variables as `value`, Keras 2's are TensorFlow's.
+    # A variable of Keras 3 holds TensorFlow's as `value`; Keras 2's is TensorFlow's.
     held = [
         v if isinstance(v, tf.Variable) else v.value for v in model.trainable_variables
     ]
@@ -71,7 +72,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--output", default=PICTURE, help="where the picture goes")
     output = parser.parse_args().output
-    # Those that are equal lie on one another: the widest first.
+    # Equal curves lie on one another: the widest is drawn first.
     runs = {
         "float32": (make("float32", plain), 1.0, "lightgrey", 14),
         "float16, ScaledBlock": (

@@ -61,12 +61,12 @@ DEFECTS = {
     ),
     6: Row(
         "K3, custom loop",
-        "restored before it is built, its first step is 32 times too large",
-        "restored before or after, the same step",
+        "if restored before it is built, its first step is 32 times too large",
+        "the same step, whether restored before or after",
     ),
     7: Row(
         "K3",
-        "a counter restored from beyond the period never grows again",
+        "if a restored counter is beyond the period, the scale never grows again",
         "it grows at the next good step",
     ),
     8: Row(
@@ -76,28 +76,28 @@ DEFECTS = {
     ),
     9: Row(
         "K3",
-        "takes a wrapper, a wrapped optimizer, an optimizer of another Keras",
-        "refused by name",
+        "wraps a wrapper, a wrapped optimizer, an optimizer of another Keras",
+        "refused, with its name in the error",
     ),
     10: Row(
         "K3, K2, TF",
-        "take 0, -1, NaN, infinity as scale, and 0, -5, 1.5 as period",
+        "accept 0, -1, NaN, infinity as scale, and 0, -5, 1.5 as period",
         "refused before any variable exists",
     ),
     11: Row(
         "K3, tf.train.Checkpoint",
-        "from bare to wrapped, and back: an error about dtypes",
-        "it is restored where it can be, or one sentence says what to do",
+        "a bare optimizer's checkpoint into a wrapped one, and back: dtype error",
+        "it is restored if possible, or one sentence says what to do",
     ),
     12: Row(
         "K2",
         "`.keras`, `.h5` and SavedModel lose the scale and its counter",
-        "every route keeps the whole state, or is documented with the reason",
+        "every route keeps the whole state, or the pages say why not",
     ),
     13: Row(
         "K3, MirroredStrategy",
         "gradient_accumulation_steps, ema_overwrite_frequency: RuntimeError, bare too",
-        "works where Keras can; where it cannot, the error is Keras's",
+        "works if Keras can do it; otherwise the error is Keras's",
     ),
     14: Row(
         "K3, MirroredStrategy",
@@ -110,7 +110,7 @@ DEFECTS = {
     16: Row(
         "K3",
         "no way to unscale, clip and then apply in a custom loop",
-        "there is one, the same on every Keras",
+        "there is a way, the same on every Keras",
     ),
     17: Row(
         "K2, K3 unbuilt",
@@ -132,22 +132,22 @@ DEFECTS = {
     22: Row(
         "TF",
         "update in replica context fails, and so do integer and complex gradients",
-        "works in both contexts; such gradients are ignored or checked",
+        "works in both contexts; integers are ignored, complex ones checked",
     ),
     23: Row(
         "K2, skip_gradients_aggregation=True",
         "replicas diverge",
-        "the flag itself is agreed, whoever aggregates",
+        "the replicas agree on the flag, whoever sums the gradients",
     ),
     24: Row(
         "K3, K2",
         "clipping by value before the check hides an overflow",
-        "decided before the user can clip",
+        "the check comes before the user can clip",
     ),
     25: Row(
         "wrappers that check a norm",
         "the norm of [1e20, 1e20] is infinite: a false alarm",
-        "finite gradients are never called anything else",
+        "finite gradients never count as an overflow",
         not_shown="neither Keras nor TensorFlow checks a norm",
     ),
     26: Row(
@@ -170,13 +170,13 @@ DEFECTS = {
     29: Row(
         "jmp, DeepSpeed, ColossalAI, fairseq",
         "floor lost under jit; hysteresis ignored; counters not saved",
-        "the whole state is saved and restored, where it is compiled too",
+        "the whole state is saved and restored, in compiled code too",
         not_shown="not installed: run (jmp) and read (the others) once, by hand",
     ),
     30: Row(
         "K3, and all that check before aggregating",
-        "float16 gradients finite on each replica are infinite in sum, and applied",
-        "checked after aggregation too",
+        "if the sum of finite float16 gradients is infinite, it is applied",
+        "the sum is checked, too",
     ),
 }
 
