@@ -107,7 +107,7 @@ class Tracker:
         return self._here.idle >= _IDLE
 
     def is_silent(self) -> bool:
-        """Tells whether this thread is within a `with` that is not tracked."""
+        """Tells whether this thread is within a `with` of this tracker: untracked."""
         return self._here.silent > 0
 
     def __enter__(self) -> None:

@@ -145,8 +145,8 @@ def is_finite(units: Units, operands: Operands) -> Optional[Unit]:
     (unit,), found = units, flag()(units, operands)
     if unit is None or found is None or found.from_variable:
         return found
-    # A value of exponent 0 that hides infinities may depend on a gradient by a flag
-    # only: `tf.recompute_grad` makes all values depend on the incoming gradient so.
+    # A value of exponent 0 that hides infinities may depend on a gradient only through
+    # a flag, as every value within `tf.recompute_grad` does.
     return found._replace(replaces_inf=not (unit.is_free and unit.hides_inf))
 
 
@@ -238,8 +238,8 @@ def bound(keeps_scale: bool) -> Rule:
     """Returns the rule of a minimum or maximum.
 
     Beside a number, the result may be either of the two. A small floor is different: it
-    only prevents a division by zero. `keeps_scale`, of a maximum: the loss scale beside
-    any floor is taken to be itself, as no loss scale is so small that it needs one.
+    only prevents a division by zero. `keeps_scale` is True of a maximum: the loss scale
+    and a floor make the loss scale, which is never so small that it needs one.
     """
 
     def rule(units: Units, operands: Operands) -> Optional[Unit]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, Iterable, List, NamedTuple, Optional, Protocol
 
-#: A variable that sums up gradients keeps as many unscalings, the last ones.
+#: At most so many unscalings are kept for a variable that sums up gradients: the last.
 _MOST = 64
 
 
@@ -48,7 +48,7 @@ NONE: Sources = frozenset()
 
 
 class Input(NamedTuple):
-    """Stands for a function's caller's sources, while the function's body is swept.
+    """Stands for sources of a function's caller while the function's body is swept.
 
     Attributes:
       position: Which unit has these sources, among the different units that the

@@ -129,9 +129,9 @@ _LIMIT = 8.0
 def hull(units: Units, cause: str = "") -> Optional[Unit]:
     """Returns the unit of a value that has one of these units, we do not know which.
 
-    A zero is ignored. So is the value of a variable that is not trained, if there are
-    other units. A number (None) is ignored beside a unit; but the result of a number
-    and a zero is a number.
+    A zero is ignored. So is the value of a variable that is not trained, beside a unit
+    that comes from no variable. A number (None) is ignored beside a unit, but a number
+    and a zero make a number.
     """
     said = [unit for unit in units if unit is not None and not unit.is_zero]
     if not said:

@@ -16,13 +16,13 @@ from lossscale.units.unit import UNKNOWN, Unit
 class Kind(enum.Enum):
     """What a gradient's exponent says of it."""
 
-    #: The exponent is 1.
+    #: The exponent may be 1, and cannot be 0.
     SCALED = "scaled"
-    #: The exponent is 0.
+    #: The exponent may be 0, and cannot be 1.
     UNSCALED = "unscaled"
     #: The exponent may be 0 or 1.
     UNSURE = "unsure"
-    #: The exponent is one that neither a scaled nor an unscaled gradient has.
+    #: The exponent can be neither 0 nor 1, as if a loss was scaled twice.
     WRONG = "wrong"
     #: Nothing is known of the gradient, or it is a zero.
     UNKNOWN = "unknown"
