@@ -30,7 +30,7 @@ def group_ops(results: Results) -> Op:
 
 
 def with_dependencies(results: Results, value: Tensor) -> Tensor:
-    """Returns the tensor `value`, computed only after all `results` have run."""
+    """Returns `value` as a tensor, which is computed after all `results` have run."""
     op = group_ops(results)
     with tf.control_dependencies([] if op is None else [op]):
         return tf.identity(value)

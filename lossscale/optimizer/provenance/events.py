@@ -61,7 +61,7 @@ class Read(Event):
     is_read = True
 
     def __init__(
-        self, time: int, tensor: Tensor, is_from_then_on: bool = False
+        self, time: int, tensor: Scalar, is_from_then_on: bool = False
     ) -> None:
         super().__init__(time)
         self.tensor, self.is_from_then_on = tensor, is_from_then_on
