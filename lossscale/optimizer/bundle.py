@@ -1,4 +1,4 @@
-"""One replica's gradients on their way from the wrapper to the inner optimizer."""
+"""A bundle: one replica's gradients on their way to the inner optimizer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from lossscale.scales.base import LossScale
 
 @dataclass(eq=False)
 class Bundle:
-    """Gradients, what divides them, and what is known of them.
+    """Gradients, their divisors, and their check.
 
-    No tensor and no list of them: `tf.distribute` takes it across replicas as a whole.
-    Nothing in it is changed; each method returns a new one, or gradients.
+    A bundle is no tensor and no list, so `tf.distribute` takes it across replicas as a
+    whole. No method changes a bundle: each returns a new one, or gradients.
 
     Attributes:
-      loss_scale: What scaled them.
+      loss_scale: The loss scale that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
-      divisors: What each is still to be divided by, a `float32` tensor of shape `[]`.
-        None: it is unscaled.
-      check: What is known of them: of when they were unscaled, in the end of the step.
-      is_checked: Whether that is a check of them all as they are now.
-      losses: The unscaled losses that they are of, the last ones.
-      groups: The positions of the gradients that each of `grads` is made of.
+      divisors: What each gradient must still be divided by, a `float32` tensor of shape
+        `[]`. None: the gradient is unscaled.
+      check: What is known of the gradients: first the check of when they were unscaled,
+        at the end the check of the whole step.
+      is_checked: Whether `check` covers all gradients as they are now.
+      losses: The last losses of these gradients, before they were scaled.
+      groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
     loss_scale: LossScale
@@ -34,7 +35,7 @@ class Bundle:
     divisors: Divisors
     check: Check = CLEAN
     is_checked: bool = False
-    losses: List[Tensor] = field(default_factory=list)
+    losses: List[Optional[Tensor]] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -42,15 +43,15 @@ class Bundle:
 
     @property
     def count(self) -> int:
-        """How many gradients were handed in."""
+        """How many gradients there are, before any were packed."""
         return sum(map(len, self.groups))
 
     def but(self, **changes: Any) -> Bundle:
-        """Returns a bundle in which some attributes are others."""
+        """Returns a copy of the bundle in which these attributes are changed."""
         return replace(self, **changes)
 
     def distinct_divisors(self) -> Divisors:
-        """Returns the different divisors of gradients that are there."""
+        """Returns the different divisors of the gradients that are not None."""
         pairs = zip(self.grads, self.divisors)
         found: Dict[int, Optional[Scalar]] = {
             id(by): by for grad, by in pairs if grad is not None
@@ -58,7 +59,7 @@ class Bundle:
         return list(found.values())
 
     def packed(self) -> Bundle:
-        """Returns it with small gradients packed, if all are divided by the same."""
+        """Returns the bundle with small gradients packed, if it has one divisor."""
         if len(self.distinct_divisors()) > 1:
             return self
         grads, groups = pack(self.grads)
@@ -66,24 +67,24 @@ class Bundle:
         return self.but(grads=grads, groups=groups, divisors=divisors)
 
     def quotients(self) -> Grads:
-        """Returns the gradients divided, packed as they are."""
+        """Returns the gradients divided by their divisors. Packed ones stay packed."""
         distinct = self.distinct_divisors()
         if len(distinct) == 1:
             (divisor,) = distinct
             if divisor is None:
                 return self.grads
             return list(self.loss_scale.unscale_by(self.grads, divisor))
-        # Keras 3 wants all from one graph: those that are divided in a branch, and
-        # others.
+        # Keras 3 wants all gradients from one graph, but a division in a branch makes
+        # tensors of the branch's graph.
         return [
             in_this_graph(g) if by is None else self.loss_scale.unscale_by(g, by)
             for g, by in zip(self.grads, self.divisors)
         ]
 
     def divided(self) -> Bundle:
-        """Returns it with nothing left to divide."""
+        """Returns the bundle after the division, so that nothing is left to divide."""
         return self.but(grads=self.quotients(), divisors=[None] * len(self.grads))
 
     def unscaled(self) -> Grads:
-        """Returns the gradients divided, and as many as were handed in."""
+        """Returns the gradients divided by their divisors, and unpacked."""
         return unpack(self.quotients(), self.groups)

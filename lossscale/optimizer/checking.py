@@ -1,7 +1,7 @@
 """Checks of one replica's gradients: when they are unscaled, and when they are applied.
 
-The sum of all gradients is the quick check: it is finite only if each of them is, and
-reads them once. Only if it is not finite, the exact check looks at each element.
+The quick check reads the gradients once and sums them. If the sum is finite, so are all
+of them. Only if it is not, the exact check looks at each element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lossscale.gradients.finite import each_is_finite, floating_values, sum_is_f
 from lossscale.gradients.largest import largest_magnitude
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Flag, Grads, Scalar, Tensor
+from lossscale.runtime.aliases import Flag, Grads, PerGradient, Scalar
 from lossscale.runtime.graphs import is_nested
 from lossscale.runtime.op_types import as_number
 
@@ -30,7 +30,7 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         examined, quotients, check = few, *_made_nan_if_bad(few)
     else:
         quotients = few.divided()
-        # A check that divides anew leaves what is returned to be freed if not used.
+        # A check that divides a second time needs no quotients: unused ones are freed.
         examined = few if mode.current().checks_anew else quotients
         check = check_of_quotients(examined)
     check = check._replace(
@@ -46,16 +46,16 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
 def _made_nan_if_bad(bundle: Bundle) -> Tuple[Bundle, Check]:
     """Returns gradients that are all NaN if one of them is not finite, and their check.
 
-    The flag of a loop, a branch or a function cannot be used outside of it; what it
-    returns can. A NaN there says that an overflow was found, even if the gradients are
-    clipped by their norm first, and no gradient has to be kept for it.
+    A flag that is computed in a loop, a branch or a function cannot be used outside of
+    it, but the gradients that it returns can. A NaN in them tells of the overflow, even
+    if they are clipped by their norm first. No gradient has to be kept for that.
     """
     check = check_of_quotients(bundle)
-    # No branch under XLA: on TensorFlow 2.4 it compiles none in `tf.vectorized_map`.
+    # XLA gets no branch: on TensorFlow 2.4 it compiles none in `tf.vectorized_map`.
     has_no_branch = mode.current().cond_runs_both
     is_finite = check.exact_in_branch() if has_no_branch else check.exact()
-    # Our own check is no comparison that a user made. On TensorFlow 2.4 a function that
-    # is looked into has no mark that says what these are.
+    # Our own check must not look like a comparison that the user made. On TensorFlow
+    # 2.4 unscaled gradients in a function have no mark: the rules find their units.
     is_finite = as_number(is_finite)
     nan_if_bad = {
         id(divisor): tf.where(is_finite, divisor, float("nan"))
@@ -67,7 +67,7 @@ def _made_nan_if_bad(bundle: Bundle) -> Tuple[Bundle, Check]:
 
 
 def check_of_quotients(bundle: Bundle) -> Check:
-    """Returns the check of gradients once they are divided, without worst numbers."""
+    """Returns the check of the quotients, without worst numbers."""
 
     def exact_check() -> Flag:
         return each_is_finite(floating_values(bundle.quotients()))
@@ -78,11 +78,11 @@ def check_of_quotients(bundle: Bundle) -> Check:
 
 
 def _quick_check_of_quotients(bundle: Bundle) -> Flag:
-    """Returns the quick check of gradients once they are divided.
+    """Returns the quick check of the quotients.
 
-    If the divisor is 1 or more, a quotient is finite exactly if the scaled gradient is,
-    so the scaled ones are summed. A divisor below 1 may make a finite gradient
-    overflow, and the quick check fails.
+    If the divisor is at least 1, a quotient is finite exactly if the scaled gradient
+    is, so the scaled gradients are summed. A divisor below 1 may make a finite gradient
+    overflow, so the quick check fails.
     """
     quick = sum_is_finite(floating_values(bundle.grads))
     for divisor in bundle.distinct_divisors():
@@ -92,12 +92,13 @@ def _quick_check_of_quotients(bundle: Bundle) -> Flag:
 
 
 def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
-    """Returns gradients with the check of when they were unscaled, and of now.
+    """Returns gradients with both checks: of when they were unscaled, and of now.
 
     Args:
       bundle: The gradients.
-      quick: Returns the quick check of what is applied: of the quotients, and of the
-        sums of duplicate rows. Not called where each element is looked at anyway.
+      quick: Returns the quick check of the gradients as they are applied: of the
+        quotients, and of the sums of duplicate rows. Not called where the exact check
+        runs anyway.
     """
     if bundle.is_checked:
         return bundle
@@ -106,7 +107,7 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
         grads = bundle.quotients()
         return each_is_finite(floating_values([*grads, *rows.added(grads)]))
 
-    def worst() -> Tensor:
+    def worst() -> PerGradient:
         return _worst_as_applied(bundle)
 
     looks_at_once = mode.current().looks_at_once
@@ -123,12 +124,12 @@ def quick_check_as_applied(bundle: Bundle) -> Flag:
 
 
 def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
-    """Returns a quick check that holds for the sums of duplicate rows, too.
+    """Returns a quick check that covers the sums of duplicate rows, too.
 
     Args:
       quick: The quick check of the gradients themselves.
       bundle: The gradients.
-      terms: How many gradients of this size will be added.
+      terms: How many replicas' gradients of this size will be added up.
     """
     if not rows.any_may_have_duplicates(bundle.grads):
         return quick
@@ -136,7 +137,7 @@ def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
     return tf.logical_and(quick, of_rows)
 
 
-def _worst_as_applied(bundle: Bundle) -> Tensor:
+def _worst_as_applied(bundle: Bundle) -> PerGradient:
     grads = bundle.quotients()
     worst = faults.worst_of_each(grads, bundle.groups)
     if rows.any_may_have_duplicates(grads):
@@ -145,7 +146,7 @@ def _worst_as_applied(bundle: Bundle) -> Tensor:
 
 
 def largest_unscaled(bundle: Bundle) -> Scalar:
-    """Returns the greatest magnitude of gradients, before anybody clipped them."""
+    """Returns the greatest magnitude of the gradients before the user clipped them."""
     when_unscaled = bundle.check.largest
     if when_unscaled is None:
         return largest_magnitude(bundle.grads, bundle.divisors)

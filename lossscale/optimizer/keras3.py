@@ -55,10 +55,14 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
-        leaves_sum = self._communication_dtype is not None
-        inner_sum = InnerSum(inner_optimizer) if leaves_sum else None
-        object.__setattr__(self, "_inner_sum", inner_sum)
+        self._leave_out_inner_sum(inner_optimizer)
         wrappers.mark(inner_optimizer)
+
+    def _leave_out_inner_sum(self, inner_optimizer: Any) -> None:
+        """Keeps the inner optimizer from adding up what the wrapper adds up."""
+        adds_up = self._communication_dtype is not None
+        inner_sum = InnerSum(inner_optimizer) if adds_up else None
+        object.__setattr__(self, "_inner_sum", inner_sum)
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:

@@ -1,12 +1,12 @@
 """New values that float8 layers hand over in the place of gradients.
 
-Keras 3's float8 layers keep scales and histories of magnitudes in variables. What a
-tape returns for these is no gradient, but what the optimizer assigns to them.
+Keras 3's float8 layers keep scales and histories of magnitudes in variables. For such a
+variable a tape returns no gradient but a new value, which the optimizer assigns to it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Sequence
+from typing import Iterable, Sequence
 
 from lossscale.gradients.check import Check
 from lossscale.gradients.faults import worst_of_each
@@ -17,10 +17,10 @@ from lossscale.runtime import kerases
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
 from lossscale.units.unit import Unit
 
-#: What variables are called that hold magnitudes of scaled gradients, and no others
-#: (seen in Keras 3.3 to 3.15, which gives them no other mark).
+#: The names of variables that hold magnitudes of scaled gradients. No others have these
+#: names (seen in Keras 3.3 to 3.15, which has no other mark for such variables).
 _OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
-#: They are as large as the loss scale makes gradients.
+#: The unit of these variables: they grow with the loss scale, as scaled gradients do.
 _SCALED = Unit(1.0, 1.0, from_variable=True)
 
 
@@ -32,22 +32,23 @@ def is_overwritten(variable: Variable) -> bool:
 def note_units(history: History, variables: Iterable[Variable]) -> None:
     """Notes which variables hold magnitudes of scaled gradients.
 
-    A float8 layer divides gradients by such a scale, bounds them, and multiplies them
-    again. Where the scale is known to move with the loss scale, what is bounded has no
-    unit, and the gradients are known to be scaled.
+    A float8 layer divides gradients by such a scale, bounds the quotients, and
+    multiplies them by the scale again. If we know that the scale moves with the loss
+    scale, the quotients have exponent 0 and the gradients are known to be scaled.
     """
     for variable in variables:
         if is_overwritten(variable) and variable.name in _OF_GRADIENTS:
             history.values.note_variable(kerases.tensor_of(variable), _SCALED)
 
 
-def as_handed_over(history: History, value: Tensor) -> Any:
+def as_handed_over(history: History, value: Tensor) -> Tensor:
     """Returns a new value as the layer handed it over.
 
-    `get_unscaled_gradients` cannot tell it from a gradient, and divides it.
+    `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
 
     Raises:
-      ValueError: It was divided, and what it was before is not known: in eager mode.
+      ValueError: The value was divided in eager mode, which does not keep the undivided
+        one.
     """
     unscaling = history.unscaling_of(value)
     if unscaling is None:
@@ -65,12 +66,14 @@ def as_handed_over(history: History, value: Tensor) -> Any:
 def check_of(values: Sequence[Grad], grads: Grads) -> Check:
     """Returns the check of new values, which are applied as they are.
 
-    A float8 layer bounds its gradients: an infinity is often left in its history only.
+    A float8 layer bounds its gradients, so an infinity is often left in its history of
+    magnitudes only.
 
     Args:
-      values: The new values, None for a gradient.
-      grads: The gradients, None for a new value. All at fault are told of.
+      values: The new values. None stands for a gradient.
+      grads: The gradients. None stands for a new value. The worst numbers are those of
+        both.
     """
-    every: List[Any] = [g if v is None else v for v, g in zip(values, grads)]
+    every: Grads = [g if v is None else v for v, g in zip(values, grads)]
     groups = groups_of_one(len(every))
     return checked(values)._replace(worst=lambda: worst_of_each(every, groups))

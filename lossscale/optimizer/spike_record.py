@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional
+from typing import Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.largest import largest_of_each
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Op, Scalar, Tensor, Variable
+from lossscale.scales.spike_guard import SpikeGuard
 
 
 class Spike(NamedTuple):
     """A step that a `SpikeGuard` skipped.
 
     Attributes:
-      name: The name of the variable whose gradient was the largest: the path in Keras
-        3. Gradients are compared as they were to be applied, clipped ones as clipped.
+      name: The name of the variable whose gradient was the largest; in Keras 3, its
+        path. Gradients are compared as they would have been applied, so clipped ones
+        after clipping.
       largest: The greatest magnitude of the step's true gradients, a float.
       limit: The guard's `limit` at that step, a float.
       variable: The variable.
@@ -30,10 +32,10 @@ class Spike(NamedTuple):
 
 
 class SpikeNumbers:
-    """What is kept of the last spike for a list of variables, in one variable.
+    """The numbers of the last spike for a list of variables, kept in one variable.
 
-    That is the greatest magnitude of each gradient, of the whole step, the limit, and
-    when they were written: the guard's count of spikes, 0 if there was none.
+    These are the greatest magnitude of each gradient, the greatest of the whole step,
+    the limit, and a stamp: the guard's count of spikes then, 0 if there was none.
     """
 
     def __init__(self, count: int) -> None:
@@ -43,20 +45,20 @@ class SpikeNumbers:
                 tf.zeros([count + 3]),
                 trainable=False,
                 name="spiking_gradients",
-                # Every replica writes the same value, and one must be taken.
+                # Every replica writes the same value, so any one serves.
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
 
     def write(
-        self, positions: List[int], bundle: Bundle, largest: Scalar, guard: Any
-    ) -> Any:
-        """Keeps a spike. Called on a skipped step only, within the branch.
+        self, positions: List[int], bundle: Bundle, largest: Scalar, guard: SpikeGuard
+    ) -> Op:
+        """Records a spike. Called on a skipped step only, within the branch.
 
         Args:
-          positions: Whose gradients are in the bundle.
+          positions: The positions of the variables whose gradients are in the bundle.
           bundle: Each replica's gradients.
           largest: The greatest magnitude of the step, a `float32` tensor of shape `[]`.
-          guard: The `SpikeGuard`, which has counted the spike.
+          guard: The guard, which has already counted the spike.
         """
         rows = replicas.call_for_each_replica(_in_own_row, bundle)
         each = tf.reduce_max(replicas.all_reduce_sum(rows), 0)
@@ -68,23 +70,37 @@ class SpikeNumbers:
         value = tf.concat([each, tf.stack(known)], 0)
         return self.value.assign(value, read_value=False)
 
-    def read(self) -> Any:
-        """Returns the magnitudes of the gradients, and the three numbers behind."""
-        numbers = self.value.numpy().tolist()
-        return numbers[:-3], numbers[-3:]
+    def read(self) -> Tuple[List[float], float, float, float]:
+        """Returns the magnitudes of the gradients, the step's, the limit, the stamp."""
+        *each, largest, limit, stamp = self.value.numpy().tolist()
+        return each, largest, limit, stamp
 
 
-def latest(holders: List[Any], name_of: Any) -> Optional[Spike]:
+class Holder(Protocol):
+    """What holds the last spike of a list of variables.
+
+    Attributes:
+      variables: The variables.
+      spike: The spike's numbers. None: no guard has skipped a step of theirs.
+    """
+
+    variables: List[Variable]
+    spike: Optional[SpikeNumbers]
+
+
+def latest(
+    holders: Sequence[Holder], name_of: Callable[[Variable], str]
+) -> Optional[Spike]:
     """Returns the last spike of several lists of variables, None if there was none.
 
     Args:
-      holders: What has `variables`, and `spike`: a `SpikeNumbers` or None.
+      holders: What holds the spike of each list.
       name_of: Returns a variable's name.
     """
-    kept = [(h.variables, *h.spike.read()) for h in holders if h.spike is not None]
-    variables, each, (largest, limit, stamp) = max(
-        kept, key=lambda one: one[2][2], default=([], [], [0.0] * 3)
-    )
+    kept = [(*h.spike.read(), h.variables) for h in holders if h.spike is not None]
+    if not kept:
+        return None
+    each, largest, limit, stamp, variables = max(kept, key=lambda one: one[3])
     if not stamp:
         return None
     variable = variables[each.index(max(each))]
@@ -92,7 +108,7 @@ def latest(holders: List[Any], name_of: Any) -> Optional[Spike]:
 
 
 def _in_own_row(bundle: Bundle) -> Tensor:
-    """Returns one replica's magnitudes in its row of a matrix of zeros."""
+    """Returns a matrix with a row for each replica, all 0 but this replica's own."""
     found = largest_of_each(bundle.quotients(), bundle.groups)
     if replicas.count() == 1:
         return tf.expand_dims(found, 0)

@@ -1,20 +1,20 @@
-"""What TensorFlow and Keras are here, and what must be done differently because of it.
+"""The runtime: what is particular to each TensorFlow, each Keras and each mode.
 
-Knows no loss scale and no gradient. In the order of its imports:
+This package knows no loss scale and no gradient. In the order of its imports:
 
-* `aliases`: what signatures call TensorFlow's things;
-* `autograph`: functions that `tf.function` traces as they are written;
-* `graphs`: which graph is built, which are in sight, and their bodies;
-* `checkpoints`: what checkpoints ask of objects, and users do not;
-* `mode`: eager, graph, session or XLA;
-* `op_types`: what operations are, where their type alone does not say it;
-* `bodies`: what a graph or a function does, one operation after the other;
-* `callbacks`: who is told of each operation that eager mode runs;
-* `tapes`: what the tapes that are open record;
-* `control`: what a graph must be told of branches and order;
-* `late_imports`: what is to be done as soon as somebody imports a package;
+* `aliases`: the types that signatures name;
+* `autograph`: keeps AutoGraph from rewriting our functions;
+* `graphs`: which graph is being built, which others it can use, and their bodies;
+* `checkpoints`: tells a checkpoint's question from a user's;
+* `mode`: eager, graph, session or XLA, and what is done differently in each;
+* `op_types`: tells operations apart that share a type;
+* `bodies`: the operations of a graph or a function, in order;
+* `callbacks`: tells listeners of each operation that eager mode runs;
+* `tapes`: what the open tapes record;
+* `control`: the branches and the order of operations in a graph;
+* `late_imports`: calls a function as soon as somebody imports a package;
 * `kerases`: which Kerases are in use, and how they differ;
-* `registry`: classes that a Keras must find by their name;
+* `registry`: registers classes with each Keras, which finds them by name;
 * `replicas`: what replicas know together. Nothing else reduces across them.
 
 Begin with `mode`.

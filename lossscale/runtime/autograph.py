@@ -20,12 +20,13 @@ def do_not_convert(function: Function) -> Function:
 
 
 def as_written(function: Function) -> Function:
-    """Marks a function that is traced as it is written, but not what it calls.
+    """Marks a function that is traced as it is written, while its callees may convert.
 
-    Layers of Keras 2 that a user wrote are converted where they are called, which
-    `do_not_convert` would end for all that is called within.
+    AutoGraph converts a user's Keras 2 layers where they are called.
+    `do_not_convert` would prevent that for everything that the function calls.
     """
-    # Not public: what `do_not_convert` marks its result with (seen on 2.4 to 2.21).
-    # Without it `function` would be converted, too, and tracing take longer.
+    # Not public: `do_not_convert` marks its result with this attribute (seen on 2.4 to
+    # 2.21). Without it AutoGraph would convert `function` too, and tracing would take
+    # longer.
     function.autograph_info__ = {}  # type: ignore[attr-defined]
     return function

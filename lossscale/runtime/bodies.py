@@ -1,9 +1,9 @@
-"""What a graph or a function does, one operation after the other: two views of one.
+"""The operations of a graph or a function, in order. Both look the same: a `Body`.
 
-A graph that is built now has operations. A function that eager mode calls is known by
-its name alone, under which TensorFlow keeps its definition: a protocol buffer. Both
-look the same here. Values are named by keys: the `id`s of a graph's tensors, the names
-of a definition's.
+A graph that is being built has operations (`GraphBody`). Of a function that eager mode
+calls only the name is known; TensorFlow keeps the function's definition, a protocol
+buffer, by that name (`Definition`). Keys name values: the `id`s of tensors in a graph,
+the names of values in a definition.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import (
     List,
     NamedTuple,
     Optional,
+    Protocol,
     Tuple,
 )
 
@@ -28,35 +29,62 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Array, Graph, Op, Tensor
+from lossscale.runtime.aliases import (
+    Array,
+    Attributes,
+    Graph,
+    NodeDef,
+    Operation,
+    Tensor,
+)
 from lossscale.runtime.graphs import BODIES, bodies, names_of_bodies
 from lossscale.runtime.op_types import AMBIGUOUS, kind_of, output_names
 
-#: What takes a mark on every TensorFlow, within `tf.vectorized_map` too.
+#: These accept a mark on every TensorFlow, within `tf.vectorized_map` too.
 _ALWAYS_MARKED = {*BODIES, "Const", "Identity", "ReadVariableOp"}
-#: The attribute of an operation that says what is marked on it.
+#: The attribute of an operation that holds its mark, a string.
 MARK = "_loss_scale"
-
-
 #: How many inputs are a dataset's state, and how many its function captures.
 Counts = Tuple[int, int]
 
 
+class Body(Protocol):
+    """A graph or a function, as operations.
+
+    Attributes:
+      graph: The graph. None: a function that is known by its name alone.
+      key: What identifies it: the graph's `id`, or the function's name.
+      inputs: The keys of its inputs.
+      outputs: The keys of its outputs.
+    """
+
+    key: Hashable
+    inputs: List[Hashable]
+    outputs: List[Hashable]
+
+    @property
+    def graph(self) -> Optional[Graph]: ...
+
+    def nodes(self, start: int = 0) -> Iterator[Node]:
+        """Yields the operations from number `start` on, in order."""
+
+
 class Node(NamedTuple):
-    """An operation.
+    """An operation of a body.
 
     Attributes:
       kind: Its type.
       inputs: The keys of its inputs.
-      outputs: The keys of its outputs. In a definition those of one operation may have
-        one key together.
-      value: Returns what an input is if it is a constant, else None.
-      width: Returns the static size of the last axis of an input, None if there is
-        none.
-      bodies: Returns its bodies, None for one that is not known.
-      counts: Returns of a dataset how many of its inputs are the state that goes round
-        in it, and how many its function captures.
-      mark: What is marked on it.
+      outputs: The keys of its outputs. In a definition the outputs of one operation may
+        share one key.
+      value: Takes the position of an input. Returns the input's value if it is a
+        constant, else None.
+      width: Takes the position of an input. Returns the static size of its last axis,
+        None if there is none.
+      bodies: Returns its bodies, None in place of an unknown one.
+      counts: Returns how many of a dataset's inputs are its state, and how many its
+        function captures.
+      mark: Its mark. Empty: it has none.
     """
 
     kind: str
@@ -64,36 +92,29 @@ class Node(NamedTuple):
     outputs: List[Hashable]
     value: Callable[[int], Optional[Array]]
     width: Callable[[int], Optional[int]]
-    bodies: Callable[[], List[Any]]
+    bodies: Callable[[], List[Optional[Body]]]
     counts: Callable[[], Counts]
     mark: str = ""
 
 
 class GraphBody:
-    """A graph, as it stands now.
-
-    Attributes:
-      graph: The graph.
-      key: What names it.
-      inputs: The keys of its inputs.
-      outputs: The keys of its outputs.
-    """
+    """A graph as a `Body`, with the operations that it has now."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.key: Hashable = id(graph)
-        # A graph of `tf.compat.v1` has neither.
+        # A graph of `tf.compat.v1` has neither inputs nor outputs.
         self.inputs: List[Hashable] = [id(x) for x in getattr(graph, "inputs", ())]
         self.outputs: List[Hashable] = [id(x) for x in getattr(graph, "outputs", ())]
 
     def nodes(self, start: int = 0) -> Iterator[Node]:
-        """Yields the operations from one on, in the order of their creation."""
+        """Yields the operations from number `start` on, in order of their creation."""
         for operation in self.graph.get_operations()[start:]:
             yield _node_of(operation)
 
 
-def _node_of(operation: Op) -> Node:
-    # A placeholder that is added to the condition of a loop has none on TensorFlow 2.4.
+def _node_of(operation: Operation) -> Node:
+    # On TensorFlow 2.4 a placeholder in the condition of a loop has no `inputs`.
     inputs, kind = getattr(operation, "inputs", ()), operation.type
     if kind in AMBIGUOUS:
         token = operation.get_attr("token") if kind == "EagerPyFunc" else b""
@@ -110,35 +131,35 @@ def _node_of(operation: Op) -> Node:
     )
 
 
-def put_mark(operation: Op, mark: str) -> None:
-    """Marks an operation. Functions that are made of it keep the mark."""
+def put_mark(operation: Operation, mark: str) -> None:
+    """Marks an operation. A function that is made of its graph keeps the mark."""
     if not (mode.VECTORIZES_MARKED or operation.type in _ALWAYS_MARKED):
         return
     # Not public, and the same on TensorFlow 2.4, 2.10, 2.15 and 2.21.
     operation._set_attr(MARK, tf.compat.v1.AttrValue(s=mark.encode()))
 
 
-def mark_on(operation: Op) -> str:
-    """Returns what is marked on an operation, nothing if nothing is."""
+def mark_on(operation: Operation) -> str:
+    """Returns the mark of an operation, empty if it has none."""
     try:
         return str(operation.get_attr(MARK).decode())
     except ValueError:
         return ""
 
 
-def value_of(operation: Op) -> Optional[Array]:
-    """Returns what an operation's result is, if it is a constant, else None."""
+def value_of(operation: Operation) -> Optional[Array]:
+    """Returns the value of an operation's result if it is a constant, else None."""
     if operation.type in ("Identity", "Cast"):
         return value_of(operation.inputs[0].op)
     return _array(operation.node_def) if operation.type == "Const" else None
 
 
-def _array(node: Any) -> Optional[Array]:
+def _array(node: NodeDef) -> Optional[Array]:
     return numbers_in(tf.make_ndarray(node.attr["value"].tensor))
 
 
 def numbers_in(array: Array) -> Optional[Array]:
-    """Returns an array of numbers that NumPy computes with, None of anything else."""
+    """Returns an array with which NumPy computes, None if it holds no numbers."""
     if array.dtype.kind == "V":  # bfloat16 and float8
         return array.astype(np.float32)
     return array if array.dtype.kind in "biufc" else None
@@ -150,29 +171,22 @@ def width_of(tensor: Tensor) -> Optional[int]:
     return shape[-1] if shape.rank else None
 
 
-def _bodies_of(operation: Op) -> List[Any]:
+def _bodies_of(operation: Operation) -> List[Optional[Body]]:
     pairs = zip(bodies(operation), names_of_bodies(operation))
     return [definition(name) if g is None else GraphBody(g) for g, name in pairs]
 
 
 class Definition:
-    """A function as TensorFlow keeps it.
+    """A function's definition as a `Body`."""
 
-    Attributes:
-      graph: None: it is known by its name alone.
-      key: Its name.
-      inputs: The keys of its inputs.
-      outputs: The keys of its outputs.
-    """
-
-    graph: Graph = None
+    graph = None
 
     def __init__(self, function: Any) -> None:
         self.key: Hashable = function.signature.name
-        self._nodes = function.node_def
-        #: Operations whose outputs have keys of their own, and these.
+        self._nodes: List[NodeDef] = function.node_def
+        #: The outputs' keys of operations whose outputs share no key.
         self._many: Dict[str, List[Hashable]] = {}
-        self._constants: Dict[str, Any] = {}
+        self._constants: Dict[str, NodeDef] = {}
         for node in self._nodes:
             outputs = _outputs(node)
             if len(outputs) > 1 or _is_function(node.op) or node.op in BODIES:
@@ -184,7 +198,7 @@ class Definition:
         self.outputs: List[Hashable] = [self._key(function.ret[name]) for name in names]
 
     def _key(self, name: str) -> str:
-        """Returns the key of what a definition calls `operation:output:number`."""
+        """Returns the key of a value: a definition calls it `operation:output:0`."""
         operation = name.split(":", 1)[0]
         return name if operation in self._many else operation
 
@@ -204,15 +218,15 @@ class Definition:
                 mark,
             )
 
-    def _in_order(self) -> List[Any]:
+    def _in_order(self) -> List[NodeDef]:
         waiting = {node.name: node for node in reversed(self._nodes)}
-        ordered: List[Any] = []
-        stack: List[Any] = []
+        ordered: List[NodeDef] = []
+        stack: List[NodeDef] = []
         while waiting or stack:
             if not stack:
                 stack.append(waiting.popitem()[1])
             names = (each.lstrip("^").split(":", 1)[0] for each in stack[-1].input)
-            # One at a time: of two that it needs, one may need the other.
+            # One at a time: if a node needs two others, one of them may need the other.
             before = next((name for name in names if name in waiting), None)
             if before is None:
                 ordered.append(stack.pop())
@@ -225,21 +239,21 @@ class Definition:
         return None if node is None else _array(node)
 
 
-def _kind_in(node: Any) -> str:
+def _kind_in(node: NodeDef) -> str:
     if node.op in AMBIGUOUS:
         to = tf.as_dtype(node.attr["DstT"].type) if node.op == "Cast" else None
         return kind_of(node.op, to, node.attr["token"].s)
     return "PartitionedCall" if _is_function(node.op) else str(node.op)
 
 
-def _outputs(node: Any) -> List[Hashable]:
+def _outputs(node: NodeDef) -> List[Hashable]:
     if _is_function(node.op):
         names = context.context().get_function_def(node.op).signature.output_arg
         return [f"{node.name}:{each.name}:0" for each in names]
     return list(output_names(node))
 
 
-def _bodies_in(node: Any) -> List[Optional[Definition]]:
+def _bodies_in(node: NodeDef) -> List[Optional[Body]]:
     if node.op not in BODIES:
         return [definition(node.op)]
     named = [node.attr[name] for name in BODIES[node.op]]
@@ -247,16 +261,16 @@ def _bodies_in(node: Any) -> List[Optional[Definition]]:
     return [definition(each.name) for listed in lists for each in listed]
 
 
-def _counts_in(node: Any) -> Counts:
+def _counts_in(node: NodeDef) -> Counts:
     states, captured = (node.attr[name].list.type for name in ("Tstate", "Targuments"))
     return len(states), len(captured)
 
 
-def function_of_elements(attrs: Any) -> Tuple[str, Counts]:
-    """Returns the name of a dataset's function and the counts of `Node.counts`.
+def function_of_elements(attrs: Attributes) -> Tuple[str, Counts]:
+    """Returns the name of a dataset's function, and what `Node.counts` returns.
 
     Args:
-      attrs: The names of attributes and their values, in turn, as eager mode has them.
+      attrs: The dataset's attributes, as eager mode has them.
     """
     found = dict(zip(attrs[::2], attrs[1::2]))
     counts = len(found.get("Tstate", ())), len(found.get("Targuments", ()))
@@ -268,15 +282,15 @@ def _is_function(kind: str) -> bool:
 
 
 def definition(name: str) -> Optional[Definition]:
-    """Returns the function that eager mode knows by a name, None without one."""
+    """Returns the function that eager mode knows by a name, None if there is none."""
     return _defined(name) if context.context().has_function(name) else None
 
 
-@lru_cache(maxsize=32)  # what a loop calls is asked for at each of its calls
+@lru_cache(maxsize=32)  # a loop looks its functions up at each of its calls
 def _defined(name: str) -> Definition:
     return Definition(context.context().get_function_def(name))
 
 
 def forget_definitions() -> None:
-    """Lets the definitions go that were looked into. That of a small step is 80 KB."""
+    """Frees the definitions that were read. That of a small step takes 80 KB."""
     _defined.cache_clear()

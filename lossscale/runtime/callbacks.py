@@ -1,27 +1,29 @@
-"""Who is told of each operation that eager mode runs."""
+"""Tells listeners of each operation that eager mode runs."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, List, Protocol
+from typing import List, Optional, Protocol, Tuple, Union
 
 import tensorflow as tf
 
-# Not public: TensorFlow's own debugger lives on it. The same on TensorFlow 2.4, 2.10,
-# 2.15, 2.16 and 2.21.
+# Not public, but TensorFlow's own debugger depends on it. The same on TensorFlow 2.4,
+# 2.10, 2.15, 2.16 and 2.21.
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
 
-from lossscale.runtime.aliases import Graph, Tensor
+from lossscale.runtime.aliases import Attributes, Graph, Handle, Tensor, Tensors
 from lossscale.runtime.op_types import AMBIGUOUS, kind_of
 
 
 class Listener(Protocol):
-    """What is told of operations."""
+    """An object that is told of operations."""
 
-    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
+    def hear(
+        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
+    ) -> bool:
         """Takes note of an operation that has run.
 
         Args:
@@ -31,56 +33,56 @@ class Listener(Protocol):
           attrs: The names of its attributes and their values, in turn.
 
         Returns:
-          Whether it wants to be told of the next one on this thread.
+          Whether the listener wants to be told of the next operation on this thread.
         """
 
 
 class _Here(threading.local):
-    """What belongs to one thread."""
+    """The state of one thread."""
 
     is_telling = False
 
 
 _here = _Here()
-#: Weak references: who is gone is told of nothing.
-_listening: List[Any] = []
+#: Weak references: being listed here keeps no listener alive.
+_listening: List[weakref.ref[Listener]] = []
 
 
 def add(listener: Listener) -> None:
-    """Tells a listener of each operation of eager mode from now on, on this thread.
+    """Tells a listener of each operation that eager mode runs on this thread from now.
 
-    The replicas of a strategy inherit that. It ends when the listener is gone, or when
-    no listener wants to be told of more.
+    The threads of a strategy's replicas inherit the listener. It is told until it is
+    garbage-collected, or until no listener wants to be told of more.
     """
     alive = [each for each in _listening if each() is not None]
     if not any(each() is listener for each in alive):
-        # At once: other threads may be going through them.
+        # In one assignment: other threads may be iterating over the list.
         _listening[:] = [*alive, weakref.ref(listener)]
     if not is_telling():
-        with tf.init_scope():  # where it learns of functions that eager mode calls
+        with tf.init_scope():  # so that it hears of functions that eager mode calls
             op_callbacks.add_op_callback(_tell)
 
 
 def is_telling() -> bool:
-    """Tells whether any listener is told of what this thread does."""
+    """Tells whether any listener is told of this thread's operations."""
     return _tell in context.context().op_callbacks
 
 
 def key_of(tensor: Tensor) -> int:
-    """Returns what names a tensor of eager mode: TensorFlow's own number of it."""
+    """Returns the number by which TensorFlow itself identifies an eager tensor."""
     return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
 
 
-def held_rank(handle: Tensor) -> int:
-    """Returns the rank of what a variable's handle holds, 0 if it is not known."""
+def held_rank(handle: Handle) -> int:
+    """Returns the rank of the value that a variable holds, 0 if it is not known."""
     held = held_by(handle)
     return 0 if held is None else len(held[1])
 
 
-def held_by(handle: Tensor) -> Any:
-    """Returns the dtype and the shape of what a variable's handle holds, a pair.
+def held_by(handle: Handle) -> Optional[Tuple[tf.DType, List[int]]]:
+    """Returns the dtype and the shape of the value that a variable holds.
 
-    None: it is no handle, or not known.
+    None if `handle` is no handle, or if TensorFlow does not know.
     """
     data = get_eager_safe_handle_data(handle)
     if data is None or not data.shape_and_type:
@@ -90,16 +92,16 @@ def held_by(handle: Tensor) -> Any:
 
 
 def _tell(  # noqa: PLR0917 - as TensorFlow calls it
-    kind: Any,
-    inputs: Any,
-    attrs: Any,
-    outputs: Any,
-    op_name: Any = None,
-    graph: Graph = None,
-) -> Any:
+    kind: Union[str, bytes],
+    inputs: Tensors,
+    attrs: Attributes,
+    outputs: Optional[Tensors],
+    op_name: Optional[str] = None,
+    graph: Optional[Graph] = None,
+) -> Optional[List[Tensor]]:
     """Tells all listeners. TensorFlow calls it for operations of graphs, too.
 
-    What a listener computes itself is nobody's business.
+    Listeners are not told of operations that a listener itself runs.
     """
     del op_name
     if graph is None and outputs is not None and not _here.is_telling:
@@ -116,17 +118,17 @@ def _tell(  # noqa: PLR0917 - as TensorFlow calls it
             _here.is_telling = False
         if not any(wanted):
             _stop()
-    # Who builds a graph goes on with what is returned, and wants a list.
+    # TensorFlow, while it builds a graph, uses the returned list in place of `outputs`.
     return None if outputs is None else list(outputs)
 
 
 def _stop() -> None:
-    """Is told of nothing more on this thread, if nobody else is.
+    """Removes `_tell` on this thread, if it is the only callback.
 
-    TensorFlow goes through its list of callbacks right now: one that is removed would
-    hide this operation from the one behind it.
+    TensorFlow is iterating over its list of callbacks right now. If one is removed, the
+    next one would not be told of this operation.
     """
     called = context.context()
     if len(called.op_callbacks) == 1:
-        # Not `op_callbacks.remove_op_callback`: that ends them on other threads, too.
+        # Not `op_callbacks.remove_op_callback`, which acts on other threads, too.
         called.remove_op_callback(_tell)

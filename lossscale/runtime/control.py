@@ -1,4 +1,7 @@
-"""Branches and order: what a graph must be told, and eager mode does by itself."""
+"""The branches and the order of operations, of which a graph must be told.
+
+Eager mode has both by itself: Python's `if`, and the order of calls.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +10,51 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Flag
+from lossscale.runtime.aliases import Flag, Op, Results, Tensor
 
 
-def group_ops(results: Any) -> Any:
-    """Returns one op that runs all `results`, or None in eager mode: they have run."""
+def group_ops(results: Results) -> Op:
+    """Returns one op that runs all `results`, None in eager mode: they have run."""
     if mode.current().knows_values:
         return None
     graph = tf.compat.v1.get_default_graph()
-    # What differs between replicas is one object, which has a part of each.
+    # A value that differs between replicas is one object with a part for each replica.
     parts = tf.distribute.get_strategy().experimental_local_results
     ops = []
     for result in tf.nest.flatten(list(map(parts, tf.nest.flatten(results)))):
         op = result if isinstance(result, tf.Operation) else getattr(result, "op", None)
-        # Results of another graph, or of mirrored variables, ran or will run there.
+        # Results of another graph, or of mirrored variables, run elsewhere.
         if getattr(op, "graph", None) is graph:
             ops.append(op)
     return tf.group(*ops)
 
 
-def with_dependencies(results: Any, value: Any) -> Any:
-    """Returns the tensor `value`, once all `results` have run."""
+def with_dependencies(results: Results, value: Tensor) -> Tensor:
+    """Returns `value` as a tensor, which is computed after all `results` have run."""
     op = group_ops(results)
     with tf.control_dependencies([] if op is None else [op]):
         return tf.identity(value)
 
 
 def either(
-    condition: Flag, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
-) -> Any:
-    """Runs one of two functions. Under XLA, too, it runs only one of them.
+    condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
+) -> Results:
+    """Runs one of two functions, and only one, under XLA too.
 
-    By itself XLA turns a `tf.cond` into selects: it runs both sides, and selects each
-    result and each variable. Adam's moments are then copied at every step. XLA cannot
-    do so if one side draws a random number, as the next number depends on the draw, so
-    one is drawn and not used. A `tf.switch_case` of three branches is kept, too, but
-    XLA computes constants that come into it while it compiles: minutes for the
-    gradients of a convolution.
+    By itself XLA turns a `tf.cond` into selects: it runs both sides, and then selects
+    each result and each variable's value. Adam's moments are then copied at every step.
+    XLA keeps the branch if one side draws a random number, since the next random number
+    depends on that draw. So one side draws a number here, and nobody uses it. XLA would
+    also keep a `tf.switch_case` of three branches, but computes the constants that
+    enter it while compiling: that takes minutes for the gradients of a convolution.
 
     Args:
       condition: A `bool` tensor of shape `[]`.
-      true_fn: Run if it holds. Returns tensors, or one.
-      false_fn: Run if it does not. Returns as many, of the same dtypes and shapes.
+      true_fn: Called if the condition holds. Returns one tensor or several.
+      false_fn: Called if not. Returns as many, of the same dtypes and shapes.
 
     Returns:
-      What was returned.
+      The results of the function that was called.
     """
     if mode.current().knows_values:
         return true_fn() if condition else false_fn()
@@ -60,14 +63,14 @@ def either(
     return tf.cond(condition, true_fn, false_fn)
 
 
-def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a side of a branch that is rarely taken, as one node of the graph.
+def rarely(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Makes one node of a function, for the side of a branch that is rarely taken.
 
-    Of the side of a branch that is not taken, TensorFlow still passes over each node.
-    A function that is not inlined is one node.
+    TensorFlow visits each node of a branch even on the side that is not taken. A
+    function that is not inlined is one node.
 
     Args:
-      function: Takes nothing, and returns a tensor. Nobody asks for its gradient.
+      function: Takes nothing, and returns a tensor whose gradient nobody requests.
     """
     if not mode.current().branch_saves_time or mode.NOT_INLINED is None:
         return function
@@ -75,20 +78,20 @@ def rarely(function: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: _called(kept.get_concrete_function())
 
 
-def _called(function: Any) -> Any:
-    """Returns the one result of a concrete function, and keeps no graph of it.
+def _called(function: Any) -> Tensor:
+    """Calls a concrete function and returns its one result, without keeping its graph.
 
-    What is called as usual keeps the graph that it was traced in, for gradients, as
-    long as its caller's is kept: that is for ever where the caller registers a gradient
-    of its own, as TensorFlow's `all_reduce` in each Keras's optimizers does.
+    An ordinary call would keep the function's graph, for gradients, as long as the
+    caller's graph is kept. The caller's graph is kept for ever if it registers a
+    gradient of its own, as TensorFlow's `all_reduce` in each Keras's optimizers does.
     """
     (result,) = tf.raw_ops.StatefulPartitionedCall(
         args=function.captured_inputs,
         Tout=[output.dtype for output in function.outputs],
         f=function,
     )
-    # Not public. Without it TensorFlow makes the graph anew when it is asked for
-    # (seen on 2.15 to 2.21). Where there is no such name, nothing is let go.
+    # Not public. TensorFlow rebuilds the graph if somebody needs it (seen on 2.15 to
+    # 2.21). A TensorFlow without this name keeps the graph.
     atomic: Any = getattr(function, "inference_fn", None)
     if hasattr(atomic, "_cached_graph"):
         atomic._cached_graph = None
@@ -96,10 +99,11 @@ def _called(function: Any) -> Any:
     return result
 
 
-def _with_a_draw(results: Any) -> Any:
-    """Returns `results`, of which the first seems to depend on a random number."""
+def _with_a_draw(results: Results) -> Results:
+    """Returns `results`, the first of which seems to depend on a random number."""
     first, *others = tf.nest.flatten(results)
-    # Never so, which XLA does not know. The seed keeps it out of the user's numbers.
+    # A number above 2 is never drawn, but XLA does not know that. The seed of its own
+    # leaves the user's sequence of random numbers as it is.
     is_two = tf.random.uniform([], seed=1) > 2.0
     first = tf.where(is_two, tf.zeros_like(first), first)
     return tf.nest.pack_sequence_as(results, [first, *others])

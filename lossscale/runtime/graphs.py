@@ -1,32 +1,32 @@
-"""Which graph is built now, which around it are in sight, and the bodies in one."""
+"""Which graph is being built, which others it can use, and the bodies in a graph."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Iterable, Iterator, List, Tuple, TypeVar
+from typing import Callable, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Graph, Op, Tensor
+from lossscale.runtime.aliases import Context, Graph, Operation, Tensor
 
 Notes = TypeVar("Notes")
-#: A graph, None in eager mode, and the loop or branch of `tf.compat.v1` in it, or None.
-Place = Tuple[Any, Any]
+#: A graph (None: eager mode), and the loop or branch of `tf.compat.v1` in it, or None.
+Place = Tuple[Optional[Graph], Optional[Context]]
 
-#: The attribute of a graph that holds what is noted of it.
+#: The attribute of a graph that holds our notes on it.
 _NOTES = "_lossscale_notes"
 
 LOOPS = {"While", "StatelessWhile"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
-#: Those that call a function of elements. AutoGraph's `for batch in dataset` is among
-#: them, and what returns datasets of its own.
+#: Datasets that call a function with their elements. AutoGraph's `for batch in dataset`
+#: is among them, and so are functions that return datasets of their own.
 DATASETS = {
     *("ScanDataset", "ReduceDataset", "MapDataset", "ParallelMapDataset"),
     *("ParallelMapDatasetV2", "MapAndBatchDataset", "FlatMapDataset"),
     *("InterleaveDataset", "ParallelInterleaveDatasetV2"),
     *("ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4"),
 }
-#: Operations with bodies, and the attributes that name those.
+#: Operations with bodies, and the attributes that name the bodies.
 BODIES = {
     **dict.fromkeys(LOOPS, ("body", "cond")),
     **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
@@ -36,51 +36,57 @@ BODIES = {
 }
 
 
-def current_graph() -> Any:
+def current_graph() -> Optional[Graph]:
     """Returns the graph that is being built, None in eager mode."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def is_building() -> bool:
-    """Tells whether a graph is built now. If not, eager mode runs each operation."""
+    """Tells whether a graph is being built. If not, eager mode runs each operation."""
     return current_graph() is not None
 
 
-def graph_of(tensor: Tensor) -> Any:
+def graph_of(tensor: Tensor) -> Optional[Graph]:
     """Returns the graph that a tensor belongs to, None in eager mode."""
-    return getattr(tensor, "graph", None)  # eager mode's raise AttributeError
+    return getattr(tensor, "graph", None)  # an eager tensor raises AttributeError
 
 
 def is_eager(tensor: Tensor) -> bool:
-    """Tells whether a tensor is one of eager mode."""
+    """Tells whether a tensor belongs to eager mode."""
     return graph_of(tensor) is None
 
 
-def visible_graphs() -> Iterator[Any]:
+def visible_graphs() -> Iterator[Optional[Graph]]:
     """Yields the current graph and those around it whose tensors it may use.
 
-    Within a branch of `tf.cond` or a loop's body the tensors of the graph around it
-    are visible. Those around a nested `tf.function` are not: its trace is used again.
+    A branch of `tf.cond` or a loop's body may use the tensors of the graph around it.
+    A nested `tf.function` may not use those of the graph around it: its trace is used
+    again elsewhere.
     """
     graph = current_graph()
     yield graph
     # Not public, but used all over TensorFlow (seen on 2.4 to 2.21).
-    while getattr(graph, "is_control_flow_graph", False):
+    while graph is not None and _is_part_of_outer(graph):
         graph = graph.outer_graph
         yield graph
 
 
+def _is_part_of_outer(graph: Optional[Graph]) -> bool:
+    """Tells whether a graph is a branch of `tf.cond`, or a loop's body."""
+    return bool(getattr(graph, "is_control_flow_graph", False))
+
+
 def this_place() -> Place:
-    """Returns where something is built now."""
+    """Returns the place where operations are being created."""
     graph = current_graph()
     return graph, _context_of(graph)
 
 
 def is_in_sight(place: Place) -> bool:
-    """Tells whether tensors of a place can be used where something is built now.
+    """Tells whether operations that are created now can use the tensors of a place.
 
-    A loop or a branch that has ended is out of sight. Those of `tf.compat.v1` have no
-    graph of their own.
+    They cannot use the tensors of a loop or a branch that has ended. A loop or a branch
+    of `tf.compat.v1` has no graph of its own, so contexts are compared, too.
     """
     graph, context = place
     if not any(graph is each for each in visible_graphs()):
@@ -92,30 +98,33 @@ def is_in_sight(place: Place) -> bool:
 
 
 def is_visible(tensor: Tensor) -> bool:
-    """Tells whether a tensor can be used where something is built now."""
+    """Tells whether operations that are created now can use a tensor."""
     graph = graph_of(tensor)
     if graph is None:
         return True
     context = _context_of(tensor.op)
-    if tensor.op.type in {"Exit", "RefExit"}:  # what a loop returns is outside of it
+    # A loop's results are outside of it.
+    if context is not None and tensor.op.type in {"Exit", "RefExit"}:
         context = context.outer_context
     return is_in_sight((graph, context))
 
 
-def _context_of(where: Any) -> Any:
+def _context_of(where: Union[Operation, Graph, None]) -> Optional[Context]:
     """Returns the loop or branch of `tf.compat.v1` that an operation is in, or None.
 
     Args:
-      where: An operation, or a graph: then what is built in it now. None: eager mode.
+      where: An operation; or a graph, which stands for the operation that is created
+        next in it; or None in eager mode.
     """
-    # Not public, and the same on TensorFlow 2.4 to 2.21: `mode` asks for it, too.
+    # Not public, and the same on TensorFlow 2.4 to 2.21. `mode` uses it, too.
     return None if where is None else where._get_control_flow_context()
 
 
-def is_in_reach(graph: Graph) -> bool:
-    """Tells whether what is built now can use the tensors of a graph.
+def is_in_reach(graph: Optional[Graph]) -> bool:
+    """Tells whether the current graph can use the tensors of a graph.
 
-    That is the current one and each around it: a function captures what it uses.
+    It can if that graph is the current one or around it: a function captures tensors
+    from around it.
     """
     around = current_graph()
     while around is not None and around is not graph:
@@ -124,10 +133,10 @@ def is_in_reach(graph: Graph) -> bool:
 
 
 def is_nested() -> bool:
-    """Tells whether what is built now is a part of another graph.
+    """Tells whether the current graph is a part of another graph.
 
-    That is a loop, a branch, or a function that another one calls: what they return
-    goes on, and a tensor of theirs cannot be used.
+    That is so in a loop, in a branch, and in a function that another function calls.
+    The code after it can use what it returns, and no other tensor in it.
     """
     graph, context = this_place()
     if context is not None and not context.IsXLAContext():
@@ -135,17 +144,17 @@ def is_nested() -> bool:
     around = getattr(graph, "outer_graph", None)
     if around is None:
         return False
-    # Not public (seen on 2.4 to 2.21): whether a graph is that of a function. If not,
-    # it is a session's graph, or eager mode calls this function.
+    # Not public (seen on 2.4 to 2.21): whether the outer graph is a function's. If not,
+    # the outer graph is a session's, or eager mode calls this function.
     in_session = not tf.compat.v1.executing_eagerly_outside_functions()
     return in_session or bool(around.building_function)
 
 
-def are_arguments(tensors: Iterable[Tensor]) -> bool:
-    """Tells whether tensors are computed from arguments of this function alone.
+def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
+    """Tells whether tensors are computed from nothing but this function's arguments.
 
     Args:
-      tensors: The tensors; a `None` says nothing.
+      tensors: The tensors. A `None` among them changes nothing.
     """
     values = [tensor for tensor in tensors if tensor is not None]
     seen, found = set(), False
@@ -166,101 +175,108 @@ def are_arguments(tensors: Iterable[Tensor]) -> bool:
     return found
 
 
-def above_branches(graph: Graph) -> Any:
+def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
     """Returns the innermost graph around `graph` that is no branch of a `tf.cond`.
 
-    What is created there has been computed before the branch, whether that runs or not.
-    A loop's body is such a graph: each of its runs is a run of its own.
+    Operations in it run whether the branch does or not. A loop's body is such a graph,
+    since each of its runs computes everything in it anew.
     """
-    # Not public (seen on TensorFlow 2.4, 2.10, 2.15 and 2.21); a switch's branches too.
-    while type(graph).__name__ == "CondBranchFuncGraph":
+    while graph is not None and _is_branch(graph):
         graph = graph.outer_graph
     return graph
 
 
-def graphs_around_branches() -> Iterator[Any]:
-    """Yields the visible graphs that are no branches of a `tf.cond`, from the inside.
+def _is_branch(graph: Optional[Graph]) -> bool:
+    """Tells whether a graph is a branch of a `tf.cond` or of a `tf.switch_case`."""
+    # Not public (seen on TensorFlow 2.4, 2.10, 2.15 and 2.21).
+    return type(graph).__name__ == "CondBranchFuncGraph"
 
-    The first is the function, or the body of the loop, that is traced now.
+
+def graphs_around_branches() -> Iterator[Optional[Graph]]:
+    """Yields the visible graphs that are no branches of a `tf.cond`, innermost first.
+
+    The first is the function, or the body of the loop, that is being traced.
     """
     for graph in visible_graphs():
         if graph is above_branches(graph):
             yield graph
 
 
-def is_traced_in_place(graph: Graph) -> bool:
-    """Tells whether a graph is in sight, or of a loop or a branch of one that is.
+def is_traced_in_place(graph: Optional[Graph]) -> bool:
+    """Tells whether a graph is visible, or a loop or a branch in a visible graph.
 
-    Any other is a function's, traced once and called anywhere.
+    Any other graph is a function's: it is traced once and called anywhere.
     """
     visible = list(visible_graphs())
-    while getattr(graph, "is_control_flow_graph", False):
+    while graph is not None and _is_part_of_outer(graph):
         if any(graph is each for each in visible):
             break
         graph = graph.outer_graph
     return any(graph is each for each in visible)
 
 
-def is_other_branch(graph: Graph) -> bool:
-    """Tells whether `graph` is in another branch of a `tf.cond` that is built now.
+def is_other_branch(graph: Optional[Graph]) -> bool:
+    """Tells whether `graph` is in the other branch of a `tf.cond` that is being built.
 
-    Of two branches only one runs. The operation that has them is created after both.
+    Only one of the two branches runs. TensorFlow creates the operation that has them
+    after both.
     """
     visible, inner = list(visible_graphs()), None
     while graph is not None and not any(graph is each for each in visible):
         inner, graph = graph, getattr(graph, "outer_graph", None)
-    if graph is None or type(inner).__name__ != "CondBranchFuncGraph":
+    if graph is None or not _is_branch(inner):
         return False
     forks = (each for each in graph.get_operations() if each.type in BRANCHES)
     return not any(inner is each for fork in forks for each in bodies(fork))
 
 
-def bodies(operation: Op) -> List[Any]:
-    """Returns the graphs of an operation's bodies, None for one that is not known.
+def bodies(operation: Operation) -> List[Optional[Graph]]:
+    """Returns the graphs of an operation's bodies, None in place of an unknown one.
 
     Args:
-      operation: One of the types in `BODIES`.
+      operation: An operation of a type in `BODIES`.
     """
-    # Not public, and the same on TensorFlow 2.4, 2.8, 2.10, 2.15 and 2.21. A graph's
-    # own name is not enough: functions of one name have several.
+    # Not public, and the same on TensorFlow 2.4, 2.8, 2.10, 2.15 and 2.21. The name of
+    # a graph does not identify it: one name may belong to several functions.
     functions = map(operation.graph._get_function, names_of_bodies(operation))
     return [getattr(function, "graph", None) for function in functions]
 
 
 def let_bodies_go(result: Tensor) -> None:
-    """Lets the graphs of the branch go that a tensor is the result of.
+    """Frees the graphs of the two branches of the `tf.cond` that returned a tensor.
 
-    TensorFlow keeps them with the graph that they are in, to find gradients, and makes
-    them anew if it is asked for gradients without them. The names of their functions
-    stay, which is what runs.
+    TensorFlow keeps these graphs with the graph around them, to find gradients. If it
+    needs one later, it builds the graph again. The branches' functions still run, since
+    they are known by their names.
     """
     operation = result.op
-    while operation.type == "Identity":  # `tf.cond` returns that of what it returns
+    while operation.type == "Identity":  # `tf.cond` returns an Identity of its result
         operation = operation.inputs[0].op
     if operation.type not in BRANCHES:  # a `tf.compat.v1` graph has other branches
         return
     for name in names_of_bodies(operation):
         function = operation.graph._get_function(name)
-        # Not public (seen on 2.15 to 2.21). Where there is no such name, nothing is let
-        # go, as on 2.13.
+        # Not public (seen on 2.15 to 2.21). A TensorFlow without this name, as 2.13,
+        # keeps the graphs.
         if hasattr(function, "_cached_graph"):
             function._cached_graph = None
             operation._true_graph = operation._false_graph = None
 
 
-def names_of_bodies(operation: Op) -> List[str]:
+def names_of_bodies(operation: Operation) -> List[str]:
     """Returns the names of the functions that are an operation's bodies."""
     values = [operation.get_attr(name) for name in BODIES[operation.type]]
     named = values[0] if isinstance(values[0], list) else values
     return [each.name for each in named]
 
 
-def notes_of(graph: Graph, owner: Any, make: Callable[[], Notes]) -> Notes:
-    """Returns what `owner` has noted of a graph, at first what `make` returns.
+def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
+    """Returns the notes of `owner` on a graph. `make` makes them at the first call.
 
-    It dies with the graph, and with `owner`.
+    They are freed with the graph, or with `owner`.
     """
-    # On the graph: in a dictionary of graphs, tensors that are noted would keep it.
+    # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
+    # would keep the graph alive.
     if not hasattr(graph, _NOTES):
         setattr(graph, _NOTES, weakref.WeakKeyDictionary())
     of_owners = getattr(graph, _NOTES)

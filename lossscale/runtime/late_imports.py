@@ -1,31 +1,39 @@
-"""What is to be done as soon as somebody imports a package."""
+"""Calls functions as soon as somebody imports a package."""
 
 from __future__ import annotations
 
 import importlib.abc
 import sys
-from typing import Any, Callable, Dict, List
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds one package as the other finders do, and sees when it is imported."""
+    """Finds one package as the other finders do, and notices its import."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.calls: List[Callable[[Any], None]] = []
+        self.calls: List[Callable[[ModuleType], None]] = []
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        fullname: str,
+        path: Optional[Sequence[str]],
+        target: Optional[ModuleType] = None,
+    ) -> Optional[ModuleSpec]:
         if fullname != self._name:
             return None
         others = [each for each in sys.meta_path if each is not self]
-        # An old finder has no such method, as that of `six` once (seen on 1.15).
+        # An old finder may lack the method; that of `six` 1.15 does.
         finders = [getattr(each, "find_spec", None) for each in others]
         specs = (find(fullname, path, target) for find in finders if find)
-        spec: Any = next(filter(None, specs), None)
+        spec: Optional[ModuleSpec] = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+            loader: Any = spec.loader  # this object loads nothing else
+            execute = loader.exec_module
 
-            def exec_module(module: Any) -> None:
+            def exec_module(module: ModuleType) -> None:
                 execute(module)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
@@ -33,22 +41,23 @@ class _Watch(importlib.abc.MetaPathFinder):
                     for call in self.calls:
                         call(module)
 
-            spec.loader.exec_module = exec_module  # this object loads nothing else
+            loader.exec_module = exec_module
         return spec
 
 
-#: Who waits for which package.
+#: The package that each one waits for, by its name.
 _watches: Dict[str, _Watch] = {}
 
 
-def when_imported(name: str, call: Callable[[Any], None]) -> None:
-    """Calls `call` with a package when it is imported, at once if it has been.
+def when_imported(name: str, call: Callable[[ModuleType], None]) -> None:
+    """Calls a function when a package is imported; at once if it has been.
 
-    Nothing is imported for it. If the import fails, the next one is waited for.
+    This imports nothing. If an import fails, the function waits for the next one.
 
     Args:
       name: The package's name.
-      call: Called once, at the end of the import, with the module. In order.
+      call: Takes the module. It is called once, at the end of the import; several
+        functions are called in the order in which they were given here.
     """
     if name in sys.modules:
         call(sys.modules[name])

@@ -1,9 +1,9 @@
-"""In which mode TensorFlow is, and what is done differently in each: one table."""
+"""The mode TensorFlow is in, and what we do differently in each: one table."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Dict, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -12,68 +12,71 @@ _ARGUMENTS = inspect.signature(tf.function).parameters
 COMPILED_BY_XLA = {
     "jit_compile" if "jit_compile" in _ARGUMENTS else "experimental_compile": True,
 }
-#: The argument of tf.function that traces batches of other shapes once, not each.
+#: The argument of tf.function that makes one trace serve batches of many shapes.
 ANY_SHAPES = {
     "reduce_retracing"
     if "reduce_retracing" in _ARGUMENTS
     else "experimental_relax_shapes": True,
 }
-#: The argument of tf.function that keeps a function from being inlined. None: there is
-#: none. The attribute's name is not public (seen on 2.13 to 2.21; 2.11 has none).
-NOT_INLINED: Any = (
+#: The argument of tf.function that keeps a function from being inlined. None: this
+#: TensorFlow has no such argument. The attribute's name is not public (seen on 2.13 to
+#: 2.21; 2.11 has none).
+NOT_INLINED: Optional[Dict[str, Dict[str, bool]]] = (
     {"experimental_attributes": {"_noinline": True}}
     if "experimental_attributes" in _ARGUMENTS
     else None
 )
 _VERSION = tuple(map(int, tf.__version__.split(".")[:2]))
-#: Whether `tf.vectorized_map` takes operations with attributes that it does not know.
-#: On TensorFlow 2.4 it does not, from 2.8 on it does (seen up to 2.21).
+#: Whether `tf.vectorized_map` accepts operations with attributes that it does not know.
+#: TensorFlow 2.4 refuses them, 2.8 and later accept them (seen up to 2.21).
 VECTORIZES_MARKED = _VERSION >= (2, 8)
-#: Whether XLA computes `x * a * b` as it is written: it makes one factor of the two on
-#: TensorFlow 2.4 and 2.8, and no longer from 2.10 on (seen up to 2.21).
+#: Whether XLA computes `x * a * b` as it is written. On TensorFlow 2.4 and 2.8 XLA
+#: computes `x * (a * b)`; from 2.10 on it no longer does (seen up to 2.21).
 _XLA_KEEPS_FACTORS = _VERSION >= (2, 10)
 
 
 class Mode(NamedTuple):
-    """What is done differently, one row for each mode.
+    """What we do differently, one row for each mode.
 
-    Times are what loss scaling adds to a step on two cores, TensorFlow 2.21.
+    The times are what loss scaling adds to a step on two cores with TensorFlow 2.21.
 
     Attributes:
-      knows_values: Python knows what tensors hold: its own `if` decides, and operations
-        run in the order in which they are called.
-      branch_saves_time: The rule of a loss scale stands in a branch, which is not taken
-        at a good step that only has to be counted: 40 us instead of 73 on one tiny
-        gradient. What a bad step does is a function that is not inlined: 25 us instead
-        of 34, a tiny step. Not in a session: who fetches a result from within a branch
-        would run it at every step.
-      cond_runs_both: XLA runs both sides of a `tf.cond` and selects each variable, if
-        it can: 115 ms instead of 51, four gradients of 10 M with Adam. `control.either`
-        keeps it from doing so.
-      looks_at_once: Each element is looked at, without a sum as a quick check before.
-        On a GPU both take as long, and a branch that waits for the sum makes the host
-        wait. On a CPU looking takes longer: 6.4 ms instead of 4.4, four of 10 M.
-      checks_anew: The check of gradients that are returned to the user divides them
-        once more, so that the quotients need not be stored: in a loop that clips, 9.7
-        ms instead of 18.3, 24 million weights with Adam. In a graph it takes longer,
-        10.1 ms instead of 5.0: the division cannot reuse the memory of its input.
-      divides_by_reciprocal: Gradients are multiplied with 1 / divisor, which XLA fuses
-        into what uses the product. It would store a quotient in memory.
-      joins_factors: XLA turns `x * a * b` into `x * (a * b)`: an overflow of `x * a`
-        is not seen.
+      knows_values: Python knows what tensors hold, so Python's own `if` decides.
+        Operations run in the order in which they are called.
+      branch_saves_time: The rule of a loss scale stands in a branch. A good step that
+        only has to be counted passes it by: 40 us instead of 73 on one tiny gradient.
+        A bad step's work is a function that is not inlined: 25 us instead of 34, a tiny
+        step. Not in a session: fetching a result from within the branch would run the
+        branch at every step.
+      cond_runs_both: If it can, XLA runs both sides of a `tf.cond` and then selects
+        each variable's value: 115 ms instead of 51, four gradients of 10 M elements
+        with Adam. `control.either` prevents that.
+      looks_at_once: The exact check of each element runs without a quick check (a sum)
+        before it. On a GPU both take equally long, and a branch that depends on the sum
+        makes the host wait. On a CPU the exact check takes longer: 6.4 ms instead of
+        4.4, four gradients of 10 M elements.
+      checks_anew: The check of gradients that are returned to the user divides them a
+        second time, so that the quotients need not be stored: 9.7 ms instead of 18.3 in
+        a loop that clips 24 million weights' gradients with Adam. In a graph that takes
+        longer, 10.1 ms instead of 5.0: the division cannot reuse its input's memory.
+      divides_by_reciprocal: Gradients are multiplied with 1 / divisor. XLA fuses the
+        product into the operation that uses it, but would store a quotient in memory.
+      joins_factors: XLA turns `x * a * b` into `x * (a * b)`, which hides an overflow
+        of `x * a`.
       squares_factors: XLA turns `(x * a)**2` into `x**2 * a**2`, which is NaN where `a`
         is so small that its square is 0.
-      sums_bfloat16_slowly: A sum of bfloat16 takes longer than looking at each element:
-        22.1 ms instead of 16.4, four of 10 M. Without XLA it is 4.8 and 8.0.
+      sums_bfloat16_slowly: Summing bfloat16 takes longer than the exact check of each
+        element: 22.1 ms instead of 16.4, four gradients of 10 M elements. Without XLA
+        the sum takes 4.8 ms and the exact check 8.0.
       may_not_round: XLA computes float16 in float32, and may leave the rounding out.
       fixes_shapes: Every shape must be known while tracing. There is no `tf.unique`.
-      packs_small: Small gradients of one shape are packed into one tensor, to start
-        fewer kernels. XLA makes one program of them anyway.
+      packs_small: Small gradients of one shape are packed into one tensor, so that a
+        step starts fewer kernels. XLA makes one program of them anyway.
       knows_constants: A compiler turns division by a constant into multiplication.
-      runs_parts: A session runs parts of a graph, when it likes: what a variable was
-        assigned may come from another run.
-      records_faults: What was at fault is kept in a variable that the step creates. A
-        session would have to initialize it.
+      runs_parts: A session runs any part of a graph at any time. The value that a
+        variable holds may come from another run.
+      records_faults: A variable that the step creates records which gradients were at
+        fault. A session would have to initialize that variable.
     """
 
     knows_values: bool = False
@@ -112,7 +115,7 @@ XLA_IN_SESSION = XLA._replace(runs_parts=True, records_faults=False)
 
 
 def current() -> Mode:
-    """Returns the row of what is traced now, or of eager mode."""
+    """Returns the row of the mode that this code is traced or run in."""
     if tf.executing_eagerly():
         return EAGER
     in_session = not tf.compat.v1.executing_eagerly_outside_functions()
@@ -123,26 +126,26 @@ def current() -> Mode:
 
 
 def max_drops_nan() -> bool:
-    """Tells whether the maximum of values, one of them NaN, may be another of them.
+    """Tells whether the maximum of numbers may ignore a NaN among them.
 
-    XLA's is. A CPU's is not on TensorFlow 2.21; nobody has looked at all before, nor
-    at every GPU.
+    XLA's maximum ignores it. A CPU's does not on TensorFlow 2.21. Older TensorFlows and
+    other GPUs are not all tested, so for these the answer is True.
     """
     return _VERSION < (2, 21) or _in_xla() or _has_gpu()
 
 
 def _has_gpu() -> bool:
-    """Tells whether what is compiled now is probably to run on a GPU."""
+    """Tells whether the code that is compiled now will probably run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def _in_xla() -> bool:
-    """Tells whether what is traced now is compiled: `tf.function(jit_compile=True)`."""
+    """Tells whether XLA will compile this code: `tf.function(jit_compile=True)`."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         # Not public. TensorFlow's own cond and while_loop ask the same question in the
-        # same way (`GraphOrParentsInXlaContext`, seen on 2.4 to 2.21). Where the answer
-        # is a wrong False, everything is still right, and slower.
+        # same way (`GraphOrParentsInXlaContext`, seen on 2.4 to 2.21). A wrong False
+        # would only make the step slower: its results stay right.
         get_context = getattr(graph, "_get_control_flow_context", None)
         context = get_context() if get_context is not None else None
         is_xla = getattr(context, "IsXLAContext", None)

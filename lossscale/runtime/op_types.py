@@ -1,15 +1,15 @@
-"""What operations are, where their type alone does not say it: see `kind_of`.
+"""Tells operations apart that share a type: see `kind_of`.
 
-A cast to integers rounds, one to `tf.bool` asks what is zero, and any other hands on
-what it is given. What `tf.py_function` runs for its gradient has the type of what it
-runs forward.
+A cast to integers rounds, a cast to `tf.bool` compares with zero, and any other cast
+keeps the value. The operation that `tf.py_function` runs forward and the one that it
+runs for its gradient have the same type.
 """
 
 from __future__ import annotations
 
 import weakref
 from functools import lru_cache
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -17,24 +17,24 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops import script_ops
 
-from lossscale.runtime.aliases import Tensor
+from lossscale.runtime.aliases import NodeDef, Tensor
 
 #: The dtypes of positions and counts.
 COUNTS = {tf.int8, tf.int16, tf.int32, tf.int64}
 COUNTS |= {tf.uint8, tf.uint16, tf.uint32, tf.uint64}
-#: The types of which `kind_of` tells more.
+#: The types that `kind_of` splits into several kinds.
 AMBIGUOUS = {"Cast", "EagerPyFunc"}
 CAST_TO_BOOL, CAST_TO_COUNTS = "CastToBool", "CastToCounts"
 PY_FUNCTION_GRADIENT = "EagerPyFuncGrad"
 
 
-def kind_of(kind: str, dtype: Optional[tf.DType], token: Any) -> str:
-    """Returns what an operation is: its type, or a name of our own.
+def kind_of(kind: str, dtype: Optional[tf.DType], token: Union[str, bytes]) -> str:
+    """Returns an operation's kind: its type, or a name of our own.
 
     Args:
       kind: Its type, one of `AMBIGUOUS`.
       dtype: The dtype of its first result.
-      token: The name of the Python function that it calls. Empty: it calls none.
+      token: The name of the Python function that it calls. Empty if it calls none.
     """
     if kind == "Cast":
         if dtype == tf.bool:
@@ -48,23 +48,24 @@ def kind_of(kind: str, dtype: Optional[tf.DType], token: Any) -> str:
 
 
 def as_number(tensor: Tensor) -> Tensor:
-    """Returns a tensor as a number, in which who follows units sees none.
+    """Returns the same tensor as a plain number, to which `units` gives no exponent.
 
-    For what gradients are multiplied with and divided by again, and for how often that
-    is tried: the result is the same whatever it is. It carries no derivative.
+    Use it for a factor that gradients are multiplied with and later divided by, and for
+    a count of attempts: such numbers do not change the result. The returned tensor
+    carries no derivative.
     """
-    # Nothing else makes this type before a graph runs. It has no gradient.
+    # Nothing else makes a Snapshot before a graph runs. It has no gradient.
     return tf.raw_ops.Snapshot(input=tf.stop_gradient(tensor))
 
 
-@lru_cache(maxsize=None)  # of the types that there are
+@lru_cache(maxsize=None)  # there are only so many types of operations
 def _output_args(kind: str) -> List[Tuple[str, str, str]]:
     definition = op_def_registry.get(kind)
     args = [] if definition is None else definition.output_arg
     return [(each.name, each.number_attr, each.type_list_attr) for each in args]
 
 
-def takes(kind: str, attribute: str, dtype: Any) -> bool:
+def takes(kind: str, attribute: str, dtype: tf.DType) -> bool:
     """Tells whether a type of operation takes a dtype.
 
     Args:
@@ -77,12 +78,8 @@ def takes(kind: str, attribute: str, dtype: Any) -> bool:
     return dtype.as_datatype_enum in found.allowed_values.list.type
 
 
-def output_names(node: Any) -> Iterator[str]:
-    """Yields the names of an operation's outputs, as a definition has them.
-
-    Args:
-      node: The operation, a `NodeDef`.
-    """
+def output_names(node: NodeDef) -> Iterator[str]:
+    """Yields the names of an operation's outputs, as a definition writes them."""
     for name, number, types in _output_args(node.op):
         count = 1
         if number:

@@ -1,8 +1,9 @@
-"""Classes that a Keras must find by name, so that files load without custom_objects."""
+"""Registers classes with each Keras by name: files load without custom_objects."""
 
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from lossscale.runtime.kerases import (
@@ -12,25 +13,25 @@ from lossscale.runtime.kerases import (
     keras3,
 )
 
-#: Under this name, with a ">" behind it, every Keras knows our classes: file format.
+#: Every Keras knows our classes by this name, a ">" and their own name: file format.
 PACKAGE = "lossscale"
 Class = TypeVar("Class", bound=type)
-#: The decorated classes by name: they are found without any Keras, too.
-_own: Dict[str, Any] = {}
+#: The decorated classes by name, so that they are found without any Keras, too.
+_own: Dict[str, type] = {}
 
 
 class PerKeras:
-    """Our classes, each for the objects of one class of a Keras.
+    """Our classes by the Keras class whose objects they serve.
 
     Attributes:
-      pairs: Pairs of that class and ours, in the order in which they became known.
+      pairs: Pairs of a Keras class and our class, in the order of their registration.
     """
 
     def __init__(self) -> None:
         self.pairs: List[Tuple[type, Any]] = []
 
     def takes(self, base: type) -> Callable[[Class], Class]:
-        """Makes the decorated class the one for the objects of `base`."""
+        """Returns a decorator: the decorated class serves the objects of `base`."""
 
         def add(cls: Class) -> Class:
             self.pairs.append((base, cls))
@@ -38,8 +39,8 @@ class PerKeras:
 
         return add
 
-    def class_for(self, thing: Any) -> Any:
-        """Returns our class for an object, None without one."""
+    def class_for(self, thing: object) -> Any:
+        """Returns our class that serves an object, None if there is none."""
         return next((cls for base, cls in self.pairs if isinstance(thing, base)), None)
 
 
@@ -53,33 +54,39 @@ def serializable(cls: Class) -> Class:
     return cls
 
 
-def register(keras: Any, cls: type, name: str) -> None:
-    """Registers a class with one Keras, as `name` of this package."""
+def register(keras: ModuleType, cls: type, name: str) -> None:
+    """Registers a class with one Keras, under a name within this package's names."""
     _registry(keras).register_keras_serializable(PACKAGE, name)(cls)
 
 
 def register_like(known: type, cls: type) -> None:
-    """Registers a class under the name of another, with each Keras that knows that."""
+    """Registers a class under the name of `known`, with each Keras that knows `known`.
+
+    Args:
+      known: A class that a Keras may know by a name with a package in it.
+      cls: The class to register.
+    """
     for keras in installed():
         name = str(_registry(keras).get_registered_name(known))
         package, separator, own_name = name.partition(">")
         if separator:
             decorate = _registry(keras).register_keras_serializable(package, own_name)
-            # TensorFlow 2.4 refuses a name that is taken: loading asks for the class.
+            # TensorFlow 2.4 refuses a name that is taken. Loading then finds `known` by
+            # that name, and `known` itself makes an object of the right class.
             with contextlib.suppress(ValueError):
                 decorate(cls)
 
 
-def _registry(keras: Any) -> Any:
-    # Keras 2 before 2.13 has no `saving` for this; for Keras 3 that is its home, and
-    # `utils` a second name (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+def _registry(keras: ModuleType) -> Any:
+    # Keras 2 before 2.13 has these functions in `utils` only. Keras 3 has them in
+    # `saving`, and again in `utils` (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
     return keras.saving if is_keras3(keras) else keras.utils
 
 
 def registered_name(cls: type) -> str:
-    """Returns the name under which some Keras knows `cls`, else its own name.
+    """Returns the name by which some Keras knows a class, or else the class's name.
 
-    That of a class that is `serializable` is its own: configs are read without a Keras.
+    A `serializable` class keeps its own name: we read configs without a Keras.
     """
     if _own.get(cls.__name__) is cls:
         return str(cls.__name__)
@@ -91,7 +98,7 @@ def registered_name(cls: type) -> str:
 
 
 def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any:
-    """Returns the class that we or some Keras know under `name`, else None."""
+    """Returns the class that we or some Keras know by `name`, None if there is none."""
     own = _own.get(name.replace(f"{PACKAGE}>", ""))
     if own is not None:
         return own

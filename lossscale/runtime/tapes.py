@@ -1,11 +1,11 @@
-"""What the tapes that are open now record."""
+"""What the open gradient tapes record."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-# Not public: TensorFlow's own gradients of functions ask it. Functions of the same
-# names are in `record` on TensorFlow 2.21, and in `tape` on 2.4.
+# Not public: TensorFlow's own gradients of functions call these two functions. They are
+# in the module `record` on TensorFlow 2.21, and in `tape` on 2.4.
 try:
     from tensorflow.python.eager import record
 except ImportError:
@@ -15,12 +15,12 @@ from lossscale.runtime.aliases import Tensor
 
 
 def are_open() -> bool:
-    """Tells whether any tape may record what is computed now."""
+    """Tells whether any tape may record the operations that run now."""
     return bool(record.could_possibly_record())
 
 
 def record_what_uses(tensor: Tensor) -> bool:
-    """Tells whether a tape records what is computed from a tensor now."""
+    """Tells whether a tape records operations on this tensor now."""
     return isinstance(tensor, tf.Tensor) and bool(
         record.should_record_backprop([tensor])
     )

@@ -1,17 +1,18 @@
-"""Variables that an operation of eager mode is given itself, as `tf.negative(v)` is.
+"""Variables that eager mode hands to an operation itself, as in `tf.negative(v)`.
 
-TensorFlow reads them on the way to the operation and tells nobody: what comes in is a
-tensor that no operation returned. It is known by what it holds, bit for bit.
+TensorFlow reads such a variable on the way to the operation and tells nobody. The
+operation's input is then a tensor that no operation returned. We recognize the variable
+by its value: it equals the tensor, bit for bit.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Tensor
+from lossscale.runtime.aliases import Handle, Tensor, Tensors
 from lossscale.runtime.callbacks import held_by, key_of
 from lossscale.units.unit import Unit
 
@@ -19,19 +20,24 @@ from lossscale.units.unit import Unit
 class DirectReads:
     """Which variables hold gradients, and whether a tensor was read from one of them.
 
-    Not of those that hold one number, which may be any.
+    Variables that hold a single number are left out: equal numbers prove nothing.
     """
 
     def __init__(self) -> None:
         #: Weak references to handles, by their keys.
-        self._handles: Dict[int, Any] = {}
+        self._handles: Dict[int, weakref.ref[Handle]] = {}
         self._newest = 0
 
     def __bool__(self) -> bool:
         return bool(self._handles)
 
-    def note(self, handle: Any, unit: Optional[Unit]) -> None:
-        """Remembers a variable by its handle, if a gradient is in it now."""
+    def note(self, handle: Handle, unit: Optional[Unit]) -> None:
+        """Remembers a variable by its handle, if it holds a gradient now.
+
+        Args:
+          handle: The handle.
+          unit: The unit of what the variable holds.
+        """
         key = key_of(handle)
         if unit is None or unit.is_scale or unit.is_trained:
             self._handles.pop(key, None)
@@ -40,13 +46,13 @@ class DirectReads:
                 handle, lambda _: self._handles.pop(key, None)
             )
 
-    def heard(self, outputs: Any) -> None:
-        """Is told of what an operation returned: what is older was not read since."""
+    def heard(self, outputs: Tensors) -> None:
+        """Notes an operation's results: no older tensor was read after it."""
         if outputs:
             self._newest = key_of(outputs[-1])
 
     def variable_of(self, tensor: Tensor) -> Optional[int]:
-        """Returns the key of the variable that a tensor was read from."""
+        """Returns the key of the variable that a tensor was read from, or None."""
         if key_of(tensor) <= self._newest or not tensor.shape.rank:
             return None
         for key, reference in list(self._handles.items()):
@@ -56,9 +62,9 @@ class DirectReads:
         return None
 
 
-def _holds(handle: Any, tensor: Tensor) -> bool:
-    dtype, shape = held_by(handle)
-    if tensor.dtype != dtype or tensor.shape != shape:
+def _holds(handle: Handle, tensor: Tensor) -> bool:
+    held = held_by(handle)
+    if held is None or tensor.dtype != held[0] or tensor.shape != held[1]:
         return False
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tensor.dtype)
     return bool(value.numpy().tobytes() == tensor.numpy().tobytes())

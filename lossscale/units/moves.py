@@ -1,23 +1,26 @@
-"""Operations that add up, move or choose among values, and those that start anew."""
+"""Operations that add up, move or choose among values, and those that make new ones."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, Optional
+from typing import Dict, FrozenSet, Optional, TypeVar
 
 from lossscale.units.rules import Rule, moved, moves
 
+#: A rule, or a sequence of rules, one for each result.
+OneOrMore = TypeVar("OneOrMore")
+
 
 def names(text: str) -> FrozenSet[str]:
-    """Returns the types that a text names."""
+    """Returns the types of operations that a text lists."""
     return frozenset(text.split())
 
 
-def rules(rule: Any, kinds: str) -> Dict[str, Any]:
-    """Returns a table in which each of the types has a rule, or one for each result."""
+def rules(rule: OneOrMore, kinds: str) -> Dict[str, OneOrMore]:
+    """Returns a table in which each listed type has this rule, or a rule per result."""
     return dict.fromkeys(kinds.split(), rule)
 
 
-#: What comes out of these does not depend on the values of what goes in.
+#: The results of these do not depend on the values of their inputs.
 NOTHING = names(
     """
     Snapshot Shape ShapeN Size Rank BroadcastGradientArgs BroadcastArgs ConcatOffset
@@ -28,20 +31,21 @@ NOTHING = names(
     StatelessTruncatedNormal StatelessTruncatedNormalV2
     """
 )
-#: These may be zeros that no input is. Of which input that is read, if it is of one.
+#: These may make zeros, whatever their inputs are. The value is the position of the
+#: input that fills the result. None: the result is always zeros.
 STARTS: Dict[str, Optional[int]] = {"ZerosLike": None, "Const": 0, "Fill": 1}
-#: What returns what a variable holds.
+#: These return the value of a variable.
 READS = names("ReadVariableOp ResourceGather ResourceGatherNd")
-#: These hand on the loss scale as it is.
+#: These return the loss scale itself if they are given it.
 SAME = names(
     """
     Identity IdentityN Cast StopGradient Enter Switch RefSwitch Merge Reshape
     ReadVariableOp PreventGradient EnsureShape ExpandDims Squeeze
     """
 )
-#: What adds up, moves or chooses keeps the unit of what it is given.
+#: Operations that add up, move or choose keep the unit of their inputs.
 MOVES: Dict[str, Rule] = {
-    # What adds up, moves or chooses among all of its inputs.
+    # These add up, move or choose among all of their inputs.
     **rules(
         moved(),
         """
@@ -62,7 +66,7 @@ MOVES: Dict[str, Rule] = {
         ConcatenateDataset
         """,
     ),
-    # Of the first input: the others say where.
+    # These do so with their first input. The others say which elements.
     **rules(
         moved(0),
         """

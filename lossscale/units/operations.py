@@ -1,7 +1,8 @@
-"""What is known of an operation's results, by its rule.
+"""The units of an operation's results, by its rule.
 
-A type that `table` does not name is unsure, unless what goes in has exponent 0. What is
-named as a gradient is linear in the incoming gradient.
+The result of an operation that `table` does not name is unsure, unless its inputs have
+exponent 0. If its name is that of a gradient, it is taken to be linear in the incoming
+gradient.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from lossscale.units.unit import KEPT, ZERO, Operands, Unit, Units
 
 
 def result(kind: str, units: Units, operands: Operands) -> Optional[Unit]:
-    """Returns what is known of the results of an operation, None if nothing is.
+    """Returns the unit of an operation's first result, None if nothing is known.
 
     Args:
       kind: The operation's type.
-      units: What is known of its inputs.
-      operands: What its inputs are besides.
+      units: The units of its inputs.
+      operands: The values and the widths of its inputs.
     """
     return _result(kind, rule_of(kind), units, operands)
 
 
 def results(kind: str, units: Units, operands: Operands, count: int) -> Units:
-    """Returns what is known of each of the `count` results, nothing if of none."""
+    """Returns the units of all `count` results, an empty list if none has a unit."""
     if kind in READS and units[0] is None:
         return [KEPT] * count
     if not any(units) and kind not in STARTS:
@@ -55,7 +56,13 @@ def _result(kind: str, rule: Rule, units: Units, operands: Operands) -> Optional
 
 
 def _started(index: Optional[int], units: Units, operands: Operands) -> Optional[Unit]:
-    """Returns the unit of zeros, or of what fills a tensor."""
+    """Returns the unit of an operation that makes zeros, or fills a tensor.
+
+    Args:
+      index: The position of the input that fills it. None: it makes zeros.
+      units: The units of the inputs.
+      operands: The values of the inputs.
+    """
     if index is None or operands.float_of(index) == 0.0:
         return ZERO
     return units[index] if units else None
@@ -66,11 +73,11 @@ def rule_of(kind: str) -> Rule:
     rule = RULES.get(kind)
     if rule is None:
         is_gradient = "Grad" in kind or "Backprop" in kind
-        unsure = function(f"{kind}, which may be no power")
+        unsure = function(f"{kind}, which may be no power of its input")
         rule = RULES[kind] = gradient if is_gradient else unsure
     return rule
 
 
 def join(units: Units) -> Optional[Unit]:
-    """Returns the unit of what is one of several, or made of some of them."""
+    """Returns the unit of a value that is one of several, or made of some of them."""
     return result("Merge", units, Operands())

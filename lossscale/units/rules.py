@@ -1,38 +1,40 @@
 """The loss scale is a unit, as a metre is: which power of it does a value have?
 
 The loss scale S has exponent 1, and so have a scaled loss and its gradients; `1 / S`
-has -1, and what was unscaled has 0. One rule for each kind of operation hands exponents
-on from its inputs to its outputs:
+has -1, and unscaled gradients have 0. A value "has the unit" if its exponent is not 0.
+One rule for each kind of operation computes the outputs' exponents from the inputs':
 
 ```
 products      add         x * y, MatMul, convolutions
 quotients     subtract    x / y
 powers        multiply    x**2, sqrt(x), 1 / x
-gradients     add         of operations, if one input alone has the unit; else unsure
-sums, moves   keep        reshaping, branches too; unsure where inputs disagree, or a
-                          number is among them
-flags         0           comparisons, signs, positions: depend on S where inputs
-                          disagree, or what has the unit is compared with a number
-choices       keep        `where(flag, x, y)`: that of x and y; of numbers, the flag's
-bounds        minimum and maximum with a number: unsure, if x still has the unit and the
-              number is no small floor
-rounding      keep        but depends on S, if x still has the unit
-functions     exp, tanh, ...: unsure, if x still has the unit. All others, too
+gradients     add         of operations, if only one input has the unit; else unsure
+sums, moves   keep        reshaping, branches too; unsure if inputs disagree, or one of
+                          them is a number
+flags         0           comparisons, signs, positions: depend on S if inputs disagree,
+                          or one has the unit and is compared with a number
+choices       keep        `where(flag, x, y)`: as x and y; of two numbers, as the flag
+bounds        keep        minimum, maximum; unsure if x has the unit and the other is a
+                          number, unless that is a small floor
+rounding      keep        but the result depends on S, if x has the unit
+functions     0           exp, tanh, ... and operations that the table does not list;
+                          unsure if x has the unit
 ```
 
-A rule that is sure holds for every input: at S and at 2 S the results have that ratio.
-`tests/units/test_every_operation.py` holds each against experiment.
+A sure exponent is right for every input: the results at S and at 2 S have that ratio.
+`tests/units/test_every_operation.py` compares each rule with experiment.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 import numpy as np
 
 from lossscale.units.unit import (
     FREE,
     ZERO,
+    Numbers,
     Operands,
     Unit,
     Units,
@@ -42,30 +44,27 @@ from lossscale.units.unit import (
 )
 
 Rule = Callable[[Units, Operands], Optional[Unit]]
-
-#: A constant up to this is a floor that keeps a division from being one by zero.
-_SMALL_FLOOR = 1.01e-3  # 1e-3, as float16 rounds it, too
-#: Returns the positions of some of so many inputs.
+#: A constant of at most this size is a floor that prevents a division by zero.
+_SMALL_FLOOR = 1.01e-3  # 1e-3, also where float16 rounds it up
+#: Takes how many inputs there are. Returns the positions of some of them.
 Positions = Callable[[int], Sequence[int]]
 
-_TOGETHER = "what is scaled and what is not, together"
-_COMPARED = "a comparison of what is scaled with what is not"
-_FUNCTION = "a function that is no power"
+_TOGETHER = "scaled and unscaled values together"
+_COMPARED = "a comparison of a scaled value with an unscaled one"
+_FUNCTION = "a function that is no power of its input"
 
 
 def moved(*values: int) -> Rule:
-    """Returns the rule of what adds up, moves or chooses among some of its inputs.
+    """Returns the rule of operations that add up, move or choose among some inputs.
 
-    Its other inputs, flags and positions, say which. Shapes are such, too.
-
-    Args:
-      *values: The positions of those inputs. None at all: all of them.
+    `values` are their positions. None given: all inputs. The other inputs (flags,
+    positions, shapes) say which elements.
     """
     return moves(lambda count: values or range(count))
 
 
 def moves(positions: Positions) -> Rule:
-    """Returns that rule, given what returns the positions of so many inputs."""
+    """Returns the rule of `moved` if the positions depend on the number of inputs."""
 
     def rule(units: Units, operands: Operands) -> Optional[Unit]:
         values = positions(len(units))
@@ -79,21 +78,21 @@ def moves(positions: Positions) -> Rule:
     return rule
 
 
-def _numbers(units: Units, operands: Operands, values: Sequence[int]) -> List[Any]:
-    """Returns what inputs are of which nothing is known, less those without a unit.
+def _numbers(units: Units, operands: Operands, values: Sequence[int]) -> Numbers:
+    """Returns the numbers in inputs that have no unit. None: they are not known.
 
-    A zero and an infinity are the same in every unit. None: it is not known.
+    Zeros and infinities are left out, as they are the same in every unit.
     """
     numbers = [operands.value(i) for i in values if units[i] is None]
     return [n if n is None else n[np.isfinite(n) & (n != 0)] for n in numbers]
 
 
 def chosen(found: Optional[Unit], flags: Units) -> Optional[Unit]:
-    """Returns the unit of what flags or positions choose among values with a unit.
+    """Returns the unit of what flags or positions choose among some values.
 
     Args:
-      found: That of the values. None: they are numbers, and only the flags tell.
-      flags: Those of the flags.
+      found: The unit of the values. None: they are numbers, and only the flags count.
+      flags: The units of the flags.
     """
     known = [u for u in flags if u is not None and not u.is_zero]
     known = [u for u in known if not u.is_plain_weight]
@@ -112,9 +111,10 @@ def chosen(found: Optional[Unit], flags: Units) -> Optional[Unit]:
 
 
 def flag(*values: int) -> Rule:
-    """Returns the rule of what depends on the ratios of some of its inputs alone.
+    """Returns the rule of operations that depend only on ratios of some inputs.
 
-    Comparisons, signs, positions. No loss scale changes them if their inputs agree.
+    These are comparisons, signs and positions. If the inputs have one exponent, no loss
+    scale changes the result. `values` are their positions. None given: all inputs.
     """
 
     def rule(units: Units, operands: Operands) -> Optional[Unit]:
@@ -135,24 +135,25 @@ def _agree(said: Sequence[Unit]) -> bool:
     return len({(unit.low, unit.high) for unit in said}) == 1
 
 
-def _is_compared(said: Sequence[Unit], numbers: List[Any]) -> bool:
-    """Tells whether what has a unit stands beside a number that has none."""
+def _is_compared(said: Sequence[Unit], numbers: Numbers) -> bool:
+    """Tells whether a value that has the unit stands beside a number without one."""
     return not said[0].is_free and any(n is None or n.size for n in numbers)
 
 
 def is_finite(units: Units, operands: Operands) -> Optional[Unit]:
-    """Whether something is finite. Who chooses by it may drop what was not."""
+    """The rule of `is_finite` and its like. A choice by it may drop infinite values."""
     (unit,), found = units, flag()(units, operands)
     if unit is None or found is None or found.from_variable:
         return found
-    # A flag moved it? `tf.recompute_grad` lets all depend on what comes from above.
+    # A value of exponent 0 that hides infinities may depend on a gradient only through
+    # a flag, as every value within `tf.recompute_grad` does.
     return found._replace(replaces_inf=not (unit.is_free and unit.hides_inf))
 
 
 def linear(*powers: Optional[float]) -> Rule:
     """Returns the rule of a product of these powers of the inputs.
 
-    A power that is None is another function of that input.
+    None in place of a power: another function of that input.
     """
 
     def rule(units: Units, operands: Operands) -> Optional[Unit]:
@@ -161,7 +162,7 @@ def linear(*powers: Optional[float]) -> Rule:
         if any(unit.is_zero and (power or 0.0) > 0.0 for unit, power in pairs):
             return ZERO
         pairs = [(u, power) for u, power in pairs if not u.is_zero]
-        # Weights, as a rule: they make no difference in a product.
+        # As a rule these are weights. In a product they make no difference.
         pairs = [(u, power) for u, power in pairs if not u.is_weight] or pairs
         if len(pairs) == 1 and pairs[0][1] == 1.0:
             return pairs[0][0]
@@ -172,7 +173,7 @@ def linear(*powers: Optional[float]) -> Rule:
 
 def _multiplied(pairs: Sequence[Tuple[Unit, Optional[float]]]) -> Unit:
     ends = [sorted((u.low * (p or 0.0), u.high * (p or 0.0))) for u, p in pairs]
-    low, high = (round(sum(each), 6) for each in zip(*ends))  # 1/3 is float32's
+    low, high = (round(sum(each), 6) for each in zip(*ends))  # 1/3 is in float32
     found = made_of([unit for unit, _ in pairs], low, high)
     if any(power is None and not unit.is_free for unit, power in pairs):
         found = widened(found, _FUNCTION)
@@ -185,12 +186,12 @@ def _multiplied(pairs: Sequence[Tuple[Unit, Optional[float]]]) -> Unit:
 
 
 def product(units: Units, operands: Operands) -> Optional[Unit]:
-    """A product, of as many as there are."""
+    """The rule of the product of all inputs."""
     return linear(*[1.0] * len(units))(units, operands)
 
 
 def zero_or(rule: Rule) -> Rule:
-    """Returns the rule of what is 0 where an input is 0, whatever the others are."""
+    """Returns the rule of results that are 0 where an input is 0, else as by `rule`."""
 
     def zero_or_that(units: Units, operands: Operands) -> Optional[Unit]:
         found = rule(units, operands)
@@ -203,15 +204,15 @@ def zero_or(rule: Rule) -> Rule:
 
 
 def gradient(units: Units, operands: Operands) -> Optional[Unit]:
-    """The gradient of an operation is linear in what comes from above."""
-    # A zero need not be what comes from above: of a zero tanh has the slope 1.
+    """The rule of an operation's gradient, linear in the incoming gradient."""
+    # A zero may be another input than the incoming gradient: tanh has slope 1 at zero.
     said = [None if u is None or u.is_zero else u for u in units]
     scaled = [u for u in said if u is not None and not u.is_free]
     return (function() if len(scaled) > 1 else product)(said, operands)
 
 
 def ones(units: Units, operands: Operands) -> Optional[Unit]:
-    """Ones in the shape of what has a unit: they have none, and that is known."""
+    """The rule of ones in the shape of an input: their exponent is surely 0."""
     found = flag()(units, operands)
     if found is None or found.from_variable:
         return found
@@ -219,7 +220,7 @@ def ones(units: Units, operands: Operands) -> Optional[Unit]:
 
 
 def power(units: Units, operands: Operands) -> Optional[Unit]:
-    """A power, if its exponent is a constant."""
+    """The rule of a power; unsure, unless the power is a constant."""
     exponent = operands.float_of(1)
     if exponent is None or units[0] is None or units[1] not in (None, ZERO):
         return function()(units, operands)
@@ -227,7 +228,7 @@ def power(units: Units, operands: Operands) -> Optional[Unit]:
 
 
 def determinant(units: Units, operands: Operands) -> Optional[Unit]:
-    """A product of as many as a matrix has rows."""
+    """The rule of a determinant: a product with as many factors as there are rows."""
     width = operands.width(0)
     rule = function() if width is None else linear(float(width))
     return rule(units, operands)
@@ -236,8 +237,9 @@ def determinant(units: Units, operands: Operands) -> Optional[Unit]:
 def bound(keeps_scale: bool) -> Rule:
     """Returns the rule of a minimum or maximum.
 
-    Of one with a number it is not known which of the two it is. A floor keeps a
-    division from being one by zero, and no loss scale is so small that it needs one.
+    Beside a number, the result may be either of the two. A small floor is different: it
+    only prevents a division by zero. `keeps_scale` is True of a maximum: the loss scale
+    and a floor make the loss scale, which is never so small that it needs one.
     """
 
     def rule(units: Units, operands: Operands) -> Optional[Unit]:
@@ -256,7 +258,7 @@ def bound(keeps_scale: bool) -> Rule:
 
 
 def rounded(rule: Rule) -> Rule:
-    """Returns the rule of what is rounded: to numbers that no loss scale knows."""
+    """Returns the rule of rounding a result of `rule`. The steps have no unit."""
 
     def rounds(units: Units, operands: Operands) -> Optional[Unit]:
         found = rule(units, operands)
@@ -268,7 +270,7 @@ def rounded(rule: Rule) -> Rule:
 
 
 def together(units: Units, operands: Operands) -> Optional[Unit]:
-    """What has the unit of all of its inputs, if they agree: a remainder."""
+    """The rule of remainders and the like: the inputs' unit, if they all agree."""
     found = hull(units, _TOGETHER)
     if found is None or found.is_zero:
         return found
@@ -281,9 +283,9 @@ def together(units: Units, operands: Operands) -> Optional[Unit]:
 
 
 def function(cause: str = _FUNCTION) -> Rule:
-    """Returns the rule of what is something else for each loss scale.
+    """Returns the rule of functions that are no powers of their inputs.
 
-    What it makes of a zero may be any number.
+    Such a function may turn a zero into any number. Warnings name the `cause`.
     """
 
     def rule(units: Units, operands: Operands) -> Optional[Unit]:

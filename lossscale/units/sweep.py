@@ -1,50 +1,51 @@
 """One sweep over a graph or a function: the units of all its values.
 
-The operations, in their order, hand units on as `rules` says. A tensor of
-the loss scale and what was unscaled are marked, and have the units of their marks.
-Besides:
+The sweep visits the operations in their order, and computes the units of their outputs
+from those of their inputs, as `rules` says. Tensors of the loss scale and unscaled
+gradients are marked: they have the units of their marks. The other units come from:
 
 ```
-a variable    what was assigned to it, until something else is; nothing: exponent 0
-a branch      what either side returns
-a function    what its body returns
-a loop        what its body returns, which goes in again, until nothing is new
+a variable    the value assigned to it last; exponent 0 if none was
+a branch      the results of both sides
+a function    the results of its body
+a loop        the results of its body, which are its next inputs, until no unit changes
 ```
 
-A body is swept anew for each list of units that it is called with.
+A body is swept again for each list of units that it is called with.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
+from typing import Callable, Dict, Hashable, Iterable, List, Optional, Tuple
 
 from lossscale.gradients.finite import dense_part
-from lossscale.runtime.aliases import Graph, Tensor
-from lossscale.runtime.bodies import Counts, GraphBody, Node
+from lossscale.runtime.aliases import Grad, Graph, Tensor
+from lossscale.runtime.bodies import Body, Counts, GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
 from lossscale.units.operations import join, result, results
 from lossscale.units.rules import chosen
 from lossscale.units.unit import UNKNOWN, Operands, Unit, Units
-from lossscale.units.variables import ASSIGNS, assign, leave
+from lossscale.units.variables import ASSIGNS, Table, assign, leave
 
-#: What a mark says of an operation with bodies: it applies or skips a step.
+#: The mark of an operation with bodies that applies or skips a step.
 STEP = "step"
 
-Table = Dict[Hashable, Unit]
-#: What a sweep of a body finds: the units of its outputs, and those of its inputs when
-#: it has run, since it may assign to variables.
+#: What a sweep of a body finds: the units of its outputs, and the units of its inputs
+#: after it has run, as it may assign to variables.
 Found = Tuple[List[Optional[Unit]], List[Optional[Unit]]]
+#: What identifies a sweep of a body: its key, its outputs' count, its inputs' units.
+Call = Tuple[Hashable, int, Tuple[Optional[Unit], ...]]
 
 
 class Swept:
     """The units in a graph, as far as it has been swept.
 
     Attributes:
-      marks: The units that are marked in it, by the `id`s of tensors.
+      marks: The units of its marked tensors, by the tensors' `id`s.
       table: The units of its values.
       done: How many of its operations have been swept.
       leads_back: Whether it has a loop of `tf.compat.v1`, whose end leads back to its
-        beginning. It is swept again, until nothing is new.
+        beginning. Such a graph is swept again, until no unit changes.
     """
 
     def __init__(self) -> None:
@@ -55,23 +56,23 @@ class Swept:
 
 
 class Sweep:
-    """Finds the units of values, while nothing is added to their graphs.
+    """Finds the units of values. Their graphs must not grow while it is in use.
 
     Args:
       eager: Returns the unit of a tensor of eager mode, or of a variable's handle.
-      swept: Returns what is kept of a graph: how far it has been swept.
+      swept: Returns the units that earlier sweeps found in a graph.
       marked: Returns the unit that a mark on an operation of a function means.
     """
 
     def __init__(
         self,
-        eager: Callable[[Any], Optional[Unit]],
-        swept: Callable[[Any], Swept],
+        eager: Callable[[Tensor], Optional[Unit]],
+        swept: Callable[[Graph], Swept],
         marked: Callable[[str], Optional[Unit]],
     ) -> None:
         self._eager, self._swept, self._marked = eager, swept, marked
-        self._returned: Dict[Any, Found] = {}
-        self._seen: Dict[int, Table] = {}  # of graphs, while nothing is added to them
+        self._returned: Dict[Call, Found] = {}
+        self._seen: Dict[int, Table] = {}  # by the graphs' `id`s
 
     def unit(self, tensor: Tensor) -> Optional[Unit]:
         """Returns the unit of a tensor, None if nothing is known of it."""
@@ -81,20 +82,20 @@ class Sweep:
         return self.units_in(graph).get(id(tensor))
 
     def known(self, value: Optional[Tensor]) -> Unit:
-        """Returns the unit of a tensor, `UNKNOWN` of a None and if nothing is known."""
+        """Returns the unit of a tensor; `UNKNOWN` of None, and if nothing is known."""
         return UNKNOWN if value is None else self.unit(value) or UNKNOWN
 
     def units_in(self, graph: Graph) -> Table:
-        """Returns the units of all that a graph can see, as it stands now."""
+        """Returns the units of all values in a graph, with its operations of now."""
         if id(graph) not in self._seen:
             self._seen[id(graph)] = self._see(graph)
         return self._seen[id(graph)]
 
     def _see(self, graph: Graph) -> Table:
         swept = self._swept(graph)
-        # Graphs of `tf.compat.v1` have neither.
+        # Graphs of `tf.compat.v1` have neither an outer graph nor captures.
         outside = getattr(graph, "outer_graph", None)
-        around = {} if outside is None else self.units_in(outside)
+        around: Table = {} if outside is None else self.units_in(outside)
         captures = getattr(graph, "captures", ())
         for outer, inner in captures:
             if id(inner) not in swept.table:
@@ -104,25 +105,26 @@ class Sweep:
                 if unit is not None:
                     swept.table[id(inner)] = unit
         self._run(GraphBody(graph), swept)
-        # A branch in this graph captures an eager variable by its outer handle, which
-        # gets what was assigned to the inner one.
+        # A branch in this graph captures an eager variable by its outer handle. So the
+        # outer handle gets the unit that was assigned to the inner one.
         for outer, inner in captures:
             if id(inner) in swept.table:
                 swept.table[id(outer)] = swept.table[id(inner)]
         return swept.table
 
-    def _captured(self, outer: Any) -> Optional[Unit]:
-        """Returns the unit of what a graph captures from around it."""
+    def _captured(self, outer: Tensor) -> Optional[Unit]:
+        """Returns the unit of a tensor that a graph captures from around it."""
         unit = self.unit(outer)
         if unit is not None and unit.from_variable and graph_of(outer) is None:
-            # What it held when this was traced. A later call reads another value.
+            # The variable held this value during tracing. A later call reads another.
             return unit._replace(sources=unit.unscalings)
         return unit
 
-    def _run(self, body: Any, swept: Swept) -> None:
+    def _run(self, body: Body, swept: Swept) -> None:
         """Sweeps the operations of a body that were added since the last sweep.
 
-        If its end leads back to its beginning, all of them, until no unit changes.
+        If its end leads back to its beginning, sweeps all operations again, until no
+        unit changes.
         """
         marks = {} if body.graph is None else self._swept(body.graph).marks
         for node in body.nodes(swept.done):
@@ -136,7 +138,7 @@ class Sweep:
                 self._pass_on(node, swept.table, marks)
 
     def _pass_on(self, node: Node, table: Table, marks: Table) -> None:
-        """Hands on the units of an operation's inputs to its outputs."""
+        """Computes the units of an operation's outputs from those of its inputs."""
         found = self._results(node, table)
         if node.mark and node.kind not in BODIES:
             marked = self._marked(node.mark)
@@ -149,7 +151,7 @@ class Sweep:
                 table[key] = marks[key]
 
     def _results(self, node: Node, table: Table) -> Units:
-        """Returns the units of an operation's outputs, nothing if none has any."""
+        """Returns the units of an operation's outputs (empty: none has any)."""
         kind, units = node.kind, [table.get(key) for key in node.inputs]
         if kind in BODIES:
             return [] if node.mark == STEP else self._enter(node, units, table)
@@ -160,7 +162,7 @@ class Sweep:
         return results(kind, units, operands, len(node.outputs))
 
     def _enter(self, node: Node, units: Units, table: Table) -> List[Optional[Unit]]:
-        """Returns the units of what a loop, a branch or a function returns."""
+        """Returns the units of the results of a loop, a branch or a function."""
         bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
         if node.kind in DATASETS:
             return self.dataset(node.kind, bodies[0], units, node.counts(), count)
@@ -178,11 +180,17 @@ class Sweep:
         joined = (join(each) for each in zip(*(outs for outs, _ in returned)))
         return [chosen(each, flags) for each in joined]
 
-    def body(self, body: Any, units: Units, count: int) -> Found:
-        """Returns what a body with `count` outputs does to the units of its inputs."""
+    def body(self, body: Optional[Body], units: Units, count: int) -> Found:
+        """Returns what a body does to units.
+
+        Args:
+          body: The body. None: it is unknown, and its results are unsure.
+          units: The units of its inputs.
+          count: How many outputs it has.
+        """
         if body is None or len(body.inputs) != len(units):
             return [result("PyFunc", units, Operands())] * count, list(units)
-        key = (body.key, count, *units)
+        key = (body.key, count, tuple(units))
         if key not in self._returned:
             swept = Swept()
             pairs = zip(body.inputs, units)
@@ -190,7 +198,7 @@ class Sweep:
             self._run(body, swept)
             outs = [swept.table.get(each) for each in body.outputs]
             # TensorFlow adds outputs to a function for its gradient. They come last,
-            # and each may be any value in it.
+            # and each of them may be any value in the function.
             rest = count - len(outs)
             if rest > 0:
                 outs += [join(list(swept.table.values()))] * rest
@@ -199,13 +207,18 @@ class Sweep:
         return self._returned[key]
 
     def _loop(
-        self, body: Any, condition: Any, units: Units, count: int
+        self,
+        body: Optional[Body],
+        condition: Optional[Body],
+        units: List[Optional[Unit]],
+        count: int,
     ) -> Tuple[List[Optional[Unit]], List[Optional[Unit]], Optional[Unit]]:
         """Returns what a loop does to its inputs, and the unit of its condition.
 
-        The body's outputs are its next inputs: it is swept until no unit changes.
+        The body's outputs are its next inputs, so it is swept until no unit changes.
         """
-        first, before, assigned = list(units), None, [False] * len(units)
+        first, assigned = list(units), [False] * len(units)
+        before: Optional[List[Optional[Unit]]] = None
         while units != before:
             before = list(units)
             outs, after = self.body(body, before, count)
@@ -217,12 +230,23 @@ class Sweep:
         return list(units), left, flag
 
     def dataset(
-        self, kind: str, body: Any, units: Units, counts: Counts, count: int
+        self,
+        kind: str,
+        body: Optional[Body],
+        units: Units,
+        counts: Counts,
+        count: int,
     ) -> List[Optional[Unit]]:
-        """Returns the units of what a function makes of a dataset's elements.
+        """Returns the units of the results of a dataset that calls a function.
 
-        The first inputs are the dataset, the state, and what the body captures. The
-        body's are the state, the parts of an element, and those.
+        Args:
+          kind: The dataset's type.
+          body: The function. Its inputs are the state, the parts of an element, and
+            what it captures.
+          units: The units of the dataset's inputs. The first ones are another dataset,
+            the state, and what the function captures.
+          counts: How many inputs are the state, and how many are captured.
+          count: How many outputs the dataset has.
         """
         if body is None:
             return [join(units)] * count
@@ -249,6 +273,6 @@ def _parts_of(dataset: Optional[Unit], count: int) -> List[Optional[Unit]]:
     return [dataset] * count
 
 
-def values_of(grads: Any) -> List[Any]:
-    """Returns the tensors that gradients are, None of a `None`."""
+def values_of(grads: Iterable[Grad]) -> List[Optional[Tensor]]:
+    """Returns the tensor that holds each gradient's values, None for a None."""
     return [dense_part(grad) for grad in grads]

@@ -1,7 +1,8 @@
 """The table: which rule an operation follows, by its type.
 
-To add one, name it with its rule; `rules` says what they are. What is not named here is
-unsure. `tests/units/test_every_operation.py` holds each against experiment.
+To add an operation, list its type beside its rule; `rules` explains the rules. The
+result of an operation that is not listed is unsure.
+`tests/units/test_every_operation.py` compares each rule with experiment.
 """
 
 from __future__ import annotations
@@ -32,28 +33,32 @@ from lossscale.units.unit import Operands, Unit, Units, hull
 
 
 def _nothing(units: Units, operands: Operands) -> None:
-    """What does not depend on the values of the inputs."""
+    """The rule of a result that does not depend on the values of the inputs."""
     del units, operands
 
 
 def _tridiagonal_product(units: Units, operands: Operands) -> Optional[Unit]:
-    """The product of three diagonals and a matrix."""
+    """The rule of the product of a matrix, given as three diagonals, and another."""
     return product([moved()(units[:3], operands), units[3]], operands)
 
 
 def _choice(units: Units, operands: Operands) -> Optional[Unit]:
-    """What a flag chooses of two. Beside `1 / x` a number is for an `x` of zero."""
+    """The rule of a flag's choice between two values.
+
+    A number beside a quotient does not count: `where(x == 0, 0, 1 / x)` is `1 / x`,
+    except where x is zero.
+    """
     found = chosen(hull(units[1:]), units[:1])
     is_quotient = found is not None and found.is_sure and found.low < 0.0
     return found if is_quotient else moved(1, 2)(units, operands)
 
 
 def _squared_difference(units: Units, operands: Operands) -> Optional[Unit]:
-    """The square of a difference."""
+    """The rule of the square of a difference."""
     return linear(2.0)([moved()(units, operands)], operands)
 
 
-#: The rule of all results of an operation.
+#: The rule that all results of an operation follow.
 RULES: Dict[str, Rule] = {
     **MOVES,
     **rules(_choice, "Select SelectV2"),
@@ -160,7 +165,7 @@ RULES: Dict[str, Rule] = {
     ),
     "HistogramFixedWidth": flag(0, 1),
     **rules(is_finite, "IsFinite IsInf IsNan"),
-    # What is bounded or rounded.
+    # Bounds and roundings.
     "Minimum": bound(keeps_scale=False),
     "Maximum": bound(keeps_scale=True),
     **rules(
@@ -189,7 +194,7 @@ RULES: Dict[str, Rule] = {
     ),
 }
 _ORDERED = (moved(0), flag(0))
-#: Rules of operations whose results differ.
+#: The rules of operations whose results follow different rules: one for each result.
 EACH: Dict[str, Sequence[Rule]] = {
     "Svd": (linear(1.0), flag(), flag()),
     "Qr": (flag(), linear(1.0)),

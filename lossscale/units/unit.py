@@ -1,17 +1,19 @@
 """A unit: which powers of the loss scale a value may have, and where it comes from.
 
-Nothing here knows a graph or a tensor. An exponent is an interval: [1, 1] is sure,
-[0, 1] is not, and a zero, which has every exponent, is the empty one. Of a number
-nothing is known: its unit is None. What else rules ask of inputs is `Operands`.
+Nothing here knows a graph or a tensor. An exponent is an interval: [1, 1] is sure and
+[0, 1] is not. A zero has every exponent; the empty interval stands for it. A plain
+number has no unit: None stands for that, and for a value of which nothing is known.
+`Operands` answers what else a rule asks about the inputs.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from lossscale.runtime.aliases import Array
 from lossscale.units.sources import NONE, Sources, reads, unscalings
 
 
@@ -21,20 +23,20 @@ class Unit(NamedTuple):
     Attributes:
       low: The least exponent that it may have.
       high: The greatest one.
-      sources: The events that it comes from: the reads of the loss scale that it is
+      sources: The events that it comes from: the reads of the loss scale that it was
         multiplied with, and the unscalings, all of which must have been finite.
       from_variable: Whether it was computed from variables alone. Weights come from the
         gradients of earlier steps, so any other input of an operation decides.
-      hides_inf: Whether an infinity in what it comes from may not be seen in it.
+      hides_inf: Whether it may be finite though a value that it comes from was not.
       is_scale: Whether it is the loss scale itself.
       cause: Why it depends on the loss scale beyond its exponent, for the warning.
         Empty: it does not.
-      replaces_inf: Whether `is_finite` or the like chose what is in it: what was not
-        finite may have been replaced.
-      is_trained: Whether it was computed from trained variables alone. They are
-        weights, while another variable may hold gradients of which nothing is known:
-        beside what has a unit it is a number, that has none.
-      parts: Of a dataset whose elements have several parts: the unit of each.
+      replaces_inf: Whether a flag of `is_finite` or the like chose its elements, so
+        that others may have replaced the infinite ones.
+      is_trained: Whether it was computed from trained variables alone. Trained
+        variables hold weights. Another variable may hold unknown gradients: beside a
+        value with a unit it counts as a number, which has none.
+      parts: The units of the parts of a dataset's elements, if these have several.
     """
 
     low: float
@@ -46,7 +48,7 @@ class Unit(NamedTuple):
     cause: str = ""
     replaces_inf: bool = False
     is_trained: bool = False
-    parts: Tuple[Any, ...] = ()
+    parts: Tuple[Optional[Unit], ...] = ()
 
     @property
     def reads(self) -> Sources:
@@ -60,7 +62,7 @@ class Unit(NamedTuple):
 
     @property
     def is_sure(self) -> bool:
-        """Whether its exponent is all that the loss scale does to it."""
+        """Whether it changes with the loss scale exactly as its exponent says."""
         return self.low == self.high and not self.cause
 
     @property
@@ -75,58 +77,61 @@ class Unit(NamedTuple):
 
     @property
     def is_weight(self) -> bool:
-        """Whether a variable held it, and no power of the loss scale is in it."""
+        """Whether a variable held it, and its exponent is 0."""
         return self.from_variable and self.is_free
 
     @property
     def is_plain_weight(self) -> bool:
-        """Whether it is a weight, and no gradients are known in it."""
+        """Whether it is a weight that comes from no gradients that we know."""
         return self.is_weight and not self.unscalings
 
 
 class Operands(NamedTuple):
-    """What an operation's inputs are, their units aside.
+    """The values and the widths of an operation's inputs, if they are known.
 
     Attributes:
-      value: Returns an input as an array of numbers, if it is a constant, else None.
-      width: Returns the static size of the last axis of an input, None if there is
-        none.
+      value: Takes an input's position. Returns the input as an array of numbers if it
+        is a constant, else None.
+      width: Takes an input's position. Returns the static size of its last axis, None
+        if there is none.
     """
 
-    value: Callable[[int], Any] = lambda _: None
+    value: Callable[[int], Optional[Array]] = lambda _: None
     width: Callable[[int], Optional[int]] = lambda _: None
 
     def float_of(self, index: int) -> Optional[float]:
-        """Returns what all elements of an input are; None: it is not known."""
+        """Returns the number that all elements of an input are. None: not known."""
         value = self.value(index)
         if value is None or not value.size or np.any(value != value.flat[0]):
             return None
         return float(value.flat[0].real)
 
 
-#: Nothing is known. Rules know nothing of a value by a None; who asks for a unit gets
-#: this one, which is neither scaled nor unscaled nor a zero.
+#: The numbers in several inputs. None: they are not known.
+Numbers = List[Optional[Array]]
+#: The unit of a value of which nothing is known, for code outside of the rules, which
+#: have a None for it. It is neither scaled nor unscaled nor a zero.
 UNKNOWN = Unit(math.nan, math.nan)
-#: What is known of each input of an operation. None: it is a number, or nothing is.
+#: The unit of each input of an operation. None: it is a number, or nothing is known.
 Units = Sequence[Optional[Unit]]
 
 ZERO = Unit(math.inf, -math.inf)
 FREE = Unit(0.0, 0.0)
-#: What a variable holds, unless something else is known of it.
+#: The unit of what a variable holds, unless another one is known.
 KEPT = Unit(0.0, 0.0, from_variable=True)
-#: What a variable holds that is trained.
+#: The unit of what a trained variable holds.
 TRAINED = Unit(0.0, 0.0, from_variable=True, is_trained=True)
-#: Exponents beyond this are not told apart, so that the sweep of a loop that multiplies
-#: by the loss scale ends.
+#: All exponents beyond this one count as the same, so that the sweep of a loop that
+#: multiplies by the loss scale ends.
 _LIMIT = 8.0
 
 
 def hull(units: Units, cause: str = "") -> Optional[Unit]:
-    """Returns the unit of a value that has one of these units, not known which.
+    """Returns the unit of a value that has one of these units, we do not know which.
 
-    A zero has no say, and beside anything else neither has what a variable held, unless
-    it is trained. Numbers have none beside a unit, but a number beside a zero is no
-    zero.
+    A zero is ignored. So is the value of a variable that is not trained, beside a unit
+    that comes from no variable. A number (None) is ignored beside a unit, but a number
+    and a zero make a number.
     """
     said = [unit for unit in units if unit is not None and not unit.is_zero]
     if not said:
@@ -141,7 +146,7 @@ def hull(units: Units, cause: str = "") -> Optional[Unit]:
 
 
 def made_of(units: Sequence[Unit], low: float, high: float, cause: str = "") -> Unit:
-    """Returns a unit that comes from others."""
+    """Returns the unit of a value that was computed from values of these units."""
     if max(-low, high) > _LIMIT:
         low, high, cause = -_LIMIT, _LIMIT, "a large power of the loss scale"
     causes = [unit.cause for unit in units if unit.cause]
@@ -165,5 +170,5 @@ def _union(sets: Sequence[Sources]) -> Sources:
 
 
 def widened(unit: Unit, cause: str) -> Unit:
-    """Returns a unit that may have exponent 0 as well, with a cause."""
+    """Returns the unit with exponent 0 as one more possibility, and the cause."""
     return made_of([unit], min(unit.low, 0.0), max(unit.high, 0.0), cause)

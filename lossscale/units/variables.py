@@ -1,8 +1,8 @@
-"""What variables hold: the units that assignments leave in them."""
+"""The units of what variables hold, after assignments."""
 
 from __future__ import annotations
 
-from typing import Any, Hashable, List, Optional
+from typing import Hashable, List, MutableMapping, Optional
 
 from lossscale.runtime import mode
 from lossscale.units import sources
@@ -10,7 +10,10 @@ from lossscale.units.operations import join
 from lossscale.units.rules import chosen
 from lossscale.units.unit import Unit, Units
 
-#: These change a variable, and keep what it held.
+#: The units of values by their keys.
+Table = MutableMapping[Hashable, Unit]
+
+#: These operations change what a variable holds, but do not replace all of it.
 ADDS = {
     *("AssignAddVariableOp", "AssignSubVariableOp", "ResourceScatterAdd"),
     *("ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd"),
@@ -20,22 +23,36 @@ ADDS = {
 ASSIGNS = {"AssignVariableOp", "Assign", *ADDS}
 
 
-def leave(table: Any, keys: List[Hashable], before: Units, after: Units) -> None:
-    """Notes what a body leaves in the variables that it was given."""
+def leave(table: Table, keys: List[Hashable], before: Units, after: Units) -> None:
+    """Notes the units that a body leaves in the variables that are its inputs.
+
+    Args:
+      table: Where they are noted.
+      keys: The keys of the inputs.
+      before: The inputs' units before the body ran.
+      after: The inputs' units after it.
+    """
     for key, old, new in zip(keys, before, after):
-        if new != old:  # one name can stand at two inputs: what is new counts
+        if new != old:  # if one key stands at two inputs, the new unit counts
             _set(table, key, new)
 
 
-def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
-    """Notes what an assignment leaves in the variable that a key names."""
+def assign(table: Table, key: Hashable, kind: str, units: Units) -> None:
+    """Notes the unit that an assignment leaves in a variable.
+
+    Args:
+      table: Where it is noted.
+      key: The variable's key.
+      kind: The assignment's type, one of `ASSIGNS`.
+      units: The units of its inputs: the variable, positions, and the new value.
+    """
     held, value = units[0], chosen(units[-1], units[1:-1])
     if held is not None and held.is_scale:
-        return  # the loss scale's own variable: its rule may set it
+        return  # the loss scale's own variable, which its own rule may set
     if value is not None and value.is_zero:
         if kind in ADDS:
             return
-        value = None  # when what is traced now runs again, it may hold anything
+        value = None  # when this trace runs again, the variable may hold anything
     if kind in ADDS:
         value = _sum_of(held, value, join([held, value]))
     _set(table, key, None if value is None else as_held(value))
@@ -43,7 +60,8 @@ def assign(table: Any, key: Hashable, kind: str, units: Units) -> None:
 
 def as_held(value: Unit) -> Unit:
     """Returns the unit that a value has once a variable holds it."""
-    # Of another run of a session nothing is known, and a check would run here anew.
+    # A session's earlier run may have made the value: we do not know that run, and its
+    # checks would run again in this one.
     if mode.current().runs_parts:
         kept = value.reads
     else:
@@ -51,7 +69,7 @@ def as_held(value: Unit) -> Unit:
     return value._replace(sources=kept, from_variable=True, is_scale=False)
 
 
-def _set(table: Any, key: Hashable, unit: Optional[Unit]) -> None:
+def _set(table: Table, key: Hashable, unit: Optional[Unit]) -> None:
     if unit is None:
         table.pop(key, None)
     else:
@@ -61,7 +79,11 @@ def _set(table: Any, key: Hashable, unit: Optional[Unit]) -> None:
 def _sum_of(
     held: Optional[Unit], value: Optional[Unit], total: Optional[Unit]
 ) -> Optional[Unit]:
-    """Returns the unit of a sum in a variable, in which an infinity may be hidden."""
+    """Returns the unit of a sum in a variable.
+
+    If one of its terms may hide an infinity, so may the sum, which then keeps the
+    unscalings of both terms.
+    """
     if not (held and value and total) or total.is_zero:
         return total
     if not (held.hides_inf or value.hides_inf):

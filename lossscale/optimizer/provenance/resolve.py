@@ -1,21 +1,21 @@
-"""Are these gradients still scaled? What divides them, and what is known of them.
+"""Are these gradients still scaled? What divides them, and what is known of them?
 
 ```
-exponent of the gradient   what is done
-1                          it is divided by the loss scale that multiplied its loss
-0                          it is applied as it is
-0 or 1, or another one     as this Keras's own wrapper would, and one warning says so
-a zero, or not known       it is treated like the rest of the list
+a gradient's exponent    what we do with the gradient
+1                        divide it by the loss scale that multiplied its loss
+0                        apply it as it is
+0 or 1, or another one   what this Keras's own wrapper would do, and warn once
+a zero, or unknown       treat it like the rest of the list
 ```
 
-Nothing is known of what came through NumPy, from another process, or as an argument of
-a function. If that is true of a whole list, the convention of the Keras at hand holds:
-Keras 3's own wrapper divides in `apply`, Keras 2's does not.
+A gradient's exponent is unknown if it came through NumPy, from another process, or as
+an argument of a function. If a whole list is unknown, we do what the Keras at hand does
+by convention: Keras 3's own wrapper divides in `apply`, Keras 2's does not.
 """
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import List, Optional, cast
 
 from lossscale.gradients.packing import as_they_are
 from lossscale.optimizer import warning_texts
@@ -26,6 +26,8 @@ from lossscale.optimizer.provenance.events import (
     Unscale,
     before_division,
     earlier_check,
+    reads_of,
+    unscalings_of,
 )
 from lossscale.optimizer.provenance.history import history_of
 from lossscale.optimizer.provenance.kinds import (
@@ -43,7 +45,7 @@ from lossscale.units.sources import not_settled
 from lossscale.units.sweep import values_of
 from lossscale.units.unit import Unit
 
-#: What is done with gradients that are known to be scaled, or unscaled.
+#: What the warnings say is done with gradients that are known to be scaled or unscaled.
 _DONE = {
     Kind.SCALED: warning_texts.ASSUMED[True],
     Kind.UNSCALED: warning_texts.ASSUMED[False],
@@ -54,23 +56,23 @@ class Provenance:
     """Where one optimizer's gradients come from.
 
     Attributes:
-      loss_scale: What scales their losses.
-      history: What happened to it.
-      key: Its number among the optimizers that share the loss scale.
+      loss_scale: The loss scale of their losses.
+      history: What happened to the loss scale.
+      key: The optimizer's number among those that share the loss scale.
       is_keras: Whether it is an optimizer of Keras.
     """
 
     def __init__(
         self, loss_scale: LossScale, divides_in_apply: bool, *, is_keras: bool = True
     ) -> None:
-        """Knows nothing yet.
+        """Begins without any knowledge of gradients.
 
         Args:
-          loss_scale: What scales the losses.
+          loss_scale: The loss scale of the losses.
           divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
           is_keras: Whether it is an optimizer of Keras. One of TensorFlow 1 adjusts the
-            loss scale alone, as a session may run it alone. Its programs unscale all
-            gradients: no warning tells of those of unknown origin.
+            loss scale by itself, as a session may run it by itself. Its programs
+            unscale all gradients, so it never warns of gradients of unknown origin.
         """
         self.loss_scale = loss_scale
         self.history = history_of(loss_scale)
@@ -79,12 +81,12 @@ class Provenance:
         self._divides_in_apply = divides_in_apply
         ambiguous = warning_texts.AMBIGUOUS.format(assumed=self._assumed)
         self.is_keras = is_keras
-        #: What is not said, or not again.
+        #: The warnings that are never given, or not again.
         self._warned = set() if is_keras else {warning_texts.NEVER_SCALED, ambiguous}
         self._trained: List[int] = []
 
     def note_trained(self, variables: List[Variable]) -> None:
-        """Remembers the variables that gradients are applied to."""
+        """Remembers the variables to which gradients are applied."""
         trained = list(map(id, variables))
         if trained != self._trained:
             self._trained = trained
@@ -94,7 +96,7 @@ class Provenance:
         """Returns the true gradients, and remembers their check.
 
         Raises:
-          ValueError: One has been unscaled already.
+          ValueError: One of the gradients has been unscaled already.
         """
         scaled = as_they_are(grads)
         units = self.history.values.units(scaled)
@@ -106,7 +108,7 @@ class Provenance:
         return unscaled
 
     def _to_unscale(self, grads: Grads, units: List[Unit]) -> Divisors:
-        """Returns what gradients that are to be unscaled are divided by.
+        """Returns the divisors of gradients that the user asks to unscale.
 
         Args:
           grads: The gradients.
@@ -131,7 +133,7 @@ class Provenance:
         ]
 
     def resolve(self, grads: Grads) -> Bundle:
-        """Returns gradients that are to be applied, and what is known of them.
+        """Returns the gradients to apply, with their divisors and checks.
 
         Args:
           grads: The gradients; some may be None.
@@ -141,8 +143,8 @@ class Provenance:
         is_read_here = history.is_read_here()
         kinds = [kind_of(unit, is_read_here) for unit in units]
         known = {k for g, k in zip(grads, kinds) if g is not None} - {Kind.UNKNOWN}
-        every = (each for unit in units for each in unit.unscalings)
-        unscalings: Any = not_settled(every, self.key)
+        every = (each for unit in units for each in unscalings_of(unit))
+        unscalings = cast(List[Unscale], not_settled(every, self.key))
         self._warn_of(units, kinds, unscalings)
         losses = history.losses()
         if known:
@@ -166,22 +168,22 @@ class Provenance:
         were_checked = unscalings and all(each.was_checked for each in unscalings)
         if not (were_checked and are_returned):
             return Bundle(self.loss_scale, grads, divisors, check)
-        # Several replicas have divided already, before the branch.
+        # With several replicas the gradients were divided before the branch.
         before = before_division(unscalings, grads) if replicas.count() == 1 else None
         if before and all(each.are_all_in(grads) for each in unscalings):
-            # As if they had not been unscaled: the step divides them in its branch.
-            # With XLA and Adam that takes 1,957 MB for 2,228, eight of 9 M.
+            # The step divides the scaled gradients in its branch, as if nobody had
+            # unscaled them: 1,957 MB instead of 2,228 with XLA and Adam, eight of 9 M.
             return Bundle(self.loss_scale, *before)
         grads, divisors = before or (grads, [None] * len(grads))
         return Bundle(self.loss_scale, grads, divisors, check, is_checked=True)
 
     def _was_never_scaled(self, grads: Grads) -> bool:
-        """Tells whether nobody has scaled a loss, here or where this is called."""
+        """Tells whether nobody has scaled a loss, in this function or its caller."""
         has_scaled = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         return not has_scaled and not are_arguments(values_of(grads))
 
     def _divisors(self, units: List[Unit], kinds: List[Kind]) -> Divisors:
-        """Returns by what each gradient is divided, None if it is unscaled."""
+        """Returns the divisor of each gradient, None if it is unscaled."""
         divided = {Kind.SCALED}
         if self._divides_in_apply:
             divided |= {Kind.UNSURE, Kind.WRONG}
@@ -197,16 +199,14 @@ class Provenance:
         ]
 
     def _divisor(self, units: List[Unit]) -> Scalar:
-        """Returns the loss scale that multiplied gradients, as it can be seen here.
+        """Returns the loss scale that multiplied gradients, as a tensor of this graph.
 
         Args:
-          units: The units of the gradients. None at all: what scaled the last loss.
+          units: The units of the gradients. Empty: returns what scaled the last loss.
         """
-        reads: List[Any] = [
-            read
-            for unit in units
-            for read in sorted(unit.reads, key=lambda each: each.time)
-        ]
+        reads: List[Read] = []
+        for unit in units:
+            reads += sorted(reads_of(unit), key=lambda each: each.time)
         for read in reversed(reads):
             if read.is_visible():
                 return self._held_by(read)
@@ -215,8 +215,8 @@ class Provenance:
         scaled_last = None if units else self.history.last_that_scaled()
         return self._latest() if scaled_last is None else scaled_last
 
-    def _held_by(self, read: Read) -> Any:
-        """Returns what a read tensor multiplied: a dataset's function may run ahead."""
+    def _held_by(self, read: Read) -> Scalar:
+        """Returns a read's value, or the value now if a dataset's function read it."""
         if not read.is_from_then_on:
             return read.tensor
         now = self._read()
@@ -224,8 +224,8 @@ class Provenance:
             self._warn(warning_texts.MOVED)
         return now
 
-    def _as_it_was(self, read: Read) -> Any:
-        """Returns what a tensor of an ended branch, loop or function held."""
+    def _as_it_was(self, read: Read) -> Scalar:
+        """Returns the value of a read in a branch, a loop or a function that ended."""
         if not self.history.is_current(read):
             tensor = self.history.at(read)
             if tensor is not None:
@@ -234,18 +234,18 @@ class Provenance:
         return self._latest()
 
     def _latest(self) -> Scalar:
-        """Returns the loss scale as it is now. Reads it if no tensor holds it."""
+        """Returns the loss scale's value now. Reads it if no tensor holds the value."""
         tensor = self.history.latest()
         return self._read() if tensor is None else tensor
 
-    def _read(self) -> Any:
-        """Reads the loss scale, for whoever needs it later, too."""
+    def _read(self) -> Scalar:
+        """Reads the loss scale, and notes the read so that later code finds it."""
         tensor = self.loss_scale._value()
         self.history.note_read(tensor)
         return tensor
 
     def _unknown(self, grads: Grads, units: List[Unit]) -> Bundle:
-        """Returns gradients of unknown origin: this Keras's convention holds."""
+        """Returns gradients of unknown origin, by this Keras's convention."""
         are_zeros = all(map(is_all_zero, values_of(grads), units))
         divides = self._divides_in_apply or are_zeros
         if self._was_never_scaled(grads):
@@ -267,7 +267,7 @@ class Provenance:
     def _warn_of(
         self, units: List[Unit], kinds: List[Kind], unscalings: List[Unscale]
     ) -> None:
-        """Says what cannot be known of gradients that are applied."""
+        """Warns of gradients whose exponent or overflow cannot be known."""
         for unit, kind in zip(units, kinds):
             if kind is Kind.WRONG:
                 self._warn(
@@ -290,11 +290,11 @@ class Provenance:
                 self._warn(warning_texts.UNSEEN)
 
     def _was_read_as_float_since(self, unit: Unit) -> bool:
-        last = max((read.time for read in unit.reads), default=None)
+        last: Optional[int] = max((read.time for read in unit.reads), default=None)
         return last is not None and self.history.read_as_float_at > last
 
     def _warn(self, message: str) -> None:
-        """Says something once."""
+        """Gives a warning, unless it was given before."""
         if message not in self._warned:
             self._warned.add(message)
             warning_texts.warn(message)

@@ -29,6 +29,10 @@ from lossscale.runtime.aliases import Grad, Scalar
 
 #: What gradients may cross in.
 DTYPES = ("float16", "bfloat16")
+_OF_HOROVOD = (
+    "adds them up by Horovod. Leave it out, and let Horovod compress them: "
+    "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
+)
 
 
 def checked_dtype(value: Any) -> Optional[str]:
@@ -51,31 +55,33 @@ def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> N
       way: How it adds gradients up in a way of its own. None: it does not.
 
     Raises:
-      ValueError: It does, or the strategy's workers do not train in step.
+      ValueError: It does, the strategy's workers do not train in step, or TensorFlow
+        adds up no such dtype.
     """
+    _refuse_where(dtype)
+    modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
+    way = _OF_HOROVOD if "horovod" in modules else way
+    if way is not None:
+        raise ValueError(
+            "`communication_dtype` must be None if the inner optimizer adds gradients "
+            f"up in a way of its own, got {dtype!r} and {inner_optimizer!r}, which "
+            f"{way}."
+        )
+
+
+def _refuse_where(dtype: str) -> None:
+    """Raises under a strategy, or with a TensorFlow, that cannot add gradients up."""
     if not replicas.can_sum(dtype):
         raise ValueError(
-            f"`communication_dtype` must be 'float16' or None with TensorFlow "
-            f"{tf.__version__}, got {dtype!r}, which its collectives do not add up. "
-            "Install a newer TensorFlow, or take 'float16'."
+            "`communication_dtype` must be 'float16' or None with this TensorFlow, got "
+            f"{dtype!r}, which its collectives do not add up. Install a newer "
+            "TensorFlow, or take 'float16'."
         )
     if replicas.train_apart():
         raise ValueError(
             "`communication_dtype` must be None under ParameterServerStrategy, got "
             f"{dtype!r}: each worker applies its own gradients there, and no sum "
             "crosses. Leave it out."
-        )
-    modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
-    if "horovod" in modules:
-        way = (
-            "adds gradients up by Horovod. Leave it out, and let Horovod compress "
-            "them: hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
-        )
-    if way is not None:
-        raise ValueError(
-            "`communication_dtype` must be None if the inner optimizer adds gradients "
-            f"up in a way of its own, got {dtype!r} and {inner_optimizer!r}, which "
-            f"{way}."
         )
 
 

@@ -475,5 +475,5 @@ def test_a_parameter_server_is_refused(family, monkeypatch):
 
 def test_old_collectives_are_refused(family, monkeypatch):
     monkeypatch.setattr(lossscale.runtime.replicas, "can_sum", lambda _: False)
-    with pytest.raises(ValueError, match="'float16' or None with TensorFlow"):
+    with pytest.raises(ValueError, match="'float16' or None with this TensorFlow"):
         wrapped(family, dtype="bfloat16")
