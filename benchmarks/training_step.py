@@ -6,8 +6,8 @@ The layout of memory moves a result by a factor of two, so each row is measured 
 several processes. Within a process all contenders share the model's variables and take
 turns; what a wrapper adds is the median of its differences to the bare step of the same
 round. The row's figure is the median over processes, with the error of `timing.py`; the
-script prints each process's median, too. At the end it prints the table of README.md
-and docs/cost.md.
+script prints each process's median, too. At the end it prints the table of
+docs/cost.md.
 
 Each row takes five processes, and more until the error of what is added is at most a
 third of it, or of 2 % of the step. `--peaks 5` adds the greatest resident set of each

@@ -109,7 +109,8 @@ LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
-    dynamic_growth_steps=None, *, dynamic=None, initial_scale=None, **kwargs)
+    dynamic_growth_steps=None, *, dynamic=None, initial_scale=None,
+    communication_dtype=None, **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
 LossScaleOptimizer.from_keras(optimizer)
 LossScaleOptimizer.get_config()
