@@ -15,7 +15,7 @@ from lossscale.runtime.aliases import Grads, Scalar, Tensor
 
 
 class Listener(Protocol):
-    """A loss scale calls one of these methods at each use."""
+    """Its methods are called at each use of a loss scale, "it" below."""
 
     def note_read(self, tensor: Tensor) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
