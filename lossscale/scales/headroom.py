@@ -130,7 +130,7 @@ class HeadroomLossScale(LossScale):
         grows = good >= self.increment_period  # never on a bad step: good is 0
         good = tf.where(grows, zero, good)
         ceiling = self._ceiling(is_finite, grows)
-        wanted = tf.where(peak > 0.0, self._borne(peak), self._value())
+        wanted = tf.where(peak > 0.0, self._scale_for(peak), self._value())
         scale = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
         pairs = [(self.peak, peak), (self.good_steps, good), (self.ceiling, ceiling)]
         pairs.append((self.current_loss_scale, scale))
@@ -146,7 +146,7 @@ class HeadroomLossScale(LossScale):
         kept = tf.where(grows, raised, ceiling)
         return tf.where(is_finite, kept, lowered)
 
-    def _borne(self, peak: Any) -> Any:
+    def _scale_for(self, peak: Any) -> Any:
         """Returns the scale, a power of two, that leaves `headroom` above `peak`."""
         # The exponent bits are the power of two. A logarithm would round.
         bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
