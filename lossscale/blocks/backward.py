@@ -133,7 +133,7 @@ def _backward(forward: Callable[[List[Any]], Forward], headroom: int) -> Any:
 
 
 def _unrecorded(call: Call, tensors: List[Any]) -> Nest:
-    """Makes a call of which no tape keeps intermediate values."""
+    """Makes a call, and lets no tape keep its intermediate values."""
     if not mode.current().knows_values:  # a graph keeps only values that are used again
         return call.results(tensors)
     found: List[Nest] = []

@@ -41,8 +41,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     computed ones, through operations, functions, loops and branches. All gradients from
     one `compute_gradients` must have been finite, and a session runs all of them. The
     trace ends at NumPy, at a placeholder, and in a session at a variable, which another
-    run may have assigned. Gradients from there are taken for unscaled, and an overflow
-    is seen only if they are still infinite or NaN when they are applied.
+    run may have assigned. Gradients from there count as unscaled, and an overflow is
+    seen only if they are still infinite or NaN when they are applied.
 
     If optimizers share a loss scale, each `apply_gradients` adjusts it. In this it
     differs from `lossscale.LossScaleOptimizer`.

@@ -62,16 +62,16 @@ class LossScaleMonitor(_Callback):
     For a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and
     its variable, and names the last one in the line at the end.
 
-    It reads a few scalars from the device at the end of each epoch. With `every` it
-    also reads them every so many steps, and checks them.
+    It reads a few scalars from the device at the end of each epoch. With `every=n` it
+    also reads and checks them every n steps.
 
     Args:
       patience: How many skipped steps in a row trigger `on_stall`.
       on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
         as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup.
-      every: Also read every so many steps, and add the last values to the logs of
-        batches. Keras's progress bar then shows averages over an epoch's batches.
+      every: Also read after this many steps each, and add the last values to the logs
+        of batches. Keras's progress bar then shows averages over an epoch's batches.
       record: A path. After each epoch, writes for each step whether it was applied, its
         loss scale and, if known, its largest gradient, as `lossscale.simulate` and
         `lossscale.load_run` read them. It reads the device before and after every

@@ -124,7 +124,7 @@ class ForwardRanges(Figures):
         """Draws the exponents of layers' outputs, over the range of float16.
 
         It draws a histogram of all values, and one for each row, from input to output.
-        Of many rows it draws those that overflow, or are flushed to zero, the most.
+        If there are too many, it draws the rows that overflow or underflow most.
 
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.

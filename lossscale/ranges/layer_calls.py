@@ -46,7 +46,7 @@ class Call:
 
     @property
     def is_layer(self) -> bool:
-        """Whether this calls a layer, whose constructor takes a dtype, no operation."""
+        """Whether this calls a layer, which takes a dtype, rather than an operation."""
         is_layer = hasattr(self.layer, "_flatten_layers")
         return is_layer and type(self.layer).__name__ not in _OPERATIONS
 

@@ -38,9 +38,9 @@ def gradient_ranges(
     optimizer. (It creates missing weights.) It does not run a custom `train_step`.
     Memory does not grow with the number of batches.
 
-    Of an embedding's gradient only the rows in it are counted. Gradients also pass
-    through float16 between the layers: with `activations=True` the report counts these,
-    too, and the recommended scale depends on them.
+    An embedding's gradient has only the rows that a batch uses: only these are counted.
+    Gradients also pass through float16 between the layers: with `activations=True` the
+    report counts these, too, and the recommended scale depends on them.
 
     >>> import lossscale
     >>> import numpy as np

@@ -93,7 +93,7 @@ class Float32Pass:
 
 
 def _overflows(values: Any) -> bool:
-    """Tells whether values overflow in float16. Those of a mask may."""
+    """Tells whether values overflow in float16. The values of a mask do not count."""
     values = values.astype(np.float32).ravel()
     bad = values[~(np.abs(values) < exponents.INFINITE_FROM)]  # NaN, too
     if not len(bad):

@@ -82,7 +82,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     _decide: Any = None  # a method if more than the flag decides: see `decision_of`
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: Is told of each use. Optimizers that share this loss scale set it.
+    #: Learns of each use. Optimizers that share this loss scale set it.
     _noted_by: Optional[Listener] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -41,7 +41,7 @@ def _order(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _if_number(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns an operator that compares values with numbers, else identities."""
+    """Returns an operator that compares values with a number, otherwise identities."""
 
     def operate(self: Any, other: Any) -> Any:
         is_number = isinstance(other, (numbers.Number, np.number, np.ndarray))

@@ -38,14 +38,14 @@ class SpikeGuard(LossScale):
     state   the state of loss_scale, recent = [], limit = M, spikes = 0,
             above_in_a_row = 0            # M is float32's largest number
     adjust(is_finite, largest):
-      if not is_finite:                   # an overflow: only loss_scale is told
+      if not is_finite:                   # an overflow
         loss_scale.adjust(False)
         should_apply_gradients = False
       else:
         if largest > limit: above_in_a_row += 1
         else: above_in_a_row = 0
         if 0 < above_in_a_row <= max_in_a_row:
-          spikes += 1                     # loss_scale is not told of this step
+          spikes += 1                     # loss_scale does not learn of this step
           should_apply_gradients = False
         else:
           loss_scale.adjust(True, largest)

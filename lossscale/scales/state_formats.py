@@ -3,7 +3,7 @@
 A state is a dict of plain numbers under the names that the system itself uses.
 TensorFlow's `DynamicLossScale` and each Keras's `LossScaleOptimizer` have two
 variables; torch, NeMo and Paddle have `GradScaler.state_dict()`; Megatron has its grad
-scaler's, and apex has `amp.state_dict()`. All else is arguments of that system.
+scaler's, and apex has `amp.state_dict()`. The rest are arguments of that system.
 
 Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
