@@ -44,9 +44,9 @@ class ScaledBlock:
     the gradients of inputs and weights = outgoing / scale, in float32
     ```
 
-    The block returns unscaled gradients, in `float32`. So nothing outside needs to know
-    of it: it works with any optimizer, with or without a loss scale, and on replicas,
-    each of which has its own scales. It keeps no state.
+    The gradients that leave the block are in `float32` and free of its scale. So code
+    outside need not know of it: it works with any optimizer, with or without a loss
+    scale, and on replicas, each of which has its own scales. It keeps no state.
 
     It computes gradients of its arguments, and of tensors in the layer's attributes, as
     after `layer.w = v * 2.0`. Pass any other tensor that it reads as an argument.

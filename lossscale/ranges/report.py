@@ -96,7 +96,7 @@ class GradientRanges(Figures):
 
     @property
     def need_own_scale(self) -> Tuple[str, ...]:
-        """The blocks that lose gradients at any single scale: wrap in a `ScaledBlock`.
+        """The blocks that no single loss scale serves: wrap each in a `ScaledBlock`.
 
         At the recommended scale float16 rounds more than a tenth of their gradients to
         zero. At a scale of their own it would be less than half as many.

@@ -31,8 +31,9 @@ class SpikeGuard(LossScale):
     thousand times larger than usual. Applied once, they can cost a run all that it has
     learned. The guard compares the largest unscaled gradient of each step with those of
     the last `window` applied steps. It skips the step if the logarithm of that gradient
-    is more than `threshold` standard deviations above the mean of theirs. Its value is
-    that of the loss scale within: `SpikeGuard(1)` guards a run in bfloat16 or float32.
+    is more than `threshold` standard deviations above the mean of theirs. The guard has
+    the value of the loss scale within. To guard a bfloat16 or float32 run, hold a fixed
+    one: `SpikeGuard(FixedLossScale(1))`, or just `SpikeGuard(1)`.
 
     ```
     state   the state of loss_scale, recent = [], limit = M, spikes = 0,
@@ -62,8 +63,8 @@ class SpikeGuard(LossScale):
 
     `largest`, `recent` and `limit` are float32, and so is the strict comparison. The
     arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
-    magnitude that float32 cannot hold counts as M. So no magnitude is above a limit of
-    M, and the guard skips none of the first `window` steps.
+    magnitude that float32 cannot hold counts as M. None is above a limit of M, so the
+    guard skips none of the first `window` steps.
 
     A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
     good step, and a run of good steps goes on after it. A spike changes only `spikes`,
