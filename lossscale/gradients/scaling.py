@@ -20,7 +20,7 @@ def multiply(loss: Tensor, loss_scale: Any) -> Any:
 
 
 def widened(tensor: Tensor) -> Any:
-    """Returns a tensor in `float32`, or as it is if its dtype is wider."""
+    """Returns a tensor in `float32`, or unchanged if its dtype is wider."""
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype in (tf.float64, tf.complex64, tf.complex128):
         return tensor

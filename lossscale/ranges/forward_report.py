@@ -77,7 +77,7 @@ class ForwardRanges(Figures):
 
         ```
         policies = ranges.policy_map
-        keras.config.set_dtype_policy("float32")  # for what only holds other layers
+        keras.config.set_dtype_policy("float32")  # for layers that only hold others
 
         def anew(layer):
             policy = policies[layer.path or layer.name]

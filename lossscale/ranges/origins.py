@@ -99,7 +99,7 @@ class Origins:
                 origin.call, origin.is_cast = call, True
 
     def first_behind(self, tensor: Any) -> Optional[Origin]:
-        """Returns the first operation that made a value not finite, None if it is.
+        """Returns the first operation that made a value infinite or NaN, None if none.
 
         It is on the way to the value. A mask of -inf before a softmax, say, is not.
         """

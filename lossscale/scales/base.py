@@ -20,7 +20,7 @@ from lossscale.scales.variables import Unsaved, described, scalar
 
 
 class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
-    """The number that a loss is multiplied with so that float16 gradients survive.
+    """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds nothing smaller than 2**-24, and most gradients of a network are
     smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
@@ -209,7 +209,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     # rule is then in a branch, and a good step that only counts does not take it.
 
     def _stays(self) -> Any:
-        """Returns whether the rule would do no more to a good step than count it.
+        """Returns whether the rule would only count a good step, and move nothing else.
 
         Returns:
           A `bool` tensor of shape `[]`. None if that is not known before the step.

@@ -39,7 +39,7 @@ class HeadroomLossScale(LossScale):
         if good >= increment_period:
           good = 0
           ceiling = min(2 * ceiling, highest)
-      else:               # an overflow that the gradients of weights did not announce
+      else:               # an overflow that no gradient of a weight had foreshadowed
         good = 0
         ceiling = max(min(ceiling, S) / 2, min_loss_scale)
       wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
