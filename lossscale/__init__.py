@@ -1,4 +1,4 @@
-"""Loss scaling for TensorFlow 2 and Keras, in float16, right on every replica."""
+"""Loss scaling for float16 in TensorFlow 2 and Keras, correct on every replica."""
 
 from lossscale import compat, presets
 from lossscale.blocks import ScaledBlock

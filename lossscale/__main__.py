@@ -1,6 +1,6 @@
-"""`python -m lossscale`: what a bug report needs to say of an installation.
+"""`python -m lossscale`: prints what a bug report must say about an installation.
 
-With a command also recorded runs: what schedules would have made of one, and pictures.
+Its commands replay schedules over a recorded run, and draw pictures of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lossscale.plotting import pyplot, scale_text
 from lossscale.presets import PRESETS
 from lossscale.runtime import kerases
 
-#: From this compute capability on an NVIDIA GPU has float16 tensor cores.
+#: NVIDIA GPUs of this compute capability or a higher one have float16 tensor cores.
 TENSOR_CORES = (7, 0)
 
 
 def report() -> str:
-    """Returns the report, one line for each thing."""
+    """Returns the report: a line for each package and device."""
     lines = {**versions(), **_devices()}
     width = max(map(len, lines))
     listed = [f"{name + ':':{width + 1}} {value}" for name, value in lines.items()]
@@ -33,7 +33,7 @@ def report() -> str:
 
 
 def versions() -> Dict[str, str]:
-    """Returns the version of all that a bug report needs, by name."""
+    """Returns the versions that a bug report needs, by name."""
     return {
         "lossscale": lossscale.__version__,
         "Python": f"{platform.python_version()} on {platform.platform()}",
@@ -53,19 +53,19 @@ def _built_for() -> str:
 
 
 def _described(name: str, keras: Any) -> str:
-    """Returns a Keras's version, its backend and its policy; or why it is not there."""
+    """Returns a Keras's version, backend and policy, or why it is missing."""
     if keras is None:
         error = kerases.failures[name]
         if isinstance(error, ModuleNotFoundError) and error.name == name:
             return "not installed"
         return f"cannot be imported: {type(error).__name__}: {error}"
     try:
-        # tf.keras of TensorFlow 2.13 to 2.15 has no version: the package keras has.
+        # tf.keras of TensorFlow 2.13 to 2.15 has no version; the package keras has it.
         has_version = hasattr(keras, "__version__")
         owner = keras if has_version else kerases.imported("keras")
         is_keras3 = kerases.is_keras3(keras)
         backend = f", backend {keras.config.backend()}" if is_keras3 else ""
-        # The package keras of old versions has it under tf.keras only.
+        # Old versions have a global policy only under tf.keras, not in package keras.
         current = getattr(keras.mixed_precision, "global_policy", None)
         policy = f", policy {current().name}" if current else ""
         return f"Keras {owner.__version__}{backend}{policy}"
@@ -76,7 +76,7 @@ def _described(name: str, keras: Any) -> str:
 def _devices() -> Dict[str, str]:
     try:
         found = tf.config.list_physical_devices()
-    except Exception as error:  # a driver that does not fit, say
+    except Exception as error:  # for example if the driver does not fit
         return {"devices": f"cannot be listed: {type(error).__name__}: {error}"}
     named = {device.name.replace("/physical_device:", ""): device for device in found}
     return {name: _device(device) for name, device in named.items()}
@@ -106,28 +106,28 @@ def _details(device: Any) -> Tuple[str, Optional[Tuple[int, ...]]]:
 def on_device(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
     """Returns whether float16 with loss scaling makes sense on a device."""
     if device_type == "TPU":
-        return "loss scaling: no, take mixed_bfloat16, which needs none"
+        return "loss scaling: no, use mixed_bfloat16, which needs none"
     if device_type == "CPU":
-        return "loss scaling: works, but float16 is slow here: for tests"
+        return "loss scaling: works, for tests; float16 is slow on a CPU"
     if device_type != "GPU":
-        return "loss scaling: not tried on this kind of device"
+        return "loss scaling: not tested on this kind of device"
     if capability is None:
-        return "loss scaling: yes, for float16; how fast that is, is not known here"
+        return "loss scaling: yes, for float16; the speed of float16 here is unknown"
     if tuple(capability) < TENSOR_CORES:
         return (
             "loss scaling: works; without tensor cores float16 saves memory, not time"
         )
-    return "loss scaling: yes, for float16, which its tensor cores compute fast"
+    return "loss scaling: yes, for float16, which is fast on its tensor cores"
 
 
 def main(given: Optional[Sequence[str]] = None) -> int:
-    """Does what the command line asks for: the report, if nothing else.
+    """Runs the command line: the report, if there is no command.
 
     Args:
       given: The arguments. None: those of the program.
 
     Returns:
-      0. What is not known, or cannot be done, exits with 2.
+      0. Exits with 2 on an unknown argument, or if the command fails.
     """
     parser = _parser()
     asked = parser.parse_args(given)
@@ -141,14 +141,14 @@ def main(given: Optional[Sequence[str]] = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lossscale",
-        description="Without a command: what a bug report needs to say.",
+        description="Without a command: prints what a bug report must say.",
     )
     version = f"lossscale {lossscale.__version__}"
     parser.add_argument("--version", action="version", version=version)
     parser.set_defaults(answer=lambda _: report())
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     simulated = commands.add_parser(
-        "simulate", help="what schedules would have made of a recorded run"
+        "simulate", help="replay schedules over a recorded run"
     )
     simulated.set_defaults(answer=_simulated)
     simulated.add_argument("file", metavar="FILE", help=_RUN_FILE)
@@ -160,12 +160,12 @@ def _parser() -> argparse.ArgumentParser:
         default=["dynamic"],
         help=f"one or more of {', '.join(sorted(PRESETS))} (dynamic if not given)",
     )
-    simulated.add_argument("--plot", metavar="FILE", help="draw them, too")
+    simulated.add_argument("--plot", metavar="FILE", help="also draw them to FILE")
     plotted = commands.add_parser("plot", help="draw a recorded run")
     plotted.set_defaults(answer=_plotted)
     plotted.add_argument("file", metavar="FILE", help=_RUN_FILE)
     plotted.add_argument(
-        "--output", metavar="FILE", help="the picture (FILE.png if not given)"
+        "--output", metavar="FILE", help="the picture's file (FILE.png if not given)"
     )
     return parser
 
@@ -174,7 +174,7 @@ _RUN_FILE = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
 
 
 def _simulated(asked: argparse.Namespace) -> str:
-    """Returns a line for each schedule, and draws them if that is asked for."""
+    """Returns a line for each schedule, and draws them if --plot is given."""
     run = lossscale.load_run(asked.file)
     found = {
         name: lossscale.simulate(
@@ -199,7 +199,7 @@ def _simulated(asked: argparse.Namespace) -> str:
 
 
 def _preset(name: str, run: lossscale.Run) -> lossscale.DynamicLossScale:
-    """Returns a preset's loss scale, which begins where the run did if it may."""
+    """Returns a preset's loss scale. Without a start, it begins where the run did."""
     given = {}
     recorded = run.loss_scale
     asks_for = PRESETS[name].asks_for
@@ -209,7 +209,7 @@ def _preset(name: str, run: lossscale.Run) -> lossscale.DynamicLossScale:
 
 
 def _plotted(asked: argparse.Namespace) -> str:
-    """Draws a run, and returns what it holds and where the picture is."""
+    """Draws a run. Returns its summary, and where the picture is."""
     run = lossscale.load_run(asked.file)
     output = asked.output or f"{os.path.splitext(asked.file)[0]}.png"
     run.plot().figure.savefig(output)

@@ -1,7 +1,7 @@
-"""What constructors accept: each check returns a plain Python value or raises.
+"""Checks of constructor arguments: each returns a plain Python value, or raises.
 
-Every check takes the argument's name first, so that the message names what the caller
-wrote, and runs before any variable exists.
+The first argument of a check is the name of the argument that it checks, for the error.
+Constructors run all checks before any variable exists.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import numpy as np
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-#: Smaller than this, a float32 is subnormal and processors may flush it to zero.
+#: A smaller positive float32 is subnormal, and processors may flush it to zero.
 FLOAT32_MIN = float(np.finfo(np.float32).tiny)
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: More steps than any run has. A counter that starts here never passes INT64_MAX.
@@ -21,18 +21,18 @@ MOST_STEPS = 2**62
 
 
 def shown(value: Any) -> str:
-    """Returns `value` as messages show it."""
+    """Returns `value` as text for an error."""
     try:
         return repr(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
-        return f"a {type(value).__name__} that is too long to be shown"
+        return f"a {type(value).__name__} that is too long to show"
 
 
 def number(name: str, value: Any) -> Any:
-    """Returns `value` as a Python number. Refuses bools and what is no number."""
+    """Returns `value` as a Python number. Refuses bools and all that is no number."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    # NumPy takes a time for an integer.
+    # NumPy's timedelta64 is a subclass of its integers.
     refused = isinstance(value, (bool, np.bool_, np.timedelta64))
     if refused or not isinstance(value, numbers.Real):
         raise TypeError(
@@ -43,9 +43,9 @@ def number(name: str, value: Any) -> Any:
 
 
 def loss_scale(name: str, value: Any) -> float:
-    """Returns `value` as a float that float32 holds as a positive normal number."""
+    """Returns `value` as a float that is positive and in float32's normal range."""
     given = number(name, value)
-    # Compared before float(), which an integer above 2**1024 would overflow.
+    # This comes before float(), which fails for an integer above 2**1024.
     if not FLOAT32_MIN <= given <= FLOAT32_MAX:
         raise ValueError(
             f"`{name}` must be positive, finite and within float32's normal range, "
@@ -65,8 +65,8 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
     """Returns `value` as a float strictly between `above` and `below` in float32."""
     given = number(name, value)
     limit = FLOAT32_MAX if below is None else below
-    # NaN fails both comparisons. np.float32 is what the rule computes in: there
-    # 1.00000001 is 1, which would never move the loss scale.
+    # NaN fails both comparisons. The rule computes in float32, where 1.00000001 is 1
+    # and would never move the loss scale.
     inside = above < given < limit and above < np.float32(given) < limit
     if not inside:
         bounds = f"greater than {above:g}" + (
@@ -85,9 +85,9 @@ def share(name: str, value: Any) -> float:
 
 
 def count(name: str, value: Any, least: int = 1, most: int = INT64_MAX) -> int:
-    """Returns `value` as an int in these bounds. A float such as 2e3 is taken."""
+    """Returns `value` as an int within these bounds. Accepts a float such as 2e3."""
     given = number(name, value)
-    # Compared first: NaN, infinity and what is too large have no int().
+    # The bounds come first: int() fails for NaN and infinity.
     if not (least <= given <= most and int(given) == given):
         bound = f"at most {most}" if given > most else f"at least {least}"
         raise ValueError(
@@ -114,7 +114,7 @@ def array(name: str, value: Any) -> Any:
 
 
 def path(name: str, value: Any) -> str:
-    """Returns `value`, the name of a file, as a string."""
+    """Returns `value`, a path of a file, as a string."""
     try:
         decoded = os.fsdecode(value)
     except TypeError as error:
@@ -127,16 +127,16 @@ def path(name: str, value: Any) -> str:
 
 
 def text(name: str, value: Any, without: str = "") -> str:
-    """Returns `value`, a string that has none of the characters of `without`."""
+    """Returns `value`, a string without any character of `without`."""
     if not isinstance(value, str):
         raise TypeError(f"`{name}` must be a string, got {shown(value)}.")
     if set(without) & set(value):
-        raise ValueError(f"`{name}` must hold no {without!r}, got {value!r}.")
+        raise ValueError(f"`{name}` must not contain {without!r}, got {value!r}.")
     return value
 
 
 def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
-    """Returns `value`, a sequence of some of the `allowed` strings, as a tuple."""
+    """Returns `value`, a sequence of any of the `allowed` strings, as a tuple."""
     listed = ", ".join(repr(word) for word in allowed)
     if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
         raise TypeError(
@@ -161,12 +161,12 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
 
 
 def writable_path(name: str, value: Any) -> str:
-    """Returns `value`, the name of a file in a folder that exists, as a string."""
+    """Returns `value`, the path of a file in an existing folder, as a string."""
     found = path(name, value)
     if os.path.isdir(found) or found.endswith(("/", os.sep)):
         raise ValueError(
-            f"`{name}` must be the name of a file, got the folder {found!r}. Write "
-            f"{os.path.join(found, 'run.npz')!r}, say."
+            f"`{name}` must be the name of a file, got the folder {found!r}. Write, "
+            f"for example, {os.path.join(found, 'run.npz')!r}."
         )
     folder = os.path.dirname(found) or os.curdir
     if not os.path.isdir(folder):
@@ -177,7 +177,7 @@ def writable_path(name: str, value: Any) -> str:
 
 
 def optional(check: Callable[..., Any], name: str, value: Any, **kwargs: Any) -> Any:
-    """Returns None for None, and else what `check` makes of `value`."""
+    """Returns None if `value` is None, otherwise the result of `check`."""
     return None if value is None else check(name, value, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""What people see: matplotlib, if it is installed, and a loss scale as text."""
+"""For display: matplotlib, if it is installed, and a loss scale as text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def pyplot(what: str) -> Any:
-    """Returns `matplotlib.pyplot`, which `what` needs.
+    """Returns `matplotlib.pyplot`. `what` names the function that needs it.
 
     Raises:
-      ImportError: It is not installed.
+      ImportError: matplotlib is not installed.
     """
     try:
-        import matplotlib.pyplot as plt  # noqa: PLC0415 - only who plots needs it
+        import matplotlib.pyplot as plt  # noqa: PLC0415 - only plots need it
     except ImportError as error:
         raise ImportError(
             f"`{what}` needs matplotlib, which is not installed. "
@@ -23,7 +23,7 @@ def pyplot(what: str) -> Any:
 
 
 def scale_text(loss_scale: float) -> str:
-    """Returns a loss scale for people: "2**15" rather than "32768.0".
+    """Returns a loss scale as readable text: "2**15" rather than "32768.0".
 
     >>> [scale_text(scale) for scale in (2.0**15, 1000.0, 8.0, 0.25)]
     ['2**15', '1000', '8', '2**-2']

@@ -1,7 +1,7 @@
-"""The rows of `presets`: where each schedule was read, and what it is.
+"""The rows of `presets`: the source of each schedule, and its arguments.
 
-Sources are read, not remembered: a row names what was, and in which version. Most are
-run against the original, in `tests/scales/test_originals.py`.
+Each row was read from the file and the version that it names, never written from
+memory. `tests/scales/test_originals.py` runs most of them against the original.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Dict, Mapping, NamedTuple
 
 from lossscale import arguments
 
-#: The floor of systems that have none: the smallest normal float32.
+#: Our floor for systems that have none: the smallest normal float32.
 NO_FLOOR = arguments.FLOAT32_MIN
 
 
 class Row(NamedTuple):
-    """What `presets.Preset` is made of. `...` marks what the caller must give."""
+    """The data of a `presets.Preset`. `...` marks what the user must give."""
 
     source: str
     differs: str
@@ -38,7 +38,7 @@ ROWS: Mapping[str, Row] = {
     "keras3": _row(
         "Keras 3.15.1, keras/src/optimizers/loss_scale_optimizer.py, "
         "LossScaleOptimizer",
-        "Theirs falls to 0 and grows to infinity, and stays there.",
+        "Theirs can fall to 0 or grow to infinity, and stays there.",
         initial_loss_scale=2.0**15,
         increment_period=2000,
         backoff_factor=0.5,
@@ -54,14 +54,14 @@ ROWS: Mapping[str, Row] = {
     ),
     "jmp": _row(
         "jmp 0.0.4, jmp/_src/loss_scale.py, DynamicLossScale",
-        "Under jax.jit theirs loses a floor other than 1.",
+        "Under jax.jit theirs ignores any floor other than 1.",
         initial_loss_scale=...,
         increment_period=2000,
     ),
     "flax": _row(
         "flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale",
         "Theirs counts one step more: growth_interval=2000 grows on the 2001st "
-        "good step. For their n give increment_period=n + 1.",
+        "good step. For their growth_interval=n give increment_period=n + 1.",
         initial_loss_scale=2.0**16,
         increment_period=2001,
         backoff_factor=0.5,
@@ -102,7 +102,7 @@ ROWS: Mapping[str, Row] = {
     "deepspeed_consecutive": _row(
         "DeepSpeed at 0336518, deepspeed/runtime/fp16/loss_scaler.py, "
         "DynamicLossScaler with consecutive_hysteresis=True",
-        "As deepspeed.",
+        "The same as for deepspeed.",
         initial_loss_scale=2.0**16,
         increment_period=1000,
         hysteresis=2,
@@ -152,8 +152,8 @@ ROWS: Mapping[str, Row] = {
     "openseq2seq": _row(
         "OpenSeq2Seq at 2383d5d, open_seq2seq/optimizers/automatic_loss_scaler.py, "
         "BackoffScaler",
-        "Theirs reads its count of steps while it is incremented, in no fixed order: a "
-        "growth may come a step early or late.",
+        "Theirs reads and increments its count of steps in no fixed order: a growth "
+        "may come a step early or late.",
         initial_loss_scale=2.0**24,
         increment_period=2000,
         max_loss_scale=2.0**24,
@@ -178,9 +178,9 @@ ROWS: Mapping[str, Row] = {
     ),
     "paddle_static": _row(
         "PaddlePaddle 3.3.1, paddle/static/amp/decorator.py, decorate",
-        "There are two of that name. These are the defaults of the older one, which is "
-        "called if use_pure_fp16, use_fp16_guard or use_bf16 is given. The other's are "
-        "those of paddle, with a floor of 1.",
+        "There are two functions of that name. These are the defaults of the older, "
+        "which runs if use_pure_fp16, use_fp16_guard or use_bf16 is given. The newer "
+        "one has the defaults of paddle, with a floor of 1.",
         initial_loss_scale=2.0**15,
         increment_period=1000,
         backoff_factor=0.8,
@@ -211,14 +211,14 @@ ROWS: Mapping[str, Row] = {
     ),
     "mpx": _row(
         "mixed-precision-for-JAX 0.1.8, mpx/_loss_scaling.py, DynamicLossScaling",
-        "Theirs asks for the floor; its README gives 1.",
+        "Theirs has no default floor; its README gives 1.",
         initial_loss_scale=...,
         increment_period=2000,
         max_loss_scale=65504.0,
     ),
     "mmcv": _row(
         "mmcv 1.7.2, mmcv/runner/fp16_utils.py, LossScaler",
-        "Theirs grows to infinity. Fp16OptimizerHook has it before torch 1.6, and "
+        "Theirs grows to infinity. Fp16OptimizerHook uses it before torch 1.6, and "
         "torch's GradScaler since; its default, 512, is a fixed scale.",
         initial_loss_scale=2.0**32,
         increment_period=1000,
@@ -226,8 +226,8 @@ ROWS: Mapping[str, Row] = {
     "fairseq": _row(
         "fairseq 0.12.2, fairseq/optim/dynamic_loss_scaler.py, DynamicLossScaler; "
         "its arguments in training: fairseq/optim/fp16_optimizer.py",
-        "Theirs grows to infinity. It ends the run where the scale would be 1e-4 or "
-        "less: the floor is the last power of two above. Its trainer starts at 2**7 "
+        "Theirs grows to infinity. It ends the run when the scale would be 1e-4 or "
+        "less: our floor is the last power of two above. Its trainer starts at 2**7 "
         "and grows after 2**14 / (workers * update_freq) steps. Its tolerance, 0 by "
         "default, is `overflow_tolerance`.",
         initial_loss_scale=2.0**15,
@@ -236,8 +236,8 @@ ROWS: Mapping[str, Row] = {
     ),
     "chainer": _row(
         "Chainer 7.8.1, chainer/optimizer.py, Optimizer.loss_scaling",
-        "After the first bad step theirs grows by 2**(1 / 1000) at each good one, ours "
-        "by 2 after 1000 in a row. Theirs is in no snapshot: it starts again.",
+        "After the first bad step theirs grows by 2**(1 / 1000) at each good step, "
+        "ours by 2 after 1000 in a row. No snapshot holds theirs: it starts again.",
         initial_loss_scale=1.0,
         increment_period=1000,
         backoff_factor=0.5,
@@ -256,8 +256,8 @@ ROWS: Mapping[str, Row] = {
     ),
     "director": _row(
         "Director at a6a649e, embodied/agents/director/tfutils.py, Optimizer",
-        "It grows after 1000 good steps, on the next. It ends the run where the "
-        "scaled loss is not finite. DreamerV2 takes Keras's: tensorflow.",
+        "Theirs grows on the step after 1000 good ones. It ends the run when the "
+        "scaled loss is not finite. DreamerV2 uses Keras's schedule: tensorflow.",
         initial_loss_scale=1e4,
         increment_period=1001,
         backoff_factor=0.5,
@@ -268,8 +268,8 @@ ROWS: Mapping[str, Row] = {
         "Ramesh et al. 2021, Zero-Shot Text-to-Image Generation, arXiv 2102.12092, "
         "appendix D; its code is not public",
         "Theirs has a scale for each residual block, and multiplies start and bounds "
-        "by the number of replicas, whose gradients it averages. Ours is one for the "
-        "whole model.",
+        "by the number of replicas, whose gradients it averages. Ours is one scale for "
+        "the whole model.",
         initial_loss_scale=2.0**13,
         increment_period=1,
         multiplier=2.0**0.001,

@@ -1,30 +1,30 @@
-"""Other systems' schedules, as arguments of DynamicLossScale: a table.
+"""A table of other systems' schedules, as arguments of DynamicLossScale.
 
-Every framework moves its loss scale by a rule of its own, and all of them are the one
-rule of `DynamicLossScale` with other arguments. Take one by its name:
+Every framework has its own rule for moving its loss scale. Each of these is the rule of
+`DynamicLossScale` with other arguments. Use one by its name:
 
 >>> import lossscale
 >>> loss_scale = lossscale.DynamicLossScale.from_preset("torch", increment_period=100)
 >>> float(loss_scale), loss_scale.increment_period
 (65536.0, 100)
 
-`PRESETS` is the table. Each entry names its source and says where it differs:
+`PRESETS` is the table. Each entry names its source, and says how it differs from it:
 
 >>> print(PRESETS["flax"].source)
 flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale
 >>> PRESETS["jmp"].asks_for
 ('initial_loss_scale',)
 
-Three differences are the same everywhere and are not repeated in the table:
+Three differences apply to all presets, and the table does not repeat them:
 
-* No schedule here ever leaves float32's normal range. Where theirs has no floor, ours
-  is the smallest normal float32, so that the loss scale can never be 0. Where theirs
-  grows to infinity, ours refuses the growth.
-* Growth and backoff test `>=`, where most of theirs test `==`: a counter that was
-  restored from beyond its period grows at the next good step, and there never again.
-* The scale is computed in float32. torch multiplies in float64 and rounds: the same to
-  the last bit for factors that float32 holds exactly, as all defaults are. DeepSpeed
-  and apex keep a Python float, and only double and halve it: the same again.
+* No schedule here ever leaves float32's normal range. If the original has no floor,
+  ours is the smallest normal float32, so that the loss scale can never be 0. If the
+  original grows to infinity, ours stops before.
+* Growth and backoff test `>=`, but most originals test `==`. If a restored counter is
+  beyond its period, ours grows at the next good step, and such an original never again.
+* We compute the scale in float32. torch multiplies in float64 and rounds: the result is
+  the same to the last bit for factors that float32 holds exactly, as all defaults are.
+  DeepSpeed and apex double and halve a Python float: again the result is the same.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Preset(NamedTuple):
     """One system's schedule.
 
     Attributes:
-      arguments: Arguments of `DynamicLossScale`. Those not named have its defaults.
-      asks_for: Arguments that the system leaves to its user, and so does the preset.
-      source: System, version and file that the arguments were read from.
-      differs: Where a run differs from the original's, other than said above.
+      arguments: Arguments of `DynamicLossScale`. The others keep their defaults.
+      asks_for: Arguments that you must give, since the system has no default for them.
+      source: The system, version and file from which the arguments were read.
+      differs: How a run differs from the original's, besides the differences above.
     """
 
     arguments: Mapping[str, Any]
@@ -68,16 +68,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 def preset_arguments(
     name: str, overrides: Mapping[str, Any], call: str = ""
 ) -> Dict[str, Any]:
-    """Returns the preset's arguments, with `overrides` in their place.
+    """Returns the preset's arguments. `overrides` take precedence over them.
 
     Args:
       name: A key of `PRESETS`.
       overrides: Arguments of `DynamicLossScale`.
-      call: How the caller was called, up to the overrides, for the message.
+      call: The user's call, as text up to the overrides, for the error.
 
     Raises:
       TypeError: `name` is no string, or the preset asks for an argument that
-        `overrides` does not have.
+        `overrides` lacks.
       ValueError: There is no such preset.
     """
     if not isinstance(name, str):
@@ -95,7 +95,7 @@ def preset_arguments(
         if argument not in overrides:
             listed = ", ".join(f"{argument}=..." for argument in preset.asks_for)
             raise TypeError(
-                f"`{argument}` must be given with the preset {name!r}, which leaves it "
-                f"to you, got nothing. Write {call}, {listed})."
+                f"`{argument}` must be given with the preset {name!r}, which has no "
+                f"default for it, got nothing. Write {call}, {listed})."
             )
     return {**preset.arguments, **overrides}

@@ -29,7 +29,7 @@ def test_it_names_what_is_here():
     assert lines["TensorFlow"].strip().startswith(tf.__version__)
     assert lines["NumPy"].strip() == np.__version__
     assert sys.version.split()[0] in lines["Python"]
-    assert "float16 is slow here" in lines["CPU"]  # CPU:0
+    assert "float16 is slow on a CPU" in lines["CPU"]  # CPU:0
     assert report().endswith("bfloat16 and float32 need no loss scaling on any device.")
 
 
@@ -47,13 +47,13 @@ def test_it_names_every_keras_and_its_policy():
 @pytest.mark.parametrize(
     ("device", "capability", "says"),
     [
-        ("CPU", None, "works, but float16 is slow here"),
-        ("TPU", None, "no, take mixed_bfloat16"),
-        ("GPU", (9, 0), "yes, for float16, which its tensor cores"),
-        ("GPU", (7, 0), "yes, for float16, which its tensor cores"),
+        ("CPU", None, "works, for tests; float16 is slow on a CPU"),
+        ("TPU", None, "no, use mixed_bfloat16"),
+        ("GPU", (9, 0), "yes, for float16, which is fast on its tensor cores"),
+        ("GPU", (7, 0), "yes, for float16, which is fast on its tensor cores"),
         ("GPU", (6, 1), "without tensor cores"),
-        ("GPU", None, "is not known here"),
-        ("NPU", None, "not tried"),
+        ("GPU", None, "the speed of float16 here is unknown"),
+        ("NPU", None, "not tested"),
     ],
 )
 def test_what_it_says_of_a_device(device, capability, says):

@@ -1,16 +1,16 @@
 """ScaledBlock: a layer whose backward pass has a scale of its own.
 
-Knows gradients as numbers and the Kerases; no loss scale. In the order of its imports:
+These files know gradients and every Keras, but no loss scale. In the order of imports:
 
 * `block_scale`: the power of two that fits a gradient into float16;
-* `attempts`: gradients at that scale, and again at a smaller one if they overflowed;
+* `attempts`: gradients at that scale, and again at a smaller one if they overflow;
 * `nests`: any nest of arguments and results, and which of its tensors have gradients;
-* `reads`: what operations read that none of them computed;
-* `outside`: tensors that a layer reads, and that are no arguments of its call;
-* `backward`: a call whose gradients are computed so;
-* `signatures`: what a block can be called with: what its layer can;
-* `base`: what the blocks of all Kerases have in common;
-* `keras2`, `keras3`: the blocks. Files name these two modules: they stay.
+* `reads`: the tensors that operations read and none of them computed;
+* `outside`: the tensors that a layer reads besides the arguments of its call;
+* `backward`: a call whose gradients are computed at a scale of their own;
+* `signatures`: the arguments of a block, which are those of its layer;
+* `base`: the code that the blocks of every Keras share;
+* `keras2`, `keras3`: the blocks. Saved files name these modules: do not rename them.
 
 Begin with `backward`.
 """
@@ -18,7 +18,7 @@ Begin with `backward`.
 from lossscale.blocks.base import ScaledBlock
 from lossscale.runtime import kerases
 
-# Importing a block makes it known, to us and to its Keras.
+# Importing a block registers it, with us and with its Keras.
 if kerases.keras3() is not None:
     from lossscale.blocks import keras3  # noqa: F401
 from lossscale.blocks import keras2  # noqa: F401

@@ -14,7 +14,7 @@ from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
 from lossscale.runtime.op_types import as_number
 
-#: How often an overflow is tried again, each time at a smaller scale.
+#: The most retries after an overflow, each at a smaller scale.
 RETRIES = 3
 
 #: Returns the gradients that leave a block, given those that enter it.
@@ -23,7 +23,7 @@ Backward = Callable[[List[Any]], List[Any]]
 
 @do_not_convert
 def unscaled_gradients(backward: Backward, grads: List[Any], headroom: int) -> Any:
-    """Returns what `backward` makes of `grads`, computed at the scale that fits them.
+    """Returns `backward(grads)`, computed at the scale that fits `grads`.
 
     ```
     scale = the power of two that brings the largest of grads to 65504 / 2**headroom
@@ -35,10 +35,10 @@ def unscaled_gradients(backward: Backward, grads: List[Any], headroom: int) -> A
     ```
 
     Args:
-      backward: Linear. Returns a list of gradients, of which some may be None or
-        `tf.IndexedSlices`. Called again only if its results are not finite.
+      backward: A linear function. It returns a list of gradients, some of which may be
+        None or `tf.IndexedSlices`. It runs again only if its results are not finite.
       grads: A list of dense gradients of `float32` or wider.
-      headroom: How many doublings are left free for what `backward` makes of them.
+      headroom: How many doublings are left free for the results of `backward`.
     """
     scale = block_scale.of(grads, headroom)
     found = backward(block_scale.multiply(grads, scale))
@@ -59,15 +59,15 @@ def _again_eagerly(backward: Backward, grads: Any, scale: Any, found: Any) -> An
 
 
 def _again(backward: Backward, grads: Any, scale: Any, found: Any) -> Any:
-    """The same in a graph: in the branch that is not taken, a loop."""
+    """The same in a graph: a branch, seldom taken, holds a loop of retries."""
     first = (scale, *_parts(found))
     results = either(
         as_number(checked(found).quick),
         lambda: first,
         lambda: _loop(backward, grads, *first),
     )
-    # The derivative of these gradients is that of the first attempt: XLA cannot
-    # differentiate a loop in a branch. TensorFlow looks for weights behind results.
+    # These gradients have the derivative of the first attempt, since XLA cannot
+    # differentiate a loop in a branch. The stop hides weights, which TensorFlow seeks.
     stopped = [tf.stop_gradient(each) for each in results]
     pass_through = tf.custom_gradient(lambda *_: (stopped, lambda *grads: grads))
     scale, *parts = pass_through(*first)
@@ -78,7 +78,7 @@ def _again(backward: Backward, grads: Any, scale: Any, found: Any) -> Any:
 def _loop(backward: Backward, grads: Any, *first: Any) -> Any:
     """Returns the scale and the parts of the last attempt, given those of the first.
 
-    One loop, as each copy of the backward pass takes time to trace and to compile.
+    One loop, since each copy of the backward pass takes time to trace and to compile.
     """
     can_be_finite = all_finite(grads)
 
@@ -101,5 +101,5 @@ def _given(grads: List[Any]) -> List[Any]:
 
 
 def _parts(grads: List[Any]) -> List[Any]:
-    """Returns the tensors that gradients are made of, sparse ones of several."""
+    """Returns the tensors that gradients consist of. Sparse ones have several."""
     return list(tf.nest.flatten(_given(grads), expand_composites=True))

@@ -14,12 +14,12 @@ from lossscale.runtime import mode
 
 
 class Forward(NamedTuple):
-    """What a forward pass leaves to the backward pass.
+    """The parts of a forward pass that its backward pass needs.
 
     Attributes:
-      tape: It recorded the pass.
-      inputs: The tensors that have gradients, those from outside last.
-      results: A nest, its floating tensors in `float32` or wider.
+      tape: The tape that recorded the pass.
+      inputs: The tensors that have gradients. Those from outside come last.
+      results: A nest. Its floating tensors are in `float32` or wider.
     """
 
     tape: Any
@@ -36,9 +36,9 @@ class Call(NamedTuple):
     """A call of a function.
 
     Attributes:
-      function: Any. It may read variables, change some, and draw random numbers.
+      function: Any function. It may read and change variables, and draw random numbers.
       given: The nest of its arguments: a tuple, and a dictionary by name.
-      outside: What else it can read.
+      outside: The other tensors that it can read.
     """
 
     function: Callable[..., Any]
@@ -46,19 +46,19 @@ class Call(NamedTuple):
     outside: Outside
 
     def results(self, tensors: List[Any]) -> Nest:
-        """Calls it, with these tensors in their places."""
+        """Calls the function, with these tensors in the places of the given ones."""
         args, kwargs = self.given.with_tensors(tensors)
         with self.outside.noting_reads(tensors):
             found = self.function(*args, **kwargs)
         return Nest(found).map_tensors(widened)
 
     def forward(self, tensors: List[Any]) -> Forward:
-        """Calls it, and keeps what the backward pass needs."""
-        # Persistent: what overflows is tried again.
+        """Calls the function, and keeps what the backward pass needs."""
+        # Persistent, since a backward pass that overflows runs again.
         with tf.GradientTape(persistent=True) as tape:
-            # Each for itself: one tensor may stand in two places.
+            # A copy for each place, since one tensor may be in two places.
             inputs = [tf.identity(tensor) for tensor in tensors]
-            # Later than those are made: an attribute may hold an argument.
+            # Watch after copying: an attribute may hold the tensor of an argument.
             sources = [*inputs, *self.outside.tensors]
             tape.watch(sources)
             results = self.results(inputs)
@@ -76,19 +76,19 @@ def call(
 ) -> Any:
     """Returns `function(*args, **kwargs)`, floating results in `float32` or wider.
 
-    On the way back the gradients of the results are multiplied by a power of two that
-    fits them into float16; those of arguments and variables are divided by it again, in
-    `float32`.
+    The backward pass multiplies the gradients of the results by a power of two that
+    fits them into float16. It divides the gradients of arguments and variables by the
+    same number, in `float32`.
 
     Args:
-      function: Called once.
+      function: The function. It is called once.
       args: A nest of anything.
-      kwargs: The same.
+      kwargs: A nest of anything.
       headroom: How many doublings below float16's largest number the largest gradient
-        of the results is.
-      outside: What else `function` can read. It has its gradients, too.
-      again: Called in the backward pass, to do the same again. None: what `function`
-        computed is kept for it.
+        of the results shall be.
+      outside: The other tensors that `function` can read. They get gradients, too.
+      again: The backward pass calls it to compute the forward pass again. None: the
+        values that `function` computed are kept for the backward pass.
     """
     first = Call(function, Nest((args, kwargs)), outside)
     count = len(first.given.tensors)
@@ -110,13 +110,13 @@ def call(
 
     sources = [*first.given.tensors, *map(tf.identity, outside.tensors)]
     outputs = tf.custom_gradient(scaled)(*sources)
-    # Here, since tapes that are stopped meanwhile do not tell what they record.
+    # Not earlier: tapes were stopped, and did not say what they record.
     outside.check_reads(tapes[-1])
     return results[0].with_tensors(outputs)
 
 
 def _backward(forward: Callable[[List[Any]], Forward], headroom: int) -> Any:
-    """Returns what `tf.custom_gradient` asks for, given the way to the forward pass."""
+    """Returns the function that `tf.custom_gradient` wants, given the forward pass."""
 
     def backward(*grads: Any, variables: Optional[List[Any]] = None) -> Any:
         dense = [tf.convert_to_tensor(grad) for grad in grads]
@@ -125,7 +125,7 @@ def _backward(forward: Callable[[List[Any]], Forward], headroom: int) -> Any:
             lambda scaled: passed.gradients(variables or [], scaled), dense, headroom
         )
         count = len(passed.inputs)
-        # TensorFlow takes sparse gradients of variables alone here.
+        # Here TensorFlow takes sparse gradients only for variables.
         of_inputs = [g if g is None else tf.convert_to_tensor(g) for g in found[:count]]
         return (of_inputs, found[count:]) if variables else of_inputs
 
@@ -133,8 +133,8 @@ def _backward(forward: Callable[[List[Any]], Forward], headroom: int) -> Any:
 
 
 def _unrecorded(call: Call, tensors: List[Any]) -> Nest:
-    """Calls it, and lets no tape keep what it computes."""
-    if not mode.current().knows_values:  # what nothing uses again is not kept
+    """Makes a call, and lets no tape keep its intermediate values."""
+    if not mode.current().knows_values:  # a graph keeps only values that are used again
         return call.results(tensors)
     found: List[Nest] = []
 
@@ -142,21 +142,21 @@ def _unrecorded(call: Call, tensors: List[Any]) -> Nest:
         found.append(call.results(list(tensors)))
         return found[0].tensors
 
-    # It stops all tapes, which nothing else public does. Its gradient is not used.
+    # Nothing else that is public stops all tapes. Its gradient is not used.
     tf.recompute_grad(run)(*tensors)
     return found[0]
 
 
 def _after(grads: List[Any], tensors: Any) -> List[Any]:
-    """Returns `tensors`, seemingly dependent on `grads`: computed anew from there.
+    """Returns `tensors` with a dependence on `grads`, so that they are computed again.
 
-    Else a compiler sees that the same is computed twice, and keeps it from the first
-    time. As in `tf.recompute_grad`, whose way this is.
+    Otherwise a compiler would see that both passes compute the same, and would keep the
+    values of the first. `tf.recompute_grad` does the same.
     """
     if mode.current().knows_values or not grads:
         return list(tensors)
     first = tf.reduce_max(tf.reshape(tf.math.real(grads[0]), [-1])[:1])
     flag = tf.cast(first, tf.bool)
-    # Always 0, which no compiler sees.
+    # This is always 0, but no compiler can see that.
     zero = tf.where(tf.equal(flag, flag), 0.0, float("nan"))
     return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""ScaledBlock: what the blocks of all Kerases have in common."""
+"""ScaledBlock: the code that the blocks of every Keras share."""
 
 from __future__ import annotations
 
@@ -14,78 +14,79 @@ from lossscale.runtime.autograph import as_written
 from lossscale.runtime.registry import PerKeras
 
 _blocks = PerKeras()
-#: Makes the decorated class the block of the layers of a class.
+#: A decorator: its class becomes the block for layers of a given class.
 block_of = _blocks.takes
-#: What a block has of its own, whatever its layer has.
+#: A block sets these itself, whatever its layer has.
 _FIXED = ("dtype", "dtype_policy", "autocast")
 
 
 class ScaledBlock:
     """A layer whose gradients are computed at a scale of their own.
 
-    One loss scale serves gradients that lie within float16's 40 doublings. Those of a
-    deep network can lie further apart: then the last blocks overflow before the first
-    ones have any gradient. Around each block, a `ScaledBlock` fits the gradients into
-    float16 anew:
+    One loss scale serves gradients within float16's 40 doublings. The gradients of a
+    deep network can be further apart: then the last blocks overflow before the first
+    ones get any gradient. A `ScaledBlock` around each block fits the gradients into
+    float16 again:
 
     ```
     x = x + lossscale.ScaledBlock(keras.Sequential([norm, dense]))(x)
     ```
 
-    Forward it is the layer, with its result in `float32`. Backward:
+    The forward pass is the layer's, with its result in `float32`. The backward pass:
 
     ```
-    scale = the power of two that brings the largest of the gradients that come in
-            to 65504 / 2**headroom
-    the layer's gradients, computed in float16 from the gradients times scale
-    up to three times, while these are not finite although what came in is:
-      scale = scale / 2**8, and again
-    inputs' and weights' gradients / scale, in float32
+    incoming = the gradients that the block receives
+    scale = the power of two that brings the largest of them to 65504 / 2**headroom
+    outgoing = the layer's gradients, computed in float16 from incoming * scale
+    up to three times, while outgoing is not finite although incoming is:
+      scale = scale / 2**8
+      outgoing = the same again
+    the gradients of inputs and weights = outgoing / scale, in float32
     ```
 
-    True gradients leave the block, in `float32`. So nothing outside needs to know of
-    it: it works with any optimizer, with or without a loss scale, and on replicas, each
-    of which has its own scales. It keeps no state.
+    The gradients that leave the block are in `float32` and free of its scale. So code
+    outside need not know of it: it works with any optimizer, with or without a loss
+    scale, and on replicas, each of which has its own scales. It keeps no state.
 
-    Arguments have their gradients, and so have the tensors that attributes of the layer
-    hold, as after `layer.w = v * 2.0`. Others that it reads must be arguments.
+    It computes gradients of its arguments, and of tensors in the layer's attributes, as
+    after `layer.w = v * 2.0`. Pass any other tensor that it reads as an argument.
 
-    What is between blocks should be `float32`, as the sum above is: a gradient that
-    goes through float16 there is rounded to zero as without blocks. A layer that does
-    not compute in float16 is called as it is.
+    Values between blocks should be `float32`, as the sum above is. If a gradient passes
+    through float16 there, it is rounded to zero as it would be without blocks. A layer
+    that does not compute in float16 is called without any scaling.
 
     Args:
       layer: A layer or model of any Keras, called with any nests of arguments.
-      headroom: How many doublings below float16's 65504 the largest of the gradients
-        that come in is. So much larger may gradients become within the block before it
-        is tried again.
-      recompute: Whether the backward pass computes the layer's forward pass again, and
-        keeps nothing of the first one, as `tf.recompute_grad` does.
-      **kwargs: `name`, and what else each layer of that Keras takes but dtypes.
+      headroom: The largest incoming gradient is scaled to this many doublings below
+        float16's 65504. Gradients within the block may grow by as much before they
+        overflow and the block tries again.
+      recompute: Whether the backward pass computes the layer's forward pass again, as
+        `tf.recompute_grad` does. Then no value of the first forward pass is kept.
+      **kwargs: `name`, and other arguments of that Keras's layers, except dtypes.
 
     Raises:
-      TypeError: `layer` is no layer of a Keras that computes with TensorFlow, or
-        another argument has the wrong type.
-      ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. When it is
-        called: it has synchronized batch normalization, on several replicas, or reads a
-        tensor from elsewhere that a tape wants a gradient of.
+      TypeError: `layer` is no layer of a Keras on TensorFlow, or another argument has
+        the wrong type.
+      ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. In a call:
+        the layer has synchronized batch normalization on several replicas, or reads a
+        tensor from elsewhere for which a tape records a gradient.
 
     Source: Ramesh et al., "Zero-Shot Text-to-Image Generation" (arXiv 2102.12092),
     section 2.4 and appendix D: a scale per residual block. Theirs is kept and adjusted
-    as a loss scale is; this one is read off the gradients.
+    like a loss scale; this one is computed from the gradients.
     """
 
     layer: Any
     headroom: int
     recompute: bool
-    #: What `gradient_ranges` knows a block by.
+    #: By this `gradient_ranges` recognizes a block.
     has_own_scale = True
-    #: Whether the forward pass that runs now is within the backward pass.
+    #: Whether the backward pass runs the forward pass again now.
     _is_recomputing = False
 
     def __new__(cls, layer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the class for the Keras that `layer` belongs to."""
-        # Copying calls it without arguments, on a class of one Keras.
+        # A copy calls this without arguments, on the class of one Keras.
         return super().__new__(for_layer(layer) if cls is ScaledBlock else cls)
 
     def __init__(
@@ -98,9 +99,9 @@ class ScaledBlock:
             if name in kwargs:
                 raise ValueError(
                     f"`{name}` must not be given, got {kwargs[name]!r}. A block takes "
-                    "and returns float32. Give it to the layer within."
+                    "and returns float32. Pass this to the layer within."
                 )
-        # Before Keras's own constructor, which reads what it can be called with.
+        # This must precede Keras's constructor, which reads the signature of `call`.
         object.__setattr__(self, "call", self._call_of(layer))
         super().__init__(dtype="float32", autocast=False, **kwargs)  # type: ignore[call-arg]
         self.layer = layer
@@ -136,9 +137,9 @@ class ScaledBlock:
         )
 
     def _again(self, training: Any, outside: Outside) -> Callable[..., Any]:
-        """Returns what calls the layer again, with its state as it is now.
+        """Returns a function that calls the layer again, with its state of now.
 
-        Through the block's own `__call__`, from which layers within take `training`.
+        It uses the block's own `__call__`: layers within take `training` from that.
         """
         state = kerases.state_of(self.layer)
         before = [tf.identity(kerases.tensor_of(variable)) for variable in state]
@@ -158,17 +159,17 @@ class ScaledBlock:
         return again
 
     def build(self, *args: Any, **kwargs: Any) -> None:
-        """Builds the layer, if shapes are given. Else it is built when it is called."""
+        """Builds the layer if shapes are given. Otherwise its first call builds it."""
         if (args or kwargs) and not self.layer.built:
             self.layer.build(*args, **kwargs)
         self.built = True
 
     def compute_output_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the layer's."""
+        """Returns the layer's output shape."""
         return self.layer.compute_output_shape(*args, **kwargs)
 
     def compute_mask(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the layer's, None if that does not support masking."""
+        """Returns the layer's mask, None if the layer does not support masking."""
         if not self.layer.supports_masking:
             return None
         return self.layer.compute_mask(*args, **kwargs)
@@ -189,7 +190,7 @@ class ScaledBlock:
 
         Args:
           config: The config.
-          custom_objects: Classes of your own by name, registered ones excepted.
+          custom_objects: Your own classes by name, except registered ones.
         """
         others = {name: value for name, value in config.items() if name != "layer"}
         others.pop("dtype", None)
@@ -210,7 +211,7 @@ def for_layer(layer: Any) -> Any:
     """Returns the class of a block around `layer`.
 
     Raises:
-      TypeError: It is not a layer of a Keras that computes with TensorFlow.
+      TypeError: `layer` is not a layer of a Keras that computes with TensorFlow.
     """
     block = _blocks.class_for(layer)
     if block is not None:
@@ -226,13 +227,13 @@ def _check_layer(layer: Any, block: type) -> None:
     right = for_layer(layer)
     if isinstance(layer, ScaledBlock):
         raise ValueError(
-            f"`layer` must not be a ScaledBlock, got {layer!r}. Give it that one's "
-            ".layer."
+            f"`layer` must not be a ScaledBlock, got {layer!r}. Pass the layer that it "
+            "holds, its attribute `layer`."
         )
     if not issubclass(block, right):
         raise TypeError(
             f"`layer` must belong to the Keras of {block.__name__}, got {layer!r}. Use "
-            "lossscale.ScaledBlock, which picks."
+            "lossscale.ScaledBlock, which picks the class for it."
         )
 
 
@@ -242,13 +243,13 @@ def _assign(variables: List[Any], values: List[Any]) -> None:
 
 
 def _refuse_synchronized(layers: List[Any]) -> None:
-    """Raises for a layer that adds gradients up over replicas within the block."""
+    """Raises for a layer that sums gradients over replicas within the block."""
     if replicas.count() == 1:
         return
     for layer in layers:
         if getattr(layer, "synchronized", False):
             raise ValueError(
                 f"`layer` must not hold {layer.name!r} on {replicas.count()} replicas: "
-                "it adds up gradients of all of them, which have scales of their own. "
-                "Leave it outside of the block, or set synchronized=False."
+                "it sums gradients of all replicas, but each replica has its own "
+                "scale. Leave it outside of the block, or set synchronized=False."
             )

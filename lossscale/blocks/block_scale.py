@@ -1,4 +1,4 @@
-"""The power of two that fits a gradient into float16, from its exponent bits."""
+"""The power of two that fits gradients into float16, from their exponent bits."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from lossscale.runtime.op_types import as_number
 
 #: The bits of a float32's exponent.
 _EXPONENT = 0x7F800000
-#: float16's largest number, and the exponent of it.
+#: float16's largest number, and its exponent.
 _LARGEST, _TOP = 65504.0, 15
-#: The reciprocals of these are normal numbers, too.
+#: The bounds of the scale. Their reciprocals are normal numbers, too.
 _LEAST, _MOST = 2.0**-126, 2.0**126
 #: How much smaller the scale is after an overflow: 8 doublings.
 _BACKOFF = 2.0**-8
 
 
 def of(grads: List[Any], headroom: int) -> Any:
-    """Returns by what gradients are multiplied before they enter a block.
+    """Returns the number that multiplies gradients before they enter a block.
 
-    The greatest power of two at which the largest entry is `headroom` doublings or more
-    below float16's largest number. It comes from bits alone, so it is exact, and on a
-    GPU nothing goes to the host. It carries no derivative.
+    It is the greatest power of two at which the largest entry is `headroom` doublings
+    or more below float16's largest number. It is computed from bits only, so it is
+    exact, and on a GPU nothing goes to the host. It has no derivative.
 
     Args:
       grads: A list of dense gradients.
       headroom: How many doublings are left free.
 
     Returns:
-      A `float32` tensor of shape `[]`, within 2**-126 and 2**126. 1 if an entry is not
-      finite, which stays so.
+      A `float32` tensor of shape `[]`, from 2**-126 to 2**126. 1 if an entry is not
+      finite, so that it stays infinite or NaN.
     """
     largest = largest_magnitude(grads)
     # With all bits of the exponent flipped, 2**e becomes 2**(1 - e).

@@ -1,7 +1,7 @@
 """ScaledBlock for Keras 2: `tf.keras` up to TensorFlow 2.15, and `tf_keras`.
 
-There is one class for each Keras 2. It is made when this module is imported, for one
-that is imported later as soon as it is.
+There is one class for each Keras 2. It is created when this module is imported, or as
+soon as that Keras is imported later.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from lossscale.runtime import kerases, registry
 
 
 def _mix_into(keras: Any) -> None:
-    """Makes and registers the block for one Keras 2."""
+    """Creates and registers the block for one Keras 2."""
 
     def deserialize(config: Any, custom_objects: Any) -> Any:
-        # Keras 2 writes into what it deserializes: the caller's own would change.
+        # Keras 2 changes the config that it deserializes, so it gets a copy.
         config = copy.deepcopy(config)
         return keras.layers.deserialize(config, custom_objects=custom_objects)
 
     members = {
         "__doc__": ScaledBlock.__doc__,
         "__module__": __name__,
-        # The results have their masks from the layer.
+        # The layer sets the masks of the results.
         "_compute_output_and_mask_jointly": True,
         "_serialize": staticmethod(keras.layers.serialize),
         "_deserialize": staticmethod(deserialize),

@@ -10,13 +10,13 @@ from lossscale.blocks import base
 from lossscale.runtime import registry
 
 
-# Of the public class's name: Keras makes names of layers of it.
+# It has the name of the public class, since Keras names layers after their class.
 @base.block_of(keras.layers.Layer)
 class ScaledBlock(base.ScaledBlock, keras.layers.Layer):  # noqa: D101 - it has the public class's
     __doc__ = base.ScaledBlock.__doc__
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        # Keras would ask for shapes alone, and take the dtype to be this layer's.
+        # Keras's own method asks for shapes only, and assumes this layer's dtype.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
 
     @staticmethod

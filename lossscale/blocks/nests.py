@@ -6,16 +6,16 @@ from typing import Any, Callable, List
 
 import tensorflow as tf
 
-#: Where a Keras keeps the mask of a tensor (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+#: Keras keeps a tensor's mask here (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
 _MASK = "_keras_mask"
 
 
 class Nest:
-    """A nest, apart into the tensors that have gradients and all the rest.
+    """A nest, split into the tensors that have gradients and everything else.
 
     Attributes:
-      tensors: The tensors of a floating or complex dtype, those within ragged and
-        sparse ones included.
+      tensors: The tensors of a floating or complex dtype, including those within ragged
+        and sparse tensors.
     """
 
     def __init__(self, nest: Any) -> None:
@@ -26,7 +26,7 @@ class Nest:
         self.tensors = [self._leaves[place] for place in self._places]
 
     def with_tensors(self, tensors: List[Any]) -> Any:
-        """Returns the nest with other tensors in these places, and the same masks."""
+        """Returns the nest with other tensors in their places, and the same masks."""
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors):
             leaves[place] = tensor
@@ -35,18 +35,18 @@ class Nest:
         return found
 
     def map_tensors(self, function: Callable[[Any], Any]) -> Nest:
-        """Returns the nest with `function` of each of these tensors."""
+        """Returns the nest with `function` applied to each of these tensors."""
         return Nest(self.with_tensors([function(each) for each in self.tensors]))
 
 
 def _as_tensor(leaf: Any) -> Any:
-    # A variable would be taken apart into its handle.
+    # tf.nest would replace a variable by its handle.
     return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
 
 
 def has_gradient(leaf: Any) -> bool:
     """Tells whether a leaf is a tensor of a floating or complex dtype."""
-    # A tensor of this graph, of one around it, or of eager mode; no array.
+    # A tensor of this graph, of an outer graph or of eager mode, but no array.
     if not tf.is_tensor(leaf):
         return False
     return bool(leaf.dtype.is_floating or leaf.dtype.is_complex)

@@ -1,8 +1,8 @@
 """Tensors that a layer reads from outside: they are no arguments of its call.
 
-`layer.w = v * 2.0` is one. The gradients of a block are computed apart, so that it must
-be known before the layer is called. The attributes of the layers are searched, and what
-their functions close over. What is read from elsewhere is known too late: an error.
+After `layer.w = v * 2.0`, `layer.w` is one. A block must know such tensors before it
+calls the layer, to compute their gradients. It searches the layers' attributes, and
+what their functions close over. A read from elsewhere is found too late: an error.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from lossscale.runtime import tapes
 from lossscale.runtime.aliases import Tensor
 from lossscale.runtime.graphs import graph_of, is_building, is_in_reach
 
-#: What `tf.function` returns.
+#: The type that `tf.function` returns.
 _FUNCTION = type(tf.function(lambda: None))
 _NESTS = (dict, list, tuple, set)
 _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, _FUNCTION)
-#: What may hold a tensor. Few attributes do, and each call asks of all of them.
+#: The types that may hold a tensor. Few attributes do, but each call checks them all.
 _SEARCHED = (tf.Tensor, *_NESTS, *_CALLED, *_COMPOSITES)
-#: Of each type, whether it is one of these, and whether it is a nest.
+#: Type -> whether it is one of these, and whether it is a nest.
 _kinds: Any = {}
-#: How deep functions that functions close over are searched.
+#: How deep to search functions that functions close over.
 _DEPTH = 2
 
 
 class _Place(NamedTuple):
-    """An attribute that holds tensors, as it is when the layer is called."""
+    """An attribute that holds tensors, with its value when the layer is called."""
 
     attributes: Dict[str, Any]
     name: str
     value: Any
 
     def swap(self, value: Any) -> Any:
-        """Puts a value there, and returns what was there."""
-        # Past __setattr__, with which a Keras tracks what it is given.
+        """Sets the attribute, and returns its old value."""
+        # Not with __setattr__, by which Keras would track the value.
         before = self.attributes.get(self.name)
         self.attributes[self.name] = value
         return before
 
 
 class Outside:
-    """What layers can read from outside, in one call.
+    """The tensors that layers can read from outside, in one call.
 
     Attributes:
       tensors: The tensors that may have a gradient.
@@ -72,13 +72,13 @@ class Outside:
 
     @contextmanager
     def noting_reads(self, given: List[Any]) -> Iterator[None]:
-        """Notes what is read within.
+        """Notes the tensors that are read within.
 
         Args:
           given: The tensors that the layer is called with.
 
         Raises:
-          ValueError: Others of `tensors` were read at the first time.
+          ValueError: The first call read other tensors of `tensors`.
         """
         if not self._is_known:
             yield
@@ -92,10 +92,10 @@ class Outside:
         self._refuse_changed(own & set(found))
 
     def check_reads(self, tape: Any = None) -> None:
-        """Raises if what has a gradient was read, and is not known.
+        """Raises if the call read an unknown tensor that has a gradient.
 
         Args:
-          tape: What recorded the call, None if nothing did.
+          tape: The tape that recorded the call, None if there is none.
 
         Raises:
           ValueError: Such a tensor is neither an argument nor in `tensors`.
@@ -104,8 +104,8 @@ class Outside:
         for tensor in others:
             if tapes.record_what_uses(tensor) and not _is_of_variables(tensor, tape):
                 raise ValueError(
-                    "`layer` must read what has a gradient from its arguments or "
-                    f"attributes, got a tensor of shape {tensor.shape} from elsewhere. "
+                    "`layer` must read tensors with a gradient from its arguments or "
+                    f"attributes, got one of shape {tensor.shape} from elsewhere. "
                     "Pass it to the block as an argument."
                 )
 
@@ -115,13 +115,13 @@ class Outside:
         elif names != self._read:
             raise ValueError(
                 "`layer` must read the same tensors when its forward pass is computed "
-                "again, got others: what is no attribute of it has changed. Pass it to "
-                "the block as an argument."
+                "again, got others: a tensor that is no attribute of it has changed. "
+                "Pass that to the block as an argument."
             )
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """Gives the layers within what they had when they were called."""
+        """Gives the attributes the values of the first call until the context ends."""
         now = [place.swap(place.value) for place in self._places]
         try:
             yield
@@ -131,21 +131,21 @@ class Outside:
 
 
 def _may_count(tensor: Tensor) -> bool:
-    """Tells whether a tensor may have a gradient that somebody asks for."""
+    """Tells whether a program may ask for a gradient of a tensor."""
     if not has_gradient(tensor):
         return False
     if graph_of(tensor) is None:
         return tapes.record_what_uses(tensor)
     if not is_in_reach(tensor.graph):
-        return False  # layers keep tensors of graphs that are gone
-    # `tf.gradients` needs no tape.
+        return False  # layers keep tensors of old graphs
+    # Without a tape `tf.gradients` may still ask for it.
     return tensor.op.type != "Const" or tapes.record_what_uses(tensor)
 
 
 def _is_of_variables(tensor: Tensor, tape: Any) -> bool:
     """Tells whether a tensor was read from variables within a call.
 
-    Eager mode tells nobody that it reads a variable which an operation is given.
+    In eager mode no listener learns that an operation reads a variable directly.
     """
     if tape is None or graph_of(tensor) is not None:
         return False
@@ -154,7 +154,7 @@ def _is_of_variables(tensor: Tensor, tape: Any) -> bool:
 
 
 def _places(layers: List[Any]) -> Iterator[_Place]:
-    """Yields what layers hold, and the functions that they are called by."""
+    """Yields attributes of layers that may hold tensors, and their `call` methods."""
     for layer in layers:
         attributes = vars(layer)
         for name, value in list(attributes.items()):
@@ -172,7 +172,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Yields the tensors in a nest, and in what functions there close over."""
+    """Yields the tensors in a nest, and those that functions in it close over."""
     seen: Set[int] = set()
     values = [(value, 0)]
     while values:
@@ -187,7 +187,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> List[Any]:
-    """Returns what a nest holds, or what a function takes from around it."""
+    """Returns the items of a nest, or the values that a function closes over."""
     if isinstance(value, _NESTS):
         return list(value.values() if isinstance(value, dict) else value)
     if isinstance(value, _COMPOSITES):
@@ -211,5 +211,5 @@ def _closed_over(function: Any) -> List[Any]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty
+    except ValueError:  # the cell is empty
         return None

@@ -1,4 +1,4 @@
-"""What operations read that none of them computed."""
+"""Finds the tensors that operations read and none of them computed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lossscale.runtime.aliases import Graph, Tensor
 from lossscale.runtime.callbacks import key_of
 from lossscale.runtime.graphs import current_graph, graph_of
 
-#: What a graph has in the place of a tensor from around it, a constant for a small one.
+#: A graph has one of these for a tensor that it captured: a constant for a small one.
 _CAPTURED = {"Placeholder", "Const"}
 
 
 @contextmanager
 def read_within() -> Iterator[Callable[[], List[Tensor]]]:
-    """Yields a function that returns the tensors that are read within, afterwards.
+    """Yields a function that returns, afterwards, the tensors that were read within.
 
-    In a graph, of its operations; in eager mode, of what this thread runs.
+    In a graph its new operations count; in eager mode those that this thread runs.
     """
     graph = current_graph()
     if graph is None:
@@ -33,7 +33,7 @@ def read_within() -> Iterator[Callable[[], List[Tensor]]]:
 
 
 class _Listener:
-    """Keeps what eager operations of one thread read, and is told of no others."""
+    """Keeps the tensors that one thread's eager operations read."""
 
     def __init__(self) -> None:
         self.read: Dict[int, Tensor] = {}
@@ -42,7 +42,7 @@ class _Listener:
         self._thread = threading.get_ident()
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
-        """Takes note of an operation: a `callbacks.Listener`."""
+        """Notes an operation: a `callbacks.Listener`."""
         del kind, attrs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
@@ -64,13 +64,13 @@ def _read_by(operations: List[Any]) -> List[Tensor]:
 
 
 class Names:
-    """What tensors are called, however a graph captured them."""
+    """Identifies tensors by number, even if a graph captured them."""
 
     def __init__(self) -> None:
-        self._outer: Dict[int, Dict[int, Any]] = {}  # of graphs, by what is within
+        self._outer: Dict[int, Dict[int, Any]] = {}  # by graph: inner -> outer tensor
 
     def of(self, tensor: Tensor) -> int:
-        """Returns a number that is a tensor's alone, and that of what captured it."""
+        """Returns a number for a tensor. Captured copies of it have the same number."""
         graph = graph_of(tensor)
         while graph is not None and tensor.op.type in _CAPTURED:
             outer = self._captured(graph).get(id(tensor))

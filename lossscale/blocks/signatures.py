@@ -1,4 +1,4 @@
-"""What a block can be called with: what its layer can, and `training`."""
+"""The arguments of a block's call: those of its layer, and `training`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def has(function: Callable[..., Any], name: str) -> bool:
 def with_training(function: Callable[..., Any]) -> inspect.Signature:
     """Returns the signature of a layer's `call`, with `training` if it has none.
 
-    Every Keras reads off the signature what to pass: masks, and `training`, which each
-    layer within a block takes from the block.
+    Every Keras reads from the signature what to pass: masks, and `training`, which each
+    layer within a block gets from the block.
     """
     signature = inspect.signature(function)
     if "training" in signature.parameters:
         return signature
     others = list(signature.parameters.values())
-    # Before the last one, if that takes all keywords.
+    # Before **kwargs, if the signature ends with it.
     ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
     place = len(others) - 1 if ends else len(others)
     return signature.replace(parameters=[*others[:place], _TRAINING, *others[place:]])

@@ -1,11 +1,11 @@
-"""Programs of TensorFlow 1, by a changed import.
+"""For programs of TensorFlow 1, which need only change an import.
 
-Knows loss scales, and the step and the provenance of `optimizer`; no arithmetic of a
-rule, and no Keras. In the order of its imports:
+These files know loss scales, and the step and the provenance of `optimizer`, but no
+arithmetic of a rule, and no Keras. In the order of imports:
 
 * `optimizer`: LossScaleOptimizer for the optimizers of `tf.compat.v1.train`;
 * `rewrite`: TensorFlow's rewrite of graphs to float16;
-* `v1`: the names.
+* `v1`: the public names.
 
 Begin with `optimizer`.
 """

@@ -22,8 +22,8 @@ from lossscale.scales.base import LossScale
 class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     """A `tf.compat.v1.train.Optimizer` that scales the loss and skips bad steps.
 
-    For programs of TensorFlow 1: the names, arguments and meaning are those of
-    `tf.contrib.mixed_precision.LossScaleOptimizer`. With Keras's optimizers use
+    It is for programs of TensorFlow 1. Its names, arguments and meaning are those of
+    `tf.contrib.mixed_precision.LossScaleOptimizer`. For Keras's optimizers use
     `lossscale.LossScaleOptimizer`.
 
     ```
@@ -33,32 +33,32 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     train_op = optimizer.minimize(loss, global_step=global_step)
     ```
 
-    `compute_gradients` returns true gradients: clip those before `apply_gradients`. A
-    step is applied only if its gradients were finite on every replica when they were
-    computed, and are so when they are applied. Else nothing changes, `global_step`
-    neither, but the loss scale.
+    `compute_gradients` returns unscaled gradients, which you can clip before you call
+    `apply_gradients`. A step is applied only if its gradients were finite on every
+    replica when they were computed, and are still finite when they are applied.
+    Otherwise only the loss scale changes, not even `global_step`.
 
-    The gradients that are applied are traced back to those that were computed, through
-    operations, functions, loops and branches, as `lossscale.LossScaleOptimizer` does.
-    All that one `compute_gradients` returned must have been finite, and a session runs
-    all of it. Where nothing is known, an overflow is seen only if it is still one when
-    it is applied, and gradients are taken for unscaled: after NumPy, a placeholder, and
-    in a session a variable, which another run may have assigned.
+    Like `lossscale.LossScaleOptimizer`, this traces the applied gradients back to the
+    computed ones, through operations, functions, loops and branches. All gradients from
+    one `compute_gradients` must have been finite, and a session runs all of them. The
+    trace ends at NumPy, at a placeholder, and in a session at a variable, which another
+    run may have assigned. Gradients from there count as unscaled, and an overflow is
+    seen only if they are still infinite or NaN when they are applied.
 
-    Unlike `lossscale.LossScaleOptimizer`, optimizers that share a loss scale adjust it
-    once for each `apply_gradients`.
+    If optimizers share a loss scale, each `apply_gradients` adjusts it. In this it
+    differs from `lossscale.LossScaleOptimizer`.
 
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
-      loss_scale_manager: Anything that `lossscale.get` takes but None: a
+      loss_scale_manager: Anything that `lossscale.get` takes except None: a
         `LossScaleManager`, a `LossScale`, a number, or a name such as `"dynamic"`.
 
     Raises:
       TypeError: An argument has the wrong type.
-      ValueError: `loss_scale_manager` is out of range, or the strategy is one for TPUs.
+      ValueError: `loss_scale_manager` is out of range, or the strategy is for TPUs.
 
     Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_optimizer.py`;
-    across replicas, and names in checkpoints, TensorFlow 2.21
+    for replicas and the names in checkpoints, TensorFlow 2.21
     `python/training/experimental/loss_scale_optimizer.py`.
     """
 
@@ -66,14 +66,14 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         self._construct(opt, "loss_scale_manager", loss_scale_manager)
 
     def _construct(self, opt: Any, argument: str, given: Any) -> None:
-        """Checks the arguments, of which the second has two names, and keeps them."""
+        """Checks and keeps the arguments. `argument` is the name of the second one."""
         check_optimizer(opt)
         replicas.refuse_tpu()
         loss_scale = serialization.get(given)
         if loss_scale is None:
             raise TypeError(
-                f"`{argument}` must not be None. Use the optimizer as it is, or pass "
-                "the number 1."
+                f"`{argument}` must not be None, got None. Use the optimizer without "
+                "this wrapper, or pass the number 1."
             )
         super().__init__(opt._use_locking, opt.get_name())
         self._optimizer = opt
@@ -81,13 +81,13 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         self._provenance = Provenance(
             loss_scale, divides_in_apply=False, is_keras=False
         )
-        # The names are TensorFlow's: its checkpoints restore into them.
+        # These are TensorFlow's names, so that its checkpoints can be restored.
         self._track_trackable(opt, "base_optimizer")
         self._track_trackable(loss_scale, "loss_scale")
 
     @property
     def loss_scale(self) -> LossScale:
-        """The `LossScale`. It converts to its current value as a tensor."""
+        """The `LossScale`. As a tensor it is its current value."""
         return self._loss_scale
 
     @do_not_convert
@@ -100,18 +100,18 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: Any = None,
     ) -> List[Tuple[Any, Any]]:
-        """Returns the true gradients of `loss`, computed from the scaled one.
+        """Returns the unscaled gradients of `loss`, computed from the scaled loss.
 
         Args:
           loss: A tensor, or a function that returns one. In eager mode a function.
           var_list: The variables. None: all trainable ones.
-          gate_gradients: Handed on to the inner optimizer, as what follows.
-          aggregation_method: How terms of a gradient are added up.
-          colocate_gradients_with_ops: Whether they are computed where the loss was.
-          grad_loss: The gradient of what `loss` is a part of, a tensor of its shape.
+          gate_gradients: Passed to the inner optimizer, as are the next arguments.
+          aggregation_method: How to add up the terms of a gradient.
+          colocate_gradients_with_ops: Whether to compute them on the loss's devices.
+          grad_loss: The gradient already computed for `loss`, a tensor of its shape.
 
         Returns:
-          A list of pairs of a gradient, perhaps None, and its variable.
+          A list of pairs of a gradient, which may be None, and its variable.
         """
         pairs = self._optimizer.compute_gradients(
             self._scaled(loss),
@@ -119,7 +119,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             gate_gradients=gate_gradients,
             aggregation_method=aggregation_method,
             colocate_gradients_with_ops=colocate_gradients_with_ops,
-            # The scaled loss is that wide, and TensorFlow wants both of one dtype.
+            # TensorFlow wants it in the dtype of the scaled loss, which is widened.
             grad_loss=None if grad_loss is None else widened(grad_loss),
         )
         grads = self._provenance.unscale([grad for grad, _ in pairs])
@@ -129,7 +129,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         if callable(loss):
             return lambda: self._loss_scale.scale(loss())
         if mode.current().knows_values:
-            return loss  # the inner optimizer says what is wrong with it
+            return loss  # the inner optimizer raises an error
         return self._loss_scale.scale(loss)
 
     @do_not_convert
@@ -144,17 +144,17 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         Call it in replica context, on each replica.
 
         Args:
-          grads_and_vars: Pairs of a gradient, perhaps None, and its variable. One that
-            is known to be still scaled is divided.
-          global_step: A variable that counts the applied steps. None: there is none.
-          name: The name of the operation. None: the inner optimizer's.
+          grads_and_vars: Pairs of a gradient, which may be None, and its variable. A
+            gradient known to be still scaled is unscaled first.
+          global_step: A variable that counts the applied steps. None: no variable.
+          name: The name of the operation. None: the inner optimizer's name.
 
         Returns:
-          In a graph an operation that does it all. In eager mode, where it has been
-          done, None.
+          In a graph, an operation that runs the step. In eager mode, where the step has
+          run, None.
 
         Raises:
-          ValueError: It is called in cross-replica context, or there is no gradient.
+          ValueError: The call is in cross-replica context, or there is no gradient.
         """
         replicas.check_can_apply()
         pairs = list(grads_and_vars)
@@ -172,9 +172,9 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         self, variables: List[Any], global_step: Any, name: str
     ) -> ApplyFunction:
         """Returns a function that applies gradients, also within a branch."""
-        # One object: of others TensorFlow would make one with a part of each replica.
+        # Every replica must pass the same object, or TensorFlow would merge them.
         name = sys.intern(f"{name}-wrapped")
-        # What the inner optimizer creates is named as it would be outside a branch.
+        # The inner optimizer's variables get the names that they have outside a branch.
         scope = tf.compat.v1.get_default_graph().get_name_scope()
 
         def apply(grads: Grads) -> Any:
@@ -189,7 +189,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         return self._optimizer.get_slot(var, name)
 
     def get_slot_names(self) -> List[str]:
-        # To a checkpoint the inner optimizer, which is tracked, names them itself.
+        # A checkpoint tracks the inner optimizer, and asks it for its own slots.
         return [] if checkpoints.is_asking() else self._optimizer.get_slot_names()
 
     def variables(self) -> List[Any]:
@@ -198,30 +198,30 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
 
 def check_optimizer(opt: Any) -> None:
-    """Raises unless an optimizer is one that can be wrapped."""
+    """Raises unless an optimizer can be wrapped."""
     if not isinstance(opt, tf.compat.v1.train.Optimizer):
         raise TypeError(
             "`opt` must be a tf.compat.v1.train.Optimizer, got "
-            f"{arguments.shown(opt)} of type {type(opt).__name__}. For an optimizer of "
-            "Keras use lossscale.LossScaleOptimizer."
+            f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
+            "optimizer use lossscale.LossScaleOptimizer."
         )
     theirs = getattr(tf.compat.v1, "mixed_precision", None)
     wrapper: Any = getattr(theirs, "MixedPrecisionLossScaleOptimizer", ())
     if isinstance(opt, (LossScaleOptimizer, wrapper)):
         raise TypeError(
             "`opt` must not be a LossScaleOptimizer itself, got "
-            f"{arguments.shown(opt)}. Wrap the optimizer that it was made of."
+            f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."
         )
 
 
 def _as_train_op(done: Any, name: str, listed: List[Op]) -> Op:
-    """Returns one operation for all replicas, the graph's training op.
+    """Returns one operation for all replicas, and makes it the graph's training op.
 
     Args:
-      done: What does it all, on each replica.
-      name: The operation's name.
-      listed: The training ops that the graph had. Each optimizer adds its own to them:
-        that of the inner one is in a branch, and would not run there.
+      done: The operation that runs the step, on each replica.
+      name: The name of the new operation.
+      listed: The graph's training ops before this step. The inner optimizer has added
+        one that is in a branch, and cannot run from outside: it is dropped.
     """
     op = tf.distribute.get_strategy().group(done, name=name)
     key = tf.compat.v1.GraphKeys.TRAIN_OP

@@ -10,7 +10,7 @@ from lossscale.compat.optimizer import LossScaleOptimizer, check_optimizer
 
 
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
-    """`LossScaleOptimizer` by its name in `tf.compat.v1.train.experimental`.
+    """`LossScaleOptimizer` under its name in `tf.compat.v1.train.experimental`.
 
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
@@ -28,7 +28,7 @@ def enable_mixed_precision_graph_rewrite(
 ) -> LossScaleOptimizer:
     """Turns on TensorFlow's rewrite of graphs to float16, and wraps an optimizer.
 
-    TensorFlow rewrites what new sessions and new traces of `tf.function` run on a GPU.
+    TensorFlow then rewrites graphs of new sessions and `tf.function` traces on a GPU.
     `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite` turns it off.
 
     Args:
@@ -39,9 +39,9 @@ def enable_mixed_precision_graph_rewrite(
       A `MixedPrecisionLossScaleOptimizer` around `opt`.
 
     Raises:
-      NotImplementedError: This TensorFlow has no such rewrite.
+      NotImplementedError: This version of TensorFlow has no such rewrite.
       TypeError: An argument has the wrong type.
-      ValueError: `loss_scale` is out of range, or Keras's mixed precision is used, too.
+      ValueError: `loss_scale` is out of range, or Keras's mixed precision is on, too.
 
     Source: TensorFlow 2.21 `python/training/experimental/mixed_precision.py`.
     """
@@ -50,15 +50,15 @@ def enable_mixed_precision_graph_rewrite(
     if enable is None:
         raise NotImplementedError(
             f"TensorFlow {tf.version.VERSION} has no rewrite of graphs to float16. "
-            "Cast in the model, and wrap its optimizer by "
+            "Cast in the model, and wrap its optimizer in "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
     wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
-    enable(opt, 1.0)  # makes a wrapper, too, without variables: it goes
+    enable(opt, 1.0)  # also creates a wrapper, without variables, which is dropped
     return wrapper
 
 
 def _of_tensorflow() -> Any:
-    """Returns TensorFlow's function of that name, None where it has none."""
+    """Returns TensorFlow's own function, None if this version has none."""
     theirs = getattr(tf.compat.v1, "mixed_precision", None)
     return getattr(theirs, "enable_mixed_precision_graph_rewrite", None)

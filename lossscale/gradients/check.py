@@ -1,4 +1,4 @@
-"""What is known of gradients: are all finite, which are not, and how large are they?"""
+"""A check of gradients: are all finite, which are not, and how large are they?"""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lossscale.runtime.control import either
 
 
 class Check(NamedTuple):
-    """A quick check of gradients, and an exact one for where it fails.
+    """A quick check of gradients, and an exact check for when it fails.
 
-    `earlier & later` is the check of gradients that were checked twice, or of two lists
-    of gradients. `CLEAN` has nothing to check: joined with another it changes nothing.
+    `earlier & later` joins two checks of the same gradients, or of two lists of
+    gradients. `CLEAN` checks nothing: joined with another check it changes nothing.
 
     Attributes:
       quick: The quick check, a `bool` tensor of shape `[]`. If True, all gradients are
-        finite; if False, only the exact check can tell. The Python value True where
-        there is nothing to check.
-      exact_check: Returns the exact flag, a `bool` tensor of shape `[]`. Called,
-        perhaps within a branch, whether `quick` is True or not. None: `quick` is exact.
-      worst: Returns a `float32` tensor of shape `[gradients]`, the worst number of each
-        gradient (see `faults`). Called where a step is skipped, perhaps within a
-        branch. None: no gradient can be at fault.
+        finite; if False, only the exact check can tell. The Python value True if there
+        is nothing to check.
+      exact_check: A function that returns the exact flag, a `bool` tensor of shape
+        `[]`. It must work in a branch, and for either `quick`. None: `quick` is exact.
+      worst: A function that returns a `float32` tensor of shape `[gradients]`, the
+        worst number of each gradient (see `faults`). Called if a step is skipped,
+        perhaps within a branch. None: no gradient can be at fault.
       largest: The greatest magnitude of the gradients, a `float32` tensor of shape
         `[]`. None: not requested.
     """
@@ -47,7 +47,7 @@ class Check(NamedTuple):
         return either(self.quick, _true, self.exact_check)
 
     def exact_in_branch(self) -> Flag:
-        """Returns the exact flag by the exact check, for a branch that needs it."""
+        """Returns the exact flag, always by the exact check. For use in a branch."""
         return self.quick if self.exact_check is None else self.exact_check()
 
     def worst_of(self, count: int) -> Tensor:
@@ -58,11 +58,11 @@ class Check(NamedTuple):
         """Returns this check in a form that no longer needs the gradients.
 
         The exact check runs now, in a branch of its own. A check that needs its
-        gradients keeps them in memory until the step is decided on: clipping by the
-        global norm would then need as much memory again as the gradients take.
+        gradients keeps them in memory until the step is decided: then clipping by the
+        global norm would need as much memory again as the gradients take.
 
         Args:
-          count: How many gradients it is of.
+          count: The number of gradients that it checks.
         """
         if self.exact_check is None:
             return self
@@ -92,10 +92,10 @@ class Check(NamedTuple):
     def _first_worst(
         self, later: Optional[Callable[[], Tensor]]
     ) -> Optional[Callable[[], Tensor]]:
-        """Returns what returns the worst numbers of this check, or of a later one.
+        """Returns a function for the worst numbers of this check, or of a later one.
 
-        A gradient that was not finite at the first check is the cause of what the
-        second one finds: clipping by an infinite norm makes every gradient NaN.
+        If a gradient was not finite at the first check, it caused what the second check
+        finds: clipping by an infinite norm makes every gradient NaN.
         """
         earlier = self.worst
         if earlier is None or later is None:
@@ -103,12 +103,12 @@ class Check(NamedTuple):
         return lambda: tf.where(self.exact_in_branch(), later(), earlier())
 
 
-#: There is nothing to check.
+#: A check of nothing.
 CLEAN = Check(True)
 
 
 def greater(one: Optional[Scalar], other: Optional[Scalar]) -> Optional[Scalar]:
-    """Returns the greater of two magnitudes, either of which may not be requested."""
+    """Returns the greater of two magnitudes. None means: not requested."""
     if one is None or other is None:
         return other if one is None else one
     return tf.maximum(one, other)

@@ -1,8 +1,8 @@
-"""Which of one replica's gradients are not finite, and whether by infinity or NaN.
+"""Which of one replica's gradients are not finite, and whether they are inf or NaN.
 
-Each gradient has a *worst* number: finite if all its elements are, infinite if one of
-them is, and NaN if one is that. Worst numbers of one gradient, of several replicas or
-at several times, add up to the worst of them. A good step pays nothing for them.
+Each gradient has a *worst* number. It is NaN if an element is NaN, else infinite if an
+element is infinite, else finite. The sum of a gradient's worst numbers, of several
+replicas or times, is the worst of them. A good step does not compute them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lossscale.gradients.finite import as_stored, floating_values
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Grad, Grads, Tensor
 
-#: Of a dtype's largest numbers times this, 2**60 squares add up to a finite float32.
+#: dtype -> a factor. 2**60 squares of its largest number times that have a finite sum.
 _SMALL = {tf.float32: 2.0**-95, tf.float64: 2.0**-991}
 
 
@@ -25,7 +25,7 @@ def clean(count: int) -> Tensor:
 
 
 def are_clean(worst: Tensor) -> Flag:
-    """Tells whether worst numbers are all of finite gradients."""
+    """Tells whether all worst numbers belong to finite gradients."""
     return tf.math.is_finite(tf.reduce_sum(worst))
 
 
@@ -34,13 +34,13 @@ def worst_of_each(packed: Grads, groups: List[List[int]]) -> Tensor:
 
     Args:
       packed: A list of gradients, as `packing.pack` returns it.
-      groups: The positions of the gradients that each of them is made of.
+      groups: For each of them, the positions of the gradients packed into it.
 
     Returns:
       A `float32` tensor of shape `[gradients]`. No number is negative.
     """
     pairs = list(zip(packed, groups))
-    # A square is one operation less, for the many gradients that are not packed.
+    # For a gradient that is not packed, the sum of squares is one operation less.
     can_square = not mode.current().squares_factors
     single = [pair for pair in pairs if can_square and len(pair[1]) == 1]
     others = [pair for pair in pairs if not (can_square and len(pair[1]) == 1)]
@@ -64,7 +64,7 @@ def in_order(numbers: Tensor, groups: List[List[int]]) -> Tensor:
 def _worst(grad: Grad) -> Tensor:
     """Returns the worst number of one gradient, with few operations.
 
-    It is the sum of the squares of what is made so small that no finite sum overflows.
+    It is a sum of squares. The elements are made so small that no finite sum overflows.
     """
     squares = [
         tf.cast(tf.nn.l2_loss(value * _SMALL[value.dtype]), tf.float32)
@@ -94,13 +94,13 @@ def _wide(grad: Grad) -> List[Any]:
 def _worst_of_elements(values: List[Tensor], size: int) -> Tensor:
     """Returns the worst number of each row, without arithmetic on the elements.
 
-    An XLA that makes one factor of two makes one of the division that they come from,
-    too, and what overflows there is not seen. Else the sum is better: with it 1,000
-    gradients are compiled in a third of the time.
+    An XLA that joins two factors would join this one with the division before it, and
+    hide an overflow of that division. Where XLA does not, the sum is better: with it
+    1,000 gradients compile in a third of the time.
     """
     worst: Any = tf.zeros([size])
     for value in values:
         at_fault = tf.where(tf.math.is_nan(value), 2.0, 1.0)
         kinds = tf.where(tf.math.is_finite(value), 0.0, at_fault)
-        worst = tf.maximum(worst, tf.reduce_max(kinds, axis=1))  # of no element, -inf
+        worst = tf.maximum(worst, tf.reduce_max(kinds, axis=1))  # -inf if it is empty
     return tf.where(worst > 1.0, float("nan"), tf.where(worst > 0.0, float("inf"), 0.0))

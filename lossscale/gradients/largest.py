@@ -13,17 +13,17 @@ from lossscale.runtime.aliases import Divisors, Flag, Grads, Scalar
 
 
 def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
-    """Returns the greatest magnitude that gradients have once they are divided.
+    """Returns the greatest magnitude of gradients after their division.
 
-    That of the quotients is the quotient of the greatest: rounding keeps their order.
+    It divides only the greatest: rounding keeps the order of the quotients.
 
     Args:
       grads: A list of gradients; some may be None.
-      divisors: What each is still to be divided by, a `float32` tensor of shape `[]`.
-        None, as a whole or for one of them: it is unscaled.
+      divisors: For each gradient the number that still has to divide it, a `float32`
+        tensor of shape `[]`, or None if it is unscaled. None: all are unscaled.
 
     Returns:
-      A `float32` tensor of shape `[]`, 0 without gradients. It may be anything if a
+      A `float32` tensor of shape `[]`, 0 without gradients. It can have any value if a
       gradient is not finite.
     """
     divisors = divisors or [None] * len(grads)
@@ -45,7 +45,7 @@ def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
 
     Args:
       packed: A list of finite gradients, as `packing.pack` returns it.
-      groups: The positions of the gradients that each of them is made of.
+      groups: For each of them, the positions of the gradients packed into it.
 
     Returns:
       A `float32` tensor of shape `[gradients]`, finite, and 0 for None.
@@ -56,28 +56,28 @@ def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
         for value in floating_values([grad]):
             rows = tf.reshape(tf.abs(value), [len(group), -1])
             greatest = tf.cast(tf.reduce_max(rows, axis=1), tf.float32)
-            magnitudes = tf.maximum(magnitudes, greatest)  # of no element, -inf
+            magnitudes = tf.maximum(magnitudes, greatest)  # `greatest` may be -inf
         found.append(magnitudes)
     numbers = in_order(tf.concat(found, 0), groups)
     return tf.minimum(numbers, tf.float32.max)
 
 
 def largest_if_finite(grads: Any) -> Any:
-    """Returns the greatest magnitude in a nest of gradients: if one is not finite, inf.
+    """Returns the greatest magnitude in a nest of gradients, inf if one is not finite.
 
-    What float32 does not hold counts as its largest number.
+    A finite magnitude beyond float32 counts as float32's largest number.
     """
     found = largest_magnitude(floating_values(grads))
     return bounded(all_finite(grads), found)
 
 
 def bounded(is_finite: Flag, largest: Scalar) -> Any:
-    """Returns what is told of a step: infinite if and only if it is bad."""
+    """Returns `largest` if the step was finite, at most float32's maximum, else inf."""
     return tf.where(is_finite, tf.minimum(largest, tf.float32.max), float("inf"))
 
 
 def _magnitude(value: Any) -> Any:
-    # Two reads, and nothing is written: tf.abs would write as much as it reads, which
-    # takes a fourth longer on a CPU, and twice as long under XLA.
+    # Two reads, and no write: tf.abs would write as much as it reads, which takes a
+    # fourth longer on a CPU, and twice as long under XLA.
     either_end = tf.maximum(tf.reduce_max(value), -tf.reduce_min(value))
     return tf.cast(either_end, tf.float32)

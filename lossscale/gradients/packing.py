@@ -1,4 +1,4 @@
-"""Small gradients packed into few tensors, so that a step starts few kernels."""
+"""Packs small gradients into few tensors, so that a step starts few kernels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Grad, Grads, Tensor
 
-#: Gradients with more elements stay alone: copying them takes longer than the kernels
-#: that are saved. Of 1,000 gradients of 32 x 32, packing saves more than half of what
+#: Gradients with more elements are not packed: a copy takes longer than the kernels
+#: that it saves. Of 1,000 gradients of 32 x 32, packing saves more than half of what
 #: loss scaling adds; of 10 or 100 the limit hardly matters (`benchmarks/packing.py`).
 SMALL = 4096
 
@@ -19,13 +19,13 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
     """Stacks small gradients of equal shape and dtype.
 
     Args:
-      grads: A list of gradients. What is not a small dense floating-point tensor of
-        known shape stays as it is.
+      grads: A list of gradients. Only small dense floating-point tensors of known shape
+        are stacked. All others stay as they are.
 
     Returns:
-      packed: A list of gradients, at most as long. Under XLA, which compiles all of
-        them into one program anyway, `grads` itself.
-      groups: For each of them the positions in `grads` of what it is made of.
+      packed: A list of gradients, not longer than `grads`. Under XLA, which compiles
+        all of them into one program anyway, `grads` itself.
+      groups: For each of them, the positions in `grads` of the gradients within it.
     """
     groups = _groups(grads)
     if len(groups) == len(grads):
@@ -38,9 +38,9 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
 
 
 def add_up(grads: Grads) -> List[Any]:
-    """Adds up small gradients where `pack` stacks them. No infinity or NaN gets lost.
+    """Adds up the small gradients that `pack` would stack. Keeps infinity and NaN.
 
-    That is one read of them, where stacking writes them again.
+    This only reads them once, but stacking would also write them.
     """
     groups = _groups(grads)
     if len(groups) == len(grads):
@@ -49,12 +49,12 @@ def add_up(grads: Grads) -> List[Any]:
 
 
 def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
-    """Returns the list that was packed, after the same was done to all of it."""
+    """Splits packed gradients, all changed in the same way, into the original list."""
     if len(packed) == sum(map(len, groups)):
         return packed
     found: Dict[int, Any] = {}
     for group, value in zip(groups, packed):
-        # Keras 3 wants all gradients from one graph: no captured ones among others.
+        # Keras 3 wants all gradients from one graph, so it must not be a captured one.
         many = len(group) > 1
         parts = tf.unstack(value, len(group)) if many else [in_this_graph(value)]
         found.update(zip(group, parts))
@@ -62,7 +62,7 @@ def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
 
 
 def groups_of_one(count: int) -> List[List[int]]:
-    """Returns the groups of gradients of which none are packed."""
+    """Returns the groups of gradients that are not packed: one for each gradient."""
     return [[position] for position in range(count)]
 
 
@@ -73,13 +73,13 @@ def is_small(tensor: Tensor) -> bool:
 
 
 def as_they_are(grads: Grads) -> List[Any]:
-    """Returns gradients as they are now. A variable may be changed later."""
+    """Returns gradients as they are now. Reads variables, which may change later."""
     kept = (tf.Tensor, tf.IndexedSlices, type(None))
     return [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in grads]
 
 
 def in_this_graph(grad: Grad) -> Any:
-    """Returns a gradient as a tensor of the graph that is built now, not captured."""
+    """Returns a gradient as a tensor of the current graph, not a captured one."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(
             in_this_graph(grad.values), grad.indices, grad.dense_shape
@@ -88,7 +88,7 @@ def in_this_graph(grad: Grad) -> Any:
 
 
 def _groups(grads: Grads) -> List[List[int]]:
-    """Returns the positions of the gradients that become one."""
+    """Returns groups of positions. The gradients of a group are packed into one."""
     groups: Dict[Any, List[int]] = {}
     packs = mode.current().packs_small
     for position, grad in enumerate(grads):
@@ -98,9 +98,9 @@ def _groups(grads: Grads) -> List[List[int]]:
 
 
 def _key(grad: Grad) -> Any:
-    """Returns what equal gradients have in common, None if this one stays alone."""
+    """Returns the key of a gradient's group, None if it is not packed."""
     is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating
     if not is_dense or not is_small(grad):
         return None
-    # Where a model is spread over devices, each gradient stays on its own.
+    # If a model is spread over devices, each gradient stays on its own device.
     return (grad.dtype, tuple(grad.shape), grad.device)

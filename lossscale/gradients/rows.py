@@ -1,8 +1,8 @@
 """Sparse gradients with duplicate rows: are their sums finite?
 
 An optimizer sums duplicate rows when it applies them. In float16 each value may be
-finite where that sum is not. Wider dtypes are not looked at: their sums overflow at
-gradients of 1e38 only. Nothing here adds an operation where no gradient is sparse.
+finite, but not their sum. Wider dtypes are not checked: their sums overflow only for
+gradients of 1e38. Without sparse gradients nothing here adds an operation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lossscale.runtime.aliases import Divisors, Grad, Grads
 
 
 def may_have_duplicates(grad: Grad) -> bool:
-    """Tells whether a gradient may have duplicate rows whose sum its dtype lacks."""
+    """Tells whether a gradient may have duplicate rows with a sum that overflows."""
     if not isinstance(grad, tf.IndexedSlices):
         return False
     dtype = grad.values.dtype
@@ -24,7 +24,7 @@ def may_have_duplicates(grad: Grad) -> bool:
 
 
 def any_may_have_duplicates(grads: Iterable[Any]) -> bool:
-    """Tells whether there is such a gradient."""
+    """Tells whether any gradient may have duplicate rows."""
     return any(may_have_duplicates(grad) for grad in grads)
 
 
@@ -33,11 +33,11 @@ def sums_stay_finite(
 ) -> Any:
     """Tells whether the sums of duplicate rows are surely finite. Reads the rows once.
 
-    They are if the magnitudes of all rows, duplicate or not, have a finite sum.
+    They are finite if the magnitudes of all rows, duplicate or not, have a finite sum.
 
     Args:
       grads: The gradients; some may be None.
-      divisors: What each is still to be divided by. None: all are unscaled.
+      divisors: The number that still has to divide each. None: all are unscaled.
       terms: How many gradients of this size will be added.
 
     Returns:
@@ -47,7 +47,7 @@ def sums_stay_finite(
     for grad, divisor in zip(grads, divisors or [None] * len(grads)):
         if may_have_duplicates(grad):
             wide = tf.abs(tf.cast(grad.values, tf.float32))
-            # Half of the room is left to rounding. Infinity is less than nothing.
+            # Half of the range is left for rounding. `inf < limit` is False, as needed.
             limit = tf.constant(float(grad.values.dtype.max) / (2 * terms))
             limit = limit if divisor is None else limit * divisor
             proofs.append(tf.reduce_all(tf.reduce_sum(wide, axis=0) < limit))
@@ -55,15 +55,15 @@ def sums_stay_finite(
 
 
 def added(grads: Iterable[Any]) -> List[Any]:
-    """Returns the `sums` of each gradient that may have duplicates, else None."""
+    """Returns for each gradient its `sums`, or None if it has no duplicate rows."""
     return [sums(grad) if may_have_duplicates(grad) else None for grad in grads]
 
 
 def sums(grad: Grad) -> Any:
-    """Returns what duplicate rows of a gradient add up to, in its dtype.
+    """Returns the sums of a gradient's duplicate rows, in its dtype.
 
-    Of three or more the order decides whether they overflow, and it is the optimizer's:
-    their magnitudes are added up. If those are finite, every order is.
+    With three or more rows the optimizer's order of addition decides whether the sum
+    overflows. So their magnitudes are summed: if that is finite, so is every order.
     """
     values, positions, size = _grouped(grad)
     wide = tf.cast(values, tf.float32)
@@ -76,11 +76,11 @@ def sums(grad: Grad) -> Any:
 
 
 def _grouped(grad: Grad) -> Tuple[Any, Any, Any]:
-    """Returns a gradient's rows, the number of each one's group, and how many."""
+    """Returns a gradient's rows, the group number of each row, and how many groups."""
     if not mode.current().fixes_shapes:
         unique, positions = tf.unique(grad.indices)
         return grad.values, positions, tf.shape(unique)[0]
-    # It has no tf.unique, and in a branch of TensorFlow 2.4 only inputs' shapes.
+    # XLA has no tf.unique. In a branch of TensorFlow 2.4 it knows only inputs' shapes.
     order = tf.argsort(tf.cast(grad.indices, tf.int32))
     ordered = tf.gather(grad.indices, order)
     is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
@@ -89,10 +89,10 @@ def _grouped(grad: Grad) -> Tuple[Any, Any, Any]:
 
 
 def magnitudes(grad: Grad) -> Any:
-    """Returns the sum of each row's magnitudes as a dense tensor of its dtype.
+    """Returns a dense tensor, in its dtype: the sums of duplicate rows' magnitudes.
 
     Args:
-      grad: A gradient that tells how many rows there are: it has a `dense_shape`.
+      grad: A gradient with a `dense_shape`, which says how many rows there are.
     """
     wide = tf.abs(tf.cast(grad.values, tf.float32))
     total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])

@@ -1,4 +1,4 @@
-"""A loss times a number, and gradients divided by it, computed in float32 or wider."""
+"""Multiplies a loss by a number and divides gradients by it, in float32 or wider."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def multiply(loss: Tensor, loss_scale: Any) -> Any:
 
 
 def widened(tensor: Tensor) -> Any:
-    """Returns a tensor in `float32`, or as it is if its dtype is wider."""
+    """Returns a tensor in `float32`, or unchanged if its dtype is wider."""
     tensor = tf.convert_to_tensor(tensor)
     if tensor.dtype in (tf.float64, tf.complex64, tf.complex128):
         return tensor
@@ -30,13 +30,13 @@ def widened(tensor: Tensor) -> Any:
 def divide(grads: Any, divisor: Scalar) -> Any:
     """Returns the nest `grads` divided by a `float32` scalar.
 
-    Each gradient keeps its dtype, its sparsity and, if it is None, that. What is not
-    floating is returned as it came. float16 gradients are divided in float32: there,
-    unlike in float16, the divisor 2**16 is finite.
+    Each gradient keeps its dtype and sparsity, and None stays None. Tensors that are
+    not floating are returned unchanged. float16 gradients are divided in float32, where
+    a divisor of 2**16 is finite; in float16 it is not.
 
-    Under XLA they are multiplied with its reciprocal: as exact at powers of two, else
-    the last bit may differ. XLA fuses a multiplication into what uses the result, and
-    would store a quotient in memory.
+    Under XLA they are multiplied by its reciprocal. At powers of two that is as exact;
+    otherwise the last bit may differ. XLA fuses a multiplication into the operations
+    that use the result, but would store a quotient in memory.
     """
     fused = mode.current().divides_by_reciprocal
     quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
@@ -44,14 +44,14 @@ def divide(grads: Any, divisor: Scalar) -> Any:
 
 
 def opaque_divisor(loss_scale: Any, count: Any) -> Any:
-    """Returns a loss scale as a divisor that no compiler knows.
+    """Returns a loss scale as a divisor whose value compilers cannot know.
 
     A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
-    and flushes to zero (TensorFlow 2.4 to 2.21). What a variable holds it cannot know.
+    and flushes to zero (TensorFlow 2.4 to 2.21). It cannot know a variable's value.
 
     Args:
       loss_scale: A `float32` tensor of shape `[]`.
-      count: A variable that is never negative, which no compiler knows either.
+      count: A variable that is never negative. Compilers do not know this.
     """
     if not mode.current().knows_constants:  # each operation runs as it stands
         return loss_scale
@@ -81,8 +81,8 @@ def _divide(grad: Grad, divisor: Scalar, quotient: Callable[[Any], Any]) -> Any:
 
 
 def _by_reciprocal(divisor: Scalar) -> Callable[[Any], Any]:
-    # 1 / 2**127 is subnormal and flushes to zero: two factors then. Whoever divides by
-    # a constant must hide that (`opaque_divisor`), or XLA makes them one again.
+    # 1 / 2**127 is subnormal and flushes to zero, so there are two factors. A caller
+    # must hide a constant divisor (`opaque_divisor`), or XLA joins the factors again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
     second = 1.0 / (divisor * first)
     return lambda value: value * first * second

@@ -1,4 +1,4 @@
-"""Which layer's output was the first that was not finite, in `fit`."""
+"""Finds the first layer whose output was not finite, during `fit`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ The first layer whose output was not finite at the last step: {path}: {kind}{bef
 its inputs were {inputs}. """
 _WRITE = """Give it dtype="float32"."""
 _MASKED = """\
-They held -inf, as a mask does; if it is none, look at {path}."""
-_GIVEN = "Look at the data, and at what stands between the layers before it."
+They held -inf, as a mask does. If that is no mask, look at {path}."""
+_GIVEN = "Look at the data, and at operations between the layers before it."
 _FINITE = """\
 The outputs of all layers{but} were finite at the last step. The largest was that of \
 {path}, {largest}."""
-_NONE = "No output of a layer was seen at the last step."
+_NONE = "The monitor saw no output of a layer at the last step."
 
 
 class Activations:
-    """Watches what the layers of a model return during one `fit`.
+    """Watches the outputs of a model's layers during one `fit`.
 
-    The model's `train_step` is replaced for the while, and traced anew, before and
-    after. If `fit` ends by an error that the monitor does not see, the next `fit` or
-    `train_on_batch` puts back what was.
+    It replaces the model's `train_step` meanwhile, which Keras traces again when this
+    begins and when it ends. If `fit` ends with an error that the monitor does not see,
+    the next `fit` or `train_on_batch` restores the original.
     """
 
     def __init__(self, model: Any, loss_scales: Sequence[Any]) -> None:
@@ -43,7 +43,7 @@ class Activations:
         model, outputs = self._model, self._outputs
         original = model.train_step
 
-        # AutoGraph converts it, and so what it calls, as it would the model's own.
+        # AutoGraph converts this and all that it calls, as it would the model's own.
         def train_step(*args: Any, **kwargs: Any) -> Any:
             with outputs.step():
                 return original(*args, **kwargs)
@@ -57,11 +57,11 @@ class Activations:
         make = model.make_train_function
         for name, function in ours.items():
             object.__setattr__(model, name, function)
-        model.train_function = None  # what was traced before measures nothing
+        model.train_function = None  # the old trace measures nothing
         make()
 
     def end(self) -> None:
-        """Puts back what was replaced. Called again it does nothing."""
+        """Restores the original methods. A second call does nothing."""
         before, self._before = self._before, {}
         for name, function in before.items():
             if function is None:
@@ -69,16 +69,16 @@ class Activations:
             else:
                 object.__setattr__(self._model, name, function)
         if before:
-            self._model.train_function = None  # what was traced measures on
+            self._model.train_function = None  # the old trace would go on measuring
 
     def finding(self) -> str:
-        """Reads the device. Returns what is to be said of the last step's outputs."""
+        """Reads the device. Returns a sentence about the last step's outputs."""
         outputs = self._outputs
         last = self._read(outputs.last)
         called = [number for number in outputs.paths if last[number] > 0]
         bad = [number for number in called if last[number] >= MASK]
         meant = self._read(outputs.meant) > 0
-        # The one whose call ends last is the model: its own output is no mask.
+        # The call that ends last is the model's. Its output is no mask.
         least = MASK if called and last[called[-1]] >= MASK else INF
         least = INF if any(last[number] >= INF for number in called) else least
         new = [number for number in bad if last[number] >= least and not meant[number]]
@@ -114,6 +114,6 @@ class Activations:
         )
 
     def _read(self, variable: Any) -> Any:
-        """Returns the largest of all replicas."""
+        """Returns the largest value over all replicas."""
         copies = self._model.distribute_strategy.experimental_local_results(variable)
         return np.max([tf.convert_to_tensor(copy).numpy() for copy in copies], axis=0)

@@ -20,9 +20,9 @@ from lossscale.simulation.run_file import check_writable, save_run
 ON_STALL = ("warn", "raise", "stop")
 
 _SEVERAL_STEPS = """\
-`record` must be None if several steps run between two batches that Keras reports, as \
-with steps_per_execution: the flags of single steps cannot be known. Got {} steps in \
-one. Compile the model with steps_per_execution=1."""
+`record` must be None if several steps run between two calls of on_train_batch_end, as \
+with steps_per_execution: then the flags of single steps are unknown. Got {} steps in \
+one call. Compile the model with steps_per_execution=1."""
 
 
 _Callback: Any = kerases.callback_class()
@@ -31,8 +31,8 @@ _Callback: Any = kerases.callback_class()
 class LossScaleMonitor(_Callback):
     """Shows what the loss scale is doing, and says why steps are skipped.
 
-    A callback for `fit`, of Keras 2 and Keras 3. Put it first, so that the callbacks
-    behind it see what it adds:
+    A callback for `fit` in Keras 2 and Keras 3. Put it first, so that later callbacks
+    see the logs that it adds:
 
     ```
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
@@ -40,62 +40,62 @@ class LossScaleMonitor(_Callback):
 
     It adds `loss_scale` and `skipped_steps` (all since the loss scale was created) to
     the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. It says once, in one warning, why steps are skipped when `patience`
-    of them were in a row, and once if a step that overflowed has left inf or NaN in
-    statistics such as BatchNormalization's. It prints one line when training ends.
+    `TensorBoard`. After `patience` skipped steps in a row one warning says why, once.
+    Another warns if a step that overflowed has left inf or NaN in statistics such as
+    BatchNormalization's. One line is printed when training ends.
 
-    A step is what the loss scale counts as one: a batch, also under Keras 3's
-    `gradient_accumulation_steps`, where `iterations` counts the updates that several
-    make together.
+    The loss scale counts every batch as a step, even under Keras 3's
+    `gradient_accumulation_steps`, where `iterations` counts updates from several
+    batches.
 
-    A loss scale that starts too high falls until it fits: while no step has been
-    applied and the scale still falls, nothing is said. Then `patience` counts the
-    steps that did not lower it. A loss that is NaN or infinite before it is scaled is
-    no matter of the scale: that is said at the third one in a row.
+    A loss scale that starts too high falls until it fits. While no step has been
+    applied and the scale still falls, the monitor is silent. Then `patience` counts the
+    steps that did not lower the scale. No scale can help if the loss is NaN or infinite
+    before it is scaled. The monitor warns of that at the third such loss in a row.
 
-    Of a loss scale that looks at the gradients, as `HeadroomLossScale`, it logs
-    `headroom`, too: how many doublings the largest scaled gradient was below float16's
-    65504 at the last step, and `largest_gradient`, the largest true gradient of the
-    last good step that it read. It warns once of underflow, which is silent otherwise:
-    when for `patience` epochs no step was skipped and the headroom stayed above 16.
+    For a loss scale that looks at the gradients, as `HeadroomLossScale`, it also logs
+    `headroom`, how many doublings the largest scaled gradient was below float16's 65504
+    at the last step, and `largest_gradient`, the largest unscaled gradient of the last
+    good step that it read. It warns once of underflow, which is silent otherwise, after
+    `patience` epochs without a skipped step and with a headroom above 16.
 
-    Of a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and
+    For a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and
     its variable, and names the last one in the line at the end.
 
-    It reads a few scalars from the device once per epoch, so it sees what is so at the
-    epoch's end. With `every` it reads, and looks, every so many steps too.
+    It reads a few scalars from the device at the end of each epoch. With `every=n` it
+    also reads and checks them every n steps.
 
     Args:
-      patience: How many steps in a row may be skipped.
-      on_stall: What happens then: `"warn"` with a `LossScaleWarning`, `"raise"` a
-        `FloatingPointError` with the same message, or `"stop"`: warn, and stop training
-        as `EarlyStopping` does, and Keras's `BackupAndRestore` deletes its backup.
-      every: Also look every so many steps, and add what was read last to the logs of
-        batches. Keras's progress bar then shows averages over an epoch's batches.
-      record: A path. Keeps whether each step was applied, the loss scale it was taken
-        with, and its largest gradient where that is known, as `lossscale.simulate` and
-        `lossscale.load_run` read them. Written at the end of each epoch. Reads the
-        device before and after every batch.
-      verbose: 0 prints no line at the end. Warnings come all the same.
-      check_underflow: Whether to find the headroom of a loss scale that does not look,
-        too. It costs another look at the gradients at every step, and the model's
-        training step is traced anew if it has been.
+      patience: How many skipped steps in a row trigger `on_stall`.
+      on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
+        `FloatingPointError` with the same message, or `"stop"`: warn and stop training
+        as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup.
+      every: Also read after this many steps each, and add the last values to the logs
+        of batches. Keras's progress bar then shows averages over an epoch's batches.
+      record: A path. After each epoch, writes for each step whether it was applied, its
+        loss scale and, if known, its largest gradient, as `lossscale.simulate` and
+        `lossscale.load_run` read them. It reads the device before and after every
+        batch.
+      verbose: 0 prints no line at the end. Warnings are given in any case.
+      check_underflow: Whether to also find the headroom of a loss scale that does not
+        look at the gradients. This reads the gradients once more at every step, and
+        traces the model's training step again if it was traced.
       check_activations: Whether to keep, on the device, the largest magnitude of each
-        layer's outputs at the last steps. What is said of a stall then names the first
-        layer whose output was not finite. The training step is traced anew.
+        layer's outputs at the last steps. A warning of skipped steps then names the
+        first layer with an output not finite. Traces the training step again.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
-        them by name. None: the one that the model is compiled with, and those that it
-        has as attributes, as a GAN's `d_optimizer` and `g_optimizer`. Of several each
-        has its name before what is logged: `d_optimizer_loss_scale`. Where they share
-        a loss scale, `skipped_steps` counts what each itself skipped.
+        them by name. None: the compiled one and those in the model's attributes, as a
+        GAN's `d_optimizer` and `g_optimizer`. With several, logs have the optimizer's
+        name in front: `d_optimizer_loss_scale`. If they share a loss scale, each
+        `skipped_steps` counts what that optimizer skipped.
 
     Raises:
       TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
         a `LossScaleOptimizer` of this package.
-      ValueError: An argument is out of range; in `fit`, `record` is given where single
-        steps cannot be told apart, or with several optimizers.
-      RuntimeError: In `fit`, in a `tf.compat.v1` graph.
-      FloatingPointError: In `fit`, as `on_stall="raise"` asks.
+      ValueError: An argument is out of range; in `fit`, `record` is given but several
+        steps run at once, or there are several optimizers.
+      RuntimeError: `fit` runs in a `tf.compat.v1` graph.
+      FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LossScaleMonitor(_Callback):
         )
         self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
         super().__init__()
-        # Keras asks whether these are overridden, and is faster if none is.
+        # Keras is faster if a callback overrides none of these.
         if self.every or self.record:
             self.on_train_batch_end = self._after_batch
         if self.record:
@@ -186,7 +186,7 @@ class LossScaleMonitor(_Callback):
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._end_activations()
-        if not self._watched or self._watched[0].start is None:  # no epoch at all
+        if not self._watched or self._watched[0].start is None:  # no epoch has run
             return
         self._save()
         for each in self._watched:
@@ -202,7 +202,7 @@ class LossScaleMonitor(_Callback):
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
-        # Keras counts batches from 0, and names the last of those that ran.
+        # Keras counts batches from 0, and passes the number of the last one that ran.
         self._unseen += batch - self._batch
         self._batch = batch
         if self.record:
@@ -219,7 +219,7 @@ class LossScaleMonitor(_Callback):
         with self.model.distribute_strategy.scope():
             for scale in scales:
                 scale.keep_largest()
-        self.model.train_function = None  # what was traced before keeps nothing
+        self.model.train_function = None  # the old trace does not keep it
         self.model.make_train_function()
 
     def _end_activations(self) -> None:
@@ -227,9 +227,9 @@ class LossScaleMonitor(_Callback):
             self._activations.end()
 
     def _begin(self) -> None:
-        """Reads what all is compared with, unless that was done in this training.
+        """Reads the starting values, once in each training.
 
-        Not when training begins: callbacks behind this one may restore state then.
+        Not in `on_train_begin`: later callbacks may restore state there.
         """
         if not self._watched:
             self.on_train_begin()
@@ -268,7 +268,7 @@ class LossScaleMonitor(_Callback):
                 self.model.stop_training = True
 
     def _check_statistics(self) -> None:
-        """Warns of statistics that are not finite, unless the same were named last."""
+        """Warns of statistics that are not finite, unless the last warning did."""
         self._skipped_when_checked = self._skipped()
         found = diagnosis.of_statistics(self.model)
         if found is not None and found != self._told_of_statistics:
@@ -290,11 +290,11 @@ class LossScaleMonitor(_Callback):
             scales, largest = (
                 np.asarray(each, np.float32) for each in (self._scales, self._largest)
             )
-            # In a training that goes on, the first steps' may not be known.
+            # If recording began before `keep_largest`, the first steps have none.
             known = len(largest) == len(scales)
             save_run(self.record, self._flags, scales, largest if known else None)
 
 
 def _warn(message: str) -> None:
-    # Level 1: what called is Keras's code, which nobody wants to see.
+    # Level 1, since the caller is Keras's code, which the user does not know.
     warnings.warn(message, LossScaleWarning, stacklevel=1)

@@ -1,4 +1,4 @@
-"""What to say of steps that are skipped in a row: what was found, and what to try."""
+"""What to say about steps skipped in a row: the findings, and what to try."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from lossscale.runtime import kerases
 from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
 
-#: How many variables a message names.
+#: The most variables that a message names.
 _NAMED = 5
 _KINDS = {"inf": "inf", "nan": "NaN"}
 
 _LOSS = """\
 The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
 Look for inf and NaN in the data, for a learning rate that is too high, for a \
-logarithm of or a division by zero, as log(0), and for activations beyond float16's \
-65504: give such a layer, and the last one, dtype="float32"."""
+logarithm of zero or a division by zero, and for activations beyond float16's 65504: \
+give layers with such activations, and the last layer, dtype="float32"."""
 _ASK = """ \
 lossscale.find_nonfinite(model, x, y) names the layer, and so does \
 LossScaleMonitor(check_activations=True) in `fit`."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
-No inf or NaN was seen in the loss itself, so this begins on the way back from it, \
+No inf or NaN was seen in the loss itself, so this begins in the backward pass, \
 between the loss and the variable named first. Look there for an infinite derivative, \
 as a square root has at zero, or give that layer dtype="float32"."""
 _FLOOR = """\
@@ -34,23 +34,23 @@ The loss scale is at its floor, {floor}, and cannot fall further. If the gradien
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
 _FLOOR_OF_ONE = """\
 The loss scale is at its floor, {floor}: the gradients overflow without being scaled. \
-Give the layers named dtype="float32", or lower the learning rate. Only if gradients \
-that large are meant to be, lower `min_loss_scale`."""
+Give the layers named dtype="float32", or lower the learning rate. Lower \
+`min_loss_scale` only if you expect gradients that large."""
 _FIXED = """\
-The loss scale is fixed. Take a smaller one, or a DynamicLossScale, which falls by \
+The loss scale is fixed. Use a smaller one, or a DynamicLossScale, which falls by \
 itself."""
 _SPIKE = """\
-A step was skipped as a spike, {last}. It changed no weight, and the loss scale stays. \
-Look at that batch: for wrong labels, damaged inputs, a loss that is not averaged. If \
-such steps belong to the run, raise `threshold` of the SpikeGuard. Later ones are \
+A step was skipped as a spike, {last}. It changed neither a weight nor the loss scale. \
+Look at that batch for wrong labels, damaged inputs, or a loss that is not averaged. \
+If such steps belong to the run, raise `threshold` of the SpikeGuard. Later ones are \
 counted as `spikes`."""
 _WEIGHTS = """\
-Weights that hold inf or NaN: {names}. They stay so. Go back to a checkpoint."""
+Weights that hold inf or NaN: {names}. No step repairs them. Go back to a checkpoint."""
 _STATISTICS = """\
 Variables that are not trained, as BatchNormalization's statistics, hold inf or NaN: \
-{names}. A skipped step cannot take back what its forward pass did to them, and they \
-stay so: predictions are lost. Go back to a checkpoint, or set them anew, and keep the \
-data and that layer's inputs finite."""
+{names}. Skipping a step does not undo what its forward pass did to them, and later \
+steps cannot repair them: predictions are lost. Go back to a checkpoint, or reset \
+them, and keep the data and that layer's inputs finite."""
 
 
 def of_stall(
@@ -60,17 +60,17 @@ def of_stall(
     bad_losses: int = 0,
     activations: Optional[str] = None,
 ) -> str:
-    """Returns what is to be said of `steps` steps that were skipped in a row.
+    """Returns the message about `steps` steps that were skipped in a row.
 
     Args:
       optimizer: A `LossScaleOptimizer`.
       model: The model that it trains, of any Keras.
-      steps: How many.
-      bad_losses: At how many of the last ones the loss itself was not finite.
-      activations: What was found of the layers' outputs, None if nobody looked.
+      steps: The number of steps.
+      bad_losses: The number of last steps at which the loss itself was not finite.
+      activations: The finding about the layers' outputs, None if they are not watched.
 
     Returns:
-      A message of several lines: one that says what happened, and one for each finding.
+      A message of several lines. The first says what happened, each other is a finding.
     """
     now = scale_text(optimizer.loss_scale._to_show())
     unit = unit_of(optimizer)
@@ -91,21 +91,21 @@ def of_stall(
 
 
 def of_spike(optimizer: Any) -> str:
-    """Returns what is to be said when the first spike was skipped."""
+    """Returns the message about the first skipped spike."""
     return _SPIKE.format(last=last_spike(optimizer))
 
 
 def last_spike(optimizer: Any) -> str:
-    """Returns the size of the last spike, and in which variable it was."""
+    """Returns the size of the last spike, and its variable."""
     spike = optimizer.last_spike()
-    if spike is None:  # another optimizer's, or before a restart
+    if spike is None:  # it was another optimizer's, or came before a restart
         return "of unknown size"
     times = f"{spike.largest / spike.limit:.3g} times the limit of {spike.limit:.3g}"
     return f"with a gradient of {spike.largest:.3g} in {spike.name}, {times}"
 
 
 def unit_of(optimizer: Any) -> str:
-    """Returns what is to be said of what a step is: nothing where there is no doubt."""
+    """Returns text that says what a step is, empty unless gradients accumulate."""
     accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
     if not accumulated:
         return ""
@@ -113,13 +113,13 @@ def unit_of(optimizer: Any) -> str:
 
 
 def of_statistics(model: Any) -> Optional[str]:
-    """Returns what is to be said of a model's untrained variables, None if nothing."""
+    """Returns the finding about untrained variables, None if all are finite."""
     return _named(_STATISTICS, nonfinite(model, model.non_trainable_weights))
 
 
 def _of_loss(model: Any, kind: str, bad_losses: int) -> str:
-    """Returns what is to be said of a loss that is not finite by itself."""
-    loss = getattr(model, "loss", None)  # a name, a function or an object, or several
+    """Returns the finding about a loss that is not finite before it is scaled."""
+    loss = getattr(model, "loss", None)  # a nest of names, functions and objects
     names = [
         each
         if isinstance(each, str)
@@ -150,10 +150,10 @@ def nonfinite(model: Any, variables: Sequence[Any]) -> List[Tuple[Any, str]]:
 def _kind(model: Any, variable: Any) -> Optional[str]:
     if not tf.as_dtype(variable.dtype).is_floating:
         return None
-    # Each replica has statistics of its own, and perhaps one alone is poisoned.
+    # Each replica has its own statistics. Perhaps those of one are not finite.
     tensor = kerases.tensor_of(variable)
     copies = model.distribute_strategy.experimental_local_results(tensor)
-    # On their devices: of a large variable only one bool comes to the host.
+    # The device checks: of a large variable only one bool comes to the host.
     if all(bool(tf.reduce_all(tf.math.is_finite(copy))) for copy in copies):
         return None
     is_nan = any(bool(tf.reduce_any(tf.math.is_nan(copy))) for copy in copies)
@@ -161,7 +161,7 @@ def _kind(model: Any, variable: Any) -> Optional[str]:
 
 
 def _named(sentence: str, faults: Sequence[Tuple[Any, str]]) -> Optional[str]:
-    """Returns `sentence` with the names of some variables, the last ones first."""
+    """Returns `sentence` with the names of variables, the last ones first."""
     names = [f"{kerases.variable_name(v)} ({_KINDS[kind]})" for v, kind in faults]
     if not names:
         return None

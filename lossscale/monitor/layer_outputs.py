@@ -1,17 +1,17 @@
-"""The largest magnitude of what each layer returns in a training step, on the device.
+"""Measures the largest magnitude of each layer's outputs in training, on the device.
 
 ```
-in a training step, of each layer's call, in the order in which calls end:
-  output[layer] = max(output[layer], largest magnitude of what it returned)
-  given[layer] = max(given[layer], largest magnitude of what it was given)
-at its end:
+in a training step, for each call of a layer, in the order in which calls end:
+  output[layer] = max(output[layer], largest magnitude of its outputs)
+  given[layer] = max(given[layer], largest magnitude of its inputs)
+at the end of the step:
   last = [output, given]
   if output is finite: recent = [output, recent without its oldest]
   else if the step was applied: meant = True
 ```
 
-NaN is more than inf, inf is more than -inf, which may be a mask's, and that is more
-than any number: `NAN`, `INF`, `MASK`.
+`NAN`, `INF` and `MASK` stand for NaN, inf, and -inf alone, which may be a mask. In this
+order each is larger than the next, and all are larger than any other number.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from lossscale.runtime import mode
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.graphs import current_graph
 
-#: What -inf alone, inf and NaN are kept as, so that a maximum keeps the worst.
+#: These stand for -inf alone, inf and NaN, so that a maximum keeps the worst.
 MASK, INF, NAN = 2.0**126, 2.0**127, float("inf")
-#: More than that in float32 is infinite for all that follows.
+#: A float32 above this counts as infinite.
 _LARGEST = 2.0**125
-#: Of so many steps whose output was finite the magnitude is kept.
+#: How many steps with finite outputs `recent` keeps.
 STEPS = 8
 
 
 class Step:
-    """What one replica's training step has measured so far.
+    """The measurements of one replica's training step so far.
 
     Attributes:
-      graph: The graph that it is traced in, None in eager mode.
-      names: The names of the layers whose calls are open.
-      magnitudes: What was measured in that graph, `float32` of shape `[]`.
-      places: Pairs of a row and the number of a magnitude.
+      graph: The graph in which the step is traced, None in eager mode.
+      names: The names of the layers whose calls run now.
+      magnitudes: The measurements in that graph, `float32` of shape `[]`.
+      places: Pairs of a row and an index in `magnitudes`.
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class Step:
         self.names: List[str] = []
         self.magnitudes: List[Any] = []
         self.places: List[Tuple[int, int]] = []
-        # With the tensor itself: ids of what is gone are used again.
+        # The tensor is kept, too, since Python reuses the ids of deleted objects.
         self._known: Dict[int, Tuple[Any, int]] = {}
 
     def add(self, row: int, tensors: Sequence[Any]) -> None:
-        """Measures tensors for a row; what was measured before is so once."""
+        """Measures tensors for a row. It measures each tensor only once."""
         for tensor in tensors:
             if id(tensor) not in self._known:
                 self._known[id(tensor)] = (tensor, len(self.magnitudes))
@@ -64,7 +64,7 @@ class Step:
             self.places.append((row, self._known[id(tensor)][1]))
 
     def rows(self, count: int) -> Any:
-        """Returns the largest of each row, 0 of none: `float32`, `[count]`."""
+        """Returns the largest of each row, 0 if it is empty: `float32`, `[count]`."""
         if not self.places:
             return tf.zeros([count])
         rows, numbers = zip(*self.places)
@@ -73,14 +73,14 @@ class Step:
 
 
 class LayerOutputs:
-    """Measures what the layers of a model return: create it in its strategy's scope.
+    """Measures the outputs of a model's layers. Create it in the strategy's scope.
 
     Attributes:
-      paths: By the layer's number, in the order in which its first call ended, the
-        names of the layers that were open, without the model.
-      count: How many layers there are.
+      paths: The layer's number -> its path: the names of the layers whose calls ran
+        then, without the model. In the order in which the first calls ended.
+      count: The number of layers.
       last, recent, meant: `float32` variables of shapes `[2 * count]`, `[STEPS, count]`
-        and `[count]`, each replica's own: see the module.
+        and `[count]`, one per replica: see the module.
     """
 
     def __init__(self, model: Any, loss_scales: Sequence[Any]) -> None:
@@ -97,7 +97,7 @@ class LayerOutputs:
     @do_not_convert
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Measures what is called within, as one step, and keeps it at its end."""
+        """Measures all calls within as one step, and keeps the result at its end."""
         self._here.step = step = Step()
         self._enter()
         try:
@@ -108,7 +108,7 @@ class LayerOutputs:
         self._keep(step)
 
     def _enter(self) -> None:
-        with self._lock:  # replicas take turns, each in the middle of its step
+        with self._lock:  # replicas take turns, and a step may be interrupted
             self._steps += 1
             if self._steps == 1:
                 calls = [
@@ -126,7 +126,7 @@ class LayerOutputs:
     def _measured(self, number: int, thing: Any) -> Callable[..., Any]:
         original = thing.call
 
-        # AutoGraph converts it, and so what it calls, as it would the layer's own.
+        # AutoGraph converts this and all that it calls, as it would the layer's `call`.
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._open(thing):
@@ -141,7 +141,7 @@ class LayerOutputs:
     def _open(self, thing: Any) -> Iterator[None]:
         step = getattr(self._here, "step", None)
         names = [] if step is None else step.names
-        # The model's own name says nothing, and Keras makes it up.
+        # The model's name is left out: Keras makes it up.
         names.append("" if thing is self._model else str(thing.name))
         try:
             yield
@@ -151,7 +151,7 @@ class LayerOutputs:
     @do_not_convert
     def _note(self, number: int, inputs: Any, outputs: Any) -> None:
         step = getattr(self._here, "step", None)
-        if step is None:  # in another thread, as in a dataset's function
+        if step is None:  # this is another thread, as in a dataset's function
             return
         path = "/".join(filter(None, step.names))
         self.paths.setdefault(number, path or str(self._model.name))
@@ -160,7 +160,7 @@ class LayerOutputs:
             step.add(number, returned)
             step.add(self.count + number, given)
             return
-        # In a loop's body or a branch, of which no tensor may be seen outside.
+        # This is a loop's body or a branch. Its tensors cannot be used outside.
         inside = Step()
         inside.add(number, returned)
         inside.add(self.count + number, given)
@@ -175,7 +175,7 @@ class LayerOutputs:
         meant = tf.logical_and(self._was_applied(), tf.logical_not(is_finite))
         recent = tf.convert_to_tensor(self.recent)
         later = tf.concat([output[None], recent[:-1]], axis=0)
-        is_new = tf.logical_and(is_finite, output > 0.0)  # 0: perhaps not called
+        is_new = tf.logical_and(is_finite, output > 0.0)  # 0 if it was not called
         is_new = tf.broadcast_to(is_new, [STEPS, self.count])
         self.recent.assign(tf.where(is_new, later, recent))
         before = tf.convert_to_tensor(self.meant)
@@ -184,7 +184,7 @@ class LayerOutputs:
         self._inside.assign(tf.zeros_like(inside))
 
     def _was_applied(self) -> Any:
-        """Returns whether every loss scale says that this step was good."""
+        """Returns whether this step was good for every loss scale."""
         if not all(scale.checks_gradients for scale in self._loss_scales):
             return tf.constant(False)
         flags = [tf.convert_to_tensor(s.last_step_finite) for s in self._loss_scales]
@@ -194,17 +194,17 @@ class LayerOutputs:
 def magnitude(tensor: Any) -> Any:
     """Returns a tensor's largest magnitude, a `float32` tensor of shape `[]`.
 
-    Of what holds NaN it is `NAN`, of what holds inf `INF`, of what holds -inf `MASK`.
+    It is `NAN` if the tensor holds NaN, else `INF` if inf, else `MASK` if -inf.
     """
     tensor = tf.stop_gradient(tensor)
-    # Two reads, and nothing is written, where a maximum of NaN is NaN.
+    # Two reads, and no write. In most modes a maximum with NaN is NaN.
     high, low = (
         tf.cast(end, tf.float32)
         for end in (tf.reduce_max(tensor), -tf.reduce_min(tensor))
     )
     is_nan = tf.math.is_nan(high)
     if mode.max_drops_nan():
-        # A sum of what is not negative is NaN only if a term is.
+        # A sum of numbers that are not negative is NaN only if one of them is.
         is_nan = tf.math.is_nan(tf.reduce_sum(tf.abs(tensor)))
     limit = _LARGEST
     if mode.current().may_not_round and tensor.dtype == tf.float16:
@@ -219,5 +219,5 @@ def _zeros(shape: List[int]) -> Any:
         tf.zeros(shape),
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.SUM,  # never: each replica's own are read
+        aggregation=tf.VariableAggregation.SUM,  # unused: each copy is read by itself
     )

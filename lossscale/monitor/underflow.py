@@ -1,4 +1,4 @@
-"""When a loss scale is so low that float16 loses gradients, which makes no sound."""
+"""When a loss scale is so low that float16 loses gradients, without any sign."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from lossscale.monitor.stalls import Reading
 from lossscale.plotting import scale_text
 from lossscale.scales.headroom import FLOAT16_MAX
 
-#: So many are there in float16, from 2**-24 to 65504.
+#: The doublings in float16's range, from 2**-24 to 65504.
 _DOUBLINGS = 40
-#: So many may stand between the largest scaled gradient and 65504. The others hold all
-#: that changes a weight.
+#: The largest scaled gradient may be this many doublings below 65504. The doublings
+#: that remain suffice for all gradients that change a weight.
 FAR_BELOW = 16
 
 _MESSAGE = """\
 Gradients may underflow: for {epochs} epochs no step was skipped, and the largest \
 scaled gradient stayed {room:.0f} doublings or more below 65504, where float16 ends. \
-Of float16's 40 doublings {left} are left below it, and what is smaller is lost. The \
-loss scale is {now}, and the gradients would bear {borne}. Write
+Only {left} of float16's 40 doublings are left below it, and smaller gradients become \
+zero. The loss scale is {now}, and could be {borne}. Write
 
     scale = lossscale.HeadroomLossScale()  # finds it by itself
     optimizer = lossscale.LossScaleOptimizer(inner_optimizer, scale)
@@ -27,9 +27,9 @@ loss scale is {now}, and the gradients would bear {borne}. Write
 
 
 def headroom(reading: Reading) -> Optional[float]:
-    """Returns how many doublings the largest gradient is below 65504 once it is scaled.
+    """Returns how many doublings the largest scaled gradient is below 65504.
 
-    None if it is not known: nobody looked, the step was skipped, or all were zero.
+    None if unknown: nobody looked, the step was skipped, or all gradients were zero.
     """
     largest = reading.largest
     if largest is None or not 0.0 < largest < math.inf:
@@ -38,7 +38,7 @@ def headroom(reading: Reading) -> Optional[float]:
 
 
 class Underflow:
-    """Tells once of a loss scale that stays far too low.
+    """Reports once that a loss scale stays far too low.
 
     ```
     see(reading):              # at the end of each epoch
@@ -47,8 +47,8 @@ class Underflow:
       return epochs == patience, and never again
     ```
 
-    An overflow says that the scale is not too low for all: activations have gradients,
-    too.
+    After an overflow the scale is not too low for all gradients: those of activations
+    count, too.
     """
 
     def __init__(self, patience: int) -> None:
@@ -59,7 +59,7 @@ class Underflow:
         self._told = False
 
     def see(self, reading: Reading) -> Optional[str]:
-        """Returns what to say of underflow now, None if there is nothing."""
+        """Returns the message about underflow, None if there is none now."""
         room = headroom(reading)
         skipped, self._skipped = self._skipped, reading.skipped
         if skipped not in (None, reading.skipped) or (room or math.inf) <= FAR_BELOW:

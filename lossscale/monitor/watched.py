@@ -1,4 +1,4 @@
-"""Which optimizers a monitor watches, under which names, and what it read of each."""
+"""Which optimizers a monitor watches, under which names, and its readings of each."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _NONE_FOUND = """\
 
     model.compile(lossscale.LossScaleOptimizer(optimizer), ...)
 
-or, for optimizers that are elsewhere,
+or, for optimizers that are not attributes of the model,
 
     LossScaleMonitor(optimizers={{"name": optimizer}})
 """
 _WRAPPED_BY_KERAS = """\
-, Keras's own: under mixed_float16 `compile` wraps an optimizer that is not wrapped"""
+, Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
 
 
 class Watched:
-    """One optimizer that is watched, and what was read of it.
+    """One optimizer that a monitor watches, and the readings of it.
 
     Attributes:
       optimizer: A `LossScaleOptimizer`.
-      name: Stands before what is said and logged of it; empty if it is the only one.
-      shares: Whether another that is watched shares its loss scale.
-      start: What was read when training began. None: it has not.
-      last: What was read last.
+      name: The prefix of its messages and logs; empty if it is the only one.
+      shares: Whether another watched optimizer shares its loss scale.
+      start: The reading from when training began. None: it has not begun.
+      last: The last reading.
     """
 
     def __init__(self, optimizer: Any, name: str, patience: int) -> None:
@@ -44,11 +44,11 @@ class Watched:
         self._stalls = Stalls(patience)
         self._underflow = Underflow(patience)
         self._told_of_spike = False
-        self._room: Optional[float] = None  # the last that was known
-        self._largest = math.nan  # that of the last step that was not skipped
+        self._room: Optional[float] = None  # the last known headroom
+        self._largest = math.nan  # the largest gradient of the last good step read
 
     def begin(self) -> None:
-        """Reads what all is compared with."""
+        """Reads the starting values, which later readings are compared with."""
         self.start = self.last = read(self.optimizer)
         self._lowest = self._highest = self.start.loss_scale
         self._stalls.start(self.start)
@@ -64,7 +64,7 @@ class Watched:
         self._highest = max(self._highest, self.last.loss_scale)
 
     def stall(self, model: Any, activations: Any = None) -> Optional[str]:
-        """Returns what to say of a stall, None if there is nothing to be told now."""
+        """Returns the message about a stall, None if there is none now."""
         if not self._stalls.see(self.last, self.optimizer.loss_scale):
             return None
         steps, bad_losses = self.last.own_in_a_row, self.last.bad_losses
@@ -73,12 +73,12 @@ class Watched:
         return f"{self.name}: {message}" if self.name else message
 
     def underflow(self) -> Optional[str]:
-        """Returns what to say of underflow when an epoch has ended, None if nothing."""
+        """Returns the message about underflow after an epoch, None if there is none."""
         message = self._underflow.see(self.last)
         return f"{self.name}: {message}" if message and self.name else message
 
     def spike(self) -> Optional[str]:
-        """Returns what to say of the first spike, None if there is nothing to tell."""
+        """Returns the message about the first spike, None if there is none now."""
         if self._told_of_spike or not self._spikes():
             return None
         self._told_of_spike = True
@@ -86,11 +86,11 @@ class Watched:
         return f"{self.name}: {message}" if self.name else message
 
     def _spikes(self) -> int:
-        """Returns how many spikes were skipped since the beginning."""
+        """Returns how many spikes were skipped since training began."""
         return (self.last.spikes or 0) - ((self.start or self.last).spikes or 0)
 
     def add_to(self, logs: Dict[str, Any]) -> None:
-        """Adds what was read last to Keras's logs."""
+        """Adds the last reading to Keras's logs."""
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
@@ -101,7 +101,7 @@ class Watched:
             logs[f"{prefix}largest_gradient"] = self._largest
 
     def summary(self) -> str:
-        """Returns a line that says what happened since the beginning."""
+        """Returns a line that says what happened since training began."""
         start, now = self.start or self.last, self.last
         whose = f" of {self.name}" if self.name else ""
         skipped = self._skipped(now) - self._skipped(start)
@@ -117,11 +117,11 @@ class Watched:
         return f"{line} Headroom: {self._room:.1f} doublings."
 
     def _skipped(self, reading: Reading) -> int:
-        """Returns what this optimizer skipped: of a shared loss scale its own."""
+        """Returns the skipped steps: only its own ones if the loss scale is shared."""
         return reading.own_skipped if self.shares else reading.skipped
 
     def _scale(self) -> str:
-        """Returns what is to be said of the loss scale itself."""
+        """Returns the summary's words about the loss scale itself."""
         start, now = self.start or self.last, self.last
         scales = [now.loss_scale, self._lowest, self._highest]
         final, low, high = map(scale_text, scales)
@@ -133,14 +133,14 @@ class Watched:
 
 
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
-    """Returns an argument's optimizers by name: one without a name has an empty one.
+    """Returns an argument's optimizers by name. A single one has an empty name.
 
     Args:
       name: The argument's name.
-      value: One `LossScaleOptimizer`, several in a list, or in a dict by name.
+      value: One `LossScaleOptimizer`, a list of them, or a dict of them by name.
 
     Raises:
-      TypeError: It is none of these.
+      TypeError: `value` is none of these.
     """
     found = value
     if isinstance(value, (list, tuple)):
@@ -154,7 +154,7 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
         if not isinstance(each, str) or not isinstance(optimizer, LossScaleOptimizer):
             raise TypeError(
                 f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or "
-                f"a dict of them by name, got {shown(value)}. Pass what is compiled: "
+                f"a dict of them by name, got {shown(value)}. Pass the wrapper: "
                 "lossscale.LossScaleOptimizer(optimizer)."
             )
     if not found:
@@ -165,8 +165,8 @@ def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
 def optimizers_of(model: Any) -> Dict[str, Any]:
     """Returns the optimizers of a model by the names of its attributes.
 
-    The one that it is compiled with, and those that it has as attributes, or in lists
-    and dicts, as a GAN has. One alone has an empty name.
+    They are the compiled one, and those in its attributes, as a GAN has them, also in
+    lists and dicts. A single one has an empty name.
 
     Raises:
       TypeError: None of them is a `LossScaleOptimizer`.
@@ -188,7 +188,7 @@ def _optimizers_in(model: Any) -> List[Tuple[str, Any]]:
     pairs = []
     for name, thing in things:
         if name.startswith("_") and isinstance(thing, (dict, list, tuple)):
-            continue  # where Keras and TensorFlow themselves keep what they track
+            continue  # Keras and TensorFlow keep the objects that they track there
         if isinstance(thing, dict):
             pairs += [(f"{name}_{key}", each) for key, each in thing.items()]
         elif isinstance(thing, (list, tuple)):
@@ -202,7 +202,7 @@ def _optimizers_in(model: Any) -> List[Tuple[str, Any]]:
 
 def _none_found(model: Any, every: List[Tuple[str, Any]]) -> str:
     compiled = getattr(model, "optimizer", None)
-    # Who has others may not know of the one that Keras compiles by default.
+    # A user with other optimizers may not know the one that Keras compiles by default.
     others = [f"model.{n} = {each!r}" for n, each in every if each is not compiled]
     why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(compiled) else ""
     if others:

@@ -1,4 +1,4 @@
-"""Which models can be asked, and which Keras they belong to."""
+"""Checks of a user's model and data, and which Keras a model belongs to."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lossscale.runtime import kerases, mode
 
 
 def keras_of(model: Any, asked_by: str) -> Any:
-    """Returns the Keras of a model that can be asked, else raises.
+    """Returns the Keras of a model. Raises if it is no model that we can compute.
 
     Args:
-      model: What the user gave.
-      asked_by: The name of the function that asks.
+      model: The argument that the user passed.
+      asked_by: The name of the public function that the user called.
     """
     owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
     keras = next(owners, None)
@@ -29,24 +29,24 @@ def keras_of(model: Any, asked_by: str) -> Any:
     strategy = getattr(model, "distribute_strategy", None)
     if strategy is not None and strategy.num_replicas_in_sync > 1:
         raise ValueError(
-            "`model` must be made outside strategy.scope(), got one of "
-            f"{strategy.num_replicas_in_sync} replicas. Make a second one outside, and "
-            "give it the weights: second.set_weights(model.get_weights())."
+            "`model` must be created outside strategy.scope(), got one with "
+            f"{strategy.num_replicas_in_sync} replicas. Create a second one outside, "
+            "and copy the weights: second.set_weights(model.get_weights())."
         )
     return keras
 
 
 def has_loss(model: Any, loss: Any) -> None:
-    """Raises unless there is a loss to compute."""
+    """Raises a ValueError unless there is a loss to compute."""
     if loss is None and getattr(model, "optimizer", None) is None:
         raise ValueError(
             "`model` must be compiled, or `loss` given, got a model without a loss. "
-            'Write loss="mse", or what the model is trained with.'
+            'Pass the loss that the model is trained with, such as loss="mse".'
         )
 
 
 def build(model: Any, x: Any) -> None:
-    """Creates the weights that do not exist yet, or raises a ValueError."""
+    """Creates missing weights by calling the model, or raises a ValueError."""
     has_weights = bool(model.built and model.weights)
     if len(kerases.layers_of(model)) == 1 and not has_weights:
         raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
@@ -56,8 +56,8 @@ def build(model: Any, x: Any) -> None:
         model(x, training=False)
     except Exception as error:
         raise ValueError(
-            f"`model` must be built, or take `x`, got {model.name!r}, which could not "
-            f"be called: {error!s:.300}. Call it once on a batch: model(x)."
+            f"`model` must be built, or take `x`, got {model.name!r}. Calling it "
+            f"failed: {error!s:.300}. Call it once on a batch: model(x)."
         ) from error
 
 
@@ -68,12 +68,12 @@ def finite_data(*batch: Any) -> None:
         if bad:
             raise ValueError(
                 f"`{name}` must be finite, got {bad:,} values that are inf or NaN. "
-                f"Clean the data: np.isfinite({name}).all()."
+                f"Clean the data until np.isfinite({name}).all()."
             )
 
 
 def _nonfinite(tensor: Any) -> int:
-    """Returns how many values of a tensor, also ragged or sparse, are not finite."""
+    """Returns how many values of a dense, ragged or sparse tensor are not finite."""
     for name in ("flat_values", "values"):
         tensor = getattr(tensor, name, tensor)
     if tensor is None or not tensor.dtype.is_floating:

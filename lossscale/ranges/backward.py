@@ -1,4 +1,4 @@
-"""Which layer's call makes a gradient infinite on the way back from the loss."""
+"""Finds the layer that makes a gradient infinite on the way back from the loss."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from lossscale.runtime import kerases
 
 
 class CallsOnTape:
-    """Notes every call, with inputs that are its own on a tape: a `Watcher`.
+    """A `Watcher` that notes every call, and copies its inputs on the tape.
 
-    Two layers may be given the same tensor. Each is given a copy, whose gradient is
-    that of its own way back.
+    Two layers may get the same tensor. The gradient of a layer's own copy is only what
+    that layer hands back.
     """
 
     def __init__(self, origins: Origins) -> None:
         self._origins = origins
-        #: Every call that has returned, in this order: the inner ones come first.
+        #: Calls in the order in which they returned, so inner calls come first.
         self.calls: List[Call] = []
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Takes note of a call that begins."""
+        """Notes a call that begins, and returns copies of its arguments."""
         self._origins.enter(call, floats_in((args, kwargs)))
         args, kwargs = tf.nest.map_structure(_copy, (args, kwargs))
         call.inputs = floats_in((args, kwargs))
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
-        """Takes note of what a call returned."""
+        """Notes the outputs of a call that returns."""
         call.outputs = floats_in(outputs)
         self.calls.append(call)
         return outputs
@@ -42,7 +42,7 @@ def _copy(value: Any) -> Any:
     if not floats_in(value):
         return value
     copied = tf.identity(value)
-    # Where Keras keeps the mask of a tensor (private, seen on 2.4 to 2.21, Keras 3.15).
+    # Keras keeps a tensor's mask here (private, seen on 2.4 to 2.21 and Keras 3.15).
     mask = getattr(value, "_keras_mask", None)
     if mask is not None:
         copied._keras_mask = mask
@@ -65,13 +65,13 @@ class Gradients:
 
     @property
     def are_finite(self) -> bool:
-        """Whether all of them are."""
+        """Whether all of these gradients are finite."""
         return not any(map(is_bad, self._by_id.values()))
 
     def first_bad(self) -> Optional[Call]:
         """Returns the first call on the way back that made a finite gradient infinite.
 
-        None: the gradient was not finite when it reached the model's outputs.
+        None: the gradient was infinite or NaN already at the model's outputs.
         """
         guilty = [call for call in self._calls if self._is_guilty(call)]
         innermost = [
@@ -80,7 +80,7 @@ class Gradients:
         return innermost[-1] if innermost else None
 
     def kind_and_largest(self, call: Call) -> Tuple[str, float]:
-        """Returns how a call's gradients are bad, and the largest that reached it."""
+        """Returns whether a call makes inf or NaN, and the largest gradient it got."""
         bad = [each for each in self._left_by(call) if is_bad(each)]
         kinds = {kind for each in bad for kind in kinds_of(each)}
         largest = [largest_of(each) for each in self._at(call.outputs)]

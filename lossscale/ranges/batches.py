@@ -1,4 +1,4 @@
-"""What `fit` takes as data, batch by batch: arrays, datasets and sequences."""
+"""The data that `fit` takes, batch by batch: arrays, datasets and sequences."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def first_batches(
     batch_size: Optional[int],
     batches: Optional[int],
 ) -> Tuple[Iterator[Batch], Optional[int]]:
-    """Returns an iterator over the first batches, in order, and how many it has.
+    """Returns an iterator over the first batches, in order, and how many there are.
 
     Args:
-      data: `(x, y, sample_weight)` as the user gave them.
-      batch_size: Rows of a batch, of arrays only.
-      batches: At most so many. None: all.
+      data: `(x, y, sample_weight)` as the user passed them.
+      batch_size: The rows of a batch, if `x` holds arrays.
+      batches: The most batches to return. None: all.
     """
     x = data[0]
     if _is_dataset(x) or _is_sequence(x):
@@ -39,8 +39,8 @@ def first_batches(
         found, length = _made_by(x)
         if length is None and batches is None:
             raise ValueError(
-                "`batches` must be a number for data that never ends or does not say "
-                "how long it is, got None. Say how many batches to look at."
+                "`batches` must be a number if the length of the data is unknown or "
+                "infinite, got None. Say how many batches to look at."
             )
     else:
         for name, part in zip(("x", "y", "sample_weight"), data):
@@ -53,7 +53,7 @@ def first_batches(
         raise ValueError(_EMPTY)
     limits = [number for number in (length, batches) if number is not None]
     found = map(_tensors, itertools.islice(found, batches))
-    first = next(found, None)  # a dataset may not know that it is empty
+    first = next(found, None)  # an empty dataset may have an unknown length
     if first is None:
         raise ValueError(_EMPTY)
     return itertools.chain([first], found), min(limits, default=None)
@@ -64,7 +64,7 @@ def _is_dataset(x: Any) -> bool:
 
 
 def _is_sequence(x: Any) -> bool:
-    # Of any Keras: whole batches are whole batches.
+    # A sequence of any Keras will do, since it yields whole batches.
     kinds = [
         getattr(keras.utils, name, ())
         for keras in kerases.installed()
@@ -76,8 +76,8 @@ def _is_sequence(x: Any) -> bool:
 def _check_arrays(name: str, x: Any) -> None:
     """Raises unless `x` is an array, or a nest of arrays.
 
-    Before NumPy sees it: what has a length and items, but no end, it would read for
-    ever.
+    Call this before NumPy: it would read an object with `__len__` and `__getitem__`,
+    but without an end, for ever.
     """
     leaves = tf.nest.flatten(x)
     for leaf in leaves:
@@ -85,15 +85,15 @@ def _check_arrays(name: str, x: Any) -> None:
             continue
         is_number = isinstance(leaf, (int, float, np.generic))
         if is_number and isinstance(x, (list, tuple)):
-            instead = f"A list stands for several of them: write np.array({name})."
+            instead = f"A list stands for several inputs: write np.array({name})."
         elif isinstance(leaf, tf.distribute.DistributedDataset):
             instead = "Pass the dataset that was distributed."
         elif hasattr(leaf, "__next__"):
-            instead = "It would be used up. Pass one batch, x, y = next(x)."
+            instead = "This would use it up. Pass one batch, x, y = next(x)."
         elif hasattr(leaf, "__getitem__") and hasattr(leaf, "__len__"):
             instead = "Pass some of its items: x, y = map(np.stack, zip(*items))."
         else:
-            instead = "Pass what `fit` is given."
+            instead = "Pass the data that you pass to `fit`."
         thing = x if len(leaves) > 1 else leaf
         kind = type(thing).__name__
         wanted = _WANTED if name == "x" else "an array"
@@ -110,7 +110,7 @@ def _only_x(data: Tuple[Any, Any, Any], batch_size: Optional[int]) -> None:
         if value is not None:
             raise ValueError(
                 f"`{name}` must be None where `x` is a {type(data[0]).__name__}, got "
-                f"{value!r:.60}. It makes whole batches: (x, y) or "
+                f"{value!r:.60}. Let `x` yield whole batches: (x, y) or "
                 "(x, y, sample_weight)."
             )
 
@@ -158,7 +158,7 @@ def _structure_of_tensors(part: Any) -> Any:
 
 
 def _tensor(part: Any) -> Any:
-    # float64 becomes float32, as in fit. Ragged and sparse tensors stay what they are.
+    # float64 becomes float32, as in fit. Ragged and sparse tensors stay unchanged.
     if not tf.is_tensor(part):
         part = np.asarray(part)
         if part.dtype == np.float64:

@@ -1,4 +1,4 @@
-"""A model's gradients in float32, batch by batch, counted by their exponents."""
+"""Counts a model's float32 gradients by their exponents, batch by batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GradientCounter:
         self.significands, self.activations = significands, activations
         self.names: List[str] = []
         self.blocks: List[str] = []
-        #: The names of some operations that compute gradients in 16 bits.
+        #: The names of a few operations that compute gradients in 16 bits.
         self.in_16_bits: List[str] = []
         self.counts: Any = 0
         self.largest: Any = 0
@@ -47,7 +47,7 @@ class GradientCounter:
         self, first: Any, rest: Iterator[Any], length: Optional[int], verbose: int
     ) -> GradientCounter:
         """Counts all batches, with Keras's own progress bar."""
-        # Keras 3 traces a step without AutoGraph, Keras 2 with.
+        # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
         count = tf.function(
             self._count, autograph=not kerases.is_keras3(self.keras), **mode.ANY_SHAPES
         )
@@ -83,7 +83,7 @@ class GradientCounter:
             loss = self.loss(x, y, outputs, sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        # Tensors inside a loop, of a recurrent layer say, belong to another graph.
+        # A tensor inside a loop, as in a recurrent layer, belongs to another graph.
         watched = [(layer, t) for layer, t in watched if t.graph is graph]
         grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
         self.in_16_bits = _in_16_bits(graph, before)
@@ -93,11 +93,11 @@ class GradientCounter:
         return _rows_of(sources, names, blocks_of(self.model, names, sources), grads)
 
     def report(self, scale: float) -> GradientRanges:
-        """Returns the result, and warns if it is not what was asked for."""
+        """Returns the result. Warns if some gradients were not computed in float32."""
         if self.in_16_bits:
             warnings.warn(
-                "These operations compute gradients in 16 bits whatever the model's "
-                "policy, so not all of the report is about float32: "
+                "These operations compute gradients in 16 bits under any policy of the "
+                "model, so part of the report is not about float32: "
                 f"{self.in_16_bits}.",
                 stacklevel=3,
             )
@@ -120,7 +120,7 @@ def _no_outputs(_: Any) -> Iterator[List[Any]]:
 def _rows_of(
     sources: List[Any], names: List[str], blocks: List[str], grads: List[Any]
 ) -> List[Row]:
-    """Returns a row for each variable or layer that has a gradient, names unique."""
+    """Returns a row, with a unique name, for each variable or layer with a gradient."""
     rows: Dict[int, Row] = {}
     used: Dict[str, int] = {}
     for source, name, block, grad in zip(sources, names, blocks, grads):
@@ -133,13 +133,13 @@ def _rows_of(
         rows[id(source)].grads.append(grad)
     if not rows:
         raise ValueError(
-            "`loss` must depend on the model's weights, got one that has no gradient."
+            "`loss` must depend on the model's weights, got a loss without gradients."
         )
     return list(rows.values())
 
 
 def _in_16_bits(graph: Any, first: int) -> List[str]:
-    """Names operations that compute gradients in float16 or bfloat16 all the same."""
+    """Returns the names of up to three operations with float16 or bfloat16 outputs."""
     found = [
         op.name
         for op in graph.get_operations()[first:]
@@ -149,7 +149,7 @@ def _in_16_bits(graph: Any, first: int) -> List[str]:
 
 
 def path_of(model: Any, variable: Any) -> str:
-    """Returns the name of a model's variable with that of its layer: dense/kernel."""
+    """Returns the names of a variable's layer and of the variable: dense/kernel."""
     found = kerases.variable_name(variable)
-    prefix = f"{model.name}/"  # which Keras 3 has and Keras 2 has not
+    prefix = f"{model.name}/"  # only Keras 3 has it
     return found[len(prefix) :] if found.startswith(prefix) else found

@@ -1,12 +1,12 @@
-"""Counts of numbers by their exponent, and what float16 would make of them.
+"""Counts numbers by their exponent, and says what float16 would do to them.
 
-A float32's bits are sign, exponent, digits. Whatever a loss scale that is a power of
-two does, it adds to the exponent, so the counts say exactly what float16 would do at
-every such scale. Each exponent has three bins, since two limits lie inside one:
+A float32's bits are sign, exponent, digits. A loss scale that is a power of two only
+adds to the exponent, so the counts say exactly what float16 would do at every such
+scale. Two limits lie within an exponent, so each exponent has three bins:
 
-* 0: the power of two itself. float16 rounds 2**-25 to zero, and nothing above it.
-* 1: all between.
-* 2: what float16 rounds up to the next power of two: from 65520 on, that is infinity.
+* 0: the power of two itself. float16 rounds 2**-25 to zero, but nothing above it.
+* 1: all numbers between.
+* 2: numbers that float16 rounds up to the next power of two, 65520 and up to infinity.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Tuple
 import numpy as np
 import tensorflow as tf
 
-#: float16's largest number, and the smallest that it rounds to infinity.
+#: float16's largest number, and the smallest number that it rounds to infinity.
 LARGEST, INFINITE_FROM = 65504.0, 65520.0
-#: Exponents of what it rounds to zero, of its smallest normal number, of its largest.
+#: Exponents: of the largest number rounded to zero, the smallest normal, the largest.
 ZERO, NORMAL, TOP = -25, -14, 15
 KINDS = 3
 BINS = 256 * KINDS
@@ -37,11 +37,11 @@ IS_NUMBER = ~(_IS_ZERO | _IS_INF | _IS_NAN)
 
 
 def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
-    """Counts the bins of a tensor's values times `significand`. In any graph.
+    """Counts how many of a tensor's values, times `significand`, fall into each bin.
 
     Args:
-      values: A float tensor.
-      significand: A float from 1 to below 2, of a loss scale that is no power of two.
+      values: A float tensor, eager or of any graph.
+      significand: A float from 1 to below 2: that of the loss scale.
 
     Returns:
       `(counts, largest)`: an `int32` tensor of shape `[BINS]`, and the largest finite
@@ -53,7 +53,7 @@ def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
     # Integers, since processors flush float32's subnormals to zero.
     largest = tf.bitcast(tf.reduce_max(tf.concat([finite, [0]], 0)), tf.float32)
     if significand != 1.0:
-        # What was zero, finite or infinite stays so.
+        # The clip keeps finite numbers finite, and other than zero.
         scaled = tf.clip_by_value(_magnitude(values * significand), 1, (255 << 23) - 1)
         bits = tf.where(finite > 0, scaled, bits)
     digits = tf.bitwise.bitwise_and(bits, _DIGITS)
@@ -67,22 +67,22 @@ def _magnitude(values: Any) -> Any:
 
 
 def total(counts: Any) -> Any:
-    """Returns how many values there are, of counts of shape `[..., BINS]`."""
+    """Returns how many values were counted. `counts` has the shape `[..., BINS]`."""
     return counts.sum(-1)
 
 
 def numbers(counts: Any) -> Any:
-    """Returns how many values are neither zero nor infinite nor NaN."""
+    """Returns how many values are neither zero nor infinity nor NaN."""
     return counts[..., IS_NUMBER].sum(-1)
 
 
 def zeros(counts: Any) -> Any:
-    """Returns how many values are zero before float16 touches them."""
+    """Returns how many values are zero in float32 already."""
     return counts[..., _IS_ZERO].sum(-1)
 
 
 def infinities(counts: Any) -> Any:
-    """Returns how many values are infinite before float16 touches them."""
+    """Returns how many values are infinite in float32 already."""
     return counts[..., _IS_INF].sum(-1)
 
 
@@ -97,18 +97,18 @@ def _flushed_bins(power: int) -> Any:
 
 
 def flushed(counts: Any, power: int) -> Any:
-    """Returns how many values float16 makes zero, times 2**power: up to 2**-25."""
+    """Returns how many values, times 2**power, float16 rounds to zero: up to 2**-25."""
     return counts[..., _flushed_bins(power)].sum(-1)
 
 
 def subnormal(counts: Any, power: int) -> Any:
-    """Returns how many lose digits: above 2**-25 and below 2**-14, times 2**power."""
+    """Returns how many values, times 2**power, lose digits: from 2**-25 to 2**-14."""
     bins = IS_NUMBER & (EXPONENT + power < NORMAL) & ~_flushed_bins(power)
     return counts[..., bins].sum(-1)
 
 
 def overflowing(counts: Any, power: int) -> Any:
-    """Returns how many float16 makes infinite: from 65520 on, times 2**power."""
+    """Returns how many values, times 2**power, become infinite: from 65520 on."""
     scaled = EXPONENT + power
     bins = IS_NUMBER & ((scaled > TOP) | ((scaled == TOP) & (_KIND == KINDS - 1)))
     return counts[..., bins].sum(-1)

@@ -1,4 +1,4 @@
-"""Figures: what float16 does to counted values, in arrays of a number for each row."""
+"""Figures: what float16 does to counted values, in arrays with a number per row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lossscale.ranges.table import COLUMNS
 
 
 class Figures(abc.ABC):
-    """What a result computes from the counts of its rows.
+    """The figures that a result computes from the counts of its rows.
 
     Attributes:
-      names: The rows.
+      names: The names of the rows.
       largest: A `float32` array, the largest finite magnitude of each row.
-      loss_scale: What the values are multiplied with before float16 holds them.
+      loss_scale: The number that multiplies the values before they are cast to float16.
     """
 
     names: Tuple[str, ...]
@@ -28,67 +28,67 @@ class Figures(abc.ABC):
     @property
     @abc.abstractmethod
     def _counts(self) -> Tuple[Any, int]:
-        """The counts by exponent, and the power of two that the values come with."""
+        """The counts by exponent, and the power of two that multiplies the values."""
 
     @property
     @abc.abstractmethod
     def _all(self) -> Figures:
-        """The same values, in one row."""
+        """The same values, all in one row."""
 
     @property
     def values(self) -> Any:
-        """How many values there are."""
+        """The number of values."""
         return exponents.total(self._counts[0])
 
     @property
     def nonfinite(self) -> Any:
-        """How many are infinite or NaN in float32: no loss scale helps these."""
+        """How many values are inf or NaN in float32. No loss scale helps these."""
         return self.infinities + self.nans
 
     @property
     def infinities(self) -> Any:
-        """How many are infinite in float32."""
+        """The number of values that are infinite in float32."""
         return exponents.infinities(self._counts[0])
 
     @property
     def nans(self) -> Any:
-        """How many are NaN in float32."""
+        """The number of values that are NaN in float32."""
         return exponents.nans(self._counts[0])
 
     @property
     def zeros(self) -> Any:
-        """The share of all values that is zero in float32 already."""
+        """The share of all values that are zero in float32 already."""
         return _ratio(exponents.zeros(self._counts[0]), self.values)
 
     @property
     def flushed(self) -> Any:
-        """The share that float16 rounds to zero: at most 2**-25, times the scale."""
+        """The share that float16 rounds to zero: at most 2**-25 when scaled."""
         return self._share_of(exponents.flushed)
 
     @property
     def subnormal(self) -> Any:
-        """The share that keeps some digits only: below 2**-14, times the scale."""
+        """The share that loses digits in float16: below 2**-14 when scaled."""
         return self._share_of(exponents.subnormal)
 
     @property
     def overflowing(self) -> Any:
-        """The share that is infinite in float16: from 65520 on, times the scale."""
+        """The share that is infinite in float16: 65520 or more when scaled."""
         return self._share_of(exponents.overflowing)
 
     @property
     def largest_exponent(self) -> Any:
-        """The exponent of the largest magnitude, unscaled. NaN where all is zero."""
+        """The exponent of the largest unscaled magnitude. NaN if all are zero."""
         return np.floor(_log2(self.largest))
 
     @property
     def headroom(self) -> Any:
-        """By how many factors of two the largest, times the scale, is below 65504."""
+        """How many doublings the largest scaled magnitude is below 65504."""
         top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
         return top - _log2(self.largest)
 
     @property
     def summary(self) -> Dict[str, Dict[str, float]]:
-        """The figures above by name of row, and of all rows together as `"all"`."""
+        """The figures above by row name. `"all"` has those of all rows together."""
         whole = self._all
         columns = {
             name: np.append(getattr(self, name), getattr(whole, name))

@@ -1,4 +1,4 @@
-"""NonfiniteReport: what is not finite in one step, and what to write."""
+"""NonfiniteReport: the first value of a step that is not finite, and what to write."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ scale {scale}. Nothing is at fault."""
 _SCALE = """\
 All outputs of layers are finite, and so are the loss and the gradients at the loss \
 scale 1. At {scale} gradients overflow: no layer is at fault, the loss scale is too \
-high. A DynamicLossScale falls until it fits. Instead of a FixedLossScale take a \
-smaller one."""
+high. A DynamicLossScale falls until the gradients fit. If it is a FixedLossScale, use \
+a smaller one."""
 _DATA = """\
-The data are finite, and not in {dtype}: the largest that is finite there is \
-{largest}, and float16 ends at 65504. Divide them by a number, as x / 255, before the \
-model gets them."""
+The data are finite, but not in {dtype}: the largest value that is finite there is \
+{largest}, and float16 ends at 65504. Divide the data by a number, as in x / 255, \
+before the model gets them."""
 _LOSS = """\
-The loss itself is {kind}{operation}, and all outputs of layers that it depends on are \
+The loss itself is {kind}{operation}, but all outputs of layers that it depends on are \
 finite. Give the last layer dtype="float32". Look in the loss for a logarithm of zero \
-and a division by zero, and add a small number within."""
+or a division by zero, and add a small number to its argument or divisor."""
 _LOSS_GRADIENT = """\
-The loss is finite, and its gradient at the model's outputs is not, at any loss scale. \
-Look in the loss for a slope that is infinite, as a square root has at zero, and add a \
-small number within. Give the last layer dtype="float32"."""
+The loss is finite, but its gradient at the model's outputs is not, at any loss scale. \
+Look in the loss for an infinite derivative, as a square root has at zero, and add a \
+small number to its argument. Give the last layer dtype="float32"."""
 _WEIGHTS = """\
-{layer} ({layer_class}): its weights hold {kind}: {variables}. They stay so. Go back \
-to a checkpoint, and lower the learning rate."""
+{layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
+them. Go back to a checkpoint, and lower the learning rate."""
 _FORWARD = """\
 {layer} ({layer_class}, {dtype}): {kind}{operation}, after {largest}; its inputs were \
 finite."""
 _CAST = """\
 {layer} ({layer_class}, {dtype}): its inputs are {kind}, after {largest}; they were \
 finite before they were cast to {dtype}."""
-_HIDDEN = """ What follows hides it, and the loss is finite, but wrong."""
+_HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
 _BACKWARD = """\
 {layer} ({layer_class}, {dtype}): its gradient is {kind}, after {largest}; the \
-gradient that came to it was finite, and all that goes forward is. No loss scale helps.\
+gradient that it received was finite, and so is the forward pass. No loss scale helps.\
 """
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class NonfiniteReport:
-    """The first thing in a training step that is not finite. Print it.
+    """The first value in a training step that is not finite. Print the report.
 
-    It is true as a condition if anything is at fault.
+    As a condition, it is true if something besides the loss scale is at fault.
 
     Attributes:
-      where: What it is: `"forward"`, the output of a layer; `"gradient"`, the gradient
-        that a layer hands back; `"weights"`, a layer's weights; `"data"`, which the
-        model's dtype does not hold; `"loss"`; `"scale"`, the loss scale is too high and
-        nothing else is wrong. None: all is finite.
-      layer: The path of the layer, as `"encoder/ffn_3"`; the model's own name if the
-        model itself computes it. None if no layer is at fault.
-      layer_class: The name of its class, as `"Dense"`.
+      where: Where that value is. `"forward"`: in a layer's output. `"gradient"`: in the
+        gradient that a layer hands back. `"weights"`: in a layer's weights. `"data"`:
+        the model's dtype cannot hold the data. `"loss"`: in the loss. `"scale"`: the
+        loss scale is too high, and nothing else is wrong. None: all is finite.
+      layer: The layer's path, as `"encoder/ffn_3"`, or the model's name if the model
+        itself computes the value. None if no layer is at fault.
+      layer_class: The name of the layer's class, as `"Dense"`.
       kind: `"inf"`, `"-inf"` or `"nan"`.
-      operation: The type of TensorFlow's operation that made it, as `"MatMul"`.
-      dtype: The dtype that it was computed in, as `"float16"`.
-      largest: The largest finite magnitude next to it: of what the operation was given
-        and made, or of the gradient that came to the layer.
-      loss_scale: What the loss was multiplied with.
+      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`.
+      dtype: The dtype that the value was computed in, as `"float16"`.
+      largest: The largest finite magnitude beside it: in the operation's inputs and
+        result, or in the gradient that the layer received.
+      loss_scale: The number that multiplied the loss.
       variables: The names of weights that are not finite, if `where` is `"weights"`.
-      is_hidden: Whether the loss is finite all the same.
+      is_hidden: Whether the loss is finite nevertheless.
       to_write: What to do, if a layer is at fault.
     """
 
@@ -125,7 +125,7 @@ def power_text(largest: float) -> str:
 
 
 def line_for(call: Any) -> str:
-    """Returns what to write so that a layer does not overflow.
+    """Returns what the user can write so that a layer does not overflow.
 
     Args:
       call: The `Call` of the layer.
@@ -136,12 +136,12 @@ def line_for(call: Any) -> str:
             "logarithm of zero, an exponential, and a learning rate that is too high."
         )
     if not call.is_layer:
-        return "It is no layer. Cast what goes into it: tf.cast(x, tf.float32)."
+        return "It is no layer. Cast its inputs: tf.cast(x, tf.float32)."
     made = call.owner
     if made.parent is None:
         return (
-            "The model itself computes it, in none of its layers. Cast what goes into "
-            "it: tf.cast(x, tf.float32)."
+            "The model itself computes it, not one of its layers. Cast the inputs of "
+            "that operation: tf.cast(x, tf.float32)."
         )
     name = type(made.layer).__name__
     return f'Write\n\n    {name}(..., dtype="float32", name={made.layer.name!r})\n'

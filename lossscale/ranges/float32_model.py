@@ -1,7 +1,7 @@
-"""A Keras model that computes in float32 for a while, and is left as it was found.
+"""Lets a Keras model compute in float32 for a while, then puts all back as it was.
 
-No copy of the model is made: not every model can be copied, and a copy would need the
-memory of two. Its layers are told to compute in float32 until the context ends.
+The model is not copied: not every model can be, and two would need twice the memory.
+Until the context ends, its layers have a policy that computes in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lossscale.runtime.kerases import layers_of, state_of
 #: The dtypes of 16 bits, by name.
 SIXTEEN_BITS = ("float16", "bfloat16")
 _MISSING = object()
-#: An object, the name of its attribute, and the value that it has for a while.
+#: An object, the name of an attribute, and the value to give it for a while.
 Change = Tuple[Any, str, Any]
 
 
@@ -34,11 +34,11 @@ def in_float32(keras: Any, model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_float16(keras: Any, model: Any) -> Iterator[bool]:
-    """Lets layers compute in float16. Yields whether any does.
+    """Lets layers compute in float16. Yields whether any layer does.
 
-    Those of bfloat16 do, and those of float32 if the whole model is in float32: what a
-    layer is given beside others in 16 bits is meant to be. Not in Keras 2, whose
-    variables know their dtype since they were made.
+    Layers in bfloat16 change to float16. Layers in float32 change only if the whole
+    model is in float32, since one float32 layer among 16-bit layers is intended. In
+    Keras 2 they never change: variables there keep the dtype they were created with.
     """
     dtypes = {layer.compute_dtype for layer in layers_of(model)}
     from_dtypes = ["bfloat16"]
@@ -49,14 +49,14 @@ def in_float16(keras: Any, model: Any) -> Iterator[bool]:
 
 
 def _to(keras: Any, model: Any, name: str, from_dtypes: Sequence[str]) -> List[Change]:
-    """Returns what gives a policy to all layers that compute in some dtypes."""
+    """Returns the changes that give a policy to layers that compute in some dtypes."""
     policy = keras.mixed_precision.Policy(name)
     changes: List[Change] = []
     for layer in layers_of(model):
         if _quantized(layer) or layer.compute_dtype not in from_dtypes:
             continue
-        # Private, of every Keras; Keras 2 keeps the dtype a second time (seen on 2.4
-        # to 2.21, Keras 3.3 to 3.15).
+        # Every Keras has this private name. Keras 2 keeps the dtype a second time (seen
+        # on 2.4 to 2.21, Keras 3.3 to 3.15).
         changes.append((layer, "_dtype_policy", policy))
         if "_compute_dtype_object" in vars(layer):
             dtype = tf.as_dtype(policy.compute_dtype)
@@ -65,18 +65,18 @@ def _to(keras: Any, model: Any, name: str, from_dtypes: Sequence[str]) -> List[C
 
 
 def _quantized(layer: Any) -> bool:
-    # A policy of Keras 3 that stands for more than dtypes.
+    # A quantized policy of Keras 3 says more than dtypes, so it must not be replaced.
     policy = getattr(layer, "_dtype_policy", None)
     return getattr(policy, "quantization_mode", None) is not None
 
 
 def _inputs(layer: Any) -> Iterator[Change]:
-    # Keras 3's functional models cast what they are given to the dtype of their inputs.
+    # Keras 3's functional models cast their arguments to the dtype of their inputs.
     # That is float16 in a Sequential model without Input, and up to Keras 3.3 in all
-    # (seen on Keras 3.3 to 3.15).
+    # models (seen on Keras 3.3 to 3.15).
     functional = getattr(layer, "_functional", None) or layer
     inputs = tf.nest.flatten(getattr(functional, "inputs", None) or [])
-    for one in (layer, *inputs):  # an InputLayer says it too
+    for one in (layer, *inputs):  # an InputLayer has the dtype, too
         for name in ("_dtype", "dtype"):
             if vars(one).get(name) in SIXTEEN_BITS:
                 yield one, name, "float32"
@@ -84,9 +84,9 @@ def _inputs(layer: Any) -> Iterator[Change]:
 
 @contextlib.contextmanager
 def outputs_of_layers(model: Any) -> Iterator[List[Tuple[Any, Any]]]:
-    """Yields a list that every layer's call adds to: the layer, and each float output.
+    """Yields a list to which each layer's call adds pairs: the layer, a float output.
 
-    Of several layers that return the same tensor only the innermost is in it.
+    If several layers return the same tensor, only the innermost is in the list.
     """
     found: List[Tuple[Any, Any]] = []
     layers = [layer for layer in layers_of(model) if layer is not model]
@@ -112,7 +112,7 @@ def _noting(layer: Any, found: List[Tuple[Any, Any]]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def unchanged(model: Any) -> Iterator[None]:
-    """Puts back what training's forward pass changes: statistics, seeds, metrics."""
+    """Undoes the changes of a forward pass in training: statistics, seeds, metrics."""
     saved = [(variable, variable.numpy()) for variable in _variables(model)]
     before = {id(metric) for metric in model.metrics}
     try:
@@ -121,7 +121,7 @@ def unchanged(model: Any) -> Iterator[None]:
         for variable, value in saved:
             variable.assign(value)
         for metric in model.metrics:
-            if id(metric) not in before:  # made by the first computation of the loss
+            if id(metric) not in before:  # the first computation of the loss created it
                 getattr(metric, "reset_state", None) or metric.reset_states()
 
 
@@ -134,7 +134,7 @@ def _variables(model: Any) -> List[Any]:
 
 @contextlib.contextmanager
 def changed(changes: List[Change]) -> Iterator[None]:
-    """Sets attributes past Keras's own tracking, and sets them back."""
+    """Sets attributes without Keras's tracking, and sets them back at the end."""
     before = [(one, name, vars(one).get(name, _MISSING)) for one, name, _ in changes]
     try:
         for one, name, value in changes:

@@ -1,4 +1,4 @@
-"""forward_ranges: which layers float16 does not hold, before anybody trains in it."""
+"""forward_ranges: which layers overflow in float16, before you train in it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def forward_ranges(
     batch_size: Optional[int] = None,
     verbose: int = 1,
 ) -> ForwardRanges:
-    """Tells which layers of a model must stay in float32, beside others in float16.
+    """Finds the layers of a model that must stay in float32, while others use float16.
 
-    Computes the outputs of every layer for some batches in float32, whatever the
-    model's policy, with `training=True`, and counts what float16 would make of them.
-    Then each layer is tried in float16 on the very inputs that it has in float32: what
-    it sums inside and does not return is seen, too, as a variance, a norm or the logits
-    of attention. A mask of -inf, or of -1e9, is no overflow.
+    Computes the outputs of every layer for some batches in float32, under any policy of
+    the model, with `training=True`, and counts how many would overflow or underflow in
+    float16. Then it runs each layer in float16 on the inputs that the layer has in
+    float32. So it also finds overflows in sums that a layer does not return: in a
+    variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
 
-    The very model computes, in eager mode. Afterwards it is what it was: weights,
-    moving statistics, seeds, policies. (Weights that do not exist yet are created.) A
-    custom `train_step` is not run. Memory does not grow with the number of batches.
+    It runs your model itself, in eager mode, and leaves weights, moving statistics,
+    seeds and policies as they were. (It creates missing weights.) It does not run a
+    custom `train_step`. Memory does not grow with the number of batches.
 
     >>> import lossscale
     >>> import numpy as np
@@ -52,15 +52,15 @@ def forward_ranges(
     ('large, inputs', 'large', 'small')
     >>> ranges.largest_exponent.tolist(), ranges.overflowing.tolist()
     ([10.0, 18.0, 10.0], [0.0, 1.0, 0.0])
-    >>> ranges.need_float32  # what it returns, and what it is given
+    >>> ranges.need_float32  # the first for its output, the second for its input
     ('large', 'small')
 
     Args:
-      model: A Keras model: any.
-      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. What
-        makes whole batches may have targets, which are not used.
-      batches: How many batches to look at, the first ones in order. None: all.
-      batch_size: Rows of a batch, of arrays: 32 if None, as in Keras's `fit`.
+      model: Any Keras model.
+      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras. The last
+        three may yield targets, too, which are ignored.
+      batches: The number of batches to look at, from the first. None: all.
+      batch_size: Rows per batch if `x` holds arrays. None: 32, as in Keras's `fit`.
       verbose: 1 shows a progress bar, 0 nothing.
 
     Returns:
@@ -69,9 +69,9 @@ def forward_ranges(
     Raises:
       TypeError: `model` is no Keras model, its layers return no float tensors, or an
         argument has the wrong type.
-      ValueError: The model has no layers, or is not built and cannot be; `x` is empty
-        or not finite, or never ends and `batches` is None; the model belongs to a
-        strategy of several replicas.
+      ValueError: The model has no layers, or cannot be built; `x` is empty or not
+        finite, or never ends and `batches` is None; the model belongs to a strategy
+        with several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = asking.keras_of(model, "forward_ranges")
@@ -86,12 +86,12 @@ def forward_ranges(
 
 
 class _Counter:
-    """Counts what layers return, batch by batch, and adds it up."""
+    """Counts the outputs of layers, batch by batch, and adds up the counts."""
 
     def __init__(self, keras: Any, model: Any) -> None:
         self._keras, self._model = keras, model
         self._rows: Dict[Key, Tuple[Any, float]] = {}
-        #: The layers whose constructors are to say float32, by path, and those inside.
+        #: By path, the layers that need float32, and those that overflow inside.
         self._needed: Dict[str, Any] = {}
         self._inside: Dict[str, Any] = {}
         self._order: Dict[str, int] = {}
@@ -100,7 +100,7 @@ class _Counter:
     def run(
         self, first: Any, rest: Iterator[Any], length: Optional[int], verbose: int
     ) -> ForwardRanges:
-        """Looks at all batches, with Keras's own progress bar."""
+        """Counts all batches, with Keras's own progress bar."""
         bar = self._keras.utils.Progbar(length, verbose=verbose)
         for x, _, _ in (batch for part in ([first], rest) for batch in part):
             asking.finite_data(x)
@@ -111,7 +111,7 @@ class _Counter:
         if not self._rows:
             raise TypeError(
                 "`model` must have layers that return float tensors, got "
-                f"{self._model.name!r}, of which none does."
+                f"{self._model.name!r}, which has none."
             )
         return self._report()
 
@@ -126,7 +126,7 @@ class _Counter:
         calls = first.calls
         self._note([call for call in calls if id(call) in first.overflowing], False)
         inside = self._overflowing_inside(x, first)
-        # What is given, or returns, too much needs no other reason.
+        # A layer whose inputs or outputs overflow needs float32 for that alone.
         self._note([c for c in inside if id(c) not in first.overflowing], True)
 
     def _overflowing_inside(self, x: Any, first: Float32Pass) -> List[Call]:
@@ -140,11 +140,11 @@ class _Counter:
             try:
                 with stack.watched_by(second, self._model), origins.noted():
                     self._model(x, training=True)
-            except tf.errors.OpError as error:  # an operation without float16
+            except tf.errors.OpError as error:  # an operation has no float16 kernel
                 self._can_try = False
                 warnings.warn(
-                    "The model could not be tried in float16, so that overflows inside "
-                    f"its layers are not known: {error!s:.300}",
+                    "The model could not run in float16, so overflows inside its "
+                    f"layers are unknown: {error!s:.300}",
                     stacklevel=5,
                 )
         return second.overflowed_inside()
@@ -152,7 +152,7 @@ class _Counter:
     def _note(self, calls: List[Call], is_inside: bool) -> None:
         for call in calls:
             made = call.owner
-            if not made.is_layer:  # Keras 3.6 casts between layers, by an operation
+            if not made.is_layer:  # Keras 3.6 casts between layers with an operation
                 continue
             self._needed.setdefault(made.path, made.layer)
             if is_inside:
@@ -175,7 +175,7 @@ class _Counter:
         )
 
     def _place(self, path: str) -> int:
-        """Returns where a layer stands on the way from the input to the output."""
+        """Returns a layer's place on the way from the input to the output."""
         places = [n for n, key in enumerate(self._rows) if _is_at(key.path, path)]
         return min(places, default=len(self._rows))
 
@@ -185,8 +185,8 @@ def _is_at(path: str, above: str) -> bool:
 
 
 def _paths(layer: Any) -> List[str]:
-    """Returns a layer's path in Keras 3, and those of what it makes inside."""
+    """Returns a layer's path in Keras 3, and the paths of layers that it creates."""
     is_models_own = hasattr(layer, "layers") or hasattr(layer, "layer")
     inner = [layer] if is_models_own else kerases.layers_of(layer)
-    # A layer that builds nothing has no path, and Keras 2 knows none.
+    # A layer that builds nothing has no path. In Keras 2 no layer has one.
     return [getattr(each, "path", None) or each.name for each in inner]

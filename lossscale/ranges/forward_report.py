@@ -1,4 +1,4 @@
-"""ForwardRanges: what float16 would do to what layers compute, and what to write."""
+"""ForwardRanges: what float16 would do to layers' outputs, and what to write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lossscale.ranges.figures import Figures
 from lossscale.ranges.table import row_lines
 from lossscale.runtime import kerases
 
-_ALL_FIT = "float16 holds all of them: no layer needs float32."
+_ALL_FIT = "None of them overflows in float16: no layer needs float32."
 _NEEDED = (
     "float16 does not hold what these layers are given, compute or return. Write\n"
 )
@@ -25,23 +25,23 @@ are not normalized."""
 class ForwardRanges(Figures):
     """What float16 would do to the outputs of a model's layers, and to their inputs.
 
-    Shares are of the values that are finite and not zero in float32; NaN where there
-    are none. All arrays have shape `[rows]`, in the order of `names`: from the input to
-    the output.
+    Shares are of the values that are finite and not zero in float32; NaN if there are
+    none. All arrays have shape `[rows]`, in the order of `names`: from the input to the
+    output.
 
     Attributes:
-      names: The rows: each layer's path, once for each call; its inputs where no other
-        layer returned them.
+      names: The names of the rows. A row holds the outputs of one call of a layer, and
+        has the layer's path, or holds inputs that no other layer returned.
       counts: An `int64` array of shape `[rows, lossscale.ranges.exponents.BINS]`.
       largest: A `float32` array, the largest finite magnitude of each row.
-      batches: How many batches were looked at.
-      need_float32: The paths of layers that float16 does not suffice for: what they
-        return, are given, or compute inside is beyond 65504.
-      inside: Those of them that overflow in between, as in a variance or in attention's
-        logits, so that float16 makes their outputs wrong.
-      classes: The names of the classes of `need_float32`.
-      is_inside_known: Whether layers could be tried in float16. They cannot in a model
-        of Keras 2 that is all in float32: then `inside` is empty.
+      batches: How many batches were counted.
+      need_float32: The paths of layers that need float32: some of their outputs,
+        inputs, or values computed inside are beyond 65504.
+      inside: Those layers that overflow inside, as in a variance or in attention's
+        logits, so that their outputs in float16 are wrong.
+      classes: The class names of the layers in `need_float32`.
+      is_inside_known: Whether layers could run in float16. They cannot if a model of
+        Keras 2 is all in float32: then `inside` is empty.
     """
 
     names: Tuple[str, ...]
@@ -55,29 +55,29 @@ class ForwardRanges(Figures):
     _is_keras3: bool = False
     _paths: Tuple[str, ...] = ()
 
-    #: Nothing is scaled on the way forward.
+    #: A forward pass scales nothing.
     loss_scale = 1.0
 
     @property
     def histogram(self) -> Tuple[Any, Any]:
-        """The histogram of the magnitudes: exponents, and counts by row.
+        """The histogram of the magnitudes: `(exponents, counts)`.
 
-        An `int64` array of the exponents from -127, where float32's subnormals are, to
-        127, and one of shape `[rows, 255]`.
+        Two `int64` arrays: the exponents from -127, which stands for float32's
+        subnormals, to 127, and the counts, of shape `[rows, 255]`.
         """
         return exponents.by_exponent(self.counts)
 
     @property
     def policy_map(self) -> Any:
-        """A `keras.dtype_policies.DTypePolicyMap`: these in float32, others mixed.
+        """A `DTypePolicyMap`: float32 for `need_float32`, mixed_float16 for the rest.
 
-        It has every layer of `need_float32`, and what a layer of Keras makes inside, by
-        its `path`, or by its name while it has none. With it a functional or sequential
-        model is made anew from its layers' configs:
+        This `keras.dtype_policies.DTypePolicyMap` has an entry for every such layer and
+        for layers that a Keras layer creates inside, by `path`, or by name while there
+        is none. Use it to build a functional or sequential model again from configs:
 
         ```
         policies = ranges.policy_map
-        keras.config.set_dtype_policy("float32")  # for what only holds other layers
+        keras.config.set_dtype_policy("float32")  # for layers that only hold others
 
         def anew(layer):
             policy = policies[layer.path or layer.name]
@@ -86,19 +86,19 @@ class ForwardRanges(Figures):
         model = keras.models.clone_model(model, clone_function=anew, recursive=True)
         ```
 
-        A `Sequential` within a model must begin with `keras.Input`: else it casts what
-        it is given to the policy under which it was made first.
+        A `Sequential` within a model must begin with `keras.Input`. Otherwise it casts
+        its inputs to the dtype of the policy under which it was first created.
 
         Raises:
-          NotImplementedError: The model's Keras has none: Keras 2, or Keras 3 before it
-            had it. Write the lines that are printed.
+          NotImplementedError: The model's Keras has no DTypePolicyMap: Keras 2, or an
+            early Keras 3. Write the lines that this report prints.
         """
         keras = kerases.keras3() if self._is_keras3 else None
         policies: Any = getattr(keras, "dtype_policies", None)
         made = getattr(policies, "DTypePolicyMap", None)
         if made is None:
             raise NotImplementedError(
-                "`policy_map` must have a Keras with DTypePolicyMap, got one without. "
+                "`policy_map` needs a Keras with DTypePolicyMap, got one without. "
                 'Write dtype="float32" in the layers of `need_float32`.'
             )
         float32 = policies.DTypePolicy("float32")
@@ -121,14 +121,14 @@ class ForwardRanges(Figures):
         )
 
     def plot(self, ax: Any = None, *, rows: int = 24) -> Any:
-        """Draws the exponents of layers, from input to output, over what float16 holds.
+        """Draws the exponents of layers' outputs, over the range of float16.
 
-        One histogram for all, and one for each row: of those with the greatest shares
-        overflowing or flushed to zero if there are many.
+        It draws a histogram of all values, and one for each row, from input to output.
+        If there are too many, it draws the rows that overflow or underflow most.
 
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.
-          rows: At most so many rows.
+          rows: The most rows to draw.
 
         Returns:
           The `Axes`.
@@ -148,7 +148,7 @@ class ForwardRanges(Figures):
 
     @property
     def _counts(self) -> Tuple[Any, int]:
-        return self.counts, 0  # nothing is scaled on the way forward
+        return self.counts, 0  # a forward pass scales nothing
 
     @property
     def _all(self) -> ForwardRanges:
@@ -159,7 +159,7 @@ class ForwardRanges(Figures):
 
 def _line(path: str, kind: str) -> str:
     name = path.rsplit("/", maxsplit=1)[-1]
-    if kind == "Sequential":  # whose constructor takes no dtype
+    if kind == "Sequential":  # its constructor takes no dtype
         return (
             f"    Sequential([keras.Input(...), ...], name={name!r})  # made in float32"
         )

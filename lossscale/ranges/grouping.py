@@ -8,14 +8,14 @@ from lossscale.runtime.kerases import layers_of
 
 
 def blocks_of(model: Any, names: List[str], sources: List[Any]) -> List[str]:
-    """Returns the name of the block of each source, its own name if it is in none.
+    """Returns the name of each source's block, or its own name if it is in no block.
 
-    A block is a layer of the model. One with a `ScaledBlock` in it counts as the layers
-    that it is made of.
+    A block is a layer of the model. If a layer contains a `ScaledBlock`, the layers
+    that it is made of are the blocks.
 
     Args:
       model: The model.
-      names: Of each source.
+      names: The names of the sources.
       sources: Variables and layers.
     """
     found: Dict[int, str] = {}
@@ -38,5 +38,5 @@ def _blocks(model: Any) -> Iterator[Any]:
 
 
 def _is_scaled(layer: Any) -> bool:
-    # What a ScaledBlock says of itself: the rooms know nothing of each other.
+    # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each other.
     return getattr(layer, "has_own_scale", False) is True

@@ -12,9 +12,9 @@ from lossscale.ranges.float32_model import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
 
-#: Layers that Keras 2 makes of operations: their constructors take no dtype.
+#: Keras 2 wraps operations in these layers, whose constructors take no dtype.
 _OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
-#: Where layers are from that a user only configures.
+#: Packages whose layers create layers of their own, which a user only configures.
 _LIBRARIES = {
     *("keras", "tf_keras", "tensorflow", "keras_hub", "keras_nlp", "keras_cv"),
     *("official", "tensorflow_addons", "tensorflow_models"),
@@ -26,9 +26,9 @@ class Call:
 
     Attributes:
       layer: The layer, or an operation between the layers of a functional model.
-      parent: The call that it is part of, None for that of the model.
+      parent: The call that this call is part of. None for the call of the model.
       inputs: The float tensors among its arguments.
-      outputs: The float tensors that it returned, once it has.
+      outputs: The float tensors that it returned. Empty before it returns.
     """
 
     def __init__(self, layer: Any, parent: Optional[Call]) -> None:
@@ -38,7 +38,7 @@ class Call:
 
     @property
     def path(self) -> str:
-        """The names of the layers that are open, without the model: encoder/ffn_3."""
+        """The names of the enclosing layers and of this one, as encoder/ffn_3."""
         if self.parent is None:
             return str(self.layer.name)
         inside = self.parent.parent is not None
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def is_layer(self) -> bool:
-        """Whether its constructor takes a dtype: a layer's does, an operation's not."""
+        """Whether this calls a layer, which takes a dtype, rather than an operation."""
         is_layer = hasattr(self.layer, "_flatten_layers")
         return is_layer and type(self.layer).__name__ not in _OPERATIONS
 
@@ -62,7 +62,7 @@ class Call:
     def owner(self) -> Call:
         """The call of the layer whose constructor the user writes.
 
-        Layers of a library make layers of their own: attention its projections, a
+        Layers of a library create layers of their own: attention creates projections, a
         recurrent layer its cell, KerasHub's transformers their feed-forward networks.
         """
         above = self.parent
@@ -73,7 +73,7 @@ class Call:
         return self if is_made_by_user else above.owner
 
     def is_within(self, other: Call) -> bool:
-        """Tells whether this call is part of another, however deep."""
+        """Tells whether this call is part of another, at any depth."""
         above = self.parent
         while above is not None and above is not other:
             above = above.parent
@@ -85,31 +85,31 @@ def _of_library(call: Call) -> bool:
 
 
 class Watcher(Protocol):
-    """What is told of calls."""
+    """Watches calls of layers. It may replace their arguments and outputs."""
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Takes note of a call that begins. Returns the arguments to call with."""
+        """Notes a call that begins. Returns the arguments to call the layer with."""
 
     def end(self, call: Call, outputs: Any) -> Any:
-        """Takes note of what a call returned. Returns what it is to return."""
+        """Notes the outputs of a call. Returns those that the call shall return."""
 
 
 class CallStack:
-    """The calls that are open now, the innermost last."""
+    """The calls that run now, the innermost last."""
 
     def __init__(self) -> None:
         self._open: List[Call] = []
 
     @property
     def innermost(self) -> Optional[Call]:
-        """The call that computes now, None outside of the model."""
+        """The innermost call that runs now, None outside of the model."""
         return self._open[-1] if self._open else None
 
     @contextlib.contextmanager
     def watched_by(self, watcher: Watcher, model: Any) -> Iterator[None]:
-        """Tells a watcher of each call of a layer in a model, and leaves no trace.
+        """Tells a watcher of each call in a model, and restores the layers at the end.
 
-        Functions run eagerly for the while: a layer may have compiled its own call.
+        Meanwhile `tf.function`s run eagerly, since a layer may have compiled its call.
         """
         changes = [
             (thing, "call", self._watched(thing, watcher)) for thing in things_of(model)
@@ -127,7 +127,7 @@ class CallStack:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if is_building():  # within a dataset's function, say
+            if is_building():  # for example within a dataset's function
                 return original(*args, **kwargs)
             this = Call(thing, self.innermost)
             self._open.append(this)
@@ -150,10 +150,10 @@ def floats_in(nest: Any) -> List[Any]:
 
 
 def things_of(model: Any) -> List[Any]:
-    """Returns what a model calls: itself, its layers, operations between them."""
+    """Returns the model, its layers, and the operations between them."""
     found = {id(layer): layer for layer in kerases.layers_of(model)}
     for layer in list(found.values()):
-        # Keras 3's: Keras 2 makes layers of them.
+        # Only Keras 3 has operations. Keras 2 wraps them in layers.
         inner = getattr(layer, "_functional", None) or layer
         for each in getattr(inner, "operations", ()):
             found.setdefault(id(each), each)

@@ -1,4 +1,4 @@
-"""gradient_ranges: a model's gradients in float32, as float16 would hold them."""
+"""gradient_ranges: what float16 would do to a model's gradients."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def gradient_ranges(
     activations: bool = False,
     verbose: int = 1,
 ) -> GradientRanges:
-    """Tells what float16 would do to a model's gradients at a loss scale.
+    """Counts what float16 would do to a model's gradients at a loss scale.
 
-    Computes the gradients of some batches in float32, whatever the model's policy, as
-    training would: `training=True`, the compiled loss, regularization. The very model
-    computes, with its layers told to use float32 for the while. Afterwards it is what
-    it was: weights, moving statistics, seeds, metrics, policies; the optimizer is not
-    touched. (Weights that do not exist yet are created.) A custom `train_step` is not
-    run. Memory does not grow with the number of batches.
+    Computes the gradients of some batches in float32, under any policy of the model, as
+    training would: `training=True`, the compiled loss, regularization. It runs your
+    model itself, whose layers use float32 meanwhile, and leaves weights, moving
+    statistics, seeds, metrics and policies as they were. It does not touch the
+    optimizer. (It creates missing weights.) It does not run a custom `train_step`.
+    Memory does not grow with the number of batches.
 
-    A gradient of an embedding counts with the rows that it has. Gradients also pass
-    through float16 between the layers: with `activations=True` they are in the report
-    and in the scale it recommends.
+    An embedding's gradient has only the rows that a batch uses: only these are counted.
+    Gradients also pass through float16 between the layers: with `activations=True` the
+    report counts these, too, and the recommended scale depends on them.
 
     >>> import lossscale
     >>> import numpy as np
@@ -53,27 +53,27 @@ def gradient_ranges(
     (-19.0, True)
 
     Args:
-      model: A Keras model with float32 weights: any, if it is compiled or `loss` given.
+      model: Any Keras model with float32 weights, compiled unless you pass `loss`.
       x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
-      y: Targets, and None if `x` makes whole batches.
+      y: Targets, or None if `x` yields them, too.
       sample_weight: Weights as `fit` takes them, or None.
-      loss: What `compile` takes. None: the compiled one.
-      loss_scale: The scale to report on. None: what the model's optimizer has now, 1 if
-        it scales no loss.
-      batches: How many batches to look at, the first ones in order. None: all.
-      batch_size: Rows of a batch, of arrays: 32 if None.
-      activations: Whether to report on the gradients of layers' outputs too.
+      loss: A loss as `compile` takes it. None: the compiled loss.
+      loss_scale: The scale to report on. None: the current one of the model's
+        optimizer, or 1 if it does not scale the loss.
+      batches: The number of batches to look at, from the first. None: all.
+      batch_size: Rows per batch if `x` holds arrays. None: 32.
+      activations: Whether to report on the gradients of layers' outputs, too.
       verbose: 1 shows a progress bar, 0 nothing.
 
     Returns:
       `GradientRanges`: print it, read its arrays, or `plot` it.
 
     Raises:
-      TypeError: `model` is no Keras model, or an argument has the wrong type: `x` may
-        be no generator, for instance, which would be used up.
-      ValueError: The model has no loss and there is no `loss`, targets are missing, `x`
-        is empty, the model has no trainable weights or some in 16 bits, it belongs to
-        a strategy of several replicas, or `batches` is None and `x` never ends.
+      TypeError: `model` is no Keras model, or an argument has the wrong type. For
+        example, `x` must not be a generator, which this would use up.
+      ValueError: The model has no loss and `loss` is None, targets are missing, `x` is
+        empty, the model has no trainable weights or some in 16 bits, it belongs to a
+        strategy with several replicas, or `batches` is None and `x` never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = asking.keras_of(model, "gradient_ranges")
@@ -94,7 +94,7 @@ def gradient_ranges(
 
 
 def _build(model: Any, x: Any) -> None:
-    """Creates the weights, under the model's own policy: it decides what they are."""
+    """Creates missing weights, under the model's own policy, which sets their dtype."""
     if not model.built or not model.trainable_variables:
         model(x, training=False)
     if not model.trainable_variables:

@@ -1,4 +1,4 @@
-"""find_nonfinite: the first thing in one training step that is not finite."""
+"""find_nonfinite: the first value in one training step that is not finite."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def find_nonfinite(
 ) -> NonfiniteReport:
     """Finds the layer that makes a training step infinite or NaN.
 
-    Takes one step on the first batch as the model is: under its own policy, with
-    `training=True`, its compiled loss and its loss scale now. In eager mode every
-    operation is looked at. If the loss is not finite, it is followed back to the first
-    operation whose result is not finite while its inputs are, and the layer that ran it
-    is named. If the loss is finite, it is the first operation in 16 bits that gave inf
-    or NaN all the same, as a variance that overflows in a normalization, whose output
-    is 0 then. A mask of -inf, or of -1e9, before a softmax is no fault. If that is not
-    it, and gradients are not finite, the layer is named that was the first, on the way
-    back, to be given a finite gradient and to leave one that is not.
+    Computes one step on the first batch, with the model's own policy, compiled loss and
+    current loss scale, and `training=True`. It looks at every operation in eager mode:
 
-    The step is not applied. Afterwards the model is what it was: weights, moving
-    statistics, seeds, metrics; the optimizer is not touched, and nothing is compiled.
-    (Weights that do not exist yet are created.) A custom `train_step` is not run. It is
-    slow, as eager mode is.
+    * If the loss is not finite, it goes back from the loss to the first operation that
+      had finite inputs and a result that was not, and names the layer that ran it.
+    * If the loss is finite, it looks for the first operation in 16 bits that made inf
+      or NaN nevertheless. For example, a variance overflows in a normalization, whose
+      output is then 0. A mask of -inf or -1e9 before a softmax is no fault.
+    * If gradients are not finite, it names the first layer, on the way back, that got a
+      finite gradient and handed back one that is not.
+
+    The step is not applied. Weights, moving statistics, seeds and metrics stay as they
+    were, the optimizer is not touched, and nothing is compiled. (Missing weights are
+    created.) A custom `train_step` is not run. It is as slow as eager mode.
 
     >>> import lossscale
     >>> import numpy as np
@@ -57,22 +57,22 @@ def find_nonfinite(
     ('forward', 'large', 'inf', 'MatMul')
 
     Args:
-      model: A Keras model: any, if it is compiled or `loss` given.
+      model: Any Keras model, compiled unless you pass `loss`.
       x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
-      y: Targets, and None if `x` makes whole batches.
+      y: Targets, or None if `x` yields them, too.
       sample_weight: Weights as `fit` takes them, or None.
-      loss: What `compile` takes. None: the compiled one.
-      batch_size: Rows of the batch, of arrays: 32 if None, as in Keras's `fit`.
+      loss: A loss as `compile` takes it. None: the compiled loss.
+      batch_size: Rows of the batch if `x` holds arrays. None: 32, as in Keras's `fit`.
 
     Returns:
-      A `NonfiniteReport`: print it. It is false as a condition if nothing is at fault.
+      A `NonfiniteReport`: print it. As a condition, it is false if nothing is at fault.
 
     Raises:
       TypeError: `model` is no Keras model or does not return tensors, or an argument
         has the wrong type.
-      ValueError: The model has no layers, no loss and there is no `loss`, it is not
-        built and cannot be, targets are missing, the batch is empty or not finite, or
-        the model belongs to a strategy of several replicas.
+      ValueError: The model has no layers, it has no loss and `loss` is None, it cannot
+        be built, targets are missing, the batch is empty or not finite, or the model
+        belongs to a strategy with several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = asking.keras_of(model, "find_nonfinite")
@@ -87,7 +87,7 @@ def find_nonfinite(
 
 
 class _Step:
-    """One step of a model, of which every operation is looked at."""
+    """One step of a model. It looks at every operation."""
 
     def __init__(self, model: Any, loss: Loss) -> None:
         self._model, self._loss = model, loss
@@ -119,7 +119,7 @@ class _Step:
         if origin is None or origin.call is None:
             operation = origin.operation if origin else None
             return self._report("loss", kind=_kind(origin), operation=operation)
-        # The model casts its data, or, in Keras 3, the first layer does.
+        # The model casts its data, or in Keras 3 its first layer does.
         largest = [largest_of(each) for each in data]
         if origin.is_cast and origin.largest in largest:
             return self._report("data", origin)
@@ -174,7 +174,7 @@ def _kind(origin: Optional[Origin]) -> str:
 
 
 def _bad_variables(origin: Origin) -> Any:
-    """Returns the names of the weights that an origin read, if that is what it did."""
+    """Returns the names of the weights that are not finite and that an origin read."""
     if origin.operation not in {"ReadVariableOp", "ResourceGather", "given"}:
         return ()
     weights = getattr(origin.call.layer, "weights", ()) if origin.call else ()

@@ -1,4 +1,4 @@
-"""Where a value that is not finite comes from: each operation of eager mode, noted."""
+"""Notes each eager operation whose result is not finite, and where that comes from."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Origin:
     """One operation whose result is not finite.
 
     Attributes:
-      operation: Its type, such as "MatMul". "given": no operation made the value.
-      call: The layer's call in which it ran, None outside of the model.
+      operation: Its type, such as "MatMul". "given": no noted operation made the value.
+      call: The layer's call that ran it, None outside of the model.
       sources: The keys of its inputs that are not finite either.
       largest: The largest finite magnitude of its inputs and its result.
       kinds: Which of "inf", "-inf" and "nan" the result holds.
       dtype: The name of the result's dtype.
-      is_cast: Whether float16 could not hold what a layer was given.
+      is_cast: Whether it is a cast of a layer's input that the new dtype cannot hold.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Origin:
     def is_overflow(self) -> bool:
         """Whether finite values became infinite in 16 bits, within the model.
 
-        What is -inf only, or was infinite when it was cast, may be a mask. In float32
-        nothing overflows by accident and is hidden by what follows.
+        A result that holds only -inf, or that a cast made, may be a mask. In float32 no
+        overflow happens by accident and is then hidden by later operations.
         """
         if self.call is None or self.sources or self.kinds == ["-inf"]:
             return False
@@ -56,12 +56,12 @@ class Origins:
     def __init__(self, stack: CallStack) -> None:
         self._stack = stack
         self._listens = False
-        #: By the tensor's key, in the order in which they were computed.
+        #: By key of the tensor, in the order of computation.
         self.found: Dict[int, Origin] = {}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Takes notes until the context ends."""
+        """Notes operations until the context ends."""
         self._listens = True
         callbacks.add(self)
         try:
@@ -70,7 +70,7 @@ class Origins:
             self._listens = False
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
-        """Takes note of an operation that has run."""
+        """Notes an operation that has run."""
         del attrs
         if self._listens:
             for output in outputs:
@@ -84,13 +84,13 @@ class Origins:
         for each in floats:
             if is_bad(each):
                 key = key_of(each)
-                if key not in self.found:  # a constant, or what was made before
+                if key not in self.found:  # a constant, or computed before this began
                     self.found[key] = Origin("given", this.call, (), each)
                 this.sources.append(key)
         self.found[key_of(output)] = this
 
     def enter(self, call: Call, inputs: List[Any]) -> None:
-        """Ascribes a cast that a layer's input could not bear to the layer itself."""
+        """If the cast of a layer's input overflowed, ascribes that to the layer."""
         for tensor in inputs:
             origin = self.found.get(key_of(tensor))
             if origin is None or origin.operation != "Cast" or origin.sources:
@@ -99,9 +99,9 @@ class Origins:
                 origin.call, origin.is_cast = call, True
 
     def first_behind(self, tensor: Any) -> Optional[Origin]:
-        """Returns the first operation that made a value not finite, None if it is.
+        """Returns the first operation that made a value infinite or NaN, None if none.
 
-        A mask of -inf before a softmax, say, is not on the way to it.
+        It is on the way to the value. A mask of -inf before a softmax, say, is not.
         """
         keys, seen = [key_of(tensor)], set()
         while keys:
@@ -123,8 +123,8 @@ def _is_float(tensor: Any) -> bool:
 
 
 def _values(tensor: Any) -> Any:
-    # NumPy, not TensorFlow: what is asked must be on no tape, and heard by nobody.
-    # Older NumPys look at no bfloat16.
+    # With NumPy, since no tape must record this, and no listener must hear of it.
+    # Older versions of NumPy cannot check bfloat16.
     found = tensor.numpy()
     return found.astype(np.float32) if tensor.dtype == tf.bfloat16 else found
 
@@ -135,7 +135,7 @@ def is_bad(tensor: Any) -> bool:
 
 
 def largest_of(tensor: Any) -> float:
-    """Returns the largest finite magnitude in a tensor of eager mode, 0 if none is."""
+    """Returns the largest finite magnitude in an eager tensor, 0 if there is none."""
     values = _values(tensor)
     return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
 

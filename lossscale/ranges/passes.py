@@ -1,4 +1,4 @@
-"""Two forward passes of a batch: in float32, and in float16 with float32's values."""
+"""Two forward passes: in float32, and in float16 with the inputs from float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lossscale.runtime import kerases
 
 
 class Key(NamedTuple):
-    """Which row a tensor is counted in."""
+    """The row in which a tensor is counted."""
 
     path: str
     number: int
@@ -23,31 +23,31 @@ class Key(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The row's name: the layer's path, which call of it, and what of it."""
+        """The row's name: the layer's path, the number of the call, inputs or not."""
         which = f" (call {self.number})" if self.number > 1 else ""
         return f"{self.path}{which}{', inputs' if self.is_input else ''}"
 
 
 class Float32Pass:
-    """Counts what each call returns, and is given anew: a `Watcher`.
+    """A `Watcher` that counts the outputs of each call, and inputs not counted before.
 
-    A tensor that several layers return, or hand on, counts once, for the first.
+    A tensor that several layers return or pass on counts only once, for the first.
     """
 
     def __init__(self) -> None:
-        #: By row: counts of shape `[BINS]`, the largest finite magnitude.
+        #: By row: counts of shape `[BINS]`, and the largest finite magnitude.
         self.rows: Dict[Key, Tuple[Any, float]] = {}
-        #: Every call that has returned, in this order.
+        #: Calls in the order in which they returned.
         self.calls: List[Call] = []
-        #: The ids of calls that are given, or return, what float16 does not hold.
+        #: The ids of calls whose inputs or outputs overflow in float16.
         self.overflowing: Set[int] = set()
         self._numbers: Dict[Any, int] = {}
         self._keys: Dict[int, Tuple[str, int]] = {}
-        # With the tensor itself: ids of what is gone are used again.
+        # The tensor is kept, too, since Python reuses the ids of deleted objects.
         self._seen: Dict[int, Tuple[Any, bool]] = {}
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Takes note of a call that begins."""
+        """Notes a call that begins."""
         call.inputs = floats_in((args, kwargs))
         if call.parent is not None:
             self._keys[id(call)] = (call.path, self._number_of(call))
@@ -55,7 +55,7 @@ class Float32Pass:
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
-        """Takes note of what a call returned."""
+        """Notes the outputs of a call that returns."""
         call.outputs = floats_in(outputs)
         self.calls.append(call)
         if call.parent is not None:
@@ -63,7 +63,7 @@ class Float32Pass:
         return outputs
 
     def _number_of(self, call: Call) -> int:
-        """Returns which call of its layer this is, from 1 on. In a loop it is 1."""
+        """Returns the number of a call of its layer, from 1 on; always 1 in a loop."""
         above = call.parent
         while above is not None:
             if hasattr(above.layer, "cell"):  # a recurrent layer's loop over time
@@ -78,7 +78,7 @@ class Float32Pass:
             is_new = id(tensor) not in self._seen
             if is_new:
                 self._count(Key(*self._keys[id(call)], is_input), tensor)
-            # Handed on by a layer around the one that made it, it is not its doing.
+            # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)
             if overflows and ((is_new and not is_input) or is_cast):
@@ -93,12 +93,12 @@ class Float32Pass:
 
 
 def _overflows(values: Any) -> bool:
-    """Tells whether float16 does not hold what is meant to be held."""
+    """Tells whether values overflow in float16. The values of a mask do not count."""
     values = values.astype(np.float32).ravel()
     bad = values[~(np.abs(values) < exponents.INFINITE_FROM)]  # NaN, too
     if not len(bad):
         return False
-    # One negative number for all that is not to be seen, -1e9 or -inf, beside others.
+    # A mask has one negative number, -1e9 or -inf, for all hidden places, and others.
     low, high = bad.min(), bad.max()
     is_one = low == high or low > high * 1.001
     is_mask = high < 0 and is_one and len(bad) < len(values)
@@ -106,10 +106,10 @@ def _overflows(values: Any) -> bool:
 
 
 class Float16Pass:
-    """Gives each layer what it has in float32, and sees what float16 makes of it.
+    """A `Watcher` that runs each layer in float16 on its inputs from the float32 pass.
 
-    A `Watcher`. What a layer returned in the first pass it returns again, as large as
-    its dtype allows: one that overflows spoils no other.
+    It replaces each layer's outputs by those of the first pass, clipped to the dtype's
+    range, so that a layer that overflows does not spoil the next ones.
     """
 
     def __init__(self, first: Float32Pass, origins: Origins) -> None:
@@ -118,16 +118,16 @@ class Float16Pass:
         self._next, self._in_step = 0, True
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Takes note of a call that begins."""
+        """Notes a call that begins."""
         self._origins.enter(call, floats_in((args, kwargs)))
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
-        """Returns what the same call returned in float32."""
+        """Returns the outputs of the same call in float32."""
         place, self._next = self._next, self._next + 1
         calls = self._first.calls
         same = place < len(calls) and calls[place].layer is call.layer
-        # Who calls its layers in another order from one pass to the next is left alone.
+        # If the second pass calls layers in another order, replace nothing from there.
         self._in_step = self._in_step and same
         if not self._in_step:
             return outputs
@@ -146,7 +146,7 @@ class Float16Pass:
 
 
 def _replaced(outputs: Any, others: List[Any]) -> Any:
-    """Returns a nest with other values in the place of its floats, in its dtypes."""
+    """Returns a nest whose floats are replaced by others, cast to its own dtypes."""
     flat, left = tf.nest.flatten(outputs), list(others)
     if len(floats_in(outputs)) != len(left):
         return outputs

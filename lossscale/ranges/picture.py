@@ -1,4 +1,4 @@
-"""The picture of GradientRanges: their exponents over what float16 holds."""
+"""The picture of ranges: histograms of exponents, over the range of float16."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lossscale.plotting import pyplot, scale_text
 from lossscale.ranges.exponents import NORMAL, TOP, ZERO
 from lossscale.ranges.table import COLUMNS
 
-#: What becomes of a number in float16, from where on, and the color of that.
+#: What a number becomes in float16, from which exponent on, and how to draw that.
 _REGIONS = (
     ("zero in float16", -np.inf, "tab:red", 0.22),
     ("subnormal: fewer digits", ZERO, "gold", 0.25),
@@ -19,18 +19,18 @@ _REGIONS = (
 )
 #: The height of a histogram in inches.
 _ROW = 0.45
-#: The longest name that is written out.
+#: A longer name is cut.
 _LONGEST = 40
 
 
 def draw(ranges: Any, ax: Any, rows: int, what: str = "gradients") -> Any:
-    """Draws a histogram of exponents for each row, over what float16 holds.
+    """Draws a histogram of exponents for each row, over the range of float16.
 
     Args:
-      ranges: What to draw.
-      ax: Where, None for a new figure.
-      rows: At most so many rows.
-      what: What the values are called, in plural.
+      ranges: `GradientRanges` or `ForwardRanges`.
+      ax: matplotlib `Axes` to draw on. None makes a figure.
+      rows: The most rows to draw.
+      what: The name of the values, in plural.
     """
     exponents, counts = ranges.histogram
     chosen = _worst(ranges, rows)
@@ -50,14 +50,14 @@ def draw(ranges: Any, ax: Any, rows: int, what: str = "gradients") -> Any:
 
 
 def _worst(ranges: Any, rows: int) -> Any:
-    """Returns the rows to show, in order: those that float16 would hurt most."""
+    """Returns the rows that float16 would hurt most, in their order."""
     hurt = np.nan_to_num(ranges.flushed + ranges.overflowing, nan=-1.0)
     hurt = np.where(ranges.nonfinite > 0, 2.0, hurt)
     return np.sort(np.argsort(-hurt, kind="stable")[:rows])
 
 
 def _limits(used: Any, shift: float) -> Any:
-    """Returns the ends of the axis: all that is there, and all that float16 holds."""
+    """Returns the ends of the axis: it shows all values, and the range of float16."""
     return (
         min([ZERO - shift, ZERO, *used[:1]]) - 3,
         max([TOP - shift, *used[-1:]]) + 4,
@@ -103,12 +103,12 @@ def _label(ax: Any, ranges: Any, names: List[str], summary: Dict[str, Any]) -> N
 
 
 def _short(name: str) -> str:
-    """Returns a name that leaves room for the picture: its end tells names apart."""
+    """Returns a name cut to leave room for the picture: its end tells names apart."""
     return name if len(name) <= _LONGEST else f"...{name[3 - _LONGEST :]}"
 
 
 def _fate(row: Dict[str, Any]) -> str:
-    """Returns what is worst for a row's gradients."""
+    """Returns the worst that happens to a row's values, as text."""
     if row["nonfinite"]:
         return f"{row['nonfinite']:,} inf or NaN"
     if row["overflowing"] > 0:
@@ -118,7 +118,7 @@ def _fate(row: Dict[str, Any]) -> str:
 
 def _label_x(ax: Any, ranges: Any, shift: float, what: str) -> None:
     ax.set_xlabel(f"log2 of the {what}, in float32")
-    if what != "gradients":  # which alone are scaled
+    if what != "gradients":  # only gradients are scaled
         return
     scaled = ax.secondary_xaxis(
         "top", functions=(lambda x: x + shift, lambda x: x - shift)
@@ -134,5 +134,5 @@ def _new_axes(rows: int) -> Any:
         layout="constrained",
         gridspec_kw={"height_ratios": heights},
     )
-    axes[1].axis("off")  # the legend's: the layout leaves no room outside of axes
+    axes[1].axis("off")  # for the legend: the layout leaves no room outside of axes
     return axes

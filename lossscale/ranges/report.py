@@ -18,18 +18,18 @@ from lossscale.ranges.table import table
 class GradientRanges(Figures):
     """What float16 would do to a model's gradients at a loss scale.
 
-    Shares are of the values that are finite and not zero in float32; NaN where there
-    are none. All arrays have shape `[rows]`, in the order of `names`.
+    Shares are of the values that are finite and not zero in float32. A share is NaN if
+    there are no such values. All arrays have shape `[rows]`, in the order of `names`.
 
     Attributes:
-      names: The rows: variables, and layers' outputs if they were asked for. Only what
-        has a gradient.
-      counts: By significand of the loss scale, `int64` arrays of shape
+      names: The names of the rows: variables, and with `activations=True` layers'
+        outputs. Only those with a gradient have a row.
+      counts: A dict: significand of the loss scale -> `int64` array of shape
         `[rows, lossscale.ranges.exponents.BINS]`.
       largest: A `float32` array, the largest finite magnitude of each row.
-      loss_scale: A float, the scale that is reported on.
-      batches: How many batches were looked at.
-      blocks: The layer of the model that each row belongs to, a `ScaledBlock` or any.
+      loss_scale: A float, the scale of this report.
+      batches: How many batches were counted.
+      blocks: For each row the layer of the model, a `ScaledBlock` or any, it is in.
     """
 
     names: Tuple[str, ...]
@@ -40,26 +40,26 @@ class GradientRanges(Figures):
     blocks: Tuple[str, ...] = ()
 
     def at(self, loss_scale: float) -> GradientRanges:
-        """Returns the same gradients, reported on at another loss scale.
+        """Returns the report of the same gradients at another loss scale.
 
         Args:
-          loss_scale: A power of two, or one times the scale that was asked for: these
-            are known exactly.
+          loss_scale: A power of two, or the scale that `gradient_ranges` was given
+            times a power of two. For these the counts are exact.
         """
         scale = arguments.loss_scale("loss_scale", loss_scale)
         if math.frexp(scale)[0] * 2 not in self.counts:
             raise ValueError(
                 f"`loss_scale` must be a power of two, got {loss_scale!r}. "
-                "For another, give it to `gradient_ranges`."
+                "For another scale, pass it to `gradient_ranges`."
             )
         return dataclasses.replace(self, loss_scale=scale)
 
     @property
     def largest_safe_scale(self) -> Optional[float]:
-        """The greatest power of two at which none of these overflows.
+        """The largest power of two at which none of these gradients overflows.
 
-        None if all are zero, or some not finite in float32: then none is safe. It stays
-        within float32's range.
+        It is within float32's range. None if all gradients are zero, or if some are not
+        finite in float32: then no scale is safe.
         """
         largest = float(np.max(self.largest))
         if self.nonfinite.any() or not largest:
@@ -70,19 +70,19 @@ class GradientRanges(Figures):
     def recommended_scale(self) -> Optional[float]:
         """Half the largest safe scale.
 
-        Gradients that were computed in float16 are rounded on the way, and can be
-        larger than these. Those of other batches, and later in training, can be larger
-        still: `DynamicLossScale` follows them.
+        Gradients computed in float16 are rounded on the way, and can be larger than
+        these. Gradients of other batches, and later in training, can be larger still.
+        `DynamicLossScale` adapts to them.
         """
         largest = self.largest_safe_scale
         return None if largest is None else max(largest / 2, 2.0**-126)
 
     @property
     def histogram(self) -> Tuple[Any, Any]:
-        """The histogram of the unscaled magnitudes: exponents, and counts by row.
+        """The histogram of the unscaled magnitudes: `(exponents, counts)`.
 
-        An `int64` array of the exponents from -127, where float32's subnormals are, to
-        127, and one of shape `[rows, 255]`.
+        Two `int64` arrays: the exponents from -127, which stands for float32's
+        subnormals, to 127, and the counts, of shape `[rows, 255]`.
         """
         return exponents.by_exponent(self.counts[1.0])
 
@@ -96,7 +96,7 @@ class GradientRanges(Figures):
 
     @property
     def need_own_scale(self) -> Tuple[str, ...]:
-        """The blocks that no single loss scale serves, and a `ScaledBlock` would.
+        """The blocks that no single loss scale serves: wrap each in a `ScaledBlock`.
 
         At the recommended scale float16 rounds more than a tenth of their gradients to
         zero. At a scale of their own it would be less than half as many.
@@ -123,14 +123,14 @@ class GradientRanges(Figures):
         )
 
     def plot(self, ax: Any = None, *, rows: int = 24) -> Any:
-        """Draws the gradients' exponents, over what float16 holds at the loss scale.
+        """Draws the gradients' exponents, over the range of float16 at the loss scale.
 
-        One histogram for all, and one for each row: of those with the greatest shares
-        flushed to zero or overflowing if there are many.
+        It draws a histogram of all values, and one for each row. If there are many
+        rows, it draws those with the largest shares flushed to zero or overflowing.
 
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.
-          rows: At most so many rows.
+          rows: The most rows to draw.
 
         Returns:
           The `Axes`.
@@ -145,7 +145,7 @@ class GradientRanges(Figures):
         return self._joined({"all": list(range(len(self.names)))})
 
     def _joined(self, rows: Dict[str, List[int]]) -> GradientRanges:
-        """Returns a row for each of these, made of several."""
+        """Returns a report with these rows, each made of several rows of this one."""
         counts = {
             key: np.stack([counts[numbers].sum(0) for numbers in rows.values()])
             for key, counts in self.counts.items()
@@ -157,7 +157,7 @@ class GradientRanges(Figures):
         )
 
     def _own(self, number: int) -> float:
-        """Returns the share of a row that is zero at the scale that fits it alone."""
+        """Returns the share of a row flushed to zero at a scale for that row only."""
         row = self._joined({self.names[number]: [number]})
         return float(row.at(row.recommended_scale or 1.0).flushed[0])
 

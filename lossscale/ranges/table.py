@@ -1,4 +1,4 @@
-"""The table that GradientRanges print, and its columns."""
+"""The table that GradientRanges and ForwardRanges print, and its columns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Column(NamedTuple):
     """One column of the table.
 
     Attributes:
-      as_text: Returns a value as it is printed, if it is a number.
-      title: What stands above it.
+      as_text: Returns the text of a value that is not NaN.
+      title: The heading of the column.
     """
 
     as_text: Callable[[float], str]
     title: str
 
     def cell(self, value: float) -> str:
-        """Returns a value as it is shown, and "-" for NaN: all of a row is zero."""
+        """Returns the text of a value, "-" for NaN: all of the row is zero."""
         return "-" if np.isnan(value) else self.as_text(value)
 
 
@@ -29,8 +29,8 @@ def _percent(value: float) -> str:
     return "<0.1%" if 0 < value < 5e-4 else f"{value:.1%}"
 
 
-#: The attribute of GradientRanges that a column shows -> `Column`. In the order of both
-#: the table and `summary`; a new column is a line here, and that attribute.
+#: The attribute of `Figures` that a column shows -> `Column`. The table and `summary`
+#: have this order. To add a column, add a line here and an attribute of that name.
 COLUMNS: Mapping[str, Column] = {
     "values": Column("{:,}".format, "values"),
     "zeros": Column(_percent, "zero"),
@@ -44,13 +44,13 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def _shown(ranges: Any) -> Dict[str, Column]:
-    """Returns the columns to print: of what is not finite only where there is any."""
+    """Returns the columns to print: "inf, NaN" only if there are such values."""
     any_bad = ranges.nonfinite.any()
     return {n: column for n, column in COLUMNS.items() if any_bad or n != "nonfinite"}
 
 
 def table(ranges: Any) -> str:
-    """Returns the table, and under it what follows from it."""
+    """Returns the table, and below it the conclusions."""
     lines = [
         f"Gradients of {ranges.batches} {'batches' if ranges.batches > 1 else 'batch'} "
         f"in float32, and what float16 makes of them at loss scale "
@@ -64,7 +64,7 @@ def table(ranges: Any) -> str:
 
 
 def row_lines(ranges: Any) -> List[str]:
-    """Returns the header, and a line for each row and for all together."""
+    """Returns the header, a line for each row, and a line for all rows together."""
     summary = ranges.summary
     width, columns = max(map(len, summary)), _shown(ranges)
     header = "".join(f"{column.title:>10}" for column in columns.values())
@@ -95,7 +95,7 @@ def _notes(ranges: Any) -> List[str]:
     blocks = ranges.need_own_scale
     if blocks:
         notes.append(
-            "No single scale serves these blocks, and a ScaledBlock around each would: "
+            "No single scale serves these blocks. Wrap each in a ScaledBlock: "
             + ", ".join(blocks)
             + "."
         )

@@ -1,6 +1,6 @@
-"""How a loss scale is adjusted to one step, in each context: the rule is its own.
+"""How a loss scale is adjusted to one step, in each context. Its class has the rule.
 
-`LossScale` calls these functions, and so does an optimizer; no subclass has to.
+`LossScale` and the optimizers call these functions. A subclass need not call them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lossscale.runtime.graphs import let_bodies_go
 
 
 def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
-    """Adjusts a loss scale to gradients, as `LossScale.update` promises."""
+    """Adjusts a loss scale to gradients, as described at `LossScale.update`."""
     if loss_scale.last_largest is not None:
         largest = replicas.call_for_each_replica(largest_if_finite, grads)
         largest = replicas.greatest(largest)
@@ -32,7 +32,7 @@ def update(loss_scale: Any, grads: Any) -> Tuple[Any, Any]:
 
 
 def check_takes_largest(loss_scale: Any) -> None:
-    """Refuses a loss scale that cannot be told of the largest gradient.
+    """Refuses a loss scale whose `adjust` does not take the largest gradient.
 
     Raises:
       TypeError: Its subclass overrides `adjust` without the argument `largest`.
@@ -42,9 +42,9 @@ def check_takes_largest(loss_scale: Any) -> None:
         signature.bind(True, 1.0)
     except TypeError:
         raise TypeError(
-            f"`adjust` of {type(loss_scale).__name__} must take `largest`, which is to "
-            f"be kept, got adjust{signature}. Write `def adjust(self, is_finite, "
-            "largest=None)`, and hand it on to `super().adjust(is_finite, largest)`."
+            f"`adjust` of {type(loss_scale).__name__} must take `largest` as second "
+            f"argument, got adjust{signature}. Write `def adjust(self, is_finite, "
+            "largest=None)`, and pass both to `super().adjust(is_finite, largest)`."
         ) from None
 
 
@@ -59,8 +59,8 @@ def arguments_of(
     if loss_scale.needs_largest and largest is None:
         raise TypeError(
             "`largest` must be the greatest magnitude of the step's unscaled "
-            f"gradients, which {type(loss_scale).__name__} looks at, got None. "
-            "`update(grads)` finds it out by itself."
+            f"gradients, since {type(loss_scale).__name__} needs it, got None. "
+            "`update(grads)` computes it."
         )
     if loss_scale.last_largest is None or largest is None:
         return [is_finite]
@@ -68,36 +68,36 @@ def arguments_of(
 
 
 def unguarded(loss_scale: Any) -> Any:
-    """Returns the loss scale within a `SpikeGuard`, and any other as it is."""
+    """Returns the loss scale that a `SpikeGuard` holds, and any other unchanged."""
     is_guard = getattr(loss_scale, "skips_spikes", False)
     return loss_scale.loss_scale if is_guard else loss_scale
 
 
 def decision_of(loss_scale: Any, arguments: List[Any]) -> List[Any]:
-    """Returns what a loss scale decides by more than the flag, before its state moves.
+    """Asks a loss scale whether to apply the step, before its state moves.
 
     Args:
-      loss_scale: A `LossScale`. One that so decides, as `SpikeGuard`, has a method
-        `_decide`, called as its `_adjust` is. On a bad step the greatest magnitude may
-        be anything.
+      loss_scale: A `LossScale`. One that decides by more than the flag, as `SpikeGuard`
+        does, has a method `_decide` with the arguments of its `_adjust`. On a bad step
+        the greatest magnitude may have any value.
       arguments: As `arguments_of` returns them.
 
     Returns:
-      `should_apply_gradients`, and what else `_adjust` is told behind the magnitude.
-      Empty where the flag alone decides.
+      `should_apply_gradients`, then the further arguments for `_adjust`, which come
+      after the magnitude. An empty list if only the flag decides.
     """
     return [] if loss_scale._decide is None else list(loss_scale._decide(*arguments))
 
 
 def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
-    """Like `LossScale.adjust`, but looks only where the quick check fails.
+    """Like `LossScale.adjust`, but runs the exact check only if the quick check fails.
 
-    Where one replica trains, one branch of the graph then holds the exact check and
-    the rule. A good step at which the loss scale stays only counts, outside of it.
+    With one replica, one branch of the graph holds both the exact check and the rule. A
+    good step that does not move the loss scale is only counted, outside of that branch.
 
     Args:
       loss_scale: A `LossScale`.
-      check: What is known of the step's gradients, equal on all replicas.
+      check: The check of the step's gradients, equal on all replicas.
 
     Returns:
       `update_op` and `should_apply_gradients`, as `LossScale.update` does.
@@ -125,17 +125,16 @@ def adjust_by_check(loss_scale: Any, check: Check) -> Tuple[Any, Any]:
 def adjust_state(
     loss_scale: Any, is_finite: Flag, largest: Scalar = None, *decision: Any
 ) -> Any:
-    """Runs the rule, and what every loss scale counts. Once for all replicas.
+    """Runs the rule and moves the counters of every loss scale, once for all replicas.
 
     Args:
       loss_scale: A `LossScale`.
       is_finite: The agreed flag, a `bool` tensor of shape `[]`.
       largest: The greatest magnitude. None: not requested.
-      *decision: What the loss scale decided before, if it decides by more than the
-        flag.
+      *decision: The result of `decision_of`.
 
     Returns:
-      What a graph must run; None in eager mode, where it has run.
+      The operation that a graph must run. None in eager mode, where all of it has run.
     """
     is_finite = replicas.local_result(is_finite)
     results, arguments = [], [is_finite]
@@ -147,7 +146,7 @@ def adjust_state(
     results.append(loss_scale._adjust(*arguments))
     results.append(loss_scale.last_step_finite.assign(is_finite, read_value=False))
     in_a_row = loss_scale.consecutive_skipped_steps
-    # Eagerly the answer is known, and adding 0 would cost as much as the rule.
+    # In eager mode the flag is known, and adding 0 would take as long as the rule.
     if mode.current().knows_values and is_finite:
         return group_ops([*results, in_a_row.assign(0, read_value=False)])
     skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
@@ -158,7 +157,7 @@ def adjust_state(
 
 
 def _count_good(loss_scale: Any) -> Any:
-    """Counts a good step at which the loss scale stays. Returns its flag, True."""
+    """Counts a good step that does not move the loss scale. Returns its flag, True."""
     in_a_row = loss_scale.consecutive_skipped_steps.assign(0, read_value=False)
     is_finite = loss_scale.last_step_finite.assign(True, read_value=False)
     return with_dependencies([loss_scale._count_good(), in_a_row, is_finite], True)

@@ -20,16 +20,16 @@ from lossscale.scales.variables import Unsaved, described, scalar
 
 
 class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
-    """The number that a loss is multiplied with so that float16 gradients survive.
+    """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds nothing smaller than 2**-24, and most gradients of a network are
     smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
     dividing the gradients afterwards gives back what float32 would have computed. A
-    scale that is too large makes gradients overflow: that step is skipped.
+    scale that is too large makes gradients overflow, and that step is skipped.
 
-    A subclass writes `__call__`, `_adjust` (the rule alone) and `get_config`. It calls
-    `super().__init__()` and keeps its state in variables made by `_add_weight`. The
-    rest, across replicas too, is done here:
+    A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`. It
+    calls `super().__init__()` and keeps its state in variables that `_add_weight`
+    creates. This class does the rest, across replicas too:
 
     ```
     update(grads):
@@ -39,36 +39,36 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
       should_apply_gradients = is_finite
     ```
 
-    Interface and meaning are those of TensorFlow's `LossScale`. What is new: `adjust`,
-    `scale`, `unscale`, the counters, and that every replica context is allowed.
+    The interface is that of TensorFlow's `LossScale`. `adjust`, `scale`, `unscale` and
+    the counters are new, and every replica context is allowed.
 
-    Where a number is expected it is one: `loss * loss_scale`, `loss_scale > 1e9`,
-    `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. To operators and TensorFlow it is a
-    tensor, to Python's and NumPy's functions a number, which only eager mode has. Two
-    loss scales are equal only if they are the same object.
+    Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
+    `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
+    Python's and NumPy's functions get a number, which only eager mode has. Two loss
+    scales are equal only if they are the same object.
 
-    With `needs_largest = True` in its class a rule looks at the gradients: `_adjust` is
-    called with their greatest magnitude. It costs another look at them.
+    If a class sets `needs_largest = True`, `_adjust` also gets the greatest magnitude
+    of the gradients. Finding it reads the gradients once more.
 
     Attributes:
       needs_largest: Whether the rule asks for the greatest magnitude of a step's
         gradients. A subclass sets it in its class.
-      checks_gradients: Whether steps are looked at. If False, which a subclass may set,
-        `update` applies every step unseen: it returns the Python value True.
-      skips_spikes: Whether finite steps may be skipped, too: `SpikeGuard`.
-      has_scaled: Whether this object has multiplied a loss, in this process. An
-        optimizer warns where gradients are applied and it has not.
-      has_been_read: Whether it was read as a tensor, as `loss * optimizer.loss_scale`
-        does, in this process.
-      skipped_steps: `int64` variable of shape `[]`, the steps whose gradients were not
-        finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
-      consecutive_skipped_steps: `int64` variable of shape `[]`, how many of them were
-        the last ones in a row: 0 after a step whose gradients were finite.
+      checks_gradients: Whether `update` looks at the gradients. If a subclass sets it
+        to False, `update` returns the Python value True, and every step is applied.
+      skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
+      has_scaled: Whether this object has multiplied a loss in this process. If not, an
+        optimizer that applies gradients warns.
+      has_been_read: Whether this object was read as a tensor in this process, as
+        `loss * optimizer.loss_scale` does.
+      skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients
+        not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
+      consecutive_skipped_steps: `int64` variable of shape `[]`, how many of those steps
+        came last in a row: 0 after a step whose gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
       last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
-        step's gradients, infinite if the step was skipped. 0 before the first one. In
-        no file. None unless `needs_largest`, or `keep_largest` was called.
+        step's gradients, infinite after an overflow, 0 before the first step. No file
+        holds it. None unless `needs_largest` is set or `keep_largest` was called.
 
     Source: Micikevicius et al., "Mixed Precision Training", section 3.2; TensorFlow
     2.21 `python/training/experimental/loss_scale.py`.
@@ -79,16 +79,16 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     skips_spikes: bool = False
     has_scaled: bool = False
     has_been_read: bool = False
-    _decide: Any = None  # how `adjusting.decision_of` decides by more than the flag
+    _decide: Any = None  # a method if more than the flag decides: see `decision_of`
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: Who is told where this is used: what is known of it by optimizers that share it.
+    #: Learns of each use. Optimizers that share this loss scale set it.
     _noted_by: Optional[Listener] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         compute = cls.__dict__.get("__call__")
-        if compute is not None:  # who calls it gets what multiplies a loss: noted
+        if compute is not None:  # a caller may multiply a loss with it: note the read
             cls._value = compute  # type: ignore[method-assign]
             cls.__call__ = listening.telling(compute)  # type: ignore
 
@@ -111,21 +111,21 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     def _adjust(self, is_finite: Flag) -> Any:
         """Moves the subclass's state by one step: the rule, and nothing else.
 
-        Called once for all replicas, traced as it is written: branch with `tf.where`.
-        Where `needs_largest`, it is called as `_adjust(is_finite, largest)`.
+        Called once for all replicas. AutoGraph does not convert it: branch with
+        `tf.where`. If `needs_largest` is set: `_adjust(is_finite, largest)`.
 
         Args:
           is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
           largest: A `float32` tensor of shape `[]`, equal on all replicas: the greatest
-            magnitude of the gradients, unscaled, before anybody clipped them. Infinite
-            on a bad step, 0 without gradients.
+            magnitude of the unscaled gradients, before you clipped them. Infinite on a
+            bad step, 0 without gradients.
 
         Returns:
           What a graph must run: the results of the variables' `assign`, or None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement `_adjust(is_finite)`, or override "
-            "`update(grads)` whole."
+            "the whole `update(grads)`."
         )
 
     @abc.abstractmethod
@@ -146,13 +146,13 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         context (with per-replica gradients).
 
         Args:
-          grads: A nest of *unscaled* gradients, of any float dtype and shape. `None`
-            and what is not floating is ignored; of `tf.IndexedSlices` the values are
-            looked at.
+          grads: A nest of *unscaled* gradients, of any float dtype and shape. `None`s
+            and tensors that are not floating are ignored. Of `tf.IndexedSlices` only
+            the values count.
 
         Returns:
-          update_op: None in eager mode. In a graph an op that updates the state when
-            it runs; within `tf.function` it runs by itself.
+          update_op: None in eager mode. In a graph, an op that updates the state when
+            it runs; `tf.function` runs that op by itself.
           should_apply_gradients: The Python value True, or a `bool` tensor of shape
             `[]`, equal on all replicas. If False, skip this step.
         """
@@ -166,9 +166,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         return self._kept.largest
 
     def keep_largest(self) -> None:
-        """Asks for the greatest magnitude of each step to be kept in `last_largest`.
+        """Keeps the greatest magnitude of each step's gradients in `last_largest`.
 
-        The rule is not told. Call it before tracing, in the scope of the strategy.
+        The rule does not get it. Call this before tracing, in the strategy's scope.
 
         Raises:
           TypeError: A subclass overrides `adjust` without the argument `largest`.
@@ -181,14 +181,14 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     def adjust(
         self, is_finite: Flag, largest: Optional[Scalar] = None
     ) -> Tuple[Any, Any]:
-        """Adjusts the loss scale to one step of which the agreed flag is known.
+        """Adjusts the loss scale to one step, given whether its gradients were finite.
 
         Args:
           is_finite: A `bool`, or a `bool` tensor of shape `[]`, which must be equal on
             all replicas: whether every gradient of the step was finite.
           largest: The greatest magnitude of the step's unscaled gradients, a number or
-            a `float32` tensor of shape `[]`, equal on all replicas. On a bad step it
-            may be anything. None where the loss scale does not need it.
+            a `float32` tensor of shape `[]`, equal on all replicas. On a bad step any
+            value will do. None if the loss scale does not need it.
 
         Returns:
           `update_op` and `should_apply_gradients`, as `update` does.
@@ -205,14 +205,14 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         update_op = replicas.merge_call(adjust, *arguments, *decision)
         return update_op, decision[0] if decision else is_finite
 
-    # The two that follow save time, and go together. In a graph the rule then stands in
-    # a branch, and a good step at which the loss scale stays passes it by.
+    # The next two methods save time; a subclass overrides both or none. In a graph the
+    # rule is then in a branch, and a good step that only counts does not take it.
 
     def _stays(self) -> Any:
-        """Returns whether the rule would do no more to a good step than count it.
+        """Returns whether the rule would only count a good step, and move nothing else.
 
         Returns:
-          A `bool` tensor of shape `[]`. None if that is not known beforehand.
+          A `bool` tensor of shape `[]`. None if that is not known before the step.
         """
         return None
 
@@ -225,8 +225,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         """Returns `loss` times the loss scale.
 
         Args:
-          loss: A tensor of any shape. float16 and bfloat16 are cast up to float32
-            first: float16 ends at 65504.
+          loss: A tensor of any shape. float16 and bfloat16 are cast to float32 first,
+            since float16 ends at 65504.
 
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
@@ -238,7 +238,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
-        """Like `scale`, with a value of this loss scale that was read before.
+        """Like `scale`, but multiplies by a value that this loss scale returned before.
 
         Args:
           loss: A tensor of any shape.
@@ -255,8 +255,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
-            own dtype) and keep their dtype, their `None`s and their sparsity. What is
-            not floating is returned as it came.
+            own dtype) and keep their dtype, their `None`s and their sparsity. Tensors
+            that are not floating are returned unchanged.
 
         Returns:
           The same nest.
@@ -271,13 +271,13 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
-        """Like `unscale`, with the very value that multiplied the loss.
+        """Like `unscale`, but divides by the same value that multiplied the loss.
 
-        `update` may have moved the loss scale in between.
+        Use it if `update` may have moved the loss scale in between.
 
         Args:
           grads: A nest of gradients.
-          loss_scale: What `scale_by` was given.
+          loss_scale: The value that `scale_by` was given.
         """
         divisor = scaling.opaque_divisor(loss_scale, self.skipped_steps)
         return scaling.divide(grads, divisor)
@@ -285,8 +285,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new scalar variable, checkpointed as `name`.
 
-        Assign it to an attribute. Named as in TensorFlow's LossScale, so that
-        subclasses written for that one go on working.
+        Assign it to an attribute. This method has the name that it has in TensorFlow's
+        LossScale, so that subclasses of that class work here, too.
         """
         variable = scalar(name, initial_value, dtype)
         self._track_trackable(variable, name)

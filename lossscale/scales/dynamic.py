@@ -13,17 +13,17 @@ from lossscale.scales import moves
 from lossscale.scales.base import LossScale
 from lossscale.scales.variables import assign, value_of, where
 
-#: What may clear the count of bad steps.
+#: The events that may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
-#: What configs hold only where it is set.
+#: A config holds these arguments only if they are not None.
 _NEWER = ("search_period", "backoff_cooldown", "overflow_tolerance")
 
 
 @registry.serializable
 class DynamicLossScale(LossScale):
-    """A loss scale that grows while gradients are finite and backs off when not.
+    """A loss scale that grows while gradients are finite and falls when they are not.
 
-    One rule with a few arguments. The defaults are TensorFlow's rule bit for bit.
+    With its defaults it is TensorFlow's rule, bit for bit.
 
     ```
     state   S = initial_loss_scale, good = 0, bad = 0
@@ -61,45 +61,45 @@ class DynamicLossScale(LossScale):
     Args:
       initial_loss_scale: The scale to start with. Start high: a scale that is too high
         falls at every step, one that is too low rises once in `increment_period`.
-      increment_period: After how many finite steps in a row the scale grows.
-      multiplier: What the scale is multiplied with when it grows.
-      backoff_factor: What the scale is multiplied with on overflow. None divides by
-        `multiplier`.
-      hysteresis: How many bad steps it takes before the scale backs off. Each of them
-        is skipped all the same.
-      hysteresis_reset: What clears the count of bad steps: any of `"good"` (a finite
-        step), `"growth"` and `"backoff"` (a change of the scale, or one that a bound
-        refused). With `hysteresis=1` it makes no difference.
+      increment_period: The scale grows after this many finite steps in a row.
+      multiplier: The scale is multiplied by this when it grows.
+      backoff_factor: The scale is multiplied by this on overflow. None: it is divided
+        by `multiplier`.
+      hysteresis: How many bad steps it takes before the scale backs off. Every bad step
+        is skipped, whatever this is.
+      hysteresis_reset: The events that clear the count of bad steps: any of `"good"` (a
+        finite step), `"growth"` and `"backoff"` (the scale changes, or would if a bound
+        did not stop it). With `hysteresis=1` it makes no difference.
       min_loss_scale: The floor.
-      max_loss_scale: The ceiling. None: only float32 bounds the scale; a growth that
-        would be infinite is refused.
-      search_period: After how many finite steps in a row the scale grows as long as no
-        step was bad: 1 finds a scale that is far from `initial_loss_scale` in a few
-        steps. The first bad step ends the search, also where `hysteresis` keeps the
-        scale. None: there is no search.
-      backoff_cooldown: For how many steps after it has backed off the scale does not
-        back off again. Bad ones are skipped all the same, and count. None: for none.
-      overflow_tolerance: A share, from 0 to 1. An overflow is tolerated, and leaves the
-        scale as it is, while fewer of the steps since the scale last moved than that
-        were bad, this one with them. They are skipped all the same. None: no overflow
-        is tolerated, as with 0, fairseq's default since 0.12; 0.05 was it before.
+      max_loss_scale: The ceiling. None: only float32 bounds the scale; it does not grow
+        where the result would be infinite.
+      search_period: Takes the place of `increment_period` until the first bad step. 1
+        finds a scale that is far from `initial_loss_scale` in a few steps. The first
+        bad step ends the search, even if `hysteresis` keeps the scale. None: there is
+        no search.
+      backoff_cooldown: After the scale has backed off, it does not back off again for
+        this many steps. Bad steps are still skipped and counted. None: no cooldown.
+      overflow_tolerance: A share, from 0 to 1. An overflow leaves the scale as it is
+        while the share of bad steps since the scale last moved, this step included, is
+        below it. Such steps are still skipped. None: no overflow is tolerated, as with
+        0. fairseq's default is 0 since version 0.12, and was 0.05 before.
 
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
       good_steps: `int64` variable of shape `[]`, finite steps in a row.
-      bad_steps: `int64` variable of shape `[]`, bad steps counted by `hysteresis`.
-      cooldown_steps: `int64` variable of shape `[]`, for how many steps more the scale
-        does not back off. None without `backoff_cooldown`.
+      bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
+      cooldown_steps: `int64` variable of shape `[]`, how many more steps the scale does
+        not back off. None without `backoff_cooldown`.
       window_steps: `int64` variable of shape `[]`, steps since the scale last moved.
         None without `overflow_tolerance`.
-      window_bad_steps: The same of the bad ones, since the scale last backed off.
+      window_bad_steps: The same, of bad steps since the scale last backed off.
 
     Raises:
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range, or the bounds are out of order.
 
-    Source: the rule and the first three defaults, TensorFlow 2.21
-    `python/training/experimental/loss_scale.py`; the floor of 1 as well. Hysteresis:
+    Source: the rule, the first three defaults and the floor of 1, TensorFlow 2.21
+    `python/training/experimental/loss_scale.py`. Hysteresis:
     TensorFlow 1.15 `contrib/mixed_precision/python/loss_scale_manager.py` for
     `("growth", "backoff")`; DeepSpeed `runtime/fp16/loss_scaler.py` and Megatron-LM
     `core/optimizer/grad_scaler.py` for `("growth",)`; apex
@@ -167,25 +167,25 @@ class DynamicLossScale(LossScale):
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
         self.bad_steps = self._add_weight("bad_steps", 0, tf.int64)
         self.cooldown_steps: Any = None
-        if cooldown is not None:  # no other has it in its files
+        if cooldown is not None:  # without a cooldown no file holds this variable
             self.cooldown_steps = self._add_weight("cooldown_steps", 0, tf.int64)
         self.window_steps: Any = None
         self.window_bad_steps: Any = None
-        if tolerance is not None:  # nor these
+        if tolerance is not None:  # without a tolerance no file holds these
             self.window_steps = self._add_weight("window_steps", 0, tf.int64)
             self.window_bad_steps = self._add_weight("window_bad_steps", 0, tf.int64)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> DynamicLossScale:
-        """Returns a loss scale with the schedule of another system.
+        """Returns a loss scale that moves as another system's does.
 
         >>> loss_scale = DynamicLossScale.from_preset("megatron", hysteresis=4)
         >>> float(loss_scale), loss_scale.increment_period, loss_scale.hysteresis
         (4294967296.0, 1000, 4)
 
         Args:
-          name: A key of `lossscale.presets.PRESETS`, such as "torch". The table says
-            where each comes from, and how it differs.
+          name: A key of `lossscale.presets.PRESETS`, such as "torch". That table says
+            where each preset comes from, and how it differs from the original.
           **overrides: Arguments of this class, in place of the preset's.
 
         Raises:
@@ -197,21 +197,21 @@ class DynamicLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)
 
-    # TensorFlow's own names, which programs read.
+    # Programs read these names of TensorFlow's own class.
     _current_loss_scale = property(lambda self: self.current_loss_scale)
     _num_good_steps = property(lambda self: self.good_steps)
 
     def _adjust(self, is_finite: Flag) -> Any:
-        # Eagerly the rule is Python's: an operation would take longer than all of it.
+        # In eager mode Python computes the rule: one operation takes longer than that.
         knows = mode.current().knows_values
         return self._rule(bool(is_finite) if knows else is_finite)
 
     def _rule(self, is_finite: Flag, grows: Any = None) -> List[Any]:
-        """Moves the state, and says with what operations.
+        """Moves the state by one step. Returns the operations that do so.
 
         Args:
-          is_finite: The flag, a tensor, or a Python bool where it is known.
-          grows: False if it is known that the loss scale does not. None: it is not.
+          is_finite: The flag: a tensor, or a Python bool if its value is known here.
+          grows: False if the loss scale surely does not grow at this step, else None.
         """
         knows = isinstance(is_finite, bool)
         zero = 0 if knows else tf.constant(0, tf.int64)
@@ -220,7 +220,7 @@ class DynamicLossScale(LossScale):
             results.append(self.good_steps.assign_add(1, read_value=False))
         else:
             good = where(is_finite, value_of(self.good_steps) + 1, zero)
-            # Never on a bad step: good is 0.
+            # `grows` is False on a bad step, since `good` is 0 there.
             grows = self._in_period(lambda period: good >= period)
             good = where(grows, zero, good)
             results.append(assign(self.good_steps, good))
@@ -248,15 +248,15 @@ class DynamicLossScale(LossScale):
     def _stays(self) -> Any:
         if (type(self).adjust, type(self)._adjust) != _RULE:
             return None  # a subclass has a rule of its own
-        # That is good + 1 < period, without an addition at each step.
+        # The same as good + 1 < period, without an addition at each step.
         good = tf.convert_to_tensor(self.good_steps)
         return self._in_period(lambda period: good < period - 1)
 
     def _in_period(self, holds: Callable[[int], Any]) -> Any:
-        """Returns `holds(period)`, of the period after which the scale grows now.
+        """Returns `holds(period)`, with the period that is in force now.
 
-        `skipped_steps` says whether there was a bad step. A bad step changes it, in a
-        session perhaps before it is read here: at such a step nothing grows.
+        That is `search_period` until `skipped_steps` counts a bad step. In a session a
+        bad step may change it before this reads it. No harm: nothing grows then.
         """
         usual = holds(self.increment_period)
         if self.search_period is None:
@@ -284,10 +284,10 @@ class DynamicLossScale(LossScale):
             "min_loss_scale": self.min_loss_scale,
             "max_loss_scale": self.max_loss_scale,
         }
-        # Versions before these read the others' files.
+        # Without these three, older versions of this package can read the config.
         newer = {name: getattr(self, name) for name in _NEWER}
         return {**config, **{k: v for k, v in newer.items() if v is not None}}
 
 
-#: What `_count_good` does a part of.
+#: The rule that `_stays` and `_count_good` shorten: no subclass may have changed it.
 _RULE = (DynamicLossScale.adjust, DynamicLossScale._adjust)

@@ -1,4 +1,4 @@
-"""FixedLossScale: a loss scale that stays."""
+"""FixedLossScale: a loss scale that never changes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lossscale.scales.base import LossScale
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 
-    Cheaper than a dynamic one, for a model whose gradients are known. By default the
-    gradients are not even looked at, as in TensorFlow: a NaN or an infinity is
+    It costs less than a dynamic one, and suits a model whose gradients are known. By
+    default, as in TensorFlow, nobody looks at the gradients, so a NaN or an infinity is
     applied. With `skip_nonfinite` such steps are skipped and counted.
 
     >>> loss_scale = FixedLossScale(128)
@@ -31,7 +31,7 @@ class FixedLossScale(LossScale):
       loss_scale_value: A positive number within float32's normal range.
       skip_nonfinite: Whether a step whose gradients are not finite is skipped. If
         False, `update` returns the Python value True, so that callers build no branch,
-        and the counters stay as they are.
+        and the counters never change.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -39,7 +39,7 @@ class FixedLossScale(LossScale):
         float32's normal range.
 
     Source: TensorFlow 2.21 `python/training/experimental/loss_scale.py` for the
-    default. `skip_nonfinite` is ours; TensorFlow 1.15's contrib optimizer skipped.
+    default. `skip_nonfinite` is ours; the optimizer of TensorFlow 1.15's contrib skips.
     """
 
     _can_change = False
@@ -54,11 +54,11 @@ class FixedLossScale(LossScale):
 
     def __call__(self) -> Any:
         value = tf.constant(self.loss_scale_value, tf.float32)
-        # The gradient of a branch or a loop makes constants anew, which nobody knows.
+        # Gradients of branches and loops get copies of constants, unknown to us.
         return tf.ensure_shape(value, []) if is_building() else value
 
     def _adjust(self, is_finite: Flag) -> Any:
-        del is_finite  # it stays
+        del is_finite  # the scale never changes
 
     def get_config(self) -> Dict[str, Any]:
         return {

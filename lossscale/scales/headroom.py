@@ -1,4 +1,4 @@
-"""HeadroomLossScale: as high as the gradients allow, without trying."""
+"""HeadroomLossScale: as high as the largest gradient allows, found without trying."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Scalar
 from lossscale.scales.base import LossScale
 
-#: The largest number of float16, which scaled gradients must not pass.
+#: The largest number of float16. Scaled gradients must not be larger.
 FLOAT16_MAX = 65504.0
 #: The largest power of two of float32.
 _HIGHEST = 2.0**127
@@ -21,12 +21,12 @@ _EXPONENT = 0x7F800000
 
 @registry.serializable
 class HeadroomLossScale(LossScale):
-    """A loss scale that looks at the largest gradient and stays just above it.
+    """A loss scale that is computed from the largest gradient.
 
-    Other loss scales learn from overflows alone: they lose steps to find out how high
-    they can be, or stay far too low without a sign. This one reads off the largest
-    gradient how much float16 can take, and leaves `headroom` doublings to what the next
-    steps bring. It is right from the second step on.
+    Other loss scales learn only from overflows: they lose steps to find out how high
+    they can be, or stay far too low without a sign. This one computes from the largest
+    gradient how high the scale can be in float16, and leaves `headroom` doublings free
+    for larger gradients of later steps. It is right from the second step on.
 
     ```
     state   S = initial_loss_scale, peak = 0, good = 0
@@ -39,7 +39,7 @@ class HeadroomLossScale(LossScale):
         if good >= increment_period:
           good = 0
           ceiling = min(2 * ceiling, highest)
-      else:               # an overflow that the gradients of weights did not announce
+      else:               # an overflow that no gradient of a weight had foreshadowed
         good = 0
         ceiling = max(min(ceiling, S) / 2, min_loss_scale)
       wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
@@ -47,9 +47,9 @@ class HeadroomLossScale(LossScale):
       should_apply_gradients = is_finite
     ```
 
-    Gradients of activations are float16 too, and may be larger than those of weights.
-    Where they overflow, the ceiling holds the scale below, as a dynamic one's backoff
-    does, and rises again as slowly.
+    Gradients of activations are float16, too, and may be larger than those of weights.
+    When they overflow, the ceiling comes down and holds the scale below, as a dynamic
+    loss scale's backoff does. It rises again as slowly as a dynamic loss scale.
 
     >>> loss_scale = HeadroomLossScale()
     >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
@@ -58,17 +58,17 @@ class HeadroomLossScale(LossScale):
 
     Args:
       initial_loss_scale: The scale of the first step.
-      headroom: How many doublings below float16's 65504 the largest scaled gradient is
-        kept. A whole number: the scale stays a power of two.
-      half_life: After how many steps a peak counts half, and gives back a doubling.
-      increment_period: After how many good steps in a row the ceiling rises.
+      headroom: The largest scaled gradient is kept this many doublings below float16's
+        65504. A whole number, so that the scale stays a power of two.
+      half_life: After this many steps a peak counts half, and the scale may double.
+      increment_period: The ceiling doubles after this many good steps in a row.
       min_loss_scale: The floor.
       max_loss_scale: The highest ceiling. None: 2**127.
 
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
-      peak: `float32` variable of shape `[]`, the largest gradient lately.
-      ceiling: `float32` variable of shape `[]`, what overflows have taught.
+      peak: `float32` variable of shape `[]`, the largest recent gradient.
+      ceiling: `float32` variable of shape `[]`, lowered by overflows.
       good_steps: `int64` variable of shape `[]`, finite steps in a row.
 
     Raises:
@@ -76,8 +76,8 @@ class HeadroomLossScale(LossScale):
       ValueError: An argument is out of its range, or the bounds are out of order.
 
     Source: ours. The initial scale, the period and the floor are those of
-    `DynamicLossScale`. What headroom and half-life make of a run shows
-    `benchmarks/policies.py`.
+    `DynamicLossScale`. `benchmarks/policies.py` shows how headroom and half-life change
+    a run.
     """
 
     needs_largest = True
@@ -130,7 +130,7 @@ class HeadroomLossScale(LossScale):
         grows = good >= self.increment_period  # never on a bad step: good is 0
         good = tf.where(grows, zero, good)
         ceiling = self._ceiling(is_finite, grows)
-        wanted = tf.where(peak > 0.0, self._borne(peak), self._value())
+        wanted = tf.where(peak > 0.0, self._scale_for(peak), self._value())
         scale = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
         pairs = [(self.peak, peak), (self.good_steps, good), (self.ceiling, ceiling)]
         pairs.append((self.current_loss_scale, scale))
@@ -138,7 +138,7 @@ class HeadroomLossScale(LossScale):
 
     def _ceiling(self, is_finite: Flag, grows: Any) -> Any:
         ceiling = tf.convert_to_tensor(self.ceiling)
-        # Halved first: twice the highest may be more than float32 holds.
+        # Compared with half of it, since twice the highest may overflow float32.
         raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
         lowered = tf.maximum(
             tf.minimum(ceiling, self._value()) / 2.0, self.min_loss_scale
@@ -146,9 +146,9 @@ class HeadroomLossScale(LossScale):
         kept = tf.where(grows, raised, ceiling)
         return tf.where(is_finite, kept, lowered)
 
-    def _borne(self, peak: Any) -> Any:
-        """Returns the power of two that a gradient of this size bears."""
-        # The exponent bits of a number are its power of two: no logarithm rounds.
+    def _scale_for(self, peak: Any) -> Any:
+        """Returns the scale, a power of two, that leaves `headroom` above `peak`."""
+        # The exponent bits are the power of two. A logarithm would round.
         bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
         power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
         return power * 2.0**-self.headroom

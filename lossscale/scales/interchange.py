@@ -1,6 +1,6 @@
-"""import_state, export_state: a run begun under another system goes on here, and back.
+"""import_state, export_state: continue another system's run here, or one of ours there.
 
-`state_formats` is the table of what each system saves, under which names.
+`state_formats` is the table of what each system saves, and under which names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lossscale.scales.state_formats import CHECKS, STATE, STATE_FORMATS, StateFo
 def import_state(
     system: str, state: Mapping[str, Any], **overrides: Any
 ) -> DynamicLossScale:
-    """Returns a loss scale that goes on where another system's stopped.
+    """Returns a loss scale that continues from another system's saved state.
 
-    The next step's scale is the one it would have had there, with the differences that
-    `lossscale.presets` lists.
+    The next step has the scale that it would have had there, except for the differences
+    that `lossscale.presets` lists.
 
     >>> state = {  # torch.amp.GradScaler.state_dict()
     ...     "scale": 1024.0,
@@ -39,12 +39,12 @@ def import_state(
     Args:
       system: A key of `STATE_FORMATS` in `lossscale.scales.state_formats`, the table of
         what each system saves, such as "torch".
-      state: A dict with that system's keys, all of them and no other.
-        Values are numbers: Python's, NumPy's, or tensors and variables of any framework
-        with one entry. Nothing is unpickled here.
-      **overrides: Arguments of `DynamicLossScale`. Needed where the other run was given
-        some that its state does not hold, as Megatron's `hysteresis`: by default they
-        are the preset's.
+      state: A dict with exactly that system's keys. Its values are numbers of Python or
+        NumPy, or tensors and variables of any framework with one entry. Nothing is
+        unpickled here.
+      **overrides: Arguments of `DynamicLossScale`. Pass those that the other run was
+        given and that its state does not hold, such as Megatron's `hysteresis`. Any
+        that you leave out come from the preset.
 
     Returns:
       A new `DynamicLossScale`. Its `initial_loss_scale` is the imported scale, unless
@@ -52,7 +52,7 @@ def import_state(
 
     Raises:
       TypeError: `state` is no dict, a value is no number, or an argument is missing
-        that neither the state nor the preset has, as NeMo's `hysteresis`.
+        that neither the state nor the preset has, such as NeMo's `hysteresis`.
       ValueError: The system is unknown, a key is missing or unknown, or a value is out
         of its range.
     """
@@ -76,10 +76,10 @@ def import_state(
 
 
 def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
-    """Returns a loss scale's state as another system saves its own.
+    """Returns a loss scale's state in the form in which another system saves its own.
 
-    Loaded there, the run goes on as it would have here, but for the floor, which is the
-    other system's. What its state does not hold, its constructor must be given, as
+    If that system loads it, the run goes on as it would have here, but with that
+    system's floor. Pass to its constructor what its state does not hold, such as
     Megatron's `hysteresis`.
 
     >>> state = export_state("keras3", DynamicLossScale(1024))
@@ -88,8 +88,8 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
 
     Args:
       system: As in `import_state`.
-      loss_scale: A `DynamicLossScale`, or a `SpikeGuard` of one: the guard's own state
-        is left out.
+      loss_scale: A `DynamicLossScale`, or a `SpikeGuard` that holds one. The guard's
+        own state is left out.
 
     Returns:
       A new dict of plain numbers. Paddle's scale is a `float32` array of shape `[1]`,
@@ -97,16 +97,16 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
 
     Raises:
       TypeError: `loss_scale` is no `DynamicLossScale`.
-      ValueError: The system is unknown, or cannot do what `loss_scale` does: hysteresis
-        or a ceiling where it has none, another growth than doubling in Keras, a search
-        that is not over.
+      ValueError: The system is unknown, or cannot do what `loss_scale` does. That is
+        hysteresis or a ceiling if the system has none, a growth other than doubling in
+        Keras, or a search that is not over.
     """
     theirs = _state_format(system)
     loss_scale = unguarded(loss_scale)
     if not isinstance(loss_scale, DynamicLossScale):
         raise TypeError(
             f"`loss_scale` must be a DynamicLossScale, got "
-            f"{arguments.shown(loss_scale)}. Of a manager take manager.as_loss_scale()."
+            f"{arguments.shown(loss_scale)}. For a manager: manager.as_loss_scale()."
         )
     _check_it_can(system, theirs, loss_scale)
     bad_steps = int(loss_scale.bad_steps.numpy())
@@ -137,18 +137,18 @@ def _state_format(name: Any) -> StateFormat:
 
 
 def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
-    """Returns our attributes' values, checked. Errors name the key."""
+    """Returns the values of our attributes, checked. Errors name the system's key."""
     path = "state"
     if theirs.inside:
         _check_keys(path, state, [theirs.inside])
         path, state = f"state[{theirs.inside!r}]", state[theirs.inside]
     _check_keys(path, state, [*theirs.keys, *theirs.constants])
     for key, value in theirs.constants.items():
-        found = state[key]  # NumPy's booleans are others than Python's
+        found = state[key]  # NumPy has a boolean type of its own
         if not isinstance(found, (type(value), np.bool_)) or found != value:
             raise ValueError(
                 f"`{path}[{key!r}]` must be {value}, got "
-                f"{arguments.shown(state[key])}. For a scale that stays take "
+                f"{arguments.shown(state[key])}. If the scale never changes, use "
                 "FixedLossScale."
             )
     return {
@@ -169,8 +169,8 @@ def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
         raise ValueError(
             f"`{path}` must have the keys {keys}, got "
             f"{arguments.shown(list(state))}: missing are {missing}, unknown "
-            f"{arguments.shown(unknown)}. Pick them out: the scaler's own state, and "
-            "of several scalers one, under the first one's key."
+            f"{arguments.shown(unknown)}. Pass only the scaler's own state; if it has "
+            "several scalers, pass one, under the key of the first."
         )
 
 
@@ -178,7 +178,7 @@ def _plain(name: str, value: Any) -> Any:
     """Returns the one number in a Python number, array, tensor or variable."""
     try:
         if not hasattr(value, "item") and hasattr(value, "numpy"):
-            value = value.numpy()  # TensorFlow's and Keras's
+            value = value.numpy()  # a tensor or variable of TensorFlow or Keras
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
@@ -206,7 +206,7 @@ def _bad_steps(name: str, hysteresis: int, left: int) -> int:
     if left > hysteresis:
         raise ValueError(
             f"`{name}` must be at most the hysteresis, {hysteresis}, got {left}. "
-            "Pass hysteresis=... as it was there."
+            "Pass the hysteresis=... that the other run had."
         )
     return min(hysteresis - left, arguments.MOST_STEPS)
 
@@ -229,7 +229,7 @@ def _check_it_can(
         resets = presets.PRESETS[theirs.preset].arguments["hysteresis_reset"]
         must["hysteresis_reset"] = (resets, loss_scale.hysteresis_reset)
     ceiling = loss_scale.max_loss_scale
-    if int(loss_scale.skipped_steps.numpy()) == 0:  # later the search is over
+    if int(loss_scale.skipped_steps.numpy()) == 0:  # no bad step has ended the search
         must["search_period"] = (None, loss_scale.search_period)
     must["backoff_cooldown"] = (None, loss_scale.backoff_cooldown)
     must["overflow_tolerance"] = (None, loss_scale.overflow_tolerance)
@@ -238,6 +238,6 @@ def _check_it_can(
     for name, (wanted, got) in must.items():
         if wanted != got:
             raise ValueError(
-                f"`loss_scale` must have {name}={wanted!r} to go on under {system!r}, "
-                f"which knows nothing else, got {name}={got!r}."
+                f"`loss_scale` must have {name}={wanted!r} to continue in {system!r}, "
+                f"which supports no other value, got {name}={got!r}."
             )

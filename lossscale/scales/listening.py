@@ -1,7 +1,7 @@
 """Observer: a loss scale reports each use to the optimizers that share it.
 
-`LossScale` calls a `Listener` if it has one. Optimizers that share the loss scale set
-it: `optimizer/provenance/history.py`. Without an optimizer there is none.
+`LossScale` calls its `Listener`, if it has one. Optimizers that share the loss scale
+set it (`optimizer/provenance/history.py`). Without an optimizer there is none.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from lossscale.runtime.aliases import Grads, Scalar, Tensor
 
 
 class Listener(Protocol):
-    """What a loss scale tells of its use."""
+    """Its methods are called at each use of a loss scale, "it" below."""
 
     def note_read(self, tensor: Tensor) -> None:
-        """It was read as a tensor, which may multiply a loss or divide gradients."""
+        """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
 
     def note_float(self) -> None:
-        """It was read as a Python number. What is computed from it, no graph shows."""
+        """A program read it as a Python number. No graph shows where that goes."""
 
     def note_loss(self, loss: Tensor, loss_scale: Any) -> None:
-        """A loss is multiplied with a tensor of it."""
+        """A loss is multiplied by `loss_scale`, a tensor of it."""
 
     def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
-        """Gradients were divided by a tensor of it, and not checked."""
+        """`grads` are `scaled` divided by a tensor of it, without a check."""
 
 
 def telling(compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a subclass's `__call__` that tells who asked that the value was read."""
+    """Wraps a subclass's `__call__` so that the listener learns of each read."""
 
     @functools.wraps(compute)
-    def __call__(self: Any) -> Any:  # noqa: N807 - it is one
+    def __call__(self: Any) -> Any:  # noqa: N807 - it becomes a class's `__call__`
         value = compute(self)
         self.has_been_read = True
         if self._noted_by is not None and tf.is_tensor(value):
@@ -48,12 +48,12 @@ def to_tensor(
     value: Any, dtype: Any = None, name: Any = None, as_ref: bool = False
 ) -> Any:
     """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
-    del as_ref  # part of the signature that TensorFlow calls
+    del as_ref  # TensorFlow passes it
     current = tf.identity(value._value(), name)
     value.has_been_read = True
     if value._noted_by is not None:
         value._noted_by.note_read(current)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
-        # Not NotImplemented: TensorFlow would make a constant of it, through NumPy.
+        # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")
     return current

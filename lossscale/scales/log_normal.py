@@ -1,4 +1,4 @@
-"""LogNormalLossScale: as high as the distribution of the largest gradients allows."""
+"""LogNormalLossScale: a scale from the distribution of the largest gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lossscale.scales.base import LossScale
 
 @registry.serializable
 class LogNormalLossScale(LossScale):
-    """A loss scale that takes the largest gradients for log-normally distributed.
+    """A loss scale that assumes a log-normal distribution of the largest gradients.
 
-    It estimates the distribution over the steps, and keeps an overflow as rare as
-    `standard_deviations` say: of 3.09, once in 1,000 steps. OpenSeq2Seq's LogMax.
+    It estimates that distribution, and makes overflows as rare as `standard_deviations`
+    says: 3.09 is once in 1,000 steps. OpenSeq2Seq's LogMax.
 
     ```
     state   S = initial_loss_scale, t = 0, mean = slow_mean = slow_square = 0
@@ -37,11 +37,11 @@ class LogNormalLossScale(LossScale):
       should_apply_gradients = is_finite
     ```
 
-    On a bad step OpenSeq2Seq takes `x = 2**log2_max`, where the logarithm seems to be
-    meant: one overflow holds its scale at the floor for hundreds of steps. Here `x` is
-    one doubling above what the scale allowed, which is the least that overflowed. A
-    step whose gradients are all zero says nothing, where OpenSeq2Seq's logarithm is
-    infinite. Its last line takes 16 whatever `log2_max` is, and its state is float32.
+    OpenSeq2Seq differs in four points. On a bad step it takes `x = 2**log2_max`, though
+    the logarithm seems to be meant: one overflow holds its scale at the floor for
+    hundreds of steps. Here `x` is one doubling above the largest gradient that the
+    scale allowed, the least that overflows. If all gradients are zero, its logarithm is
+    infinite; here nothing changes. Its last line always takes 16. Its state is float32.
 
     >>> loss_scale = LogNormalLossScale()
     >>> for _ in range(3):
@@ -51,10 +51,10 @@ class LogNormalLossScale(LossScale):
 
     Args:
       initial_loss_scale: The scale of the first step.
-      log2_max: The binary logarithm of what scaled gradients must not pass.
-      beta1: How much of the mean stays at each step.
-      beta2: How much of the mean and the variance stays that tell of the spread.
-      standard_deviations: How many of them are kept between the mean and `log2_max`.
+      log2_max: The binary logarithm of the largest allowed scaled gradient.
+      beta1: The share of `mean` that each step keeps.
+      beta2: The share of `slow_mean` and `slow_square` that each step keeps.
+      standard_deviations: How many lie between the mean and `log2_max`.
       min_loss_scale: The floor.
       max_loss_scale: The ceiling.
 
@@ -110,7 +110,7 @@ class LogNormalLossScale(LossScale):
             "current_loss_scale", initial, tf.float32
         )
         self.seen_steps = self._add_weight("seen_steps", 0, tf.int64)
-        # In float32 the variance, a difference of two squares, would be rounding.
+        # The variance is a difference of squares: in float32 mere rounding error.
         self.mean = self._add_weight("mean", 0.0, tf.float64)
         self.slow_mean = self._add_weight("slow_mean", 0.0, tf.float64)
         self.slow_square = self._add_weight("slow_square", 0.0, tf.float64)
@@ -131,7 +131,7 @@ class LogNormalLossScale(LossScale):
         variance = slow_square / _weight(self.beta2, steps) - s * s
         sigma = tf.sqrt(tf.maximum(variance, tf.zeros_like(variance)))
         log2_scale = self.log2_max - (m + self.standard_deviations * sigma)
-        # Bounded as a logarithm: beyond float32 there would be infinity and zero.
+        # The logarithm is bounded: beyond float32 the power would be infinity or zero.
         log2_scale = tf.maximum(log2_scale, math.log2(self.min_loss_scale))
         log2_scale = tf.minimum(log2_scale, math.log2(self.max_loss_scale))
         scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), log2_scale), tf.float32)
@@ -170,5 +170,5 @@ def _averaged(variable: Variable, value: Any, beta: float) -> Any:
 
 
 def _weight(beta: float, steps: Any) -> Any:
-    """Returns what the weights of so many steps add up to."""
+    """Returns the sum of the weights of so many steps."""
     return 1.0 - tf.pow(tf.constant(beta, tf.float64), tf.cast(steps, tf.float64))

@@ -1,7 +1,7 @@
 """The LossScaleManager family of TensorFlow 1.15's `tf.contrib.mixed_precision`.
 
-Names, arguments and meaning are contrib's. Each manager stands on a LossScale, and any
-manager, a user's own too, drives `LossScaleOptimizer`.
+Names, arguments and meaning are contrib's. Each manager uses a LossScale. You can pass
+any manager, also one of your own, to `LossScaleOptimizer`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lossscale.scales.fixed import FixedLossScale
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
-    """Holds a loss scale, and updates it when told whether a step was finite.
+    """Holds a loss scale, and updates it by whether a step's gradients were finite.
 
-    Written for code that comes from TensorFlow 1; new code subclasses `LossScale`. Keep
-    the state in `tf.Variable`s that are attributes: they are then checkpointed.
+    It is for code that comes from TensorFlow 1; new code should subclass `LossScale`.
+    Keep the state in `tf.Variable`s that are attributes, so that checkpoints hold it.
 
     Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`.
     """
@@ -40,16 +40,16 @@ class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
             replicas are finite.
 
         Returns:
-          None in eager mode, in a graph an op that updates the loss scale.
+          None in eager mode. In a graph, an op that updates the loss scale.
         """
 
     def as_loss_scale(self) -> LossScale:
-        """Returns the LossScale that this manager stands on."""
+        """Returns the LossScale that this manager uses."""
         return ManagerLossScale(self)
 
 
 class _StandsOnLossScale(LossScaleManager):
-    """A manager whose rule is that of its `loss_scale`."""
+    """A manager that follows the rule of its `loss_scale`."""
 
     loss_scale: LossScale
 
@@ -68,7 +68,7 @@ class _StandsOnLossScale(LossScaleManager):
 
 
 class FixedLossScaleManager(_StandsOnLossScale):
-    """A loss scale that never changes. A step that is not finite is skipped.
+    """A loss scale that never changes. Steps with gradients not finite are skipped.
 
     >>> float(FixedLossScaleManager(128).get_loss_scale())
     128.0
@@ -81,7 +81,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
       ValueError: `loss_scale` is less than 1, or not finite in float32.
 
     Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`;
-    that steps are skipped, `loss_scale_optimizer.py` beside it.
+    `loss_scale_optimizer.py` beside it skips steps.
     """
 
     def __init__(self, loss_scale: float) -> None:
@@ -95,8 +95,8 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
     """A loss scale that grows after good steps and shrinks after several bad ones.
 
     It is `DynamicLossScale` with `hysteresis_reset=("growth", "backoff")`: bad steps
-    add up, a good step between them does not clear their count, a change of the scale
-    does. The scale never falls below 1.
+    add up until the scale changes; a good step between them does not clear their count.
+    The scale never falls below 1.
 
     >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=1000)
     >>> for is_finite in [False, True, False]:
@@ -106,10 +106,10 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
 
     Args:
       init_loss_scale: The scale to start with, at least 1.
-      incr_every_n_steps: After how many good steps in a row the scale grows.
-      decr_every_n_nan_or_inf: How many bad steps it takes before the scale shrinks.
-      incr_ratio: What the scale is multiplied with when it grows, more than 1.
-      decr_ratio: What the scale is multiplied with when it shrinks, less than 1.
+      incr_every_n_steps: The scale grows after this many good steps in a row.
+      decr_every_n_nan_or_inf: The scale shrinks after this many bad steps.
+      incr_ratio: The scale is multiplied by this when it grows. More than 1.
+      decr_ratio: The scale is multiplied by this when it shrinks. Less than 1.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -127,7 +127,7 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ) -> None:
-        # Checked here too, so that an error names this class's arguments.
+        # Checked here, too, so that an error names this class's arguments.
         initial = arguments.loss_scale("init_loss_scale", init_loss_scale)
         arguments.at_least_one("init_loss_scale", initial)
         period = arguments.count("incr_every_n_steps", incr_every_n_steps)
@@ -147,7 +147,7 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
 
 
 class ManagerLossScale(LossScale):
-    """A LossScale whose rule is a user's own LossScaleManager."""
+    """A LossScale that follows the rule of a user's own LossScaleManager."""
 
     def __init__(self, manager: LossScaleManager) -> None:
         super().__init__()
@@ -165,5 +165,5 @@ class ManagerLossScale(LossScale):
     def get_config(self) -> Dict[str, Any]:
         raise NotImplementedError(
             f"{type(self.manager).__name__} cannot be serialized: a LossScaleManager "
-            "has no config. Subclass lossscale.LossScale where you need one."
+            "has no config. Subclass lossscale.LossScale if you need a config."
         )

@@ -1,4 +1,4 @@
-"""How far a DynamicLossScale moves, and what keeps an overflow from lowering it."""
+"""How far a DynamicLossScale moves, and when an overflow does not lower it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lossscale.scales.variables import assign, value_of, where
 
 
 def grown(rule: Any, scale: Any) -> Any:
-    """Returns `scale` after a growth. `rule` is a `DynamicLossScale`, as below."""
+    """Returns `scale` after a growth. Here and below `rule` is a `DynamicLossScale`."""
     larger = scale * rule.multiplier
     if rule.max_loss_scale is not None:
         return tf.minimum(larger, rule.max_loss_scale)
@@ -22,8 +22,8 @@ def grown(rule: Any, scale: Any) -> Any:
 def backed_off(rule: Any, scale: Any) -> Any:
     """Returns `scale` after it has backed off."""
     if rule.backoff_factor is None:
-        # Hidden from compilers, which would multiply with 1 / multiplier: in every
-        # mode it is the same to the last bit.
+        # Compilers must not see the constant, or they would multiply by 1 / multiplier.
+        # So the result is the same in every mode, to the last bit.
         multiplier = tf.convert_to_tensor(rule.multiplier, tf.float32)
         lower = scale / scaling.opaque_divisor(multiplier, rule.skipped_steps)
     else:
@@ -32,7 +32,7 @@ def backed_off(rule: Any, scale: Any) -> Any:
 
 
 def cool_down(rule: Any, backs_off: Any, results: List[Any]) -> Any:
-    """Returns whether the scale backs off, and counts until it may again."""
+    """Returns whether the scale backs off, and counts the steps until it may again."""
     left = value_of(rule.cooldown_steps)
     may = left < 1
     fewer = where(may, left, left - 1)
@@ -45,23 +45,23 @@ def cool_down(rule: Any, backs_off: Any, results: List[Any]) -> Any:
 
 
 def window(rule: Any, is_finite: Flag) -> Tuple[Any, Any]:
-    """Returns the steps since the scale moved, and the bad ones: this one with them."""
+    """Returns the steps since the scale moved, and the bad ones, with this step."""
     steps, bad = value_of(rule.window_steps) + 1, value_of(rule.window_bad_steps)
     return steps, where(is_finite, bad, bad + 1)
 
 
 def tolerate(rule: Any, backs_off: Any, steps: Any, bad: Any) -> Any:
-    """Returns whether the scale backs off: not for a share of bad steps that small."""
+    """Returns whether the scale backs off: not if the share of bad steps is small."""
     if backs_off is False:
         return False
-    # Of int64 tensors it is a float64, as of Python's integers.
+    # Dividing int64 tensors gives a float64, as dividing Python's integers does.
     return where(bad / steps >= rule.overflow_tolerance, backs_off, False)
 
 
 def move_window(  # noqa: PLR0917 - a window, and what moves it
     rule: Any, steps: Any, bad: Any, grows: Any, backs_off: Any, results: List[Any]
 ) -> None:
-    """Begins the window anew where the scale moves: after a growth bad steps stay."""
+    """Starts a new window when the scale moves. A growth keeps the bad steps."""
     zero = 0 if isinstance(steps, int) else tf.constant(0, tf.int64)
     steps = where(grows, zero, where(backs_off, zero, steps))
     bad = where(backs_off, zero, bad)

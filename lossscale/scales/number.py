@@ -1,7 +1,7 @@
-"""A loss scale as the number that it is: arithmetic, comparison, NumPy.
+"""A loss scale used as a number: arithmetic, comparison, NumPy.
 
-Keras 2's `optimizer.loss_scale` is a tensor, and Keras 3's a float. Code that was
-written for either computes with ours.
+Keras 2's `optimizer.loss_scale` is a tensor, and Keras 3's is a float. Code written for
+either can compute with our loss scales, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Number = TypeVar("_Number")
 
 
 def _as_tensor(name: str) -> Callable[..., Any]:
-    """Returns the operator `name` of the loss scale as a tensor."""
+    """Returns the operator `name`, which converts the loss scale to a tensor."""
 
     def operate(self: Any, *others: Any) -> Any:
         return getattr(tf.convert_to_tensor(self), name)(*others)
@@ -28,7 +28,7 @@ def _as_tensor(name: str) -> Callable[..., Any]:
 
 
 def _compared(self: Any) -> Any:
-    """Returns the loss scale as a tensor of which only flags come: it scales none."""
+    """Returns the loss scale as a tensor to compare. That does not count as a read."""
     was_read = self.has_been_read
     tensor = tf.convert_to_tensor(self)
     self.has_been_read = was_read
@@ -36,50 +36,50 @@ def _compared(self: Any) -> Any:
 
 
 def _order(name: str) -> Callable[[Any, Any], Any]:
-    """Returns the comparison `name` of values."""
+    """Returns the comparison `name` of the loss scale's value with another."""
     return lambda self, other: getattr(_compared(self), name)(other)
 
 
 def _if_number(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns a comparison of values with numbers, of objects with all else."""
+    """Returns an operator that compares values with a number, otherwise identities."""
 
     def operate(self: Any, other: Any) -> Any:
         is_number = isinstance(other, (numbers.Number, np.number, np.ndarray))
         if isinstance(other, bool) or not (is_number or tf.is_tensor(other)):
-            return NotImplemented  # Python asks `other`, and then compares identities
+            return NotImplemented  # Python asks `other`, then compares identities
         return compare(_compared(self), other)
 
     return operate
 
 
 class ReadsAsNumber:
-    """What can be called, and returns a `float32` scalar, computes as one.
+    """Lets you compute with an object whose `__call__` returns a `float32` scalar.
 
-    With operators it is a tensor, eagerly and in a graph: what they make there is known
-    to come from the loss scale. `float` and its like ask for a number of Python's or of
-    NumPy's, which a graph does not have: TensorFlow says so.
+    Operators convert it to a tensor, in eager mode and in a graph, so that an optimizer
+    can trace their results back to the loss scale. `float`, `int` and NumPy get a
+    number. In a graph there is none, and TensorFlow raises an error.
     """
 
     _noted_by: Optional[Listener]
-    #: More than NumPy's: it leaves its operators to ours, which a graph can follow.
+    #: Higher than NumPy's, so that NumPy uses our operators. A graph can trace those.
     __array_priority__ = 100
 
     def _value(self) -> Any:
-        """Returns what `__call__` does, and nobody is told that it was read.
+        """Returns the same as `__call__`, but the listener does not learn of it.
 
         That is the number, a `float32` tensor of shape `[]`.
         """
-        raise NotImplementedError  # it is a loss scale's own `__call__`
+        raise NotImplementedError  # a loss scale's own `__call__` takes its place
 
     def _read_as_number(self, as_type: Callable[[Any], _Number]) -> _Number:
-        """Returns the number as `as_type` makes it of a tensor, and tells who asked."""
+        """Returns the number as `as_type` converts it, and tells the listener."""
         number = as_type(self._value())
         if self._noted_by is not None:
             self._noted_by.note_float()
         return number
 
     def _to_show(self) -> float:
-        """Returns the number for one who shows it, and computes nothing with it."""
+        """Returns the number for display. Compute nothing with it."""
         return float(self._value())
 
     def numpy(self) -> Any:
@@ -88,8 +88,8 @@ class ReadsAsNumber:
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
-        # Not `__array__`: what has it, tf.function takes for an array when it is handed
-        # in, and makes a constant of it (seen on 2.4 to 2.21).
+        # Not `__array__`: tf.function would take an argument that has it for an array,
+        # and make a constant of it (seen on 2.4 to 2.21).
         number = np.array(float(self), np.float32)
         data, kind = number.tobytes(), number.dtype.str
         return {"version": 3, "shape": (), "typestr": kind, "data": data}
@@ -106,12 +106,12 @@ class ReadsAsNumber:
         return round(float(self), digits)
 
     def __bool__(self) -> bool:
-        return True  # without a look: no loss scale is 0
+        return True  # no loss scale is 0, so the value need not be read
 
     def __format__(self, spec: str) -> str:
         return format(self._to_show(), spec) if spec else str(self)
 
-    # Objects are told apart by what they are, in dictionaries too.
+    # Two loss scales of equal value are different keys of a dictionary.
     __hash__ = object.__hash__
     __eq__ = _if_number(tf.equal)
     __ne__ = _if_number(tf.not_equal)

@@ -19,7 +19,7 @@ _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
 
 
 def get(identifier: Any) -> Optional[LossScale]:
-    """Returns the loss scale that `identifier` means.
+    """Returns the loss scale that `identifier` stands for.
 
     >>> float(get(128))
     128.0
@@ -33,14 +33,14 @@ def get(identifier: Any) -> Optional[LossScale]:
         `DynamicLossScale` with its defaults; the name of a preset, for
         `DynamicLossScale.from_preset`; a config, as `serialize` makes it; a
         `LossScale` or a `LossScaleManager`; TensorFlow's own `FixedLossScale` or
-        `DynamicLossScale`, with its state; or None, which is returned.
+        `DynamicLossScale`, with its state; or None.
 
     Returns:
-      A `LossScale`, or None.
+      A `LossScale`, or None for None.
 
     Raises:
       TypeError: `identifier` is none of these, or a preset that asks for arguments.
-      ValueError: It is a number that no loss scale can have, or an unknown name.
+      ValueError: `identifier` is out of a loss scale's range, or an unknown name.
     """
     if identifier is None or isinstance(identifier, LossScale):
         return identifier
@@ -68,11 +68,11 @@ def get(identifier: Any) -> Optional[LossScale]:
 
 
 def serialize(loss_scale: LossScale) -> Dict[str, Any]:
-    """Returns a config that JSON can hold and `deserialize` turns back.
+    """Returns a config that JSON can hold, and `deserialize` turns into a loss scale.
 
     Args:
-      loss_scale: A `LossScale`. Its state is not part of the config; a checkpoint
-        holds that.
+      loss_scale: A `LossScale`. The config does not hold its state; a checkpoint holds
+        that.
 
     Returns:
       `{"class_name": ..., "config": ...}`.
@@ -92,8 +92,8 @@ def deserialize(
     """Returns a new loss scale from `serialize`'s config.
 
     Args:
-      config: `{"class_name": ..., "config": ...}`; Keras's own form of it is taken too.
-      custom_objects: Classes of your own by name. Not needed for those registered with
+      config: `{"class_name": ..., "config": ...}`, or Keras's own form of it.
+      custom_objects: Your own classes by name. Not needed for classes registered with
         `keras.saving.register_keras_serializable`.
 
     Returns:
@@ -114,7 +114,7 @@ def deserialize(
     cls = cls or registry.registered_class(name, custom_objects)
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         raise ValueError(
-            f"`config` must name a LossScale class that is known here, got {name!r}. "
+            f"`config` must name a LossScale class that is registered, got {name!r}. "
             "Pass custom_objects={...}, or register the class with "
             "keras.saving.register_keras_serializable()."
         )
@@ -131,16 +131,16 @@ def deserialize(
 
 
 def _built(argument: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
-    """Returns an argument, and in place of a loss scale's config the loss scale."""
+    """Returns a loss scale if the argument is the config of one, else the argument."""
     if isinstance(argument, dict) and {"class_name", "config"} <= set(argument):
         return deserialize(argument, custom_objects)
     return argument
 
 
 def _check_signature(cls: Any, given: Dict[Any, Any]) -> None:
-    """Raises unless the arguments are those of the constructor."""
+    """Raises unless the constructor takes these arguments."""
     if getattr(cls.from_config, "__func__", None) is not _FROM_CONFIG:
-        return  # a class of the user's that reads its config by itself
+        return  # the user's class reads its config in its own way
     try:
         inspect.signature(cls).bind(**given)
     except TypeError as error:

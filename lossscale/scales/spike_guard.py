@@ -1,4 +1,4 @@
-"""SpikeGuard: skips the steps whose gradients are far larger than those before."""
+"""SpikeGuard: skips steps whose gradients are far larger than those before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lossscale.scales import adjusting, serialization
 from lossscale.scales.base import LossScale
 from lossscale.scales.variables import scalar, value_of, where
 
-#: So many steps' gradients are kept at most: the rule reads them all at every step.
+#: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
 #: The logarithm of float32's largest number.
 _LOG_MAX = math.log(arguments.FLOAT32_MAX)
@@ -25,27 +25,28 @@ _LOG_MAX = math.log(arguments.FLOAT32_MAX)
 
 @registry.serializable
 class SpikeGuard(LossScale):
-    """A loss scale that holds another one, and skips the steps that do not belong.
+    """A loss scale that holds another one, and skips steps with huge gradients.
 
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
-    learned. The guard compares the largest true gradient of each step with those of the
-    last `window` steps that were applied, and skips the step if its logarithm is more
-    than `threshold` standard deviations above their mean. The value is that of the loss
-    scale within: `FixedLossScale(1)`, or just 1, guards a run in bfloat16 or float32.
+    learned. The guard compares the largest unscaled gradient of each step with those of
+    the last `window` applied steps. It skips the step if the logarithm of that gradient
+    is more than `threshold` standard deviations above the mean of theirs. The guard has
+    the value of the loss scale within. To guard a bfloat16 or float32 run, hold a fixed
+    one: `SpikeGuard(FixedLossScale(1))`, or just `SpikeGuard(1)`.
 
     ```
     state   the state of loss_scale, recent = [], limit = M, spikes = 0,
             above_in_a_row = 0            # M is float32's largest number
     adjust(is_finite, largest):
-      if not is_finite:                   # an overflow: only loss_scale is told
+      if not is_finite:                   # an overflow
         loss_scale.adjust(False)
         should_apply_gradients = False
       else:
         if largest > limit: above_in_a_row += 1
         else: above_in_a_row = 0
         if 0 < above_in_a_row <= max_in_a_row:
-          spikes += 1                     # loss_scale is not told of this step
+          spikes += 1                     # loss_scale does not learn of this step
           should_apply_gradients = False
         else:
           loss_scale.adjust(True, largest)
@@ -60,22 +61,21 @@ class SpikeGuard(LossScale):
           should_apply_gradients = True
     ```
 
-    `largest`, `recent` and `limit` are float32, as is the strict comparison; what is
-    computed from `recent` is float64, and `limit` is rounded to the nearest float32. A
-    magnitude that float32 does not hold counts as M. So the first `window` steps are
-    let through: at most M, none is above the limit.
+    `largest`, `recent` and `limit` are float32, and so is the strict comparison. The
+    arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
+    magnitude that float32 cannot hold counts as M. None is above a limit of M, so the
+    guard skips none of the first `window` steps.
 
-    A spike leaves `loss_scale` as if the step had not been: it neither lowers the scale
-    nor counts as a good step, and a run of good steps goes on after it. It changes
-    `spikes`, `above_in_a_row` and `last_largest`, and nothing else. `skipped_steps`
-    counts overflows alone.
+    A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
+    good step, and a run of good steps goes on after it. A spike changes only `spikes`,
+    `above_in_a_row` and `last_largest`. `skipped_steps` counts only overflows.
 
-    When `max_in_a_row` steps in a row were skipped, the guard gives way: all steps are
-    applied, and enter `recent`, until one is not above the limit. So a new level is
-    learned, and is no spike any more.
+    After `max_in_a_row` skipped steps in a row the guard gives way: it applies all
+    steps, and adds them to `recent`, until one is not above the limit. So it learns a
+    new level of gradients, and no longer takes that for spikes.
 
-    A step that is not finite is skipped whatever the loss scale within is, also if that
-    does not look at gradients, as `FixedLossScale(1)`: no NaN is ever applied.
+    The guard skips every step whose gradients are not finite, even if the loss scale
+    within does not look at gradients, as `FixedLossScale(1)`. It never applies a NaN.
 
     >>> guard = SpikeGuard(1, window=4)
     >>> for largest in [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]:
@@ -90,36 +90,36 @@ class SpikeGuard(LossScale):
     1
 
     Args:
-      loss_scale: What is guarded: anything that `lossscale.get` takes, but None and a
-        SpikeGuard.
-      threshold: How many standard deviations above the mean a step is let through. A
+      loss_scale: The loss scale to guard: anything that `lossscale.get` takes, except
+        None and a SpikeGuard.
+      threshold: A step may be up to this many standard deviations above the mean. A
         positive number.
-      window: With how many steps a step is compared, 2 or more.
-      max_in_a_row: After how many skipped steps in a row the guard gives way.
-      min_ratio: No step is a spike whose largest gradient is at most so many times the
-        geometric mean of `recent`, however even that is. Greater than 1.
+      window: The number of steps to compare with, 2 or more.
+      max_in_a_row: The guard gives way after this many skipped steps in a row.
+      min_ratio: A step is no spike if its largest gradient is at most this many times
+        the geometric mean of `recent`, however small the deviation. Greater than 1.
 
     Attributes:
-      loss_scale: The `LossScale` within.
+      loss_scale: The `LossScale` that this guard holds.
       recent: `float32` variable of shape `[window]`, the largest gradients of the last
-        steps, the newest last. 0 in front, where there was no step yet.
-      limit: `float32` variable of shape `[]`: what is larger is a spike.
-      spikes: `int64` variable of shape `[]`, the finite steps that were skipped.
+        steps, the newest last. Places that no step has filled yet are 0, in front.
+      limit: `float32` variable of shape `[]`. A larger gradient is a spike.
+      spikes: `int64` variable of shape `[]`, the number of finite steps skipped.
       above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps
         in a row were above the limit, skipped or not.
 
     Raises:
-      TypeError: An argument has the wrong type, or the loss scale within overrides
-        `update`, so that it cannot be told of a step by `adjust`.
+      TypeError: An argument has the wrong type, or the loss scale to guard overrides
+        `update`: then the guard cannot tell it of a step by `adjust`.
       ValueError: An argument is out of its range, or `loss_scale` is a SpikeGuard.
 
     Source: a window of 128 steps, six standard deviations: OLMo-core
     `optim/skip_step_optimizer.py` (pull request 43), with the same defaults in levanter
     (973) and maxtext (3490). The population's deviation: levanter and llm.c
-    `llmc/outlier_detector.h` (637). That spikes stay out of the statistic, and the
-    three in a row: llm.c (711). The logarithm: the largest gradients of the steps are
-    about log-normal (see `LogNormalLossScale`). `min_ratio` is ours: of equal gradients
-    the deviation is 0.
+    `llmc/outlier_detector.h` (637). Spikes stay out of the statistic, and three in a
+    row: llm.c (711). The logarithm: the largest gradients of the steps are about
+    log-normal (see `LogNormalLossScale`). `min_ratio` is ours: the deviation of equal
+    gradients is 0.
     """
 
     needs_largest = True
@@ -157,14 +157,14 @@ class SpikeGuard(LossScale):
         return self.loss_scale._value()
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
-        # Files of Keras name variables alone, and the loss scale within has counters of
-        # the same names.
+        # Keras's files have only the names of variables, and the loss scale that this
+        # guard holds has counters of the same names.
         variable = scalar(f"guard_{name}", initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
 
     def _decide(self, is_finite: Flag, largest: Scalar = None) -> Tuple[Any, ...]:
-        # Eagerly the choice is Python's: each operation takes as long as all of it.
+        # In eager mode Python decides: one operation takes as long as all of this.
         before, zero = value_of(self.above_in_a_row), tf.constant(0, tf.int64)
         bounded = tf.minimum(largest, tf.float32.max)
         is_above = bounded > tf.convert_to_tensor(self.limit)
@@ -197,7 +197,7 @@ class SpikeGuard(LossScale):
         return [*results, went_on, self.spikes.assign_add(more, read_value=False)]
 
     def _go_on(self, is_finite: Flag, largest: Scalar) -> Any:
-        """Tells the loss scale within of a step that is no spike, and remembers it."""
+        """Adjusts the loss scale within to a step that is no spike, and keeps it."""
         inner = self.loss_scale
         told = None if inner.last_largest is None else largest
         update_op, _ = adjusting.adjust_by_check(inner, Check(is_finite, largest=told))
@@ -212,8 +212,8 @@ class SpikeGuard(LossScale):
         ]
 
     def _limit(self, recent: Any) -> Any:
-        """Returns what is a spike if it is larger, given the last steps' gradients."""
-        # In float64 every mode rounds to the same float32.
+        """Returns the limit above which a gradient is a spike."""
+        # From float64 every mode rounds to the same float32.
         present = tf.maximum(recent, arguments.FLOAT32_MIN)
         logs = tf.math.log(tf.cast(present, tf.float64))
         mean = tf.reduce_mean(logs)
@@ -235,22 +235,22 @@ class SpikeGuard(LossScale):
 
 
 def _to_guard(identifier: Any) -> LossScale:
-    """Returns the loss scale that `identifier` means, which a guard can hold."""
+    """Returns the loss scale that `identifier` stands for, if a guard can hold it."""
     found = serialization.get(identifier)
     if found is None:
         raise TypeError(
             "`loss_scale` must be a loss scale to guard, got None. For bfloat16 and "
-            "float32, which need none, write SpikeGuard(1)."
+            "float32, which need no loss scale, write SpikeGuard(1)."
         )
     if isinstance(found, SpikeGuard):
         raise ValueError(
-            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard what "
-            "is within: SpikeGuard(guard.loss_scale)."
+            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
+            "loss scale that it holds: SpikeGuard(guard.loss_scale)."
         )
     if type(found).update is not LossScale.update:
         raise TypeError(
-            "`loss_scale` must be told of steps by `adjust`, got "
-            f"{type(found).__name__}, which overrides `update` and asks for the "
-            "gradients. Write its rule in `_adjust(is_finite)`."
+            "`loss_scale` must work with `adjust`, got "
+            f"{type(found).__name__}, which overrides `update` and needs the gradients "
+            "there. Write its rule in `_adjust(is_finite)`."
         )
     return found

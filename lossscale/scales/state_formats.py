@@ -1,9 +1,9 @@
 """How other systems save a loss scale: a table.
 
-A state is a dict of plain numbers under the names that the system itself uses. Of
-TensorFlow's `DynamicLossScale` and each Keras's `LossScaleOptimizer` these are two
-variables; of torch, NeMo and Paddle `GradScaler.state_dict()`; of Megatron its grad
-scaler's; of apex `amp.state_dict()`. The rest are arguments of that system's own.
+A state is a dict of plain numbers under the names that the system itself uses.
+TensorFlow's `DynamicLossScale` and each Keras's `LossScaleOptimizer` have two
+variables; torch, NeMo and Paddle have `GradScaler.state_dict()`; Megatron has its grad
+scaler's, and apex has `amp.state_dict()`. The rest are arguments of that system.
 
 Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
@@ -17,16 +17,16 @@ from lossscale import arguments
 
 
 class StateFormat(NamedTuple):
-    """How one system names what it saves.
+    """What one system saves, and under which names.
 
     Attributes:
-      preset: The preset that has its schedule.
+      preset: The name of the preset with that system's schedule.
       keys: Its key -> our attribute. `bad_steps_left` is `hysteresis - bad_steps`.
-      fixed: What cannot be set there, by our argument. None: what ours means by it.
-      constants: Its keys that have one value here.
-      inside: The key under which all of it lies, if any.
+      fixed: Our argument -> its unchangeable value there. None means our None.
+      constants: Those of its keys that must have one given value.
+      inside: The key of the dict that holds the state, if it is nested.
       in_an_array: Whether its scale is an array of one entry.
-      has_ceiling: Whether it can have a greatest loss scale.
+      has_ceiling: Whether it can have a maximum loss scale.
     """
 
     preset: str
@@ -60,7 +60,7 @@ STATE_FORMATS: Mapping[str, StateFormat] = {
         _DOUBLING,
     ),
     "torch": StateFormat("torch", _TORCH_KEYS, {"hysteresis": 1}),
-    # Its own loader misspells the last key, and then takes 1.
+    # NeMo's own loader misspells the last key, and then takes 1.
     "nemo": StateFormat(
         "nemo", {**_TORCH_KEYS, "_hysteresis_tracker": "bad_steps_left"}
     ),
@@ -95,7 +95,7 @@ STATE_FORMATS: Mapping[str, StateFormat] = {
     ),
 }
 
-#: What a value must be, by our attribute.
+#: The check of each attribute's value.
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "current_loss_scale": arguments.loss_scale,
     "multiplier": partial(arguments.factor, above=1.0),
@@ -106,5 +106,5 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "bad_steps": partial(arguments.count, least=0, most=arguments.MOST_STEPS),
     "bad_steps_left": partial(arguments.count, least=-arguments.MOST_STEPS),
 }
-#: What of these is state. The rest are arguments.
+#: The attributes above that are state. The others are arguments.
 STATE = ("current_loss_scale", "good_steps", "bad_steps", "bad_steps_left")

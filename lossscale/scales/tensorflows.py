@@ -1,4 +1,4 @@
-"""TensorFlow's own loss scales as ours, with their state."""
+"""Converts TensorFlow's own loss scales to ours, with their state."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from lossscale.scales.interchange import import_state
 
 
 def as_ours(theirs: Any) -> Optional[LossScale]:
-    """Returns a loss scale of ours that goes on where one of TensorFlow's is.
+    """Returns a loss scale of ours with the rule and state of one of TensorFlow's.
 
     Args:
-      theirs: Anything. Of TensorFlow's loss scales the two that it defines itself are
-        known, and no subclass, which may have another rule.
+      theirs: Anything. The two loss scales that TensorFlow defines are converted.
+        Subclasses of them are not, since they may have another rule.
 
     Returns:
-      A new loss scale, in the state of `theirs`. In a graph no state can be read: it is
-      in its initial state. None: `theirs` is none of the two.
+      A new loss scale, in the state of `theirs`. In a graph, which cannot read that
+      state, it is in its initial state. None if `theirs` is neither of the two.
     """
-    # As `tf.mixed_precision.experimental` in TensorFlow 2.4, and under this name up to
-    # 2.21: there is no other public one.
+    # TensorFlow 2.4 also has it as `tf.mixed_precision.experimental`. Up to 2.21 this
+    # is the only public name that all versions share.
     names = getattr(tf.compat.v1.mixed_precision, "experimental", None)
     if type(theirs) is getattr(names, "FixedLossScale", None):
         return FixedLossScale(**theirs.get_config())
     if type(theirs) is not getattr(names, "DynamicLossScale", None):
         return None
     config = theirs.get_config()
-    if config["initial_loss_scale"] < 1:  # ours must not start below its floor
+    if config["initial_loss_scale"] < 1:  # or ours would start below its floor of 1
         config["min_loss_scale"] = config["initial_loss_scale"]
     with tf.init_scope():
         if not mode.current().knows_values:

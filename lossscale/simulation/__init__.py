@@ -1,11 +1,11 @@
-"""A loss scale over a run, without a model.
+"""Replays a loss scale over a run, without a model.
 
-Knows loss scales, no optimizer. In the order of its imports:
+These files know loss scales, but no optimizer. In the order of imports:
 
-* `picture`: the loss scale over the steps, and those that were lost;
-* `run_file`: a run's steps on disk;
+* `picture`: draws the loss scale over the steps, and the lost steps;
+* `run_file`: the steps of a run on disk;
 * `result`: what a loss scale did over a run, in arrays, figures and a picture;
-* `replay`: `simulate` itself.
+* `replay`: the function `simulate` itself.
 
 Begin with `replay`.
 """

@@ -1,4 +1,4 @@
-"""The picture of a run: the loss scale over its steps, and the steps that were lost."""
+"""The picture of a run: the loss scale over the steps, and the lost steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from lossscale.plotting import pyplot
 
-#: So many lost steps are seen one by one. Of more the density is drawn.
+#: Up to this many lost steps each get a mark. If there are more, the density is drawn.
 _MARKS = 300
 _BINS = 200
-#: How much of the height the density takes, where every step was lost.
+#: The share of the height that the density takes if every step was lost.
 _HEIGHT = 0.4
 
 
@@ -27,12 +27,12 @@ def draw(
     """Draws a run.
 
     Args:
-      what: What was called, for an error.
+      what: The name of the public method, for an error.
       ax: matplotlib `Axes` to draw on. None makes a figure.
       loss_scale: The scale of each step, an array of shape `[steps]`, or None.
       lost: A `bool` array of shape `[steps]`, which steps were skipped.
-      limit: The greatest scale that each step could bear, or None.
-      limit_label: What it is called.
+      limit: The largest scale at which each step does not overflow, or None.
+      limit_label: The name of `limit` in the legend.
 
     Returns:
       The `Axes`.
@@ -43,7 +43,7 @@ def draw(
     if limit is not None:
         ax.plot(np.arange(steps), limit, color="0.7", label=limit_label)
     if loss_scale is not None and steps:
-        # A million equal values in a row are one line: only the corners are drawn.
+        # Only the corners are drawn: a million equal values in a row are one line.
         corners = np.flatnonzero(np.diff(loss_scale)) + 1
         x = np.concatenate([[0], corners, [steps]])
         y = np.append(loss_scale[x[:-1]], loss_scale[-1])
@@ -58,7 +58,7 @@ def draw(
 
 
 def _draw_lost(ax: Any, loss_scale: Optional[Any], lost: Any) -> None:
-    """Marks the steps that were lost, on the line, or as a density if they are many."""
+    """Marks the lost steps on the line, or draws their density if they are many."""
     which = np.flatnonzero(lost)
     label = f"{len(which)} steps lost"
     if len(which) <= _MARKS and loss_scale is not None:
@@ -72,7 +72,7 @@ def _draw_lost(ax: Any, loss_scale: Optional[Any], lost: Any) -> None:
         0,
         _HEIGHT * np.append(share, share[-1]),
         step="post",
-        transform=ax.get_xaxis_transform(),  # from the floor of the picture
+        transform=ax.get_xaxis_transform(),  # measured from the bottom of the picture
         color="C3",
         alpha=0.5,
         linewidth=0,

@@ -1,4 +1,4 @@
-"""simulate: a loss scale over a recorded or made-up run, without a model."""
+"""simulate: replays a loss scale over a recorded or made-up run, without a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lossscale.scales.managers import LossScaleManager
 from lossscale.simulation import run_file
 from lossscale.simulation.result import Simulation
 
-#: What XLA answers to an op that it does not know, by version and op.
+#: XLA raises one of these, by version and op, for an op that it does not know.
 _NOT_COMPILED = (
     tf.errors.InvalidArgumentError,
     tf.errors.UnimplementedError,
@@ -34,10 +34,10 @@ def simulate(
 ) -> Simulation:
     """Replays a loss scale over a run of steps, without a model.
 
-    Runs the object's own `adjust`, a subclass's too, once per step, compiled by XLA on
-    the CPU; a rule that XLA cannot compile runs in a graph, which is far slower. It
-    begins with the object's present state and works on a copy: the object is not
-    changed.
+    Calls the object's own `adjust`, also that of a subclass, once per step. XLA
+    compiles this for the CPU. If XLA cannot compile the rule, it runs in a graph, which
+    is far slower. The run begins with the object's current state, and works on a copy:
+    the object does not change.
 
     >>> import lossscale
     >>> limit = np.full([100], 2.0**12)  # where this run's gradients overflow
@@ -45,9 +45,9 @@ def simulate(
     >>> simulate(scale, limit=limit)
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
-    The scale falls from 2**15 to 2**12 in three steps, and then tries 2**13 after every
-    20 good ones, in vain. A loss scale that looks at the gradients is told `largest`,
-    or of which size they are if they just reach the limit:
+    The scale falls from 2**15 to 2**12 in three steps. Then it tries 2**13 after every
+    20 good steps, in vain. A loss scale that looks at the gradients gets `largest`, or
+    without it the size at which they just reach the limit:
 
     >>> simulate(lossscale.HeadroomLossScale(), limit=limit)
     Simulation(steps=100, steps_lost=3, longest_stall=3, log2_below_limit=3.96)
@@ -55,31 +55,31 @@ def simulate(
     Args:
       loss_scale: A `LossScale`.
       is_finite: The run's flags: a `bool` array of shape `[steps]`, or the path of a
-        file that holds them, as `lossscale.save_run` writes it.
-      limit: In place of flags, a float array of shape `[steps]`, none of it NaN: a step
-        overflows if the scale it is taken with is greater than its limit.
+        file with them, as `lossscale.save_run` writes it.
+      limit: Instead of flags, a float array of shape `[steps]` without NaN. A step
+        overflows if its scale is greater than its limit.
       largest: A float array of shape `[steps]`: the greatest magnitude of each step's
-        unscaled gradients, none of it negative or NaN. By itself it is a limit, of
-        65504 by it. With flags or a limit, it is what a loss scale sees that looks at
-        the gradients. None: what a file of flags holds, or 65504 by the limit.
+        unscaled gradients, none of them negative or NaN. Without flags and limits, the
+        limits are 65504 / largest. With them, only a loss scale that looks at the
+        gradients uses it. None: the file's `largest`, or 65504 / limit.
 
     Returns:
       A `Simulation`.
 
     Raises:
-      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, both of
-        `is_finite` and `limit` are given or nothing is, or `loss_scale` looks at the
-        gradients and only flags are known.
-      ValueError: An array is empty, not one-dimensional, or as long as another, or a
-        number is NaN or a magnitude negative.
+      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, `is_finite`
+        and `limit` are both given, nothing is given, or `loss_scale` looks at the
+        gradients and only flags are given.
+      ValueError: An array is empty, not one-dimensional, or not as long as another, or
+        a number is NaN, or a magnitude negative.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     _check_loss_scale(loss_scale)
     given = [each is not None for each in (is_finite, limit)]
     if all(given) or not (any(given) or largest is not None):
         raise TypeError(
-            "`is_finite` or `limit` must be given, and not both, got "
-            + ("both." if all(given) else "neither, and no `largest`.")
+            "`is_finite` or `limit` must be given, but not both, got "
+            + ("both." if all(given) else "neither, and no `largest` either.")
         )
     if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
@@ -108,9 +108,9 @@ def simulate(
 
 def _check_loss_scale(loss_scale: Any) -> None:
     if not isinstance(loss_scale, LossScale):
-        hint = "lossscale.get makes one of a number or a name."
+        hint = "lossscale.get creates one from a number or a name."
         if isinstance(loss_scale, LossScaleManager):
-            hint = "Of a manager take manager.as_loss_scale()."
+            hint = "For a manager, pass manager.as_loss_scale()."
         raise TypeError(
             f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
             f"{hint}"
@@ -118,7 +118,7 @@ def _check_loss_scale(loss_scale: Any) -> None:
 
 
 def _seen(loss_scale: LossScale, largest: Any) -> Any:
-    """Returns what a loss scale is told of the gradients, None if it does not look."""
+    """Returns `largest` if the loss scale looks at the gradients, otherwise None."""
     if not loss_scale.needs_largest:
         return None
     if largest is None:
@@ -131,7 +131,7 @@ def _seen(loss_scale: LossScale, largest: Any) -> Any:
 
 
 def _ratios(values: Any) -> Any:
-    """Returns magnitudes for limits, and limits for magnitudes: 65504 by them."""
+    """Returns magnitudes for limits, and limits for magnitudes: 65504 / values."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
 
@@ -155,9 +155,9 @@ def _flags(is_finite: Any) -> Any:
 
 
 def _limits(limit: Any) -> Any:
-    """Returns the greatest `float32` that is not above each limit: compares alike."""
+    """Returns the largest `float32` up to each limit: scales exceed both or none."""
     array = arguments.array("limit", limit)
-    if array.dtype.kind not in "iuf":  # NumPy calls a timedelta64 a number, too
+    if array.dtype.kind not in "iuf":  # for NumPy a timedelta64 is a number, too
         raise TypeError(f"`limit` must hold numbers, got dtype {array.dtype}.")
     array = _not_empty("limit", run_file.one_dimensional("limit", array))
     if np.isnan(array).any():
@@ -165,7 +165,7 @@ def _limits(limit: Any) -> Any:
             f"`limit` must hold no NaN, got {int(np.isnan(array).sum())} of them. "
             "Write numpy.inf where a step never overflows, 0 where it always does."
         )
-    with np.errstate(over="ignore"):  # beyond float32, infinity compares alike
+    with np.errstate(over="ignore"):  # infinity will do for what float32 cannot hold
         nearest = array.astype(np.float32)
     below = np.nextafter(nearest, np.float32(-np.inf))
     return np.where(nearest > array, below, nearest)
@@ -178,7 +178,7 @@ def _not_empty(name: str, array: Any) -> Any:
 
 
 def _run(loss_scale: LossScale, trace: Any, largest: Any) -> Tuple[Any, Any, float]:
-    # On the CPU: a GPU would be asked for a few scalars a million times.
+    # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
             return _replay(_copy(loss_scale), trace, largest, mode.COMPILED_BY_XLA)
@@ -187,16 +187,16 @@ def _run(loss_scale: LossScale, trace: Any, largest: Any) -> Tuple[Any, Any, flo
 
 
 def _copy(loss_scale: LossScale) -> LossScale:
-    """Returns a copy whose variables are plain ones, on one device."""
+    """Returns a copy with plain variables, on one device."""
     kept = loss_scale.last_largest
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
         for variable in (*loss_scale.variables, *([] if kept is None else [kept]))
     }
     for module in (loss_scale, *loss_scale.submodules):
-        # What a restored checkpoint had and the object has not, kept in case it comes:
-        # a copy would hold the whole checkpoint, and warn when it goes. Without the
-        # private name (seen on TensorFlow 2.4-2.21) it is copied after all.
+        # TensorFlow keeps restored values here that the object lacks, in case it gets a
+        # place for them. A copy would hold the whole checkpoint, and warn when deleted.
+        # Without the private name (seen on TensorFlow 2.4-2.21) they are copied.
         kept = getattr(module, "_self_unconditional_deferred_dependencies", None)
         if kept is not None:
             memo[id(kept)] = {}
@@ -227,6 +227,6 @@ def _replay(
 
     compiled = tf.function(replay, autograph=False, **options)
     tensors = [tf.convert_to_tensor(array) for array in told]
-    # Not called as it is: TensorFlow would warn of a function that is traced each time.
+    # A plain call would make TensorFlow warn of a function that it traces each time.
     scales, applied = compiled.get_concrete_function(*tensors)(*tensors)
     return scales.numpy(), applied.numpy(), float(loss_scale().numpy())

@@ -12,15 +12,15 @@ from lossscale.simulation import picture
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
-    """What a loss scale did over a run. Steps are in order.
+    """What a loss scale did over a run. The arrays have one entry per step, in order.
 
     Attributes:
       loss_scale: A `float32` array of shape `[steps]`, the scale of each step.
-      is_finite: A `bool` array of shape `[steps]`, whether its gradients were finite.
-      applied: A `bool` array of shape `[steps]`, whether it was applied. It differs
-        from `is_finite` where a loss scale does not check, as `FixedLossScale`.
+      is_finite: A `bool` array of shape `[steps]`, whether the gradients were finite.
+      applied: A `bool` array of shape `[steps]`, whether the step was applied. Differs
+        from `is_finite` if a loss scale checks nothing, as `FixedLossScale`.
       final_loss_scale: A float, the scale after the last step.
-      limit: The array that was given, or None.
+      limit: The `limit` that `simulate` used, or None.
     """
 
     loss_scale: Any
@@ -31,34 +31,34 @@ class Simulation:
 
     @property
     def steps_lost(self) -> int:
-        """How many steps were skipped."""
+        """The number of skipped steps."""
         return int(np.sum(~self.applied))
 
     @property
     def spikes(self) -> Any:
         """Which steps were skipped although their gradients were finite.
 
-        A `bool` array of shape `[steps]`: what a `SpikeGuard` would have skipped.
+        A `bool` array of shape `[steps]`: the steps that a `SpikeGuard` skips.
         """
         return self.is_finite & ~self.applied
 
     @property
     def overflows_applied(self) -> int:
-        """How many steps were applied although their gradients were not finite."""
+        """The number of steps applied although their gradients were not finite."""
         return int(np.sum(self.applied & ~self.is_finite))
 
     @property
     def longest_stall(self) -> int:
-        """The most steps that were skipped in a row."""
+        """The largest number of steps that were skipped in a row."""
         ends = np.flatnonzero(np.concatenate([[True], self.applied, [True]]))
         return int(np.max(np.diff(ends))) - 1
 
     @property
     def log2_below_limit(self) -> Optional[float]:
-        """By how many powers of two the scale was below the limit, on average.
+        """How many powers of two the scale was below the limit, on average.
 
-        Over the steps that were applied and whose limit is finite and positive. None
-        without a limit or without such steps. The smaller, the less was lost to
+        The average is over applied steps with a finite and positive limit. It is None
+        without such steps or without limits. The smaller it is, the less was lost to
         underflow.
         """
         if self.limit is None:
@@ -90,9 +90,9 @@ class Simulation:
         return f"Simulation({listed})"
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the scale, the limit if there was one, and the steps that were lost.
+        """Draws the scale, the limit if there was one, and the lost steps.
 
-        Where many were lost, the share of them that was, over the steps.
+        If many were lost, it draws the share of lost steps instead of each step.
 
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.

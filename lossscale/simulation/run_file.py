@@ -1,7 +1,7 @@
-"""A recorded run: which steps were finite, and what else is known. One file format.
+"""The file format of a recorded run: which steps were finite, and what else is known.
 
-The format is NumPy's `.npz`, a zip archive of plain arrays, that NumPy reads and writes
-without this package. Its keys:
+The format is NumPy's `.npz`, a zip archive of plain arrays, which NumPy reads and
+writes without this package. Its keys:
 
 | key          | dtype     | shape     |                                               |
 | ------------ | --------- | --------- | --------------------------------------------- |
@@ -11,8 +11,8 @@ without this package. Its keys:
 | `largest`    | `float32` | `[steps]` | the greatest magnitude of its unscaled        |
 |              |           |           | gradients; may be missing                     |
 
-Steps are in order and without gaps, the skipped ones among them. Other keys are
-allowed and ignored: whoever records may add what it likes. Nothing is ever unpickled.
+Steps are in order and without gaps, skipped steps included. Other keys are allowed and
+ignored, so that any program that records can add its own. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Run:
     loss_scale: Optional[Any] = None
     largest: Optional[Any] = None
 
-    # It was a tuple of two once.
+    # In older versions a run was a pair, so it still behaves like one.
     def __iter__(self) -> Iterator[Any]:
         return iter((self.is_finite, self.loss_scale))
 
@@ -70,9 +70,9 @@ class Run:
     def plot(self, ax: Any = None) -> Any:
         """Draws the loss scale and the skipped steps.
 
-        With `largest` also the greatest scale at which float16 would have held each
-        step's largest gradient, 65504 divided by it. A loss scale above that line
-        overflows; far below it small gradients are lost.
+        If `largest` is known, also draws the largest scale at which each step does not
+        overflow in float16, 65504 / largest. A loss scale above that line overflows;
+        far below it small gradients are lost.
 
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.
@@ -85,7 +85,7 @@ class Run:
         """
         limit = None
         if self.largest is not None:
-            # Nothing is known of a step that was skipped, or had no gradient.
+            # There is no limit for a step that was skipped or had no gradient.
             known = np.isfinite(self.largest) & (self.largest > 0)
             largest = np.where(known, self.largest, np.nan).astype(np.float64)
             limit = FLOAT16_MAX / largest
@@ -106,13 +106,13 @@ def save_run(
     loss_scale: Optional[Any] = None,
     largest: Optional[Any] = None,
 ) -> None:
-    """Writes a recorded run, as `simulate` and `load_run` read it.
+    """Writes a recorded run to a file that `simulate` and `load_run` can read.
 
-    The file appears whole or not at all: it is written as `path + ".part"`,
-    and then moved. A run that dies leaves what it last saved.
+    The file appears whole or not at all: this writes `path + ".part"`, and then moves
+    it. If a run dies, the file that it saved last remains.
 
     Args:
-      path: Where to write. No suffix is added.
+      path: The path of the file. No suffix is added.
       is_finite: A `bool` array of shape `[steps]`.
       loss_scale: A `float32` array of shape `[steps]`, or None.
       largest: A `float32` array of shape `[steps]`, the greatest magnitude of each
@@ -120,8 +120,8 @@ def save_run(
 
     Raises:
       TypeError: An array has the wrong type.
-      ValueError: An array has the wrong shape, or `path` is a folder, or a file that is
-        no recorded run: none is overwritten but an empty one.
+      ValueError: An array has the wrong shape, `path` is a folder, or `path` is a file
+        that is neither a recorded run nor empty, which this never overwrites.
     """
     file_name = check_writable("path", path)
     arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
@@ -135,12 +135,12 @@ def save_run(
 
 
 def load_run(path: Any) -> Run:
-    """Reads a recorded run, as `save_run` and `LossScaleMonitor` write it.
+    """Reads a recorded run that `save_run` or `LossScaleMonitor` wrote.
 
     Args:
       path: A NumPy `.npz` file that holds `is_finite`, a `bool` array of shape
         `[steps]`, and may hold `loss_scale` and `largest`, `float32` arrays of the same
-        shape. What else is in it is ignored.
+        shape. Other arrays in it are ignored.
 
     Returns:
       A `Run`.
@@ -148,23 +148,23 @@ def load_run(path: Any) -> Run:
     Raises:
       OSError: The file cannot be opened.
       TypeError: An array in it has the wrong type.
-      ValueError: It is no `.npz` file, is damaged, has no `is_finite`, or a shape is
-        wrong.
+      ValueError: The file is no `.npz` file, is damaged, or has no `is_finite`, or an
+        array has the wrong shape.
     """
     file_name = arguments.path("path", path)
     with open(file_name, "rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError(
-                f"`path` must be a NumPy .npz file, got {file_name!r}, which is "
-                "none. lossscale.save_run writes one."
+                f"`path` must be a NumPy .npz file, got {file_name!r}, which is no "
+                "such file. lossscale.save_run writes one."
             )
         file.seek(0)
         try:
             arrays, names = _arrays(file)
         except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
             raise ValueError(
-                f"`path` must be a whole NumPy .npz file, got {file_name!r}, which is "
-                f"damaged or holds no plain arrays: {type(error).__name__}: {error}"
+                f"`path` must be an intact NumPy .npz file, got {file_name!r}, which "
+                f"is damaged or holds no plain arrays: {type(error).__name__}: {error}"
             ) from error
     if "is_finite" not in arrays:
         raise ValueError(
@@ -176,7 +176,7 @@ def load_run(path: Any) -> Run:
 
 
 def _arrays(file: Any) -> Tuple[Dict[str, Any], List[str]]:
-    """Returns what is ours in an open `.npz` file by name, and all names."""
+    """Returns our arrays in an open `.npz` file by name, and the names of all."""
     with np.load(file, allow_pickle=False) as found:
         ours = [
             name for name in ("is_finite", "loss_scale", "largest") if name in found
@@ -185,17 +185,17 @@ def _arrays(file: Any) -> Tuple[Dict[str, Any], List[str]]:
 
 
 def check_writable(name: str, value: Any) -> str:
-    """Returns the path of a run that may be written, as a string.
+    """Returns a path as a string if a run may be written there.
 
     Raises:
-      ValueError: It is a folder, in none that exists, or an existing file of another
-        kind.
+      ValueError: It is a folder, its folder does not exist, or it is an existing file
+        of another kind.
     """
     found = arguments.writable_path(name, value)
     if os.path.exists(found) and os.path.getsize(found) and not _is_run(found):
         raise ValueError(
             f"`{name}` must be a new file or a recorded run, got {found!r}, a file of "
-            "another kind, which would be lost. Choose another name, or remove it."
+            "another kind. To keep it, choose another name; else remove it first."
         )
     return found
 
@@ -214,7 +214,7 @@ def flags(name: str, value: Any) -> Any:
     if array.size and array.dtype != np.bool_:
         raise TypeError(
             f"`{name}` must hold booleans, got dtype {array.dtype}. "
-            f"numpy.asarray({name}, bool) makes them of zeros and ones."
+            f"numpy.asarray({name}, bool) converts zeros and ones."
         )
     return one_dimensional(name, array).astype(np.bool_)
 

@@ -255,7 +255,7 @@ def test_gradient_ranges_names_the_blocks_that_no_single_scale_serves(
     assert found.names == tuple(f"dense_{number}" for number in range(20))
     np.testing.assert_array_equal(found.values, 64)
     assert ranges.need_own_scale == tuple(f"dense_{n}" for n in range(11))
-    assert "a ScaledBlock around each would: dense_0, dense_1, " in str(ranges)
+    assert "Wrap each in a ScaledBlock: dense_0, dense_1, " in str(ranges)
     assert found.at(2.0**40).need_own_scale == ranges.need_own_scale
 
 

@@ -189,7 +189,7 @@ def test_what_is_read_from_elsewhere_is_an_error(family, mode, recompute):
     # A constant has no gradient: nothing is missing.
     assert_grads(compiled(lambda: step(lambda: tf.ones([3])), mode)(), X[0])
     with pytest.raises(
-        ValueError, match=r"`layer` must read what has a gradient .*3.*"
+        ValueError, match=r"`layer` must read tensors with a gradient .*3.*"
     ):
         compiled(lambda: step(lambda: v * 2.0), mode)()
 

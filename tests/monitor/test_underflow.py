@@ -97,9 +97,9 @@ def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
     largest = float(scale.last_largest.numpy())
     assert history["largest_gradient"][-1] == pytest.approx(largest)
     assert rooms[-1] == pytest.approx(np.log2(65504 / largest) - 15)
-    # What it says that the gradients would bear, they do: and hardly more. It was said
+    # The loss scale that it names does not overflow, and is hardly too low. It was said
     # after the third epoch, and another may have larger ones.
-    borne = int(message.split("would bear 2**")[1].split(".")[0])
+    borne = int(message.split("could be 2**")[1].split(".")[0])
     assert borne < 15 + min(rooms[:3]) <= borne + 2
     for room in rooms:
         assert 16 < room < 60

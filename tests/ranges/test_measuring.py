@@ -422,7 +422,7 @@ def test_a_model_of_several_replicas_is_refused(family, mirrored, data):
     alone = network(family)
     with mirrored.scope():
         model = network(family)
-    with pytest.raises(ValueError, match=r"made outside strategy\.scope.* 2 replicas"):
+    with pytest.raises(ValueError, match=r"outside strategy\.scope.* 2 replicas"):
         gradient_ranges(model, *data)
     with mirrored.scope(), pytest.raises(RuntimeError, match="outside strategy"):
         gradient_ranges(alone, *data)
@@ -526,7 +526,7 @@ class TorchStyle:
 
 NO_DATA = {
     "torch": (TorchStyle, TypeError, "got .*TorchStyle.* Pass some of its items"),
-    "generator": (lambda: iter([1]), TypeError, r"used up.* x, y = next\(x\)"),
+    "generator": (lambda: iter([1]), TypeError, r"use it up.* x, y = next\(x\)"),
     "lists": (lambda: [[1.0, 2.0], [3.0, 4.0]], TypeError, r"write np\.array\(x\)"),
     "number": (lambda: 3, TypeError, "`x` must be arrays.*got 3 of type int"),
     "empty": (

@@ -267,7 +267,7 @@ def test_nemos_count_of_bad_steps_goes_on():
 
 def test_a_search_that_is_over_can_go_on_elsewhere():
     loss_scale = DynamicLossScale.from_preset("torch", search_period=1)
-    message = "must have search_period=None to go on under 'torch'"
+    message = "must have search_period=None to continue in 'torch'"
     with pytest.raises(ValueError, match=message):
         export_state("torch", loss_scale)
     run(loss_scale, [True, False, True])
@@ -442,7 +442,7 @@ def test_unknown_systems():
 def test_what_a_system_cannot_do_is_refused(system, arguments, words):
     with pytest.raises(ValueError, match="`loss_scale` must have") as raised:
         export_state(system, DynamicLossScale(**arguments))
-    assert f"must have {words} to go on under '{system}'" in str(raised.value)
+    assert f"must have {words} to continue in '{system}'" in str(raised.value)
 
 
 def test_only_a_dynamic_loss_scale_is_exported():

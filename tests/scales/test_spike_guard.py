@@ -346,7 +346,7 @@ def test_guards_in_guards_and_those_that_want_gradients_are_refused():
     guard = SpikeGuard()
     with pytest.raises(ValueError, match=r"must not be a SpikeGuard.*guard.loss_scale"):
         SpikeGuard(guard)
-    with pytest.raises(TypeError, match="told of steps by `adjust`, got OfGradients"):
+    with pytest.raises(TypeError, match="work with `adjust`, got OfGradients"):
         SpikeGuard(OfGradients())
 
 
