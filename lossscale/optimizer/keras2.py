@@ -10,7 +10,7 @@ when this module is imported, or when a Keras 2 is imported later.
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -48,7 +48,7 @@ class _Legacy(Keras2Base):
     gradient_aggregator = forwarded("gradient_aggregator")
     gradient_transformers = forwarded("gradient_transformers")
 
-    def build(self, var_list: Iterable[Variable]) -> None:
+    def build(self, var_list: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self._create_all_weights(var_list)
         self._trains(list(var_list))
@@ -138,7 +138,7 @@ class _New(Keras2Base):
     aggregate_gradients = delegated("aggregate_gradients")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
 
-    def build(self, var_list: Iterable[Variable]) -> None:
+    def build(self, var_list: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
         self._trains(list(var_list))
