@@ -1,4 +1,4 @@
-"""The wrapper as a config, and back."""
+"""Turns a wrapper into a config, and configs into a wrapper."""
 
 from __future__ import annotations
 
