@@ -70,9 +70,9 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
       dynamic_growth_steps: An argument of both Kerases: the loss scale doubles after
         this many finite steps in a row, 2000 by default.
       communication_dtype: The dtype in which replicas exchange their gradients:
-        `"float16"` or `"bfloat16"`, half the bytes of float32. They are summed in this
-        dtype while they are still scaled, and the sum is unscaled in float32. None:
-        each gradient keeps its own dtype. On one replica it changes nothing.
+        `"float16"` or `"bfloat16"`, half the bytes of float32. The wrapper sums them in
+        this dtype while they are still scaled, and unscales the sum in float32. None:
+        each gradient keeps its own dtype. On one replica the dtype changes nothing.
       **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults only.
 
     By position you may also give the arguments in Keras 2's order, as in
@@ -97,7 +97,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
     _unscales_in_apply: bool
     #: The characters that this Keras allows in no name.
     _not_in_names: str = ""
-    #: The wrapped optimizer. No property, since Keras 3 tracks it as an attribute.
+    #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.
     inner_optimizer: Any
     iterations: Any
 
@@ -109,7 +109,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Picks the wrapper for the Keras that the inner optimizer belongs to."""
-        if not wrappers.is_open(cls):  # it is picked; `copy` gives no arguments here
+        if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
 
@@ -254,8 +254,8 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
           aggregates: Whether `apply` or this wrapper sums `grads` across replicas.
           aggregate: The user's function that sums `(gradient, variable)` pairs instead.
             It may communicate, so it is called at every step, outside of the branch.
-          values: New values that float8 layers hand over in the place of gradients;
-            those of `grads` are None. If one is not finite, the step is skipped.
+          values: New values that float8 layers pass instead of some gradients, which
+            are None in `grads`. If a value is not finite, the step is skipped.
 
         Returns:
           In a graph, an op that does the whole step. None in eager mode.
@@ -291,7 +291,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
         self._fault_entry(variables)
 
     def _note_trained(self, variables: List[Variable]) -> None:
-        """Notes which variables are weights. Those that layers overwrite are not."""
+        """Notes the weights: the variables that no float8 layer overwrites."""
         weights = [v for v in variables if not overwriting.is_overwritten(v)]
         self._provenance.note_trained(weights)
 

@@ -75,7 +75,7 @@ class KerasNames:
     )
     dynamic_growth_steps = _answered(
         _attribute("increment_period"),
-        "After how many finite steps the loss scale grows, None if it does not say.",
+        "After how many finite steps the loss scale grows, None without such a rule.",
     )
     dynamic_counter = _answered(
         _attribute("good_steps"),
@@ -102,7 +102,7 @@ class RefusesInnerSettings:
 
     def __setattr__(self, name: str, value: Any) -> None:
         inner = getattr(self, "inner_optimizer", None)
-        # The class first: reading `iterations` of a legacy optimizer creates them.
+        # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
         if not is_ours and hasattr(inner, name):

@@ -52,10 +52,10 @@ class InnerSum:
         return list(grads_and_vars)
 
     def check(self, optimizer: Any) -> None:
-        """Raises if an optimizer has applied gradients without the replaced method.
+        """Raises if an optimizer applied gradients and did not call the new method.
 
         Raises:
-          ValueError: It did, so it may have summed the gradients a second time.
+          ValueError: The optimizer may have summed the gradients a second time.
         """
         if replicas.count() > 1 and not self._was_left_out:
             raise ValueError(

@@ -24,11 +24,11 @@ from lossscale.runtime.autograph import do_not_convert
 
 
 class _Name(str):
-    """The name of a wrapper's class, with small letters of its own.
+    """The name of a wrapper's class, of which `lower()` returns another name.
 
     Keras calls `convert_to_legacy_optimizer` if TensorFlow 2's behaviour is off. That
-    function looks for a class by its name in small letters (seen on 2.13 to 2.21). By
-    the true small letters it would find Keras's own wrapper.
+    function looks for a class by its name in small letters (seen on 2.13 to 2.21). If
+    `lower()` only changed the letters, it would find Keras's own wrapper.
     """
 
     __slots__ = ()

@@ -44,7 +44,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self._attach(loss_scale)
         self._track_trackable(loss_scale, "loss_scale")
         self._track_trackable(self._fault_record, "faults")
-        # Checkpoints of Keras's own wrapper name the scale and the counter so.
+        # Checkpoints of Keras's own wrapper use these names of the scale and counter.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
         if hasattr(loss_scale, "good_steps"):

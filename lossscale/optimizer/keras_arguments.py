@@ -28,7 +28,8 @@ _WITHOUT_MEANING = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-#: What the wrapper's config of Keras 3.0 to 3.4 holds without a meaning, at any value.
+#: Keras 3.0 to 3.4's configs of the wrapper hold these. They have no effect there,
+#: whatever their values are.
 _OF_OLD_CONFIGS = {"learning_rate", *_WITHOUT_MEANING}
 #: The order of the arguments after `inner_optimizer`: ours, then Keras 2's and 3's.
 _OURS = ("loss_scale", "name", "dynamic_growth_steps")
@@ -38,7 +39,7 @@ _KERAS_3 = ("initial_scale", "dynamic_growth_steps", "name")
 
 
 class _Default(str):
-    """A default that `is` tells apart from an equal string that a caller writes."""
+    """A string that is not identical to an equal string that a caller writes."""
 
     __slots__ = ()
 

@@ -156,7 +156,7 @@ def _refuse_wrapped(inner_optimizer: Any) -> None:
 
 
 def _refuse_own_scaling(inner_optimizer: Any) -> None:
-    """Raises if an optimizer itself clips what is scaled, or scales the loss too."""
+    """Raises if an optimizer clips scaled gradients itself, or scales the loss too."""
     if _clips_what_it_computes(inner_optimizer):
         raise ValueError(
             "`inner_optimizer` must not clip gradients that it computes itself, got "
@@ -233,5 +233,5 @@ def _is_loss_scale_wrapper(optimizer: Any) -> bool:
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:
-    """Marks an optimizer as wrapped, or, with False, as not wrapped: a copy is not."""
+    """Marks an optimizer as wrapped or not. A copy of a wrapped one is not wrapped."""
     setattr(inner_optimizer, _MARK, wrapped)

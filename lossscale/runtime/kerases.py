@@ -23,10 +23,10 @@ failures: Dict[str, Exception] = {}
 
 
 def imported(name: str) -> Any:
-    """Imports a package. None if it is missing, or does not fit another's version."""
+    """Imports a package. Returns None if it is missing, or cannot be imported."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a package that does not fit may raise any error
+    except Exception as error:  # if it does not fit another's version, any error
         failures[name] = error
         return None
 
@@ -149,7 +149,7 @@ def installed() -> List[Any]:
 
 
 class _AnyCallback:
-    """The base class of callbacks if no Keras is installed."""
+    """A base class of callbacks that needs no Keras."""
 
 
 def callback_class() -> Any:

@@ -1,4 +1,6 @@
-"""Reductions over all replicas: sums, flags, greatest values. No other file has any.
+"""The replicas: in which context the code runs, and all reductions across replicas.
+
+No other file reduces across replicas.
 
 Code runs in one of three places: without a strategy, in *replica context* (inside
 `strategy.run`, once for every replica) or in *cross-replica context* (once for all
@@ -136,10 +138,11 @@ def can_sum(dtype: str) -> bool:
 
 
 def _as_gathered(value: Grad) -> Grad:
-    """Returns sparse bfloat16 rows with the same bits as float16, all else as it is.
+    """Returns sparse bfloat16 rows as float16 rows with the same bits.
 
-    Collectives cannot gather bfloat16. A gather only puts the rows of all replicas
-    together and computes nothing, so the bits survive (seen on 2.4 to 2.21).
+    It returns any other value as it is. Collectives cannot gather bfloat16. A gather
+    only puts the rows of all replicas together and computes nothing, so the bits
+    survive (seen on 2.4 to 2.21).
     """
     if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
         return value
@@ -219,9 +222,10 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def local_result(value: Any) -> Any:
-    """Returns a value that is equal on all replicas as this worker's first one has it.
+    """Returns one replica's part of a value that is equal on all replicas.
 
-    Outside of cross-replica context it is `value` itself.
+    It is the part of this worker's first replica. Outside of cross-replica context,
+    `value` is that part already.
     """
     if not tf.distribute.in_cross_replica_context():
         return value
@@ -229,7 +233,7 @@ def local_result(value: Any) -> Any:
 
 
 def _needs_merge_call() -> bool:
-    """Tells whether replicas are threads of this process, which must wait together."""
+    """Tells whether replicas are threads of this process, which `merge_call` joins."""
     if not tf.distribute.has_strategy():
         return False
     # Keras calls the same private function. TensorFlow 2.4 does not have it, and has no

@@ -8,7 +8,7 @@ AND of all flags so far. The count of skipped steps shows whether an earlier fla
 bad. This needs no new variable and no branch.
 
 A step ends when one of its optimizers applies a second time, or when another graph is
-built. An apply in the other branch of one `tf.cond` is no second one.
+built. An apply in the other branch of the same `tf.cond` does not count as a second.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _SharedStep:
           applied so far had good gradients; and a list of the greatest magnitude in
           this step so far, empty if not requested.
         """
-        # A tf.compat.v1 graph runs operations in no order unless it is told one.
+        # In a tf.compat.v1 graph only control dependencies order the operations.
         with _after(self.update_op):
             was_good = self._is_as_before(loss_scale.skipped_steps)
             known = [] if largest is None else [_greatest_so_far(loss_scale, largest)]
