@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, overwriting, wrappers
@@ -16,7 +16,7 @@ from lossscale.optimizer.step.aggregation import aggregated
 from lossscale.optimizer.step.reduction import reduction_for
 from lossscale.optimizer.step.step import Step
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
+from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
 
@@ -24,16 +24,16 @@ from lossscale.scales.base import LossScale
 class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
-    Wraps an optimizer of Keras 2 or Keras 3. Pass it to `model.compile`; under
-    `mixed_float16` Keras does not wrap it again:
+    It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`.
+    Under `mixed_float16`, Keras does not wrap it again:
 
     ```
     optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
     model.compile(optimizer, loss="mse")
     ```
 
-    In a custom loop scale the loss, and apply. To see or clip the true gradients,
-    unscale them first. Either loop runs on either Keras:
+    In a custom loop, scale the loss, then apply its gradients. To see or clip the true
+    gradients, unscale them first. With or without that, the loop runs on both Kerases:
 
     ```
     with tf.GradientTape() as tape:
@@ -45,46 +45,48 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
     optimizer.apply_gradients(zip(grads, variables))
     ```
 
-    A step is applied only if its gradients were finite on every replica before they
-    could be clipped, and still are when they have been added up. Else nothing changes
-    on any replica, `iterations` neither, but the state of the loss scale.
+    The wrapper applies a step only if the gradients were finite on every replica before
+    you changed them, and are finite after the replicas' gradients were added up.
+    Otherwise nothing changes on any replica, not even `iterations`; only the loss
+    scale's own state moves.
 
-    Whether gradients are still scaled is known by a unit: gradients of a scaled loss
-    have it, what is divided by the loss scale has not, and each operation hands it on.
-    Of what went through NumPy, or came in as an argument of a `tf.function`, nothing is
-    known: the convention of the Keras at hand holds, Keras 3 unscales in `apply`,
-    Keras 2 does not, and a `LossScaleWarning` says so unless the program kept to it
-    before.
+    The wrapper knows by a unit whether gradients are still scaled. Gradients of a
+    scaled loss have this unit, gradients that were divided by the loss scale do not,
+    and each operation passes the unit of its inputs on to its outputs. The wrapper
+    cannot trace gradients that went through NumPy or came in as an argument of a
+    `tf.function`. For these it follows the convention of your Keras: Keras 3 unscales
+    in `apply_gradients`, Keras 2 does not. A `LossScaleWarning` says which of the two
+    happened, unless your program kept to that convention before.
 
     Args:
-      inner_optimizer: A Keras optimizer, not wrapped by another loss scale optimizer.
-      loss_scale: Anything that `lossscale.get` takes but None: `"dynamic"`, a number,
+      inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
+      loss_scale: Anything but None that `lossscale.get` takes: `"dynamic"`, a number,
         a `LossScale`, a `LossScaleManager` or a config. Optimizers may share one.
       name: The optimizer's name, a string.
-      dynamic: As in Keras 2, in place of `loss_scale`: True for a `DynamicLossScale`,
-        False for `FixedLossScale(initial_scale)`.
-      initial_scale: As in both Kerases: what the loss scale begins with, `2.0**15` by
-        default. With `dynamic=False` it must be given.
-      dynamic_growth_steps: As in both Kerases: after how many finite steps in a row the
-        loss scale is doubled, 2000 by default.
-      communication_dtype: What gradients cross in between replicas, while they are
-        still scaled: `"float16"` or `"bfloat16"`, half the bytes. They are added up in
-        it, then unscaled in float32. None: in their own dtype. On one replica it
-        changes nothing.
-      **kwargs: What else Keras 3's wrapper takes, as `clipnorm`, at its default only.
+      dynamic: Keras 2's argument, in the place of `loss_scale`: True means a
+        `DynamicLossScale`, False means `FixedLossScale(initial_scale)`.
+      initial_scale: An argument of both Kerases: the first value of the loss scale,
+        `2.0**15` by default. With `dynamic=False` you must give it.
+      dynamic_growth_steps: An argument of both Kerases: the loss scale doubles after
+        this many finite steps in a row, 2000 by default.
+      communication_dtype: The dtype in which replicas exchange their gradients:
+        `"float16"` or `"bfloat16"`, half the bytes of float32. The wrapper sums them in
+        this dtype while they are still scaled, and unscales the sum in float32. None:
+        each gradient keeps its own dtype. On one replica the dtype changes nothing.
+      **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults only.
 
-    By position the arguments may also be in Keras 2's order, as in `(optimizer, True)`
-    or `(optimizer, False, 1024)`, or two numbers in Keras 3's:
-    `(optimizer, 1024.0, 2000)`. A number alone is a fixed `loss_scale`.
+    By position you may also give the arguments in Keras 2's order, as in
+    `(optimizer, True)` or `(optimizer, False, 1024)`, or two numbers in Keras 3's
+    order: `(optimizer, 1024.0, 2000)`. One number alone is a fixed `loss_scale`.
 
     Raises:
-      TypeError: An argument has the wrong type, both `loss_scale` and one of the three
-        that stand in its place are given, or `inner_optimizer` belongs to Keras 3 on
-        another backend than TensorFlow.
-      ValueError: `inner_optimizer` is wrapped already, an argument is out of range, the
-        strategy is a TPUStrategy, or `communication_dtype` is given where the inner
-        optimizer adds gradients up in a way of its own, accumulates them (Keras 3), or
-        the strategy is a ParameterServerStrategy.
+      TypeError: An argument has the wrong type; `loss_scale` came together with one of
+        the three arguments that take its place; or `inner_optimizer` belongs to Keras 3
+        on another backend than TensorFlow.
+      ValueError: A loss scale optimizer wraps `inner_optimizer` already; an argument is
+        out of range; the strategy is a TPUStrategy; or `communication_dtype` is given
+        and the inner optimizer sums gradients in its own way or accumulates them
+        (Keras 3), or the strategy is a ParameterServerStrategy.
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
     2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
@@ -93,9 +95,9 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
 
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
     _unscales_in_apply: bool
-    #: What this Keras wants in no name.
+    #: The characters that this Keras allows in no name.
     _not_in_names: str = ""
-    #: The optimizer that is wrapped. Not a property here: Keras 3 tracks it.
+    #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.
     inner_optimizer: Any
     iterations: Any
 
@@ -107,7 +109,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Picks the wrapper for the Keras that the inner optimizer belongs to."""
-        if not wrappers.is_open(cls):  # one of a Keras: copying gives no arguments
+        if not wrappers.is_open(cls):  # a Keras's wrapper; `copy` passes no arguments
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
 
@@ -133,19 +135,19 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
         }
         wrappers.check_inner(inner_optimizer, type(self))
         dtype = self._checked_communication(inner_optimizer, communication_dtype)
-        # Past Keras's __setattr__, which works only once Keras's constructor has run.
+        # Keras's own __setattr__ works only after Keras's constructor has run.
         object.__setattr__(self, "_communication_dtype", dtype)
         self._wrap(inner_optimizer, *self._checked(given))
 
     def _wrap(
         self, inner_optimizer: Any, loss_scale: LossScale, name: Optional[str]
     ) -> None:
-        """Constructs Keras's part of the wrapper. All arguments are valid."""
+        """Constructs Keras's part of the wrapper. The arguments have been checked."""
         raise NotImplementedError
 
     @classmethod
     def _checked(cls, given: Dict[str, Any]) -> Tuple[LossScale, Optional[str]]:
-        """Returns the `LossScale` and the name that valid arguments mean."""
+        """Checks arguments, and returns the `LossScale` and the name that they mean."""
         ours = keras_arguments.as_ours(given)
         name = ours["name"]
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
@@ -154,7 +156,7 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
 
     @classmethod
     def _checked_communication(cls, inner_optimizer: Any, dtype: Any) -> Optional[str]:
-        """Returns a valid `communication_dtype` that the inner optimizer allows."""
+        """Returns `communication_dtype`. Raises if the inner optimizer rules it out."""
         found = communication.checked_dtype(dtype)
         if found is not None:
             way = cls._own_way_to_sum(inner_optimizer)
@@ -163,11 +165,11 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        """Says how an optimizer adds gradients up, if that cannot be done for it."""
+        """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
         raise NotImplementedError
 
     def _attach(self, loss_scale: LossScale) -> None:
-        # Past Keras's __setattr__, which would track these under names of its own.
+        # Keras's own __setattr__ would track these, under names that Keras makes up.
         object.__setattr__(self, "_loss_scale", loss_scale)
         provenance = Provenance(loss_scale, self._unscales_in_apply)
         object.__setattr__(self, "_provenance", provenance)
@@ -182,21 +184,21 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
 
     @property
     def loss_scale(self) -> LossScale:
-        """The `LossScale`. Where a number is expected it is its current value."""
+        """The `LossScale`. Where a number is expected, it acts as its current value."""
         return self._loss_scale
 
     @property
     def communication_dtype(self) -> Optional[str]:
-        """What gradients cross in between replicas. None: in their own dtype."""
+        """The dtype in which replicas exchange gradients. None: each gradient's own."""
         return self._communication_dtype
 
     @property
     def applied_steps(self) -> Any:
-        """How many steps were applied, of those that the loss scale counts.
+        """How many of the steps that the loss scale counts were applied.
 
-        That is `iterations`, but under Keras 3's `gradient_accumulation_steps`: there
-        each batch is a step of the loss scale, and `iterations` counts the updates that
-        several make together. A variable or a tensor: read it with `.numpy()`.
+        This is `iterations`, except under Keras 3's `gradient_accumulation_steps`. Then
+        each batch is a step of the loss scale, several batches make one update, and
+        `iterations` counts updates. A variable or a tensor: read it with `.numpy()`.
         """
         return self.iterations
 
@@ -215,20 +217,20 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
         return self._loss_scale.scale(loss)
 
     @do_not_convert
-    def get_unscaled_gradients(self, grads: Any) -> List[Any]:
+    def get_unscaled_gradients(self, grads: Iterable[Grad]) -> Grads:
         """Returns the true gradients, and remembers whether they were finite.
 
-        They may be looked at and clipped. Several lists of gradients of one loss may be
-        unscaled before they are applied.
+        You may look at them and clip them. You may unscale several lists of gradients
+        of one loss before you apply them.
 
         Args:
           grads: A list of gradients of the scaled loss. `None`s stay.
 
         Returns:
-          A list of gradients, of the dtypes that came.
+          A list of gradients. Each has the dtype of its scaled gradient.
 
         Raises:
-          ValueError: A gradient is one that this function returned already.
+          ValueError: This function returned one of these gradients earlier.
         """
         grads = list(grads)
         return self._provenance.unscale(grads)
@@ -236,27 +238,27 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
     def _apply_or_skip(
         self,
         grads: Grads,
-        variables: Any,
-        apply: Callable[..., Any],
+        variables: List[Variable],
+        apply: Callable[[Grads, List[Variable]], Results],
         aggregates: bool = True,
         aggregate: Optional[Callable[[List[Any]], Any]] = None,
         *,
         values: Sequence[Grad] = (),
-    ) -> Any:
+    ) -> Op:
         """Applies `grads` to `variables`, or skips them on all replicas.
 
         Args:
           grads: This replica's gradients, scaled or not; some may be None.
-          variables: What they are applied to.
+          variables: The variables that `grads` belong to.
           apply: Called as `apply(grads, variables)` with unscaled gradients.
-          aggregates: Whether it adds them up across replicas, or this wrapper does.
-          aggregate: What the user aggregates `(gradient, variable)` pairs with, in its
-            place. It may communicate: it is called at every step, outside the branch.
-          values: What float8 layers hand over in the place of some gradients, which are
-            None then. If it is not finite, the step is skipped.
+          aggregates: Whether `apply` or this wrapper sums `grads` across replicas.
+          aggregate: The user's function that sums `(gradient, variable)` pairs instead.
+            It may communicate, so it is called at every step, outside of the branch.
+          values: New values that float8 layers pass instead of some gradients, which
+            are None in `grads`. If a value is not finite, the step is skipped.
 
         Returns:
-          In a graph, an op that does it all. None in eager mode.
+          In a graph, an op that does the whole step. None in eager mode.
         """
         self._note_trained(variables)
         bundle = self._provenance.resolve(grads)
@@ -274,25 +276,25 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _dtype_to_sum_in(self) -> Optional[str]:
-        """Returns what the wrapper adds gradients up in. None: it does not add them."""
+        """Returns the dtype in which the wrapper sums gradients. None: it does not."""
         dtype = self._communication_dtype
-        # The inner optimizer may have been changed since.
+        # The user may have changed the inner optimizer since the constructor.
         self._checked_communication(self.inner_optimizer, dtype)
         return dtype if replicas.count() > 1 else None
 
     def _trains(self, variables: List[Variable]) -> None:
-        """Notes what is trained, when that is built: weights may be read before a step.
+        """Notes the trained variables at build: weights may be read before a step.
 
-        What keeps their faults is made here, too, outside of any graph.
+        The record of their faults is made here, too, outside of any graph.
         """
         self._note_trained(variables)
         self._fault_entry(variables)
 
     def _note_trained(self, variables: List[Variable]) -> None:
-        """Notes the variables that hold weights: those that are overwritten do not."""
+        """Notes the weights: the variables that no float8 layer overwrites."""
         weights = [v for v in variables if not overwriting.is_overwritten(v)]
         self._provenance.note_trained(weights)
 
     def _check_context(self) -> None:
-        """Raises where gradients cannot be applied."""
+        """Raises if gradients cannot be applied here."""
         replicas.check_can_apply()

@@ -1,4 +1,4 @@
-"""The wrapper as a config, and back."""
+"""Turns a wrapper into a config, and configs into a wrapper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lossscale.scales import serialization
 
 
 class Configurable:
-    """What can be written as a config: the constructor's arguments."""
+    """A wrapper's configs: dicts of its constructor's arguments."""
 
     name: str
     loss_scale: Any
@@ -23,19 +23,20 @@ class Configurable:
     def from_config(
         cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
     ) -> Any:
-        """Returns a new optimizer from `get_config`'s result.
+        """Returns a new optimizer from a config.
 
         Args:
-          config: The config, or one of Keras 2's, Keras 3's or TensorFlow 2.0 to 2.3's
-            own wrapper. Its inner optimizer says which Keras it belongs to.
-          custom_objects: Classes of your own by name, registered ones excepted.
+          config: What `get_config` of this wrapper returned, or of the wrapper of
+            Keras 2, of Keras 3 or of TensorFlow 2.0 to 2.3. The inner optimizer's
+            config decides which Keras the new optimizer belongs to.
+          custom_objects: Your own classes by name. Registered classes need no entry.
 
         Raises:
           TypeError: `config` is none of these.
         """
         config = keras_arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
-        # Keras 2 writes into what it deserializes: the caller's own would change.
+        # Keras 2 changes the config that it deserializes. The caller's stays as it is.
         config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
         inner = wrapper._deserialize_inner(
             config.pop("inner_optimizer"), custom_objects
@@ -47,12 +48,16 @@ class Configurable:
 
     @classmethod
     def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
-        """Returns a new optimizer, also of a class that takes Keras's own arguments."""
+        """Returns a new optimizer.
+
+        The constructor of a user's class may take Keras's own arguments in the place of
+        `loss_scale`.
+        """
         asked = wrappers.asked_class(cls)
         names = set(inspect.signature(asked).parameters)
         if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
             return asked(inner, loss_scale, **others)
-        # Derived from a Keras's own wrapper once, and from ours now.
+        # The user's class derived from Keras's own wrapper once, and from ours now.
         found: Any = serialization.get(loss_scale)
         theirs = keras_arguments.as_theirs(found)
         given = {**others, **theirs}
@@ -60,12 +65,12 @@ class Configurable:
 
     @classmethod
     def from_keras(cls, optimizer: Any) -> Any:
-        """Returns an optimizer that goes on where a Keras's own wrapper is.
+        """Returns an optimizer that goes on where Keras's own wrapper is.
 
-        With the same inner optimizer, in the middle of a run as well, before it is
-        built or after. Use Keras's wrapper no longer: it would move the weights too.
-        Call it eagerly, and in the scope of the strategy that the model is trained
-        with:
+        The new optimizer takes over the inner optimizer. You may convert in the middle
+        of a run, before or after the optimizer is built. Do not use Keras's wrapper
+        after this call: it would change the same weights. Call `from_keras` eagerly,
+        in the scope of the strategy that trains the model:
 
         ```
         optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
@@ -73,16 +78,16 @@ class Configurable:
         ```
 
         Args:
-          optimizer: A `LossScaleOptimizer` of Keras 2 or of Keras 3 itself.
+          optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
 
         Returns:
           A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
           scale, the same count of finite steps, and the same arguments.
 
         Raises:
-          TypeError: `optimizer` is not a loss scale wrapper of a Keras.
-          ValueError: Its loss scale is zero or infinite by now, as Keras 3's may be.
-          RuntimeError: Called in a graph, where its state cannot be read.
+          TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
+          ValueError: Its loss scale has become zero or infinite, as Keras 3's can.
+          RuntimeError: You called it in a graph, which cannot read the state.
         """
         wrappers.check_keras_own(optimizer)
         loss_scale = keras_state.loss_scale_of(optimizer)
@@ -92,7 +97,7 @@ class Configurable:
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
-        """Takes from an inner optimizer what its wrapper has left on it."""
+        """Removes the marks that a wrapper has left on its inner optimizer."""
         wrappers.mark(inner_optimizer, wrapped=False)
 
     @classmethod
@@ -100,20 +105,20 @@ class Configurable:
         raise NotImplementedError
 
     def get_config(self) -> Dict[str, Any]:
-        """Returns the constructor's arguments, in a form that JSON can hold."""
+        """Returns the constructor's arguments as a dict that JSON can hold."""
         config = {
             "name": self.name,
             "inner_optimizer": self._serialize_inner(),
             "loss_scale": serialization.serialize(self.loss_scale),
         }
         config.update(self._own_options())
-        # Keras 2's configs hold NumPy scalars, which JSON does not.
+        # Keras 2's configs hold NumPy scalars, which JSON cannot hold.
         return dict(tf.nest.map_structure(_plain, config))
 
     def _own_options(self) -> Dict[str, Any]:
-        """Returns the arguments that were given beyond those of every version.
+        """Returns the arguments that older releases do not know, if they are set.
 
-        Releases from before these arguments read the configs that do not need them.
+        So older releases can read every config that does not need these arguments.
         """
         dtype = self._communication_dtype
         return {} if dtype is None else {"communication_dtype": dtype}

@@ -1,4 +1,4 @@
-"""Attributes of the wrapper that are the inner optimizer's, or the loss scale's."""
+"""Attributes that the wrapper takes from the inner optimizer or from the loss scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def forwarded(name: str) -> Any:
         return getattr(self.inner_optimizer, name)
 
     def set_value(self: Any, value: Any) -> None:
-        # Keras 3's base constructor sets its defaults before there is an inner one.
+        # Keras 3's constructor sets its defaults before `inner_optimizer` exists.
         if hasattr(self, "inner_optimizer"):
             setattr(self.inner_optimizer, name, value)
 
@@ -33,36 +33,37 @@ def delegated(name: str) -> Callable[..., Any]:
 
 
 def _answered(answer: Callable[[LossScale], Any], doc: str) -> Any:
-    """Returns a property that the loss scale answers."""
+    """Returns a property whose value `answer` reads from the loss scale."""
 
     def get_value(self: Any) -> Any:
         return answer(self._loss_scale)
 
     def refuse(self: Any, value: Any) -> None:
-        # Keras 3's constructor sets its defaults before there is a loss scale.
+        # Keras 3's constructor sets its defaults before the loss scale exists.
         if hasattr(self, "_loss_scale"):
             raise AttributeError(
-                "What the loss scale does must be an argument of LossScaleOptimizer, "
+                "The loss scale's settings must be arguments of LossScaleOptimizer, "
                 f"got {value!r} for an attribute. Write LossScaleOptimizer("
-                "inner_optimizer, DynamicLossScale(...)); to move a loss scale that "
-                "is there, optimizer.loss_scale.current_loss_scale.assign(...)."
+                "inner_optimizer, DynamicLossScale(...)). To set the value of an "
+                "existing loss scale, write "
+                "optimizer.loss_scale.current_loss_scale.assign(...)."
             )
 
     return property(get_value, refuse, doc=doc)
 
 
 def _attribute(*names: str) -> Callable[[LossScale], Any]:
-    """Returns what gives the first of these attributes that there is, else None."""
+    """Returns a function that reads the first of these attributes that exists."""
     return lambda scale: next(
         (getattr(scale, n) for n in names if hasattr(scale, n)), None
     )
 
 
 class KerasNames:
-    """What the wrappers of both Kerases call what our loss scales know."""
+    """What the wrappers of both Kerases call the attributes of a loss scale."""
 
-    #: What Keras 3 calls what Keras 2 calls `get_scaled_loss`.
-    scale_loss: Callable[[Any], Any]
+    #: Keras 3's name of `get_scaled_loss`.
+    scale_loss: Callable[[Tensor], Any]
 
     dynamic = _answered(
         lambda scale: scale._can_change,
@@ -70,11 +71,11 @@ class KerasNames:
     )
     initial_scale = _answered(
         _attribute("initial_loss_scale", "loss_scale_value"),
-        "The loss scale's initial value, None if it does not tell.",
+        "The loss scale's initial value, None if the loss scale has no such attribute.",
     )
     dynamic_growth_steps = _answered(
         _attribute("increment_period"),
-        "After how many finite steps it grows, None if it does not tell.",
+        "After how many finite steps the loss scale grows, None without such a rule.",
     )
     dynamic_counter = _answered(
         _attribute("good_steps"),
@@ -94,11 +95,14 @@ class KerasNames:
 
 
 class RefusesInnerSettings:
-    """Setting what only the inner optimizer has is an error, not a lost setting."""
+    """Refuses to set on the wrapper an attribute that only the inner optimizer has.
+
+    Without the error, the setting would have no effect.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         inner = getattr(self, "inner_optimizer", None)
-        # The class first: to ask a legacy optimizer for `iterations` creates them.
+        # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
         if not is_ours and hasattr(inner, name):
@@ -110,7 +114,7 @@ class RefusesInnerSettings:
 
 
 class CallableList(List[Any]):
-    """A list that may be called: `variables` was a method once."""
+    """A list that can be called, since `variables` was a method in older versions."""
 
     def __call__(self) -> List[Any]:
         return self

@@ -1,4 +1,4 @@
-"""How Keras 3's optimizers are kept from adding gradients up across replicas."""
+"""Keeps Keras 3's optimizers from summing gradients that the wrapper has summed."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from typing import Any, Callable, List, Optional
 
 from lossscale.runtime import replicas
 
-#: The method in which an optimizer adds up the gradients of all replicas. Private: no
-#: argument and no public method leaves that out (seen on Keras 3.3 to 3.15).
+#: The method in which an optimizer sums the gradients of all replicas. It is private,
+#: but no argument and no public method turns the sum off (seen on Keras 3.3 to 3.15).
 _METHOD = "_all_reduce_sum_gradients"
 
 
 def own_way_to_sum(optimizer: Any, base: type) -> Optional[str]:
-    """Says how an optimizer adds gradients up, if that cannot be done in its place.
+    """Says how an optimizer sums gradients, if the wrapper cannot do it instead.
 
     Args:
       optimizer: An optimizer of Keras 3.
-      base: The base class of all of them.
+      base: The base class of all optimizers of Keras 3.
+
+    Returns:
+      Words that complete an error, with the fix. None: the wrapper can sum them.
     """
     for each in _parts(optimizer):
         steps = getattr(each, "gradient_accumulation_steps", None)
         if steps:
             return (
-                f"has gradient_accumulation_steps={steps!r}: Keras adds up what it "
-                "accumulated within its own update. Set it to None and accumulate in "
-                "the loop, or leave out `communication_dtype`"
+                f"has gradient_accumulation_steps={steps!r}: Keras sums accumulated "
+                "gradients within its own update. Set gradient_accumulation_steps to "
+                "None and accumulate in your loop, or leave out `communication_dtype`"
             )
         if getattr(type(each), _METHOD, None) is not getattr(base, _METHOD, None):
-            return f"has a method {_METHOD} of its own. Leave it out"
+            return f"has its own method {_METHOD}. Leave out `communication_dtype`"
     return None
 
 
 class InnerSum:
-    """Keeps an optimizer from adding up gradients that are added up already."""
+    """Keeps an optimizer from summing gradients that the wrapper has summed."""
 
     def __init__(self, optimizer: Any) -> None:
-        """Replaces its method, and that of each optimizer that it consists of."""
+        """Replaces the method that sums, also in the parts of a `MultiOptimizer`."""
         self._was_left_out = False
         for each in _parts(optimizer):
             add_up = functools.partial(self._leave_out, getattr(each, _METHOD))
@@ -49,20 +52,20 @@ class InnerSum:
         return list(grads_and_vars)
 
     def check(self, optimizer: Any) -> None:
-        """Raises if an optimizer that has applied gradients did not ask for the sum.
+        """Raises if an optimizer applied gradients and did not call the new method.
 
         Raises:
-          ValueError: It did not, and so may have added them up once more.
+          ValueError: The optimizer may have summed the gradients a second time.
         """
         if replicas.count() > 1 and not self._was_left_out:
             raise ValueError(
                 "`communication_dtype` must be None if the inner optimizer applies "
-                f"gradients in a way of its own, got {optimizer!r}, which does not "
-                f"call {_METHOD}. Leave it out."
+                f"gradients in its own way, got {optimizer!r}, which does not call "
+                f"{_METHOD}. Leave out `communication_dtype`."
             )
 
 
 def _parts(optimizer: Any) -> List[Any]:
-    """Returns an optimizer and, of a `MultiOptimizer`, those that it consists of."""
+    """Returns an optimizer and, if it is a `MultiOptimizer`, the optimizers in it."""
     inside = getattr(optimizer, "optimizers", None) or []
     return [optimizer, *(part for each in inside for part in _parts(each))]

@@ -1,16 +1,16 @@
-"""LossScaleOptimizer for Keras 2: its legacy optimizers and its new ones.
+"""LossScaleOptimizer for Keras 2: for its legacy optimizers and for its new ones.
 
-Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. Its optimizers
-were `OptimizerV2` first; TensorFlow 2.11 made a new `Optimizer` the default. Keras has
-a wrapper class for each, which `compile` looks for. Ours are mixed into these classes
-once for each Keras 2: when this module is imported, into one that is imported later as
-soon as it is.
+Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. At first all
+its optimizers derived from `OptimizerV2`. TensorFlow 2.11 made a new `Optimizer` the
+default. Keras has a loss scale wrapper for each of the two, and `compile` looks for
+these classes. So our wrappers derive from them, once for each Keras 2. They are made
+when this module is imported, or when a Keras 2 is imported later.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -24,11 +24,11 @@ from lossscale.runtime.autograph import do_not_convert
 
 
 class _Name(str):
-    """The name of a wrapper's class.
+    """The name of a wrapper's class, of which `lower()` returns another name.
 
-    `convert_to_legacy_optimizer`, which Keras calls where TensorFlow 2's behaviour is
-    off, looks for a class by this name in small letters (seen on 2.13 to 2.21). It
-    would find Keras's own wrapper.
+    Keras calls `convert_to_legacy_optimizer` if TensorFlow 2's behaviour is off. That
+    function looks for a class by its name in small letters (seen on 2.13 to 2.21). If
+    `lower()` only changed the letters, it would find Keras's own wrapper.
     """
 
     __slots__ = ()
@@ -38,14 +38,17 @@ class _Name(str):
 
 
 class _Legacy(Keras2Base):
-    """For `OptimizerV2`: the default before TensorFlow 2.11, `legacy` since."""
+    """The wrapper for `OptimizerV2`: Keras's default before TensorFlow 2.11.
+
+    Since then Keras calls these optimizers `legacy`.
+    """
 
     _is_legacy = True
 
     gradient_aggregator = forwarded("gradient_aggregator")
     gradient_transformers = forwarded("gradient_transformers")
 
-    def build(self, var_list: Any) -> None:
+    def build(self, var_list: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self._create_all_weights(var_list)
         self._trains(list(var_list))
@@ -62,7 +65,8 @@ class _Legacy(Keras2Base):
         Args:
           grads_and_vars: The pairs.
           name: The name of the returned operation.
-          experimental_aggregate_gradients: Whether gradients are summed over replicas.
+          experimental_aggregate_gradients: Whether the gradients are summed over
+            replicas.
 
         Returns:
           In a graph an op, in eager mode `iterations`.
@@ -76,12 +80,12 @@ class _Legacy(Keras2Base):
         aggregate = self._aggregate if has_own else None
         return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
 
-    # Not public: what a legacy optimizer's `apply_gradients` begins with, and Keras's
-    # own wrapper calls before it decides, too (seen on 2.4 to 2.21).
+    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
+    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        # The module of the base class knows the default by this name; where one did
-        # not, every aggregation would be called before the decision: right, too.
+        # The base class's module has the default function under this name. Without the
+        # name, every aggregation is called before the decision, which is right too.
         module = sys.modules[cls._optimizer_class.__module__]
         default = getattr(module, "optimizer_utils", None)
         default = getattr(default, "all_reduce_sum_gradients", None)
@@ -95,16 +99,16 @@ class _Legacy(Keras2Base):
         pairs = inner._transform_unaggregated_gradients(pairs)
         return inner._aggregate_gradients(pairs)
 
-    def variables(self) -> List[Any]:
+    def variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
         return self.weights
 
     @property
-    def weights(self) -> List[Any]:
+    def weights(self) -> List[Variable]:
         """The inner optimizer's variables, then the loss scale's."""
         return [*self._inner_variables(), *self._scale_variables()]
 
-    def _inner_variables(self) -> List[Any]:
+    def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
 
     @classmethod
@@ -113,7 +117,10 @@ class _Legacy(Keras2Base):
 
 
 class _New(Keras2Base):
-    """For `Optimizer`: `experimental` in TensorFlow 2.10, the default since 2.11."""
+    """The wrapper for `Optimizer`: Keras's default since TensorFlow 2.11.
+
+    TensorFlow 2.10 calls these optimizers `experimental`.
+    """
 
     _is_legacy = False
 
@@ -124,14 +131,14 @@ class _New(Keras2Base):
     ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
     jit_compile = forwarded("jit_compile")
 
-    # What they create is the inner optimizer's, and saved with it.
+    # The inner optimizer owns the variables that these create, and saves them.
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
-    # An optimizer may have its own.
+    # The inner optimizer may override this one.
     aggregate_gradients = delegated("aggregate_gradients")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
 
-    def build(self, var_list: Any) -> None:
+    def build(self, var_list: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
         self.inner_optimizer.build(var_list)
         self._trains(list(var_list))
@@ -149,11 +156,13 @@ class _New(Keras2Base):
         Args:
           grads_and_vars: The pairs.
           name: Accepted and ignored, as Keras does.
-          skip_gradients_aggregation: Whether gradients are not summed over replicas.
-          experimental_aggregate_gradients: The reverse, under its older name.
+          skip_gradients_aggregation: True if the gradients are not to be summed over
+            replicas.
+          experimental_aggregate_gradients: The opposite, an older name: False if they
+            are not to be summed.
 
         Returns:
-          `iterations`, the number of steps that were applied.
+          `iterations`, the number of applied steps.
         """
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
         aggregates = self._is_aggregated_here(not skip) and not self._is_dtensor()
@@ -186,24 +195,24 @@ class _New(Keras2Base):
         """The inner optimizer's variables, then the loss scale's."""
         return CallableList([*self._inner_variables(), *self._scale_variables()])
 
-    def _inner_variables(self) -> List[Any]:
+    def _inner_variables(self) -> List[Variable]:
         inner = self.inner_optimizer
         found = inner.variables
         found = list(found() if callable(found) else found)
-        # TensorFlow 2.10 leaves the counter out.
+        # On TensorFlow 2.10 the list does not hold `iterations`.
         counted = any(variable is inner.iterations for variable in found)
         return found if counted else [inner.iterations, *found]
 
     @property
-    def _variables(self) -> List[Any]:
+    def _variables(self) -> List[Variable]:
         return list(self.variables)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads `variables` from a file. Those of the loss scale may be missing."""
+        """Reads `variables` from a file. The loss scale's variables may be missing."""
         count, inner = len(store.keys()), len(self._inner_variables())
         if count in (inner, len(self.variables) - len(SINCE_0_1_0)):
             self.set_weights([store[str(number)][()] for number in range(count)])
-        else:  # Keras's own answer
+        else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
 
     @classmethod
@@ -224,7 +233,8 @@ def _mix_into(keras: Any) -> None:
             "_keras_module": kerases.wrapper_module(keras),
             "_optimizer_class": optimizer_class,
         }
-        # Others ask for an optimizer's kind by this name. Files find it by another.
+        # Other code tells an optimizer's kind by this name. Files find the class by
+        # the registered one.
         asked = _Name("LossScaleOptimizer")
         wrapper = type(base)(asked, (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import keras
 import numpy as np
@@ -16,11 +16,12 @@ from lossscale.optimizer.forwarding import delegated, forwarded
 from lossscale.optimizer.inner_sum import InnerSum, own_way_to_sum
 from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Grads, Variable
+from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
 
-#: What a checkpoint of a wrapped optimizer holds, ours or Keras's, and no bare one.
+#: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
+#: an optimizer's checkpoint holds none of them.
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
 
 
@@ -30,8 +31,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 ):
     __doc__ = LossScaleOptimizer.__doc__
 
-    # `compile` must find Keras's own class among the bases, or it wraps once more under
-    # mixed_float16. Nothing of that class's own loss scaling is used.
+    # Under mixed_float16 `compile` wraps an optimizer unless Keras's own class is among
+    # its bases. Nothing of that class's own loss scaling is used.
     _unscales_in_apply = True
     _looked_up: Set[str]
     _inner_sum: Optional[InnerSum]
@@ -43,15 +44,16 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self._attach(loss_scale)
         self._track_trackable(loss_scale, "loss_scale")
         self._track_trackable(self._fault_record, "faults")
-        # Where checkpoints of Keras's own wrapper keep the scale and the counter.
+        # Checkpoints of Keras's own wrapper use these names of the scale and counter.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
         for key, variable in self._scale_variables().items():
-            variable.path = f"{self.name}/{key}"  # Keras names what it saves by path
-        # What it was built with before it was wrapped. Not public, and only needed by
-        # who applies gradients without variables (seen on Keras 3.3 to 3.15).
+            variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
+        # The variables for which the inner optimizer was built before it was wrapped.
+        # The attribute is not public. Only a call of `apply` without variables needs it
+        # (seen on Keras 3.3 to 3.15).
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
@@ -59,7 +61,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         wrappers.mark(inner_optimizer)
 
     def _leave_out_inner_sum(self, inner_optimizer: Any) -> None:
-        """Keeps the inner optimizer from adding up what the wrapper adds up."""
+        """Keeps the inner optimizer from summing gradients that the wrapper sums."""
         adds_up = self._communication_dtype is not None
         inner_sum = InnerSum(inner_optimizer) if adds_up else None
         object.__setattr__(self, "_inner_sum", inner_sum)
@@ -78,50 +80,51 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     ema_momentum = forwarded("ema_momentum")
     ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
     gradient_accumulation_steps = forwarded("gradient_accumulation_steps")
-    # A MultiOptimizer's, where Keras's callbacks look for learning rates to set. The
-    # wrapper of another optimizer has none.
+    # Keras's callbacks set the learning rates of these, if the inner optimizer is a
+    # MultiOptimizer. Other inner optimizers do not have the attribute.
     optimizers = forwarded("optimizers")
 
-    # What they create is the inner optimizer's, and saved with it.
+    # The inner optimizer owns the variables that these create, and saves them.
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
     add_optimizer_variables = delegated("add_optimizer_variables")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
-    #: Raises what a bare optimizer raises: TensorFlow has no such thing.
+    #: Raises the inner optimizer's error: on TensorFlow Keras has no stateless apply.
     stateless_apply = delegated("stateless_apply")
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        # Keras copies an optimizer by saving it, each by itself: of a loss scale that
-        # two share there would be two copies.
+        # Keras would save and load each optimizer by itself. If two optimizers share a
+        # loss scale, each would get a copy of its own.
         inner = copy.deepcopy(self.inner_optimizer, memo)
         loss_scale = copy.deepcopy(self._loss_scale, memo)
         return type(self)(inner, loss_scale, name=self.name, **self._own_options())
 
     @property
     def loss_scale_factor(self) -> None:
-        """None: the loss scale is `loss_scale`."""
+        """Always None: the loss scale is the attribute `loss_scale`."""
         return None
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, value: Any) -> None:
         if value is not None:
             raise ValueError(
-                f"`loss_scale_factor` must be None, got {arguments.shown(value)}. The "
-                "loss scale is an argument of LossScaleOptimizer."
+                f"`loss_scale_factor` must be None, got {arguments.shown(value)}. Give "
+                "the loss scale to LossScaleOptimizer(inner_optimizer, loss_scale)."
             )
 
     @property
     def applied_steps(self) -> Any:
-        # Private: `iterations` is divided by the accumulated steps from Keras 3.4 on,
-        # and was that very variable before (seen on Keras 3.3, 3.6 and 3.15).
+        # Private. From Keras 3.4 on, `iterations` is this variable divided by
+        # `gradient_accumulation_steps`. Before 3.4 it was this variable itself (seen on
+        # Keras 3.3, 3.6 and 3.15).
         return getattr(self.inner_optimizer, "_iterations", self.iterations)
 
     @property
-    def variables(self) -> List[Any]:
+    def variables(self) -> List[Variable]:
         """The loss scale's variables, then the inner optimizer's."""
         return [*self._loss_scale.variables, *self.inner_optimizer.variables]
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `variables`."""
         # Keras's own build would create the state of its own loss scale.
         if not self.inner_optimizer.built:
@@ -132,12 +135,17 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self.built = True
 
     @do_not_convert
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        self,
+        grads: Iterable[Grad],
+        trainable_variables: Optional[Iterable[Variable]] = None,
+    ) -> None:
         """Applies gradients, or skips them on all replicas. Call it on each replica.
 
         Args:
-          grads: A list of gradients of the scaled loss, or of unscaled gradients.
-          trainable_variables: The variables; None for those it was built with.
+          grads: A list of gradients of the scaled loss, or a list of unscaled ones.
+          trainable_variables: The variables of these gradients. None: those that the
+            optimizer was built with.
         """
         self._check_context()
         self._warn_if_restored_from_bare()
@@ -154,14 +162,16 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 self._inner_sum.check(inner)
 
         if not inner.built or all(grad is None for grad in rest):
-            apply(rest, trained)  # Keras's own answer
+            apply(rest, trained)  # what Keras does then, or its own error
             return
         self._apply_or_skip(rest, list(trained), apply, values=values)
 
     def _apart(self, grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
-        """Returns gradients, and the new values that float8 layers hand over as such.
+        """Separates gradients from new values, which float8 layers pass as gradients.
 
-        Each list has a None where the other one has what was given.
+        Returns:
+          The gradients and the new values, two lists of one length. Where one list has
+          an entry of `grads`, the other one has None.
         """
         history = self._provenance.history
         overwriting.note_units(history, variables)
@@ -173,12 +183,12 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         ]
         return [None if is_value else grad for grad, is_value in pairs], values
 
-    def _built_with(self, variables: Any) -> List[Variable]:
-        """Returns variables as a list. Builds the optimizer with them if it is not.
+    def _built_with(self, variables: Iterable[Variable]) -> List[Variable]:
+        """Returns variables as a list. Builds the optimizer with them, if not built.
 
-        It does so outside of the function that is traced: slots that are created in a
-        tf.function, on several replicas, cannot be initialized (seen on Keras 3.3 to
-        3.15).
+        The optimizer is built outside of any traced function. On several replicas,
+        slots that are created within a `tf.function` cannot be initialized (seen on
+        Keras 3.3 to 3.15).
         """
         listed: List[Variable] = list(variables)
         if not self.built:
@@ -191,21 +201,21 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
         Args:
           grads_and_vars: The pairs.
-          name: Ignored: loops that were written for Keras 2 give one.
+          name: Ignored. Loops that were written for Keras 2 pass a name.
 
         Returns:
-          `iterations`, the number of steps that were applied.
+          `iterations`, the number of applied steps.
         """
         del name
         pairs = list(grads_and_vars)
         if not pairs:
-            return self.inner_optimizer.apply_gradients(pairs)  # Keras's own answer
+            return self.inner_optimizer.apply_gradients(pairs)  # Keras's own error
         grads, variables = zip(*pairs)
         self.apply(grads, variables)
         return self.iterations
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the values of `variables`, in their order."""
+        """Sets the values of `variables`, in the order of `variables`."""
         own = self._loss_scale.variables
         for variable, weight in zip(own, weights):
             variable.assign(weight)
@@ -217,25 +227,30 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the loss scale's state, or what Keras's wrapper or a bare one saved."""
+        """Reads the loss scale's state.
+
+        It also reads files of Keras's own wrapper and of optimizers without a wrapper.
+        """
         keys = set(store.keys())  # Keras 3.3's store has no `in`
         variables = self._scale_variables()
         found = {name: name for name in variables if name in keys}
         # Keras's wrapper lists iteration, learning rate, counter and scale. The third
-        # that a bare optimizer lists is a slot, and no integer.
+        # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
             found = {name: key for name, key in theirs.items() if name in variables}
         elif not found and keys:
             self.inner_optimizer.load_own_variables(store)
-        # All are read before the first is set: a damaged file changes nothing here.
+        # All values are read before the first one is set, so that a damaged file
+        # changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
         for name, value in values.items():
             variables[name].assign(value)
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
-        # Private to TensorFlow, which calls it with all that a checkpoint holds in this
-        # optimizer's place (seen on 2.16 to 2.21). Without it only a warning is lost.
+        # Private to TensorFlow, which calls it with each name that a checkpoint holds
+        # for this optimizer (seen on 2.16 to 2.21). Without this method, only a warning
+        # is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
         return super()._lookup_dependency(name, cached_dependencies)
@@ -245,7 +260,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self._looked_up.clear()
             warn(BARE_CHECKPOINT)
 
-    def _scale_variables(self) -> Dict[str, Any]:
+    def _scale_variables(self) -> Dict[str, Variable]:
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
 
     def _serialize_inner(self) -> Dict[str, Any]:
@@ -264,6 +279,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return "loss_scale_factor" in inner_config
 
 
-# Others ask for an optimizer's kind by this name. Files find it by the registered one.
+# Other code tells an optimizer's kind by this name. Files find the class by the
+# registered one.
 Keras3LossScaleOptimizer.__name__ = "LossScaleOptimizer"
 registry.register(keras, Keras3LossScaleOptimizer, "LossScaleOptimizer")

@@ -1,4 +1,4 @@
-"""What Keras's own wrappers are given, as what ours are."""
+"""Translates the arguments of Keras's own wrappers into ours, and back."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from lossscale.arguments import shown
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 
-#: Their arguments that say what the loss scale does.
+#: The arguments of Keras's own wrappers that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
 #: Keras 3's wrapper takes these at their defaults only, and reads none of them (Keras
-#: 3.15 `src/optimizers/loss_scale_optimizer.py`). Keras 3.0 to 3.4 wrote them all.
+#: 3.15 `src/optimizers/loss_scale_optimizer.py`). The configs of Keras 3.0 to 3.4 hold
+#: all of them.
 _WITHOUT_MEANING = {
     "weight_decay": None,
     "clipnorm": None,
@@ -27,9 +28,10 @@ _WITHOUT_MEANING = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-#: What Keras 3.0 to 3.4 wrote of its wrapper, with any value.
+#: Keras 3.0 to 3.4's configs of the wrapper hold these. They have no effect there,
+#: whatever their values are.
 _OF_OLD_CONFIGS = {"learning_rate", *_WITHOUT_MEANING}
-#: What the arguments behind `inner_optimizer` are by position: ours, and theirs.
+#: The order of the arguments after `inner_optimizer`: ours, then Keras 2's and 3's.
 _OURS = ("loss_scale", "name", "dynamic_growth_steps")
 _KERAS_2 = OF_THE_SCALE
 _KERAS_2_NAMED = ("dynamic", "name", "dynamic_growth_steps")
@@ -37,34 +39,34 @@ _KERAS_3 = ("initial_scale", "dynamic_growth_steps", "name")
 
 
 class _Default(str):
-    """An equal string that was written by a caller is another object."""
+    """A string that is not identical to an equal string that a caller writes."""
 
     __slots__ = ()
 
 
-#: The default of `loss_scale`: "dynamic", where nobody has asked for it.
+#: The default of `loss_scale`. It equals "dynamic", but the caller did not write it.
 DYNAMIC = _Default("dynamic")
 
 
 def config_as_ours(config: Any) -> Dict[str, Any]:
-    """Returns a config of our wrappers or of Keras's own as arguments of ours.
+    """Returns the arguments of our wrapper that a config means.
 
     Args:
-      config: What the `get_config` of our wrapper, of Keras 2's, of Keras 3's or of
-        TensorFlow 2.0 to 2.3's returned.
+      config: What `get_config` of our wrapper returned, or of the wrapper of Keras 2,
+        of Keras 3 or of TensorFlow 2.0 to 2.3.
 
     Raises:
-      TypeError: It is none of these.
+      TypeError: `config` is none of these.
     """
     if isinstance(config, dict) and "loss_scale" in config and "optimizer" in config:
-        # TensorFlow 2.3 and before. Its loss scales have the names of ours.
+        # TensorFlow 2.0 to 2.3. Their loss scales have the same names as ours.
         config = {**config, "inner_optimizer": config["optimizer"]}
         del config["optimizer"]
     if not isinstance(config, dict) or "inner_optimizer" not in config:
         raise TypeError(
             "`config` must be what get_config() of a LossScaleOptimizer returned, with "
-            f'the key "inner_optimizer", got {shown(config)}. Of an optimizer that a '
-            'Keras has serialized take its ["config"].'
+            f'the key "inner_optimizer", got {shown(config)}. If Keras serialized the '
+            'optimizer, pass the entry "config" of what Keras returned.'
         )
     if "loss_scale" in config:
         return config
@@ -74,16 +76,16 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
 
 
 def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
-    """Returns arguments of our wrappers, or of Keras's own, as `loss_scale` and `name`.
+    """Returns the `loss_scale` and the `name` that arguments mean, ours or Keras's own.
 
     Args:
-      given: All but the inner optimizer, by our names for their positions. None: it was
-        not given.
+      given: All arguments but the inner optimizer, by name. One that was given by
+        position has our name for that position. None: it was not given.
 
     Raises:
-      TypeError: There is no such argument, one has the wrong type, or two say what the
-        loss scale does.
-      ValueError: An argument is out of its range, or does not go with another.
+      TypeError: An argument is unknown or has the wrong type, or `loss_scale` and
+        another argument both say what the loss scale does.
+      ValueError: An argument is out of its range, or cannot be combined with another.
     """
     given = _by_their_names(given)
     name, loss_scale = given.pop("name", None), given.pop("loss_scale", DYNAMIC)
@@ -94,16 +96,17 @@ def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
         listed = ", ".join(f"{n}={shown(value)}" for n, value in theirs.items())
         raise TypeError(
             f"`{next(iter(theirs))}` must not be given together with `loss_scale`, got "
-            f"{listed} and loss_scale={shown(loss_scale)}. Leave out one of them: "
-            "loss_scale=lossscale.DynamicLossScale(...) says all."
+            f"{listed} and loss_scale={shown(loss_scale)}. Leave out one of the two: "
+            "loss_scale=lossscale.DynamicLossScale(...) takes every setting."
         )
     return {"loss_scale": _loss_scale(theirs) if theirs else loss_scale, "name": name}
 
 
 def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
-    """Returns arguments by name, where Keras's own order of positions was used.
+    """Renames arguments that were given by position in the order of Keras's wrappers.
 
-    A bool is no loss scale, but Keras 2's `dynamic`; two numbers are Keras 3's.
+    A bool in the place of `loss_scale` is Keras 2's `dynamic`. Two numbers are Keras
+    3's `initial_scale` and `dynamic_growth_steps`.
     """
     loss_scale, name, _ = values = [given.get(each) for each in _OURS]
     if isinstance(loss_scale, (bool, np.bool_)):
@@ -117,8 +120,8 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
     for each, value in placed.items():
         if others.get(each) is not None:
             raise TypeError(
-                f"`{each}` must be given once, got {shown(value)} by position "
-                f"and {each}={shown(others[each])}. Leave out one of them."
+                f"`{each}` must be given once, got {shown(value)} by position and "
+                f"{each}={shown(others[each])} by name. Leave out one of the two."
             )
     return {**others, **placed}
 
@@ -128,13 +131,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse_others(others: Mapping[str, Any]) -> None:
-    """Raises if there are arguments that no wrapper takes, or with another value."""
+    """Raises if no wrapper takes an argument, or takes it at its default only."""
     for name, value in others.items():
         if name not in _WITHOUT_MEANING:
             listed = ", ".join(["loss_scale", "name", *OF_THE_SCALE])
             raise TypeError(
                 f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
-                f"got {name}={shown(value)}. Give it to the inner optimizer."
+                f"got {name}={shown(value)}. If it is an argument of the inner "
+                "optimizer, pass it to that one."
             )
         default = _WITHOUT_MEANING[name]
         if value is not default and value != default:
@@ -145,14 +149,14 @@ def _refuse_others(others: Mapping[str, Any]) -> None:
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
-    """Returns the config of the loss scale that arguments of Keras's own ask for."""
+    """Returns the config of the loss scale that the arguments of a Keras mean."""
     if arguments.boolean("dynamic", theirs.get("dynamic", True)):
         return _dynamic(theirs)
     if "dynamic_growth_steps" in theirs:
         raise ValueError(
             "`dynamic_growth_steps` must be None with dynamic=False, got "
             f"{shown(theirs['dynamic_growth_steps'])}. Leave it out, or write "
-            "dynamic=True."
+            "dynamic=True: a fixed loss scale does not grow."
         )
     if "initial_scale" not in theirs:
         raise ValueError(
@@ -169,7 +173,7 @@ def _dynamic(theirs: Mapping[str, Any]) -> Dict[str, Any]:
         scale = arguments.loss_scale("initial_scale", theirs["initial_scale"])
         config["initial_loss_scale"] = scale
         if scale < 1:
-            config["min_loss_scale"] = scale  # ours must not start below its floor
+            config["min_loss_scale"] = scale  # ours may not begin below its floor
     if "dynamic_growth_steps" in theirs:
         steps = arguments.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
         config["increment_period"] = steps
@@ -177,10 +181,10 @@ def _dynamic(theirs: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
-    """Returns the arguments of Keras 2's wrapper that mean a loss scale.
+    """Returns the arguments of Keras 2's wrapper that mean `loss_scale`.
 
     Raises:
-      TypeError: No arguments of Keras's own mean it.
+      TypeError: No arguments of Keras's own wrappers mean `loss_scale`.
     """
     config = loss_scale.get_config()
     theirs = {
@@ -192,9 +196,10 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
     meant = serialization.deserialize(as_ours(theirs)["loss_scale"])
     if serialization.serialize(meant) != serialization.serialize(loss_scale):
         raise TypeError(
-            "`loss_scale` must be one that Keras's own arguments mean, since the "
-            f"constructor takes no other, got {loss_scale!r}. Give the constructor an "
-            "argument `loss_scale`, and hand it to super().__init__."
+            "`loss_scale` must be one that Keras's own arguments can express, since "
+            "the constructor of your class takes only those, got "
+            f"{loss_scale!r}. Give the constructor an argument `loss_scale`, and pass "
+            "it on to super().__init__."
         )
     return theirs
 
@@ -203,12 +208,12 @@ def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
     """Returns the `LossScale` that our arguments mean.
 
     Raises:
-      TypeError: It is None.
+      TypeError: The argument `loss_scale` is None.
     """
     found = serialization.get(ours["loss_scale"])
     if found is None:
         raise TypeError(
-            "`loss_scale` must not be None. Use the inner optimizer as it is, or pass "
-            "loss_scale=1."
+            "`loss_scale` must not be None. To train without a loss scale, use the "
+            "inner optimizer as it is, or pass loss_scale=1."
         )
     return found

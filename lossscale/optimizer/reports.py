@@ -1,4 +1,4 @@
-"""What a user may ask of the last skipped step."""
+"""Reports on the last skipped step, for users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lossscale.scales.base import LossScale
 
 
 class Reports:
-    """Why the last skipped step was skipped."""
+    """Methods that say why the last skipped step was skipped."""
 
     _fault_record: FaultRecord
     _loss_scale: LossScale
@@ -19,39 +19,41 @@ class Reports:
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step.
 
-        On any replica, in this process, as they were before anybody clipped them. Reads
-        the device: call it on the host, between steps.
+        It covers all replicas of this process, and the gradients as they were before
+        you clipped them. It reads the device, so call it on the host, between steps.
 
         Returns:
-          A list of `NonfiniteGradient`. Empty if no step was skipped, or if it is not
-          known: a loss scale that decides by itself, a `tf.compat.v1` graph, an
-          overflow that was clipped away.
+          A list of `NonfiniteGradient`. The list is empty if no step was skipped, or if
+          nothing is known: the loss scale decides by itself, the graph is a
+          `tf.compat.v1` graph, or the overflow was clipped away.
         """
         return self._fault_record.gradients()
 
     def nonfinite_loss(self) -> Optional[str]:
-        """Returns how the unscaled loss of the last skipped step was not finite.
+        """Returns whether the unscaled loss of the last skipped step was inf or NaN.
 
-        If it was not, no loss scale helps. Read it as `nonfinite_gradients`.
+        If it was, no loss scale helps. Call this where you would call
+        `nonfinite_gradients`.
 
         Returns:
-          `"inf"` or `"nan"`. None if it was finite, or is not known: the loss was
-          scaled in another `tf.function` than the gradients were applied in.
+          `"inf"` or `"nan"`. None if the loss was finite, or if it is not known, since
+          one `tf.function` scaled the loss and another one applied the gradients.
         """
         return self._fault_record.loss()
 
     def last_spike(self) -> Optional[Spike]:
-        """Returns the last step that a `SpikeGuard` skipped for its size.
+        """Returns the last spike: a step that a `SpikeGuard` skipped for its size.
 
-        In this process. Read it as `nonfinite_gradients`.
+        It covers this process. Call this where you would call `nonfinite_gradients`.
 
         Returns:
-          A `Spike`: `name`, `largest`, `limit` and `variable`. None if there was none.
+          A `Spike` with `name`, `largest`, `limit` and `variable`. None if no step was
+          skipped for its size.
         """
         return self._fault_record.spike()
 
     def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
-        """Returns where the faults of variables go."""
+        """Returns the record for the faults of these variables. None: not checked."""
         checks = self._loss_scale.checks_gradients
         spikes = self._loss_scale.skips_spikes
         return self._fault_record.entry_of(variables, spikes) if checks else None

@@ -12,7 +12,7 @@ from lossscale import arguments
 from lossscale.runtime import kerases, registry
 
 _wrappers = registry.PerKeras()
-#: Makes the decorated class the wrapper of the optimizers of a class.
+#: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
 wraps = _wrappers.takes
 
 #: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.8 to 2.21).
@@ -20,9 +20,9 @@ _MARK = "_is_wrapped_by_loss_scale_optimizer"
 
 
 class Signature:
-    """The signature of a wrapper's class: what a caller has to know, for editors.
+    """The signature of a wrapper's class, which editors show to a caller.
 
-    By itself Python would show `__new__`, which takes whatever a subclass adds.
+    Without it, Python would show the signature of `__new__`, which takes anything.
     """
 
     def __get__(self, _: Any, owner: type) -> inspect.Signature:
@@ -33,23 +33,26 @@ class Signature:
 
 
 def is_open(cls: type) -> bool:
-    """Tells whether a class is of no Keras yet: the public one, or a user's of it."""
+    """Tells whether a class belongs to no Keras yet.
+
+    The public class does not, nor does a class that a user derived from it.
+    """
     return not hasattr(cls, "_unscales_in_apply")
 
 
 def asked_class(cls: type) -> Any:
-    """Returns the class that a user wrote, of one that `for_call` made of it."""
+    """Returns the user's own class, if `for_call` derived `cls` from it, else `cls`."""
     return getattr(cls, "_asked_class", cls)
 
 
 def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Returns the class of the object that a call of an open class makes.
+    """Picks the class of the object that a call of an open class returns.
 
     Args:
-      cls: `public`, or a class that somebody derived from it.
-      public: The public class, which picks.
-      args: What it is called with. The first optimizer is the inner one.
-      kwargs: The same by name.
+      cls: The class that is called: `public`, or one that a user derived from it.
+      public: The public class.
+      args: The arguments of the call. The first optimizer is the inner one.
+      kwargs: The arguments that were given by name.
     """
     if cls is public:
         return for_optimizer(args[0] if args else kwargs.get("inner_optimizer"))
@@ -58,15 +61,15 @@ def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
     if not found:
         raise TypeError(
             f"`inner_optimizer` must be an argument of {cls.__name__}, got "
-            f"{arguments.shown(given)}. Pass it, or derive {cls.__name__} from "
-            "type(lossscale.LossScaleOptimizer(inner_optimizer))."
+            f"{arguments.shown(given)}. Pass a Keras optimizer, or derive "
+            f"{cls.__name__} from type(lossscale.LossScaleOptimizer(inner_optimizer))."
         )
     return _mixed(cls, found[0])
 
 
 @functools.lru_cache(maxsize=None)
 def _mixed(cls: type, wrapper: Any) -> type:
-    """Returns a user's class as one of the Keras of a wrapper."""
+    """Returns a class that derives from a user's class and from a Keras's wrapper."""
     names = ("__module__", "__qualname__", "__doc__")
     members = {name: getattr(cls, name) for name in names}
     members["_asked_class"] = cls
@@ -79,7 +82,7 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     """Returns the wrapper for an optimizer.
 
     Raises:
-      TypeError: It is not an optimizer of a Keras that computes with TensorFlow.
+      TypeError: `inner_optimizer` is no optimizer of a Keras that runs on TensorFlow.
     """
     wrapper = _wrappers.class_for(inner_optimizer)
     if wrapper is None:
@@ -90,17 +93,17 @@ def for_optimizer(inner_optimizer: Any) -> Any:
 
 
 def _but_got(thing: Any) -> str:
-    """Says what came in the place of a Keras optimizer, and what to do."""
+    """Returns the end of an error: what came instead of an optimizer, and the fix."""
     backend = kerases.foreign_backend(thing)
     if backend is not None:
         return (
             f" on the TensorFlow backend, got {thing!r} of Keras 3 on the {backend} "
-            "backend. Set the environment variable KERAS_BACKEND=tensorflow before "
-            "Keras is imported."
+            "backend. Set the environment variable KERAS_BACKEND=tensorflow before you "
+            "import Keras."
         )
     if isinstance(thing, tf.compat.v1.train.Optimizer):
         return (
-            f", got {thing!r} of tf.compat.v1.train. Wrap it by "
+            f", got {thing!r} of tf.compat.v1.train. Wrap that optimizer in "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
     return (
@@ -128,12 +131,13 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
         raise TypeError(
             "`inner_optimizer` must belong to the Keras of "
             f"{wrapper.__qualname__}, got {inner_optimizer!r}. Use "
-            "lossscale.LossScaleOptimizer, which picks."
+            "lossscale.LossScaleOptimizer, which picks the wrapper for each Keras."
         )
     if getattr(inner_optimizer, _MARK, False):
         raise ValueError(
             f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
-            "which a LossScaleOptimizer wraps already. Create an optimizer for each."
+            "which a LossScaleOptimizer wraps already. Create a new inner optimizer "
+            "for each LossScaleOptimizer."
         )
     _refuse_own_scaling(inner_optimizer)
 
@@ -145,18 +149,21 @@ def _refuse_wrapped(inner_optimizer: Any) -> None:
         where = "" if found is inner_optimizer else f", which wraps {found!r}"
         raise TypeError(
             "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
-            f"{inner_optimizer!r}{where}. Wrap its .inner_optimizer, in a new one."
+            f"{inner_optimizer!r}{where}. Use it as it is, or pass a new Keras "
+            "optimizer. lossscale.LossScaleOptimizer.from_keras(optimizer) replaces a "
+            "LossScaleOptimizer of Keras itself."
         )
 
 
 def _refuse_own_scaling(inner_optimizer: Any) -> None:
-    """Raises if an optimizer does itself what a scaled loss would break."""
+    """Raises if an optimizer clips scaled gradients itself, or scales the loss too."""
     if _clips_what_it_computes(inner_optimizer):
         raise ValueError(
-            "`inner_optimizer` must not clip gradients that it computes by itself, got "
-            f"{inner_optimizer!r}: they are scaled there, so that it would clip to "
-            "l2_norm_clip / loss_scale. Train without a loss scale, in float32 or "
-            'under "mixed_bfloat16": model.compile(optimizer=inner_optimizer, ...).'
+            "`inner_optimizer` must not clip gradients that it computes itself, got "
+            f"{inner_optimizer!r}. It would compute scaled gradients, and so clip the "
+            "true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
+            'float32 or under "mixed_bfloat16": '
+            "model.compile(optimizer=inner_optimizer, ...)."
         )
     factor = getattr(inner_optimizer, "loss_scale_factor", None)  # Keras 3 has one
     if factor is not None:
@@ -169,8 +176,8 @@ def _refuse_own_scaling(inner_optimizer: Any) -> None:
 def _clips_what_it_computes(optimizer: Any) -> bool:
     """Tells whether an optimizer clips between computing gradients and applying them.
 
-    TensorFlow Privacy's do, per example, and add noise of that size. No other known has
-    the attribute (seen on 0.9).
+    TensorFlow Privacy's optimizers do. They clip per example, and add noise of that
+    size. No other optimizer that we know has the attribute (seen on 0.9).
     """
     homes = {each.__module__.split(".")[0] for each in type(optimizer).__mro__}
     return "tensorflow_privacy" in homes or hasattr(
@@ -181,9 +188,9 @@ def _clips_what_it_computes(optimizer: Any) -> bool:
 def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     """Returns the loss scale wrapper that an optimizer is or holds, None without one.
 
-    By class, not by an attribute's name: optimizers that delegate to another one have
-    any names. Looked for in what an optimizer has as attributes, in lists and dicts,
-    too, and in the same of each optimizer that is found there.
+    It searches the optimizer's attributes, also in lists and dicts, and those of each
+    optimizer that it finds there. It knows a wrapper by its class, since optimizers
+    that delegate to another one keep it under any name.
     """
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
     seen: Dict[int, Any] = {}
@@ -205,17 +212,17 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 
 def check_keras_own(optimizer: Any) -> None:
-    """Raises unless `optimizer` is a loss scale wrapper of a Keras's own."""
+    """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
     ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
     if isinstance(optimizer, ours):
         raise TypeError(
             "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{optimizer!r}, which is one of lossscale's already. Use it as it is."
+            f"{optimizer!r}, which is lossscale's already. Use it as it is."
         )
     if not kerases.is_own_wrapper(optimizer):
         raise TypeError(
             "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{arguments.shown(optimizer)}. Wrap an optimizer that is not wrapped by "
+            f"{arguments.shown(optimizer)}. Wrap an optimizer that has no loss scale: "
             "lossscale.LossScaleOptimizer(optimizer)."
         )
 
@@ -226,5 +233,5 @@ def _is_loss_scale_wrapper(optimizer: Any) -> bool:
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:
-    """Marks an optimizer as wrapped, or a copy of one as not."""
+    """Marks an optimizer as wrapped or not. A copy of a wrapped one is not wrapped."""
     setattr(inner_optimizer, _MARK, wrapped)

@@ -1,8 +1,8 @@
 """Which Kerases are in use, and how they differ.
 
-There may be several in one process: Keras 3, and Keras 2 as `tf.keras` (TensorFlow up
-to 2.15, or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`. What only the
-wrapper of one Keras must know is in that wrapper, beside the line that needs it.
+One process may use several: Keras 3, and Keras 2 as `tf.keras` (TensorFlow up to 2.15,
+or with TF_USE_LEGACY_KERAS=1) or as the package `tf_keras`. If only one wrapper needs a
+fact about its Keras, the fact stands in that wrapper, beside the line that needs it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Variable
+from lossscale.runtime.aliases import Tensor, Variable
 from lossscale.runtime.late_imports import when_imported
 
-#: Why a Keras could not be imported, by the name it was asked for with.
+#: Why a Keras could not be imported, by the name of its package.
 failures: Dict[str, Exception] = {}
 
 
 def imported(name: str) -> Any:
-    """Returns a package, None if it is missing, or broken by another's version."""
+    """Imports a package. Returns None if it is missing, or cannot be imported."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a broken one raises anything
+    except Exception as error:  # if it does not fit another's version, any error
         failures[name] = error
         return None
 
@@ -34,9 +34,9 @@ def imported(name: str) -> Any:
 def of_tensorflow() -> Any:
     """Returns tf.keras, None if it is missing or broken."""
     try:
-        tf.keras.Model  # noqa: B018 - from TensorFlow 2.16 on it is imported only now
+        tf.keras.Model  # noqa: B018 - TensorFlow 2.16 and later import Keras only now
     except Exception as error:
-        # The first answer counts: asked again, TensorFlow's loader only calls itself.
+        # Only the first error tells why. Later, TensorFlow's loader just calls itself.
         failures.setdefault("tf.keras", error)
         return None
     return tf.keras
@@ -44,7 +44,7 @@ def of_tensorflow() -> Any:
 
 def is_keras3(keras: Any) -> bool:
     """Tells whether a Keras is Keras 3."""
-    # tf.keras of TensorFlow 2.13 to 2.15 has no __version__: it is Keras 2.
+    # Without a __version__ it is the tf.keras of TensorFlow 2.13 to 2.15, so Keras 2.
     return int(getattr(keras, "__version__", "2").split(".")[0]) >= 3
 
 
@@ -61,19 +61,19 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is in use: none, one or two.
 
-    `tf_keras` is in use if somebody has imported it: it takes a second, and a program
-    of Keras 3 has no need of it.
+    `tf_keras` is in use if somebody has imported it. This package does not import it:
+    the import takes a second, and a program that uses Keras 3 does not need it.
     """
     found: Dict[Any, Any] = {}
     for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
         if keras is not None and not is_keras3(keras):
-            # One Keras under two names has one LossScaleOptimizer.
+            # Two names of the same Keras have the same LossScaleOptimizer.
             found.setdefault(keras.mixed_precision.LossScaleOptimizer, keras)
     return tuple(found.values())
 
 
 def for_each_keras2(act: Callable[[Any], None]) -> None:
-    """Calls `act` with each Keras 2, with one that is not in use as soon as it is.
+    """Calls `act` with each Keras 2: now, or as soon as it is imported.
 
     So it makes no difference whether `tf_keras` is imported before this package.
     """
@@ -92,18 +92,19 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
 
 
 def wrapper_module(keras: Any) -> Any:
-    """Returns the module in which one Keras 2 defines its loss scale wrappers."""
+    """Returns the module in which a Keras 2 defines its loss scale wrappers."""
     return sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
 
 
 def generations(keras: Any) -> List[Tuple[bool, type, type]]:
-    """Returns the generations of optimizers that one Keras 2 has.
+    """Returns the generations of optimizers that a Keras 2 has.
 
-    Each is a tuple: whether it is the legacy one, Keras's own loss scale wrapper for
-    it, and the base class of its optimizers.
+    Each generation is a tuple: whether it is the legacy one, Keras's own loss scale
+    wrapper for it, and the base class of its optimizers.
     """
-    # The public name is the legacy wrapper itself up to TensorFlow 2.8, and later a
-    # front for both, which are not exported (seen on 2.4, 2.8, 2.10-2.15, 2.16-2.21).
+    # Up to TensorFlow 2.8 the public name is the legacy wrapper itself. Later it is a
+    # class that picks one of the two wrappers, which are not exported (seen on 2.4,
+    # 2.8, 2.10-2.15, 2.16-2.21).
     module = wrapper_module(keras)
     found = []
     for is_legacy, wrapper_name, optimizer_name in (
@@ -120,8 +121,15 @@ def generations(keras: Any) -> List[Tuple[bool, type, type]]:
 def deserialize_optimizer(
     keras: Any, config: Dict[str, Any], custom_objects: Any, is_legacy: bool
 ) -> Any:
-    """Returns an optimizer of one generation of one Keras 2 from its config."""
-    # Not the public module: before TensorFlow 2.11 that knows one generation only.
+    """Returns an optimizer from its config.
+
+    Args:
+      keras: The Keras 2 that the optimizer belongs to.
+      config: The optimizer's config.
+      custom_objects: The user's own classes by name.
+      is_legacy: Whether the optimizer is of the legacy generation.
+    """
+    # Before TensorFlow 2.11 the public module knows only one of the two generations.
     deserialize = wrapper_module(keras).optimizers.deserialize
     try:
         return deserialize(config, custom_objects, use_legacy_optimizer=is_legacy)
@@ -130,7 +138,7 @@ def deserialize_optimizer(
 
 
 def installed() -> List[Any]:
-    """Returns every Keras that can train here, the one that tf.keras is first."""
+    """Returns every Keras that can train here. The one that tf.keras is comes first."""
     kerases: List[Any] = list(keras2())
     newest = keras3()
     if newest is None:
@@ -141,29 +149,30 @@ def installed() -> List[Any]:
 
 
 class _AnyCallback:
-    """What a callback is without any Keras."""
+    """A base class of callbacks that needs no Keras."""
 
 
 def callback_class() -> Any:
     """Returns a class whose objects are callbacks of every Keras that is in use."""
 
     def bases() -> Tuple[Any, ...]:
-        # Keras 2 first: it asks whether a method is its own default, Keras 3.3 does
-        # not.
+        # Keras 2 comes first, since it checks whether a method is its own default.
+        # Keras 3.3 does not check.
         kerases = [*keras2(), *filter(None, [keras3()])]
         return (*(keras.callbacks.Callback for keras in kerases), _AnyCallback)
 
     def construct(self: Any) -> None:
         for base in bases():
             base.__init__(self)
-        # Else Keras 2 hands a copy of its logs to callbacks, up to TensorFlow 2.4 not
-        # the same copy to each, and reads a GPU's metrics after every batch.
+        # Without this attribute Keras 2 passes a copy of its logs to the callbacks, and
+        # reads a GPU's metrics after every batch. Up to TensorFlow 2.4 each callback
+        # gets another copy.
         self._supports_tf_logs = True
 
     def set_model(self: Any, model: Any) -> None:
         self._model = model
 
-    # Keras 2 assigns `model`, for Keras 3 it is a property that cannot be assigned.
+    # Keras 2 assigns `model`. In Keras 3 it is a property that cannot be assigned.
     model = property(lambda self: self._model, set_model, doc="The model.")
     members = {"__init__": construct, "set_model": set_model, "model": model}
     callback = type("Callback", bases(), members)
@@ -176,10 +185,11 @@ def callback_class() -> Any:
 
 
 def callbacks_beside(callback: Any) -> List[Any]:
-    """Returns the callbacks of the `fit` that calls one now, itself among them.
+    """Returns all callbacks of the `fit` that calls `callback` now, itself included.
 
-    No Keras tells a callback of the others: they are read from the list that calls it
-    (seen on 2.4 to 2.21, Keras 3.3 to 3.15). None are known elsewhere.
+    No Keras tells a callback which others there are. So they are read from the object
+    that calls the callback (seen on 2.4 to 2.21, Keras 3.3 to 3.15). The list is empty
+    if no `fit` calls it.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -193,7 +203,7 @@ def callbacks_beside(callback: Any) -> List[Any]:
 
 
 def is_own_wrapper(optimizer: Any) -> bool:
-    """Tells whether `optimizer` is a loss scale wrapper of some Keras's own."""
+    """Tells whether `optimizer` is a Keras's own `LossScaleOptimizer`."""
     own = [wrapper for keras in keras2() for _, wrapper, _ in generations(keras)]
     if keras3() is not None:
         own.append(keras3().optimizers.LossScaleOptimizer)
@@ -202,27 +212,27 @@ def is_own_wrapper(optimizer: Any) -> bool:
 
 def variable_name(variable: Variable) -> str:
     """Returns a variable's name for people, such as "dense/kernel"."""
-    # Keras 3's `name` is "kernel" alone, Keras 2's ends in ":0".
+    # Keras 3's `name` is only "kernel". Keras 2's ends in ":0".
     return str(getattr(variable, "path", variable.name)).split(":")[0]
 
 
 def layers_of(model: Any) -> List[Any]:
-    """Returns a model or layer and all layers in it, however deep, each once."""
-    # Private, and the same in every Keras (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+    """Returns a model or layer and all layers within it at any depth, each once."""
+    # Private, but the same in every Keras (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
     found = {id(layer): layer for layer in model._flatten_layers()}
     return list(found.values())
 
 
 def casts_inputs(layer: Any) -> bool:
-    """Tells whether a layer casts what it is given to the dtype that it computes in."""
-    # Private in Keras 2, and the second of Keras 3 (seen on 2.4 to 2.21, Keras 3.15).
-    # Functional models leave it to their layers.
+    """Tells whether a layer casts its inputs to the dtype in which it computes."""
+    # Both attributes are private in Keras 2, and the second one in Keras 3 (seen on 2.4
+    # to 2.21, Keras 3.15). A functional model does not cast: its layers do.
     autocast = getattr(layer, "autocast", getattr(layer, "_autocast", True))
     return bool(autocast and getattr(layer, "_convert_input_args", True))
 
 
-def state_of(model: Any) -> List[Any]:
-    """Returns what a forward pass may change: statistics, seeds."""
+def state_of(model: Any) -> List[Variable]:
+    """Returns the variables that a forward pass may change: statistics and seeds."""
     found = list(model.non_trainable_variables)
     for layer in layers_of(model):
         # Keras 2 does not count a layer's random generator among its variables (seen
@@ -232,13 +242,13 @@ def state_of(model: Any) -> List[Any]:
     return list({id(variable): variable for variable in found}.values())
 
 
-def tensor_of(variable: Variable) -> Any:
-    """Returns what a `tf.GradientTape` takes for a variable of any Keras."""
+def tensor_of(variable: Variable) -> Tensor:
+    """Returns the object that a `tf.GradientTape` takes for a variable of any Keras."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 def foreign_backend(optimizer: Any) -> Optional[str]:
-    """Returns the backend of a Keras 3 optimizer if it is not TensorFlow."""
+    """Returns the backend of a Keras 3 optimizer. None: TensorFlow, or no Keras 3."""
     keras = imported("keras")
     if keras is None or not is_keras3(keras):
         return None

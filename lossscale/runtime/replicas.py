@@ -1,8 +1,11 @@
-"""What the replicas know together. The only file that reduces across replicas.
+"""The replicas: in which context the code runs, and all reductions across replicas.
+
+No other file reduces across replicas.
 
 Code runs in one of three places: without a strategy, in *replica context* (inside
-`strategy.run`, once for every replica) and in *cross-replica context* (once for all
-of them, values are `PerReplica`). Each function here works in all three.
+`strategy.run`, once for every replica) or in *cross-replica context* (once for all
+replicas; values are `PerReplica`). Each function here works in all three, unless its
+docstring names one.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any, Callable, Dict, Hashable, List
 import tensorflow as tf
 
 from lossscale.runtime import op_types
-from lossscale.runtime.aliases import Flag
+from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
 
 
 def count() -> int:
@@ -22,10 +25,13 @@ def count() -> int:
 
 
 def this_one() -> Hashable:
-    """Returns what names this replica, across `strategy.run`s, or else this thread."""
+    """Returns a key of this replica, the same in every `strategy.run`.
+
+    If no replica is known, it is the key of this thread.
+    """
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         context = tf.distribute.get_replica_context()
-        with tf.init_scope():  # no constant in the graph of the step
+        with tf.init_scope():  # so that no constant is added to the step's graph
             number = tf.get_static_value(context.replica_id_in_sync_group)
         if number is not None:
             return ("replica", int(number))
@@ -33,14 +39,15 @@ def this_one() -> Hashable:
 
 
 def on_tpu() -> bool:
-    """Tells whether the strategy is one for TPUs."""
+    """Tells whether the strategy is a strategy for TPUs."""
     classes = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
     return isinstance(tf.distribute.get_strategy(), classes)
 
 
 def refuse_tpu() -> None:
     """Raises under a strategy for TPUs."""
-    # Keras 2 refuses too, Keras 3 does not. Nobody has seen it work there.
+    # Keras 2 refuses TPUs too, Keras 3 does not. Nobody has seen a loss scale work
+    # there.
     if on_tpu():
         raise ValueError(
             "`LossScaleOptimizer` must not be used with TPUStrategy: TPUs compute in "
@@ -49,17 +56,17 @@ def refuse_tpu() -> None:
 
 
 def check_can_apply() -> None:
-    """Raises where gradients cannot be applied."""
+    """Raises if gradients cannot be applied here."""
     refuse_tpu()
     if tf.distribute.in_cross_replica_context():
         raise ValueError(
-            "apply_gradients must be called in replica context, got a call in "
+            "`apply_gradients` must be called in replica context, got a call in "
             "cross-replica context. Call it within strategy.run."
         )
 
 
 def train_apart() -> bool:
-    """Tells whether each worker takes steps of its own: parameter servers."""
+    """Tells whether each worker takes its own steps, as with parameter servers."""
     of_v1 = tf.compat.v1.distribute.experimental
     spaces = (tf.distribute, tf.distribute.experimental, of_v1)
     found = (getattr(each, "ParameterServerStrategy", None) for each in spaces)
@@ -70,8 +77,9 @@ def train_apart() -> bool:
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` on every replica with that replica's part of `args`.
 
-    In cross-replica context it is called once per replica and the results come back
-    as `PerReplica`. Elsewhere there is one replica here, and it is called once.
+    In cross-replica context, `function` is called once per replica, and the results are
+    returned as `PerReplica`. Elsewhere the code runs on one replica, and `function` is
+    called once.
     """
     if tf.distribute.in_cross_replica_context():
         strategy = tf.distribute.get_strategy()
@@ -79,15 +87,16 @@ def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-def all_reduce_sum(value: Any) -> Any:
+def all_reduce_sum(value: Tensor) -> Tensor:
     """Returns the sum of a tensor over all replicas, equal on all of them.
 
-    In cross-replica context `value` is `PerReplica`, and the sum a plain tensor.
+    In cross-replica context, `value` is `PerReplica` and the sum is a plain tensor.
     """
     if count() == 1:
         return local_result(value)
     if tf.distribute.in_cross_replica_context():
-        # Onto the devices where it is: Strategy.reduce would take it to the host.
+        # This sum stays on the replicas' devices. Strategy.reduce brings it to the
+        # host.
         extended = tf.distribute.get_strategy().extended
         return local_result(
             extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value)
@@ -96,15 +105,15 @@ def all_reduce_sum(value: Any) -> Any:
     return total
 
 
-def all_reduce_sums(values: List[Any]) -> List[Any]:
-    """Returns the sum over all replicas of each of several tensors, equal on all.
+def all_reduce_sums(values: Grads) -> Grads:
+    """Sums each of several tensors over all replicas. The sums are equal on all.
 
-    Those of one dtype cross together. In a graph `MultiWorkerMirroredStrategy` makes
-    one message of them. Called in replica context.
+    Tensors of one dtype cross together. In a graph, `MultiWorkerMirroredStrategy` packs
+    them into one message. Call it in replica context.
 
     Args:
-      values: Tensors, `tf.IndexedSlices` and Nones. Of what is sparse the rows of all
-        replicas are put together, and added up by whoever applies them.
+      values: Tensors, `tf.IndexedSlices` and Nones. The rows of `tf.IndexedSlices` of
+        all replicas are put together. The optimizer sums them when it applies them.
     """
     context, sums = tf.distribute.get_replica_context(), list(values)
     of_dtype: Dict[Any, List[int]] = {}
@@ -120,39 +129,42 @@ def all_reduce_sums(values: List[Any]) -> List[Any]:
 
 
 def can_sum(dtype: str) -> bool:
-    """Tells whether this TensorFlow's collectives add up a dtype.
+    """Tells whether this TensorFlow's collectives can sum a dtype.
 
-    float16 they do since 2.4. bfloat16 they do not on 2.4, and do on 2.15 and 2.21.
+    They can sum float16 since TensorFlow 2.4. They cannot sum bfloat16 on 2.4, but they
+    can on 2.15 and 2.21.
     """
     return op_types.takes("CollectiveReduceV2", "T", tf.as_dtype(dtype))
 
 
-def _as_gathered(value: Any) -> Any:
-    """Returns sparse bfloat16 rows by their bits: collectives gather no bfloat16.
+def _as_gathered(value: Grad) -> Grad:
+    """Returns sparse bfloat16 rows as float16 rows with the same bits.
 
-    They put the rows of all replicas together and compute nothing (seen on 2.4 to
-    2.21).
+    It returns any other value as it is. Collectives cannot gather bfloat16. A gather
+    only puts the rows of all replicas together and computes nothing, so the bits
+    survive (seen on 2.4 to 2.21).
     """
     if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
         return value
     return _with_bits_of(value, tf.float16)
 
 
-def _with_bits_of(value: Any, dtype: Any) -> Any:
+def _with_bits_of(value: Grad, dtype: Any) -> Grad:
     if value.dtype == dtype:
         return value
     bits = tf.bitcast(value.values, dtype)
     return tf.IndexedSlices(bits, value.indices, value.dense_shape)
 
 
-def agree(is_finite: Flag) -> Any:
+def agree(is_finite: Flag) -> Flag:
     """Returns whether `is_finite` holds on every replica: the same answer on each.
 
-    The replicas at fault are counted, as booleans cannot be reduced. One scalar
-    crosses replicas, in `float32`, which every collective takes on every device.
+    It counts the replicas whose flag is False, since booleans cannot be reduced. One
+    scalar crosses replicas. It is `float32`, which every collective takes on every
+    device.
 
-    `LossScale.update` asks this. The step of an optimizer agrees in
-    `lossscale/optimizer/step/reduction.py`, which has gradients' sums to look at, too.
+    `LossScale.update` calls this. The step of an optimizer reduces its flag in
+    `lossscale/optimizer/step/reduction.py`, which can also look at sums of gradients.
 
     Args:
       is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.
@@ -168,11 +180,11 @@ def agree(is_finite: Flag) -> Any:
     return tf.equal(all_reduce_sum(at_fault), 0.0)
 
 
-def in_own_slot(value: Any) -> Any:
-    """Returns `[replicas]` numbers: this replica's own one in its place, 0 in others.
+def in_own_slot(value: Scalar) -> Tensor:
+    """Returns `[replicas]` numbers: this replica's number in its place, 0 in others.
 
-    Their sum over all replicas holds the number of each, and so their greatest, which
-    `tf.distribute` has no reduction for. Called in replica context.
+    The sum over all replicas holds the number of each replica, and so the greatest
+    number. `tf.distribute` has no reduction for that one. Call it in replica context.
 
     Args:
       value: A `float32` tensor of shape `[]`, not NaN.
@@ -181,8 +193,8 @@ def in_own_slot(value: Any) -> Any:
     return tf.one_hot(number, count(), on_value=value, off_value=tf.zeros_like(value))
 
 
-def greatest(value: Any) -> Any:
-    """Returns the greatest of all replicas' numbers, equal on all of them.
+def greatest(value: Scalar) -> Scalar:
+    """Returns the greatest of all replicas' numbers. It is equal on all replicas.
 
     Args:
       value: A `float32` tensor of shape `[]`, not negative and not NaN, `PerReplica` in
@@ -194,13 +206,14 @@ def greatest(value: Any) -> Any:
 
 
 def merge_call(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls `function` once for all replicas where they are threads, else right here.
+    """Calls `function` once for all replicas if they are threads, else once on each.
 
-    There it can branch, and change a variable once for all: where replicas are threads,
-    a `tf.cond` in replica context cannot hold a branch that meets the other replicas,
-    and a variable that is not mirrored would be changed by each thread in turn. So
-    `function` is called in cross-replica context, with `PerReplica` arguments. Unlike
-    TensorFlow's `merge_call`, this one does not give it the strategy.
+    If replicas are threads, two things fail in replica context. A branch of a `tf.cond`
+    cannot communicate with the other replicas, and each thread in turn would change a
+    variable that is not mirrored. So `function` is then called in cross-replica
+    context, with `PerReplica` arguments: there it can branch, and change a variable
+    once for all. Unlike TensorFlow's `merge_call`, this one does not pass the strategy
+    to `function`.
     """
     if tf.distribute.in_cross_replica_context() or not _needs_merge_call():
         return function(*args)
@@ -209,18 +222,22 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def local_result(value: Any) -> Any:
-    """Returns this worker's first replica's part of a value that is equal on all."""
+    """Returns one replica's part of a value that is equal on all replicas.
+
+    It is the part of this worker's first replica. Outside of cross-replica context,
+    `value` is that part already.
+    """
     if not tf.distribute.in_cross_replica_context():
         return value
     return tf.distribute.get_strategy().experimental_local_results(value)[0]
 
 
 def _needs_merge_call() -> bool:
-    """Tells whether replicas are threads of this process that must meet."""
+    """Tells whether replicas are threads of this process, which `merge_call` joins."""
     if not tf.distribute.has_strategy():
         return False
-    # Keras asks the same question with the same private name; TensorFlow 2.4 has
-    # neither the name nor a strategy without merge_call (seen on 2.4 and 2.8-2.21).
+    # Keras calls the same private function. TensorFlow 2.4 does not have it, and has no
+    # strategy that can do without merge_call (seen on 2.4 and 2.8-2.21).
     internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
     supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
     return supports_none is None or not supports_none()

@@ -22,6 +22,7 @@ SIGNATURE = {
     "dynamic_growth_steps": None,
     "dynamic": None,
     "initial_scale": None,
+    "communication_dtype": None,
     "kwargs": inspect.Parameter.empty,
 }
 

@@ -1,4 +1,4 @@
-"""Gradients that the user aggregates across replicas, before a step is decided on."""
+"""Gradients that the user's own function aggregates, before the step is decided."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import tensorflow as tf
 
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import unscale_and_check
-from lossscale.runtime.aliases import Tensor, Variable
+from lossscale.runtime.aliases import PerGradient, Variable
 
 
 def aggregated(
-    bundle: Bundle, variables: Any, aggregate: Callable[[List[Any]], Any]
-) -> Tuple[Bundle, List[Any]]:
+    bundle: Bundle,
+    variables: List[Variable],
+    aggregate: Callable[[List[Any]], Any],
+) -> Tuple[Bundle, List[Variable]]:
     """Returns gradients as the user's function aggregates them, and their variables.
 
-    They were finite before, or the step is skipped whatever it returns. It is called
-    with unscaled gradients, as Keras does, and at every step: it may wait for others.
+    If a gradient was not finite before, the step is skipped, whatever the function
+    returns. As in Keras, the function gets unscaled gradients. It may wait for the
+    other replicas, so it is called at every step.
 
     Args:
-      bundle: The gradients that were handed in.
-      variables: What they are to be applied to.
+      bundle: The gradients that were passed to the wrapper.
+      variables: The variables of these gradients.
       aggregate: Takes a list of `(gradient, variable)` pairs, and returns pairs.
     """
     grads, now = unscale_and_check(bundle)
@@ -38,10 +41,17 @@ def aggregated(
 
 
 def _worst_of(
-    trained: List[Variable], worst: Tensor, variables: List[Variable]
-) -> Tensor:
-    """Returns the worst numbers of the variables that the user's function returned."""
+    trained: List[Variable], worst: PerGradient, variables: List[Variable]
+) -> PerGradient:
+    """Returns the worst numbers of the variables that the user's function returned.
+
+    Args:
+      trained: The variables that the function returned.
+      worst: For each of `variables`, the worst number in its gradient.
+      variables: The variables that the function was called with.
+    """
     positions = {id(variable): i for i, variable in enumerate(variables)}
-    of_others = len(variables)  # which were not there before, and had no fault
+    # A variable that only the function returned had no gradient, and so no fault.
+    of_others = len(variables)
     found = [positions.get(id(variable), of_others) for variable in trained]
     return tf.gather(tf.pad(worst, [[0, 1]]), found)

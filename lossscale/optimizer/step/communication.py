@@ -1,21 +1,21 @@
 """Gradients cross the replicas in float16 or bfloat16, while they are still scaled.
 
-The wrapper adds them up in the inner optimizer's place:
+The wrapper sums the gradients in the inner optimizer's place:
 
 ```
-on each replica   cast each gradient to `communication_dtype`; multiply those that are
-                  unscaled with the loss scale first
-all-reduce        add them up in that dtype: half the bytes
+on each replica   multiply the unscaled gradients by the loss scale, then cast all
+                  gradients to `communication_dtype`
+all-reduce        sum them in that dtype: half the bytes of float32
 on each replica   cast the sum back, to be divided in float32 and checked
 ```
 
-The sum is equal on all replicas, so each of them finds the same flag in it. What
-overflows in the cast or in the sum is infinite on all of them, and all skip the step.
+The sum is equal on all replicas, so each replica finds the same flag in it. If the cast
+or the sum overflows, the sum is not finite on any replica, and all skip the step.
 """
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
@@ -25,84 +25,91 @@ from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.largest import bounded
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Grad, Scalar
+from lossscale.runtime.aliases import Grad, Grads, Scalar
 
-#: What gradients may cross in.
+#: The dtypes in which gradients may cross.
 DTYPES = ("float16", "bfloat16")
 _OF_HOROVOD = (
-    "adds them up by Horovod. Leave it out, and let Horovod compress them: "
-    "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
+    "sums them with Horovod. Leave out `communication_dtype`, and let Horovod compress "
+    "the gradients: hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
 )
 
 
 def checked_dtype(value: Any) -> Optional[str]:
-    """Returns the argument `communication_dtype` as a string, None for None."""
+    """Returns the argument `communication_dtype` as a string or None.
+
+    Raises:
+      ValueError: It is another dtype.
+    """
     name = value.name if isinstance(value, tf.DType) else value
     if name is None or (isinstance(name, str) and name in DTYPES):
         return name
     raise ValueError(
         "`communication_dtype` must be 'float16', 'bfloat16' or None, got "
-        f"{arguments.shown(value)}. None leaves the sum to the inner optimizer."
+        f"{arguments.shown(value)}. With None, the inner optimizer sums the gradients."
     )
 
 
 def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> None:
-    """Raises where the wrapper cannot add gradients up in the inner optimizer's place.
+    """Raises if the wrapper cannot sum gradients in the inner optimizer's place.
 
     Args:
       dtype: The argument `communication_dtype`.
       inner_optimizer: The inner optimizer.
-      way: How it adds gradients up in a way of its own. None: it does not.
+      way: How the inner optimizer sums gradients in its own way, in words that complete
+        the error. None: it does not.
 
     Raises:
-      ValueError: It does, the strategy's workers do not train in step, or TensorFlow
-        adds up no such dtype.
+      ValueError: The inner optimizer does, the strategy's workers do not train in step,
+        or this TensorFlow cannot sum the dtype across replicas.
     """
     _refuse_where(dtype)
     modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
     way = _OF_HOROVOD if "horovod" in modules else way
     if way is not None:
         raise ValueError(
-            "`communication_dtype` must be None if the inner optimizer adds gradients "
-            f"up in a way of its own, got {dtype!r} and {inner_optimizer!r}, which "
-            f"{way}."
+            "`communication_dtype` must be None if the inner optimizer sums gradients "
+            f"in its own way, got {dtype!r} and {inner_optimizer!r}, which {way}."
         )
 
 
 def _refuse_where(dtype: str) -> None:
-    """Raises under a strategy, or with a TensorFlow, that cannot add gradients up."""
+    """Raises if this strategy or this TensorFlow cannot sum gradients in a dtype."""
     if not replicas.can_sum(dtype):
         raise ValueError(
             "`communication_dtype` must be 'float16' or None with this TensorFlow, got "
-            f"{dtype!r}, which its collectives do not add up. Install a newer "
-            "TensorFlow, or take 'float16'."
+            f"{dtype!r}, which its collectives cannot sum. Install a newer TensorFlow, "
+            "or pass 'float16'."
         )
     if replicas.train_apart():
         raise ValueError(
             "`communication_dtype` must be None under ParameterServerStrategy, got "
-            f"{dtype!r}: each worker applies its own gradients there, and no sum "
-            "crosses. Leave it out."
+            f"{dtype!r}. Each worker applies its own gradients there, so replicas "
+            "exchange no sum. Leave out `communication_dtype`."
         )
 
 
 def refuse_unsummed(dtype: str) -> None:
-    """Raises because `apply_gradients` was asked to leave the sum to the caller."""
+    """Raises: the caller of `apply_gradients` wants to sum the gradients itself."""
     raise ValueError(
         "`skip_gradients_aggregation` must be False, and "
         "`experimental_aggregate_gradients` True, with "
-        f"communication_dtype={dtype!r}: LossScaleOptimizer adds the gradients up. "
-        "Leave out one of the two."
+        f"communication_dtype={dtype!r}: LossScaleOptimizer sums the gradients then. "
+        "Leave out `communication_dtype`, or the argument that turns the sum off."
     )
 
 
 def summed(bundle: Bundle, dtype: str) -> Bundle:
-    """Returns the sum of all replicas' gradients, equal on all, still to be divided.
+    """Returns the sum of all replicas' gradients, still scaled and equal on all.
 
-    Called in replica context, on several replicas.
+    Call it in replica context, on several replicas.
 
     Args:
       bundle: This replica's gradients.
-      dtype: What those cross in whose dtype is wider.
+      dtype: The dtype in which the gradients of wider dtypes cross.
+
+    Returns:
+      A bundle that is still to be divided and checked.
     """
     scale = bundle.loss_scale._value()
     sent = [
@@ -115,16 +122,16 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
     return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
 
 
-def _sum_with(check: Check, sent: List[Any]) -> Any:
-    """Adds up gradients, and with them how many replicas' check has failed.
+def _sum_with(check: Check, sent: Grads) -> Tuple[Check, Grads]:
+    """Sums gradients, and together with them the replicas whose check has failed.
 
     Args:
-      check: Of when this replica's gradients were unscaled: the sum does not show what
-        was clipped since.
+      check: The check of when this replica's gradients were unscaled. The sum does not
+        show an overflow that was clipped since then.
       sent: The gradients as they cross.
 
     Returns:
-      The check that all replicas know together, and the sums.
+      The check of all replicas together, and the sums.
     """
     if check.is_clean:
         return CLEAN, replicas.all_reduce_sums(sent)
@@ -135,18 +142,19 @@ def _sum_with(check: Check, sent: List[Any]) -> Any:
     largest = check.largest
     if largest is not None:
         largest = replicas.greatest(bounded(is_finite, largest))
-    # A replica at fault tells which of its gradients were; the others tell of none.
+    # A replica at fault reports which of its gradients were; the others report none.
     count = len(sent)
     return Check(tf.equal(bad, 0), None, lambda: check.worst_of(count), largest), sums
 
 
-def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Any:
-    """Returns a gradient as it crosses.
+def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
+    """Returns a gradient in the form in which it crosses.
 
     Args:
       grad: A gradient, or None.
-      factor: What multiplies it for the way. None: it is still scaled.
-      dtype: What it crosses in if its own dtype is wider.
+      factor: The loss scale, if it must multiply the gradient. None: the gradient is
+        still scaled.
+      dtype: The dtype in which the gradient crosses, if its own dtype is wider.
     """
     if grad is None:
         return None
@@ -160,8 +168,8 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Any:
     return tf.cast(grad, narrow if is_wider else own)
 
 
-def _as_wide_as(total: Grad, grad: Grad) -> Any:
-    """Returns a sum in the dtype of the gradients."""
+def _as_wide_as(total: Grad, grad: Grad) -> Grad:
+    """Returns the sum `total` in the dtype of the gradient `grad`."""
     if isinstance(total, tf.IndexedSlices):
         values = _as_wide_as(total.values, grad.values)
         return tf.IndexedSlices(values, total.indices, total.dense_shape)

@@ -1,13 +1,14 @@
 """One loss scale for several optimizers: adjusted once per step, from all of them.
 
-The two optimizers of a GAN may share a loss scale. Each skips by its own gradients, but
-the loss scale must count one step, which is bad if one of them was. Which optimizer
-comes last is not known beforehand. So each apply gives the loss scale the state from
-before the step, and adjusts it anew by the AND of all flags so far. That an earlier one
-was bad shows in the count of skipped steps. No variable and no branch is added.
+The two optimizers of a GAN may share a loss scale. Each optimizer skips by its own
+gradients. The loss scale must count one step, and this step is bad if the gradients of
+any optimizer were. Nobody knows beforehand which optimizer comes last. So each apply
+first sets the loss scale back to its state from before the step, then adjusts it by the
+AND of all flags so far. The count of skipped steps shows whether an earlier flag was
+bad. This needs no new variable and no branch.
 
-A step ends when one of its optimizers applies a second time (in the other branch of
-one `tf.cond` does not count), and when another graph is built.
+A step ends when one of its optimizers applies a second time, or when another graph is
+built. An apply in the other branch of the same `tf.cond` does not count as a second.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import tensorflow as tf
 from lossscale.gradients.check import Check
 from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Op, Scalar, Variable
+from lossscale.runtime.aliases import Flag, Op, Scalar, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import (
     above_branches,
@@ -39,47 +40,50 @@ class _SharedStep:
     """A step of a shared loss scale in which at least one optimizer has applied.
 
     Attributes:
-      graph: Where it began; None in eager mode.
+      graph: The graph in which the step began; None in eager mode.
       before: Pairs of a variable of the loss scale and its value before the step.
-      applied: Those that have applied in it, and in which graph.
-      update_op: What was adjusted last. None in eager mode.
+      applied: The optimizers that have applied in this step, each with its graph.
+      update_op: The last adjustment of the loss scale. None in eager mode.
       left: The loss scale's values after the last adjustment, in eager mode only.
     """
 
     def __init__(self, loss_scale: LossScale) -> None:
         self.graph = above_branches(current_graph())
         self.applied: Any = weakref.WeakKeyDictionary()
-        self.update_op: Any = None
+        self.update_op: Op = None
         self.left: Optional[List[Any]] = None
-        # Outside of the branch that applies, which may not run.
+        # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
             self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
             largest = loss_scale.last_largest
-            if largest is not None:  # of those that have applied in this step
+            if largest is not None:  # it holds the greatest of this step so far
                 self.update_op = group_ops([largest.assign(0.0, read_value=False)])
 
     def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
-        """Tells whether `member`, which applies now, does so in this step."""
+        """Tells whether `member` applies in this step, and not in a new one."""
         if member in self.applied and not is_other_branch(self.applied[member]):
             return False
         if not any(self.graph is graph for graph in visible_graphs()):
             return False
-        # A checkpoint may have been restored, or the loss scale set, since.
+        # Since then somebody may have restored a checkpoint, or set the loss scale.
         return self.left is None or self.left == _values(loss_scale)
 
-    def take_back(self, loss_scale: LossScale, largest: Scalar) -> Tuple[Any, Any, Any]:
-        """Gives the loss scale the state that it had before this step.
+    def take_back(
+        self, loss_scale: LossScale, largest: Optional[Scalar]
+    ) -> Tuple[Op, Flag, List[Scalar]]:
+        """Sets the loss scale back to its state from before this step.
 
         Args:
           loss_scale: The `LossScale`.
           largest: The greatest magnitude of what is applied now. None: not requested.
 
         Returns:
-          What did so, None in eager mode; whether those that have applied were good;
-          and a list of the greatest magnitude of all, empty if not requested.
+          The op that did so, None in eager mode; whether the optimizers that have
+          applied so far had good gradients; and a list of the greatest magnitude in
+          this step so far, empty if not requested.
         """
-        # A tf.compat.v1 graph keeps no order of its own.
+        # In a tf.compat.v1 graph only control dependencies order the operations.
         with _after(self.update_op):
             was_good = self._is_as_before(loss_scale.skipped_steps)
             known = [] if largest is None else [_greatest_so_far(loss_scale, largest)]
@@ -88,31 +92,36 @@ class _SharedStep:
             return group_ops([was_good, restored]), was_good, known
 
     def leave(self, loss_scale: LossScale, update_op: Op) -> None:
-        """Remembers what one of its optimizers leaves the next one."""
+        """Remembers the adjustment of one optimizer for the next one.
+
+        Args:
+          loss_scale: The `LossScale`.
+          update_op: The op that adjusted it. None in eager mode.
+        """
         if mode.current().knows_values:
             self.left = _values(loss_scale)
-        # What was done in a branch is done when the branch is.
+        # An op within a branch cannot be waited for: it is done when the branch is.
         self.update_op = update_op if current_graph() is self.graph else None
 
-    def _is_as_before(self, variable: Variable) -> Any:
+    def _is_as_before(self, variable: Variable) -> Flag:
         (old,) = [old for each, old in self.before if each is variable]
         return tf.equal(tf.convert_to_tensor(variable), old)
 
 
-def _greatest_so_far(loss_scale: LossScale, largest: Scalar) -> Any:
-    """Returns the greatest magnitude of all that has been applied in this step."""
+def _greatest_so_far(loss_scale: LossScale, largest: Scalar) -> Scalar:
+    """Returns the greatest magnitude of all gradients in this step so far."""
     return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
 
 
-def adjust_together(member: Provenance, check: Check) -> Tuple[Any, Any]:
+def adjust_together(member: Provenance, check: Check) -> Tuple[Op, Flag]:
     """Adjusts a loss scale to a step that one of its optimizers applies or skips.
 
     Args:
-      member: The optimizer's `Provenance`.
-      check: What the replicas know together of this optimizer's gradients.
+      member: The `Provenance` of this optimizer.
+      check: The check of this optimizer's gradients on all replicas together.
 
     Returns:
-      The update op, None in eager mode, and whether this optimizer applies.
+      The update op, None in eager mode, and whether this optimizer applies the step.
     """
     loss_scale = member.loss_scale
     if not (member.is_keras and member.history.is_shared()):
@@ -121,7 +130,7 @@ def adjust_together(member: Provenance, check: Check) -> Tuple[Any, Any]:
     step = _step_of(member)
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
-        # Each optimizer skips by its own gradients, the loss scale counts by all.
+        # An optimizer skips by its own gradients, the loss scale counts by all flags.
         own = adjusting.arguments_of(loss_scale, is_finite, check.largest)
         decision = adjusting.decision_of(loss_scale, own)
         all_good = tf.logical_and(is_finite, was_good)
