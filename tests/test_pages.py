@@ -19,6 +19,8 @@ import lossscale
 
 README = ROOT / "README.md"
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
+#: The slow tests run on the newest version alone.
+slow_on_the_newest = pytest.mark.slow if TENSORFLOW >= (2, 21) else lambda test: test
 BLOCKS = [block for path in (README, *GUIDE.values()) for block in pages.blocks(path)]
 
 
@@ -58,9 +60,16 @@ def test_blocks_run(half, tmp_path):
     is_too_old, _ = LIMITS["the pages"]
     if not is_too_old(families()[0]):
         found += filter(runs_here, BLOCKS)
-    if families()[0].name == "keras3":
-        found.append(pages.notebook(DOCS / "examples" / "notebook.ipynb"))
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
+
+
+@slow_on_the_newest
+def test_the_notebook_runs(tmp_path):
+    """It takes as long as a quarter of all blocks, and runs where pages are built."""
+    if families()[0].name != "keras3":
+        pytest.skip("it is for Keras 3")
+    program = pages.notebook(DOCS / "examples" / "notebook.ipynb")
+    assert_run([program], tmp_path, MPLBACKEND="agg")
 
 
 def test_blocks_for_keras_2_run(tmp_path):
