@@ -12,15 +12,13 @@ import pages
 import pytest
 import tensorflow as tf
 from installed import ROOT, families
-from limits import LIMITS, TENSORFLOW, skip_without
+from limits import LIMITS, TENSORFLOW, skip_without, slow_on_the_newest
 from pages import DOCS, MIGRATIONS, PAGES
 
 import lossscale
 
 README = ROOT / "README.md"
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
-#: The slow tests run on the newest version alone.
-slow_on_the_newest = pytest.mark.slow if TENSORFLOW >= (2, 21) else lambda test: test
 BLOCKS = [block for path in (README, *GUIDE.values()) for block in pages.blocks(path)]
 
 
