@@ -139,3 +139,12 @@ def test_what_is_free_of_the_loss_scale_is_not_divided_when_it_is_unscaled(train
         unscaled = trained.optimizer.get_unscaled_gradients([grad / tf.norm(grad)])
         trained.apply(unscaled)
     assert trained.subtracted() == 0.5
+
+
+def test_of_the_loss_scales_that_multiplied_parts_of_it_the_last_divides(trained):
+    (before,) = trained.scaled(1.0)
+    trained.optimizer.loss_scale.current_loss_scale.assign(2 * S)
+    (grad,) = trained.scaled(1.0)
+    with warned(0):
+        trained.apply([0.0 * before + grad])  # a sum that forgets what was before
+    assert trained.subtracted() == 1.0
