@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import zlib
 
 import numpy as np
@@ -33,11 +34,30 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in beyond]
 
 
+#: After how many tests what is still alive is left out of each search for garbage.
+FREEZES_AFTER = 50
+_FINISHED = itertools.count(1)
+
+
 def pytest_collection_finish():
     """Leaves what is imported by now out of each search for garbage: a tenth of all."""
+    gc.set_threshold(20_000, 20, 20)
+    _freeze()
+
+
+def pytest_runtest_logfinish():
+    """Leaves out what TensorFlow and Keras keep of tests that have ended, too.
+
+    They keep so much that at the end of all tests one search takes half a second, and
+    some tests search twice.
+    """
+    if next(_FINISHED) % FREEZES_AFTER == 0:
+        _freeze()
+
+
+def _freeze():
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def _is_either_keras2(item):

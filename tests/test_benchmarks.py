@@ -66,7 +66,6 @@ SMALL = {
         r"scale-apply +sgd +dynamic +\d+ ops +\d+ executed",
     ),
 }
-QUICK = "packing"
 
 
 def is_benchmark(path):
@@ -77,10 +76,8 @@ def test_every_benchmark_is_run():
     assert {path.stem for path in FOLDER.glob("*.py") if is_benchmark(path)} == {*SMALL}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == QUICK else pytest.mark.slow) for n in SMALL],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_it_runs(name, tmp_path):
     kerases.imported("tf_keras")
     if kerases.keras3() is None or len(kerases.keras2()) == 0:

@@ -14,7 +14,7 @@ import pages
 import pytest
 import tensorflow as tf
 from installed import ROOT, families
-from limits import LIMITS, TENSORFLOW, skip_without
+from limits import LIMITS, TENSORFLOW, skip_without, slow_on_the_newest
 from pages import DOCS, MIGRATIONS, PAGES
 
 import lossscale
@@ -60,9 +60,16 @@ def test_blocks_run(half, tmp_path):
     is_too_old, _ = LIMITS["the pages"]
     if not is_too_old(families()[0]):
         found += filter(runs_here, BLOCKS)
-    if families()[0].name == "keras3":
-        found.append(pages.notebook(DOCS / "examples" / "notebook.ipynb"))
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
+
+
+@slow_on_the_newest
+def test_the_notebook_runs(tmp_path):
+    """It takes as long as a quarter of all blocks, and runs where pages are built."""
+    if families()[0].name != "keras3":
+        pytest.skip("it is for Keras 3")
+    program = pages.notebook(DOCS / "examples" / "notebook.ipynb")
+    assert_run([program], tmp_path, MPLBACKEND="agg")
 
 
 def test_blocks_for_keras_2_run(tmp_path):

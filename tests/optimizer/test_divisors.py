@@ -13,7 +13,7 @@ from models import compiled
 
 from lossscale import DynamicLossScale
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 FACTORS = [0.25, 0.25, 0.5]
 every_mode = pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 
@@ -42,6 +42,7 @@ def growing():
     return DynamicLossScale(S, increment_period=1)
 
 
+@slow
 @every_mode
 @collections
 @pytest.mark.parametrize("unscales", [False, True])
@@ -85,6 +86,7 @@ def test_two_parts_of_one_list_and_the_first_moves_the_scale(family, collect, mo
     assert trained.state()[0] == S * 4
 
 
+@slow
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_the_first_of_two_applies_in_a_branch(family, mode):
     first, second = sharing(family, growing())
@@ -104,6 +106,7 @@ def test_the_first_of_two_applies_in_a_branch(family, mode):
     assert first.subtracted() == 2.0
 
 
+@slow
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_two_steps_in_one_function(family, mode):
     trained = Trained(family, growing(), sizes=(8,))
@@ -126,6 +129,7 @@ def _maker(trained):
     return make
 
 
+@slow
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_a_function_scales_in_each_run_of_a_training_loop(family, mode):
     trained = Trained(family, growing(), sizes=(8,))
@@ -140,6 +144,7 @@ def test_a_function_scales_in_each_run_of_a_training_loop(family, mode):
     assert (trained.subtracted(), trained.state()[0]) == (1.0, S * 8)
 
 
+@slow
 def test_a_function_that_ran_at_nobody_knows_which_scale_is_told_of(family):
     # A trace is used again: that it is older than an apply says nothing.
     trained = Trained(family, growing(), sizes=(8, 8))
@@ -156,6 +161,7 @@ def test_a_function_that_ran_at_nobody_knows_which_scale_is_told_of(family):
         step(tf.constant(1.0))
 
 
+@slow
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_of_two_branches_one_moves_the_scale(family, mode):
     trained = Trained(family, growing(), sizes=(8,))
@@ -176,6 +182,7 @@ def test_of_two_branches_one_moves_the_scale(family, mode):
     assert (trained.subtracted(), trained.state()[0]) == (1.5, S * 4)
 
 
+@slow
 @every_mode
 def test_replicas_share_and_the_first_one_moves_the_scale(family, mirrored, mode):
     if mode == "xla":

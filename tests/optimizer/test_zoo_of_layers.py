@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from installed import families
 from layers import DRAWN_IN_PYTHON, FAIL_IN_KERAS_2, LAYERS, NOT_TRAINED
-from limits import TENSORFLOW, is_older, skip_without
+from limits import TENSORFLOW, is_older, skip_without, slow_on_the_newest
 
 from lossscale import LossScaleOptimizer, LossScaleWarning
 
@@ -167,6 +167,7 @@ def quick():
     ]
 
 
+@slow_on_the_newest
 @pytest.mark.either_keras2
 @pytest.mark.parametrize(("family", "name", "module", "mode"), quick())
 def test_trains_as_the_bare_optimizer(family, name, module, mode):

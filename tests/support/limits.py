@@ -8,6 +8,9 @@ import pytest
 import tensorflow as tf
 
 TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
+#: Marks a test that slow tests have the like of, and more. Slow tests run on the newest
+#: version only. On all others the marked test is quick.
+slow_on_the_newest = pytest.mark.slow if TENSORFLOW >= (2, 21) else lambda test: test
 
 
 def is_older(family, version):

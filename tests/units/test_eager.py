@@ -259,6 +259,21 @@ def test_accumulated_in_one_function_and_applied_in_another(trained, way, applie
             assert trained.subtracted() == times * 0.5
 
 
+def test_a_step_traced_once_divides_by_what_scaled_the_present_sum(trained):
+    total = tf.Variable(tf.zeros([4]), trainable=False)
+
+    @tf.function
+    def step():
+        trained.apply([total.read_value()])
+
+    with warned(0):
+        for factor in (1.0, 2.0):
+            trained.optimizer.loss_scale.current_loss_scale.assign(factor * S)
+            total.assign(trained.scaled(1.0)[0])
+            step()
+    assert trained.subtracted() == 2.0
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_an_overflow_that_was_clipped_into_a_sum_in_a_variable(trained, mode):
     total = tf.Variable(tf.zeros([4]), trainable=False)

@@ -108,6 +108,7 @@ def test_what_is_sure_is_so(kind):
     assert [each for each in wrong if each] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(TENSORFLOW < (2, 21), reason="operations change")
 def test_which_rules_are_more_careful_than_the_experiment():
     careful = [kind for kind in sorted(RECIPES) if Operation(kind).is_careful()]

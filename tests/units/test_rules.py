@@ -189,6 +189,13 @@ def test_a_determinant_has_as_many_factors_as_its_matrix_has_rows():
     assert ends(determinant([SCALED], NOTHING)) == (0.0, 1.0)
 
 
+def test_what_a_variable_holds_is_no_weight_if_it_is_scaled():
+    held = SCALED._replace(from_variable=True)
+    for others in ([FREE], [UNSCALED], [KEPT]):
+        assert ends(product([held, *others], NOTHING)) == (1.0, 1.0)
+    assert ends(product([held, SCALED], NOTHING)) == (2.0, 2.0)
+
+
 def test_a_gradient_is_linear_in_one():
     assert gradient([SCALED, FREE, None], NOTHING) == SCALED
     assert ends(gradient([SCALED, SCALED], NOTHING)) == (0.0, 1.0)

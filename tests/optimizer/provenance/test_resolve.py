@@ -63,13 +63,15 @@ def test_changed_while_scaled_is_done_as_keras_does(
 
 
 @pytest.mark.parametrize("run", MODES)
-def test_scaled_twice_is_told(trained, run):
+def test_scaled_twice_is_told(family, trained, run):
     def step():
         grads = trained.scaled(1.0)
         trained.apply([grad * trained.optimizer.loss_scale for grad in grads])
 
     (message,) = told(compiled(step, run))
     assert "to the power of 2" in message
+    # As that Keras's own wrapper would: Keras 3's divides.
+    assert trained.subtracted() == (S if family.name == "keras3" else S**2)
 
 
 def test_a_number_that_nobody_can_see(trained):
@@ -139,3 +141,12 @@ def test_what_is_free_of_the_loss_scale_is_not_divided_when_it_is_unscaled(train
         unscaled = trained.optimizer.get_unscaled_gradients([grad / tf.norm(grad)])
         trained.apply(unscaled)
     assert trained.subtracted() == 0.5
+
+
+def test_of_the_loss_scales_that_multiplied_parts_of_it_the_last_divides(trained):
+    (before,) = trained.scaled(1.0)
+    trained.optimizer.loss_scale.current_loss_scale.assign(2 * S)
+    (grad,) = trained.scaled(1.0)
+    with warned(0):
+        trained.apply([0.0 * before + grad])  # a sum that forgets what was before
+    assert trained.subtracted() == 1.0

@@ -21,3 +21,16 @@ def test_of_three_replicas_the_order_of_the_sum_cannot_tell(monkeypatch, count, 
     terms = SeveralReplicas(are_added=True)._terms(bundle)
     assert list(terms) == [0]
     np.testing.assert_array_equal(terms[0], np.float16([added]))
+
+
+@pytest.mark.parametrize(("value", "is_small"), [(3e2, True), (1e3, False)])
+def test_equal_rows_are_small_if_they_are_so_on_four_replicas(
+    monkeypatch, value, is_small
+):
+    # Twenty times 1e3 is finite on each replica, and 8e4 on four of them is not.
+    monkeypatch.setattr(replicas, "count", lambda: 4)
+    values = tf.constant([[value]] * 20, tf.float16)
+    rows = tf.IndexedSlices(values, tf.constant([1] * 20), tf.constant([2, 1]))
+    bundle = Bundle(FixedLossScale(1.0), [rows], [None])
+    reduction = SeveralReplicas(are_added=True)
+    assert bool(reduction._sum_stays_finite(bundle)) == is_small
