@@ -112,7 +112,7 @@ LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
     dynamic_growth_steps=None, *, dynamic=None, initial_scale=None,
     communication_dtype=None, **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
-LossScaleOptimizer.from_keras(optimizer)
+LossScaleOptimizer.from_keras(optimizer, *, communication_dtype=None)
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
 LossScaleOptimizer.get_unscaled_gradients(grads)

@@ -16,10 +16,11 @@ In the order of its imports:
 * `wrappers`: picks the wrapper for an optimizer, and refuses some optimizers;
 * `config`: turns a wrapper into a config, and configs into a wrapper;
 * `forwarding`: attributes that the inner optimizer or the loss scale has;
+* `inner_sum`: keeps an inner optimizer from summing what the wrapper has summed;
+* `communicating`: in which dtype the replicas exchange gradients;
 * `reports`: reports on the last skipped step, for users;
 * `base`: what the wrappers of all Kerases have in common;
 * `keras2_base`: what both generations of Keras 2's optimizers have in common;
-* `inner_sum`: keeps Keras 3's optimizers from summing gradients a second time;
 * `keras2`, `keras3`: the wrappers. Saved files name these two modules, so neither may
   be renamed.
 

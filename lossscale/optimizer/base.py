@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, overwriting, wrappers
+from lossscale.optimizer.communicating import Communicating
 from lossscale.optimizer.config import Configurable
 from lossscale.optimizer.fault_record import FaultRecord
 from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
@@ -21,7 +22,9 @@ from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
 
 
-class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports):
+class LossScaleOptimizer(
+    Configurable, KerasNames, RefusesInnerSettings, Reports, Communicating
+):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`.
@@ -134,10 +137,9 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
             **kwargs,
         }
         wrappers.check_inner(inner_optimizer, type(self))
-        dtype = self._checked_communication(inner_optimizer, communication_dtype)
-        # Keras's own __setattr__ works only after Keras's constructor has run.
-        object.__setattr__(self, "_communication_dtype", dtype)
+        self._communicate_in(communication_dtype, inner_optimizer)
         self._wrap(inner_optimizer, *self._checked(given))
+        self._leave_out_inner_sum(self._loss_scale)
 
     def _wrap(
         self, inner_optimizer: Any, loss_scale: LossScale, name: Optional[str]
@@ -153,20 +155,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
         arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
         replicas.refuse_tpu()
         return keras_arguments.loss_scale_in(ours), name
-
-    @classmethod
-    def _checked_communication(cls, inner_optimizer: Any, dtype: Any) -> Optional[str]:
-        """Returns `communication_dtype`. Raises if the inner optimizer rules it out."""
-        found = communication.checked_dtype(dtype)
-        if found is not None:
-            way = cls._own_way_to_sum(inner_optimizer)
-            communication.refuse_impossible(found, inner_optimizer, way)
-        return found
-
-    @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
-        raise NotImplementedError
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Keras's own __setattr__ would track these, under names that Keras makes up.
@@ -186,11 +174,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
     def loss_scale(self) -> LossScale:
         """The `LossScale`. Where a number is expected, it acts as its current value."""
         return self._loss_scale
-
-    @property
-    def communication_dtype(self) -> Optional[str]:
-        """The dtype in which replicas exchange gradients. None: each gradient's own."""
-        return self._communication_dtype
 
     @property
     def applied_steps(self) -> Any:
@@ -274,13 +257,6 @@ class LossScaleOptimizer(Configurable, KerasNames, RefusesInnerSettings, Reports
         reduction = reduction_for(aggregates, dtype is not None)
         step = Step(self._provenance, reduction, self._fault_entry(variables))
         return step.run(bundle, lambda grads: apply(grads, variables))
-
-    def _dtype_to_sum_in(self) -> Optional[str]:
-        """Returns the dtype in which the wrapper sums gradients. None: it does not."""
-        dtype = self._communication_dtype
-        # The user may have changed the inner optimizer since the constructor.
-        self._checked_communication(self.inner_optimizer, dtype)
-        return dtype if replicas.count() > 1 else None
 
     def _trains(self, variables: List[Variable]) -> None:
         """Notes the trained variables at build: weights may be read before a step.

@@ -64,7 +64,9 @@ class Configurable:
         return asked(inner, **{n: v for n, v in given.items() if n in names})
 
     @classmethod
-    def from_keras(cls, optimizer: Any) -> Any:
+    def from_keras(
+        cls, optimizer: Any, *, communication_dtype: Optional[str] = None
+    ) -> Any:
         """Returns an optimizer that goes on where Keras's own wrapper is.
 
         The new optimizer takes over the inner optimizer. You may convert in the middle
@@ -79,6 +81,7 @@ class Configurable:
 
         Args:
           optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
+          communication_dtype: As in the constructor.
 
         Returns:
           A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
@@ -93,7 +96,9 @@ class Configurable:
         loss_scale = keras_state.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._release(inner)
-        return cls._of(inner, loss_scale, {})
+        given = {"communication_dtype": communication_dtype}
+        others = {} if communication_dtype is None else given
+        return cls._of(inner, loss_scale, others)
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:

@@ -44,6 +44,7 @@ class _Legacy(Keras2Base):
     """
 
     _is_legacy = True
+    _summing_method = "_aggregate_gradients"
 
     gradient_aggregator = forwarded("gradient_aggregator")
     gradient_transformers = forwarded("gradient_transformers")
@@ -74,8 +75,7 @@ class _Legacy(Keras2Base):
         aggregates = self._is_aggregated_here(experimental_aggregate_gradients)
         has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
         aggregates = aggregates and not has_own
-        is_inners = aggregates and self._dtype_to_sum_in() is None
-        options = {"name": None, "experimental_aggregate_gradients": is_inners}
+        options = {"name": None, "experimental_aggregate_gradients": aggregates}
         options.update(self._second_argument(name))
         aggregate = self._aggregate if has_own else None
         return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
@@ -123,6 +123,7 @@ class _New(Keras2Base):
     """
 
     _is_legacy = False
+    _summing_method = "aggregate_gradients"
 
     weight_decay = forwarded("weight_decay")
     clipnorm = forwarded("clipnorm")
@@ -165,10 +166,10 @@ class _New(Keras2Base):
           `iterations`, the number of applied steps.
         """
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-        aggregates = self._is_aggregated_here(not skip) and not self._is_dtensor()
+        aggregates = self._is_aggregated_here(not skip)
+        aggregates = aggregates and not _is_of_dtensor(self.inner_optimizer)
         has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
-        skip = skip or has_own or self._dtype_to_sum_in() is not None
-        options: Dict[str, Any] = {"skip_gradients_aggregation": skip}
+        options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}
         options.update(self._second_argument(name))
         options.pop("name", None)  # accepted and ignored, as Keras does
         aggregate = self.inner_optimizer.aggregate_gradients if has_own else None
@@ -184,11 +185,11 @@ class _New(Keras2Base):
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
         return cls._overrides(inner_optimizer, "aggregate_gradients")
 
-    def _is_dtensor(self) -> bool:
-        inner = self.inner_optimizer
-        return bool(getattr(inner, "_mesh", None)) or bool(
-            getattr(inner, "_run_with_dtensor", False)
-        )
+    @classmethod
+    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
+        if _is_of_dtensor(inner_optimizer):
+            return "sums them by DTensor. Leave out `communication_dtype`"
+        return super()._own_way_to_sum(inner_optimizer)
 
     @property
     def variables(self) -> Any:
@@ -218,6 +219,11 @@ class _New(Keras2Base):
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
         return inner_config.get("is_legacy_optimizer") is False
+
+
+def _is_of_dtensor(optimizer: Any) -> bool:
+    has_mesh = bool(getattr(optimizer, "_mesh", None))
+    return has_mesh or bool(getattr(optimizer, "_run_with_dtensor", False))
 
 
 def _mix_into(keras: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.inner_sum import restore as restore_sum
 from lossscale.optimizer.step import communication
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.aliases import Grads, Results, Variable
@@ -30,8 +31,6 @@ class Keras2Base(LossScaleOptimizer):
     _keras_module: Any
     _keras: Any
     _is_legacy: bool
-    #: The base class of the optimizers that this class wraps.
-    _optimizer_class: type
     _own_name: str
     _track_trackable: Any
     _create_all_weights: Any
@@ -93,7 +92,8 @@ class Keras2Base(LossScaleOptimizer):
         inner = self.inner_optimizer
 
         def apply(grads: Grads, variables: List[Variable]) -> Results:
-            return inner.apply_gradients(list(zip(grads, variables)), **options)
+            with self._inner_sum.left_out(grads):
+                return inner.apply_gradients(list(zip(grads, variables)), **options)
 
         pairs = list(grads_and_vars)
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
@@ -134,6 +134,7 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
+        restore_sum(inner_optimizer, cls._summing_method)
         # The inner optimizer keeps the objects that its wrapper tracks. They are
         # removed, so that the next wrapper can track its own. The names of the
         # attributes are private to TensorFlow (seen on 2.4 to 2.21).
@@ -147,7 +148,7 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
         if not cls._has_own_aggregation(inner_optimizer):
-            return None
+            return super()._own_way_to_sum(inner_optimizer)
         return (
             "sums them by a method or an argument of its own. Leave out "
             "`communication_dtype`"

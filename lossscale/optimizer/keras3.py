@@ -13,7 +13,6 @@ from lossscale import arguments
 from lossscale.optimizer import overwriting, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.forwarding import delegated, forwarded
-from lossscale.optimizer.inner_sum import InnerSum, own_way_to_sum
 from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Grad, Grads, Variable
@@ -35,7 +34,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # its bases. Nothing of that class's own loss scaling is used.
     _unscales_in_apply = True
     _looked_up: Set[str]
-    _inner_sum: Optional[InnerSum]
+    #: Where an optimizer sums gradients over the replicas. It is private, but no public
+    #: method can turn the sum off (seen on Keras 3.3 to 3.15).
+    _summing_method = "_all_reduce_sum_gradients"
+    _optimizer_class = keras.optimizers.Optimizer
     _not_in_names = "/"
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
@@ -57,18 +59,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
-        self._leave_out_inner_sum(inner_optimizer)
         wrappers.mark(inner_optimizer)
-
-    def _leave_out_inner_sum(self, inner_optimizer: Any) -> None:
-        """Keeps the inner optimizer from summing gradients that the wrapper sums."""
-        adds_up = self._communication_dtype is not None
-        inner_sum = InnerSum(inner_optimizer) if adds_up else None
-        object.__setattr__(self, "_inner_sum", inner_sum)
-
-    @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        return own_way_to_sum(inner_optimizer, keras.optimizers.Optimizer)
 
     learning_rate = forwarded("learning_rate")
     iterations = forwarded("iterations")
@@ -157,9 +148,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
         def apply(grads: Grads, _: Any) -> None:
             merged = [v if g is None else g for g, v in zip(grads, values)]
-            inner.apply(merged, trainable_variables)
-            if self._inner_sum is not None:
-                self._inner_sum.check(inner)
+            with self._inner_sum.left_out(grads):
+                inner.apply(merged, trainable_variables)
 
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error

@@ -26,6 +26,7 @@ from lossscale.gradients.largest import bounded
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grad, Grads, Scalar
+from lossscale.scales.base import LossScale
 
 #: The dtypes in which gradients may cross.
 DTYPES = ("float16", "bfloat16")
@@ -86,6 +87,18 @@ def _refuse_where(dtype: str) -> None:
             "`communication_dtype` must be None under ParameterServerStrategy, got "
             f"{dtype!r}. Each worker applies its own gradients there, so replicas "
             "exchange no sum. Leave out `communication_dtype`."
+        )
+
+
+def refuse_unchecked(dtype: Optional[str], loss_scale: LossScale) -> None:
+    """Raises if nobody would see that the sum has overflowed in float16."""
+    if dtype == "float16" and not loss_scale.checks_gradients:
+        raise ValueError(
+            "`loss_scale` must be one that checks gradients with "
+            f"communication_dtype='float16', got {loss_scale!r}: a sum that overflows "
+            "in float16 would make weights infinite. Write "
+            "FixedLossScale(..., skip_nonfinite=True), or "
+            "communication_dtype='bfloat16', whose range is that of float32."
         )
 
 

@@ -196,13 +196,41 @@ def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
     np.testing.assert_array_equal(found[3], np.ones([3, 2]))
 
 
-def test_a_fixed_scale_without_a_check_adds_up_too(mirrored, family):
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_a_fixed_scale_without_a_check_adds_up_too(mirrored, family, dtype):
     with mirrored.scope():
         variable = variable_of(family, [1.0])
-        optimizer = wrapped(family, FixedLossScale(2.0**8))
+        optimizer = wrapped(family, FixedLossScale(2.0**8), dtype)
         optimizer.build([variable])
     step_of(mirrored, optimizer, [variable], equal([1.0]))()
     assert values(mirrored, variable) == [[1.0 - REPLICAS]]
+
+
+def test_without_a_check_float16_is_refused(family):
+    with pytest.raises(ValueError, match="`loss_scale` must be one that checks grad"):
+        wrapped(family, FixedLossScale(2.0**8))
+    checked = FixedLossScale(2.0**8, skip_nonfinite=True)
+    assert wrapped(family, checked).communication_dtype == "float16"
+
+
+def test_an_overflow_that_is_clipped_away_eagerly_is_seen(mirrored, family):
+    with mirrored.scope():
+        variable = variable_of(family, [1.0])
+        optimizer = wrapped(family)
+        optimizer.build([variable])
+
+    def each():
+        scale = optimizer.scale_loss(tf.constant(1.0))
+        is_last = tf.cast(tf.equal(strategies.replica(), REPLICAS - 1), tf.float32)
+        grads = [tf.reshape(scale / (1.0 - is_last), [1])]
+        grads = optimizer.get_unscaled_gradients(grads)
+        grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+        optimizer.apply_gradients(list(zip(grads, [variable])))
+
+    mirrored.run(each)
+    assert values(mirrored, variable) == [[1.0]]
+    (fault,) = optimizer.nonfinite_gradients()
+    assert fault.kind == "inf"
 
 
 def test_small_gradients_are_scaled_again_for_the_way(mirrored, family):
@@ -254,18 +282,37 @@ def crossing_dtypes(nodes):
     return found
 
 
-def test_all_crosses_in_float16_and_no_flag_for_itself(mirrored, family):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype):
     found = {}
-    for dtype in (None, "float16"):
+    for each in (None, dtype):
         with mirrored.scope():
-            variables = [variable_of(family, np.zeros([2, 2]))]
-            optimizer = wrapped(family, dtype=dtype)
+            variables = [variable_of(family, np.zeros([2, 2])) for _ in range(2)]
+            optimizer = wrapped(family, dtype=each)
             optimizer.build(variables)
-        step = step_of(mirrored, optimizer, variables, equal(np.ones([2, 2])))
+        ones = np.ones([2, 2])
+        step = step_of(mirrored, optimizer, variables, equal(ones, ones))
         function = step.get_concrete_function()
-        found[dtype] = crossing_dtypes(function.graph.as_graph_def().node)
+        found[each] = crossing_dtypes(function.graph.as_graph_def().node)
     # Outside of the branches. In one, skipped steps tell which gradients were at fault.
-    assert found == {None: {"float32"}, "float16": {"float16"}}
+    assert found == {None: {"float32"}, dtype: {dtype}}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sparse_values_have_its_precision(mirrored, family, dtype):
+    with mirrored.scope():
+        variable = variable_of(family, np.zeros([2, 1]))
+        optimizer = wrapped(family, dtype=dtype)
+        optimizer.build([variable])
+    value = 1.0 + 2.0**-9  # which float16 holds, and bfloat16 does not
+
+    def gradients(_, scale):
+        rows = tf.reshape(value * scale, [1, 1])
+        return [tf.IndexedSlices(rows, tf.constant([1]), tf.constant([2, 1]))]
+
+    step_of(mirrored, optimizer, [variable], gradients)()
+    expected = REPLICAS * (value if dtype == "float16" else 1.0)
+    assert values(mirrored, variable) == [[[0.0], [-expected]]]
 
 
 def test_one_replica_has_the_same_graph(family):
@@ -443,20 +490,80 @@ def test_an_inner_optimizer_that_adds_up_its_own_way_is_refused(family):
 
 def test_one_that_never_asks_for_the_sum_is_refused(mirrored, family):
     if family.name != "keras3":
-        pytest.skip("Keras 2 has an argument for it")
+        pytest.skip("the two tests below are of Keras 2")
 
     class Delegates(family.optimizers.SGD):
         def apply(self, grads, trainable_variables=None):
             for grad, variable in zip(grads, trainable_variables):
                 variable.assign_sub(grad)
 
-    with mirrored.scope():
-        variable = variable_of(family, [1.0])
-        inner = Delegates(1.0)
-        optimizer = LossScaleOptimizer(inner, communication_dtype="float16")
-        optimizer.build([variable])
-    with pytest.raises(ValueError, match="in its own way, got"):
+    class Shares(family.optimizers.SGD):
+        """The first gradient goes to an optimizer that nobody knows of."""
+
+        def apply(self, grads, trainable_variables=None):
+            self.first.apply(grads[:1], trainable_variables[:1])
+            super().apply(grads[1:], trainable_variables[1:])
+
+        def build(self, variables):
+            self.first = family.optimizers.SGD(1.0)
+            self.first.build(variables[:1])
+            super().build(variables[1:])
+
+    for own in (Delegates, Shares):
+        with mirrored.scope():
+            variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
+            optimizer = LossScaleOptimizer(own(1.0), communication_dtype="float16")
+            optimizer.build(variables)
+        step = step_of(mirrored, optimizer, variables, equal([2.0**-9], [2.0**-9]))
+        with pytest.raises(ValueError, match="in its own way, got"):
+            step()
+
+
+def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
+    if family.name == "keras3":
+        pytest.skip("Keras 3 has no such argument")
+
+    class Drops(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, name=None, **_):
+            return super().apply_gradients(list(grads_and_vars), name=name)
+
+    class Clips(family.optimizers.SGD):
+        """Clips what it adds up, as the Model Garden's `AdamWeightDecay`."""
+
+        def apply_gradients(
+            self, grads_and_vars, name=None, experimental_aggregate_gradients=True, **_
+        ):
+            if experimental_aggregate_gradients:
+                grads, variables = zip(*grads_and_vars)
+                grads, _ = tf.clip_by_global_norm(grads, 0.25)
+                grads_and_vars = list(zip(grads, variables))
+            return super().apply_gradients(grads_and_vars, name=name)
+
+    for own, moved in ((Drops, REPLICAS), (Clips, 0.25)):
+        with mirrored.scope():
+            variable = variable_of(family, [0.0])
+            optimizer = LossScaleOptimizer(
+                own(1.0), DynamicLossScale(64.0), communication_dtype="float16"
+            )
+            optimizer.build([variable])
         step_of(mirrored, optimizer, [variable], equal([1.0]))()
+        assert values(mirrored, variable) == [[-moved]]
+
+
+def test_an_inner_optimizer_by_itself_adds_up_as_ever(mirrored, family):
+    skip_without("adding up over replicas", family)
+    with mirrored.scope():
+        variable = variable_of(family, [0.0])
+        optimizer = wrapped(family)
+        optimizer.build([variable])
+    step_of(mirrored, optimizer, [variable], equal([1.0]))()
+    inner = optimizer.inner_optimizer
+
+    def alone():
+        inner.apply_gradients([(tf.constant([1.0]), variable)])
+
+    tf.function(lambda: mirrored.run(alone))()
+    assert values(mirrored, variable) == [[-2.0 * REPLICAS]]
 
 
 def test_accumulation_of_keras3_is_refused(family):
