@@ -12,8 +12,8 @@ divided by the number of workers. "equal" gradients are the same on each worker.
 The error is the length of the difference from the exact sum, over the length of the
 exact sum, at a loss scale that makes the largest element of the sum 2**12. "lost" is
 the share of the elements of a worker's gradient that are zero in float16 there. "peak"
-is the largest number on the way over the largest element of the sum: for so much more
-the loss scale must leave room.
+is the largest partial sum divided by the largest element of the sum: for so much more
+the loss scale must leave room. All are medians over several random gradients.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def gradients(workers, noise, elements, rng):
     mean = rng.normal(size=elements) * 2.0 ** (SPREAD * rng.normal(size=elements))
     mean *= LARGEST / np.abs(mean).max()
     added = rng.normal(size=[workers, elements]) * np.abs(mean) * noise
-    # The noise of all workers together is nothing: the sum is what it was.
+    # The noise of all workers adds up to nothing, so that the sum stays as it was.
     added -= added.mean(0)
     return (mean + added) / workers
 
@@ -58,21 +58,28 @@ def tree(terms):
     return terms[0], peak
 
 
-def row(workers, kind, elements):
-    """Returns a row of the table."""
-    rng = np.random.default_rng(workers)
+def numbers(workers, kind, elements, seed):
+    """Returns the numbers of a row: four errors, what is lost, and the peak."""
+    rng = np.random.default_rng(seed)
     exact = gradients(workers, NOISE[kind], elements, rng)
-    total = exact.sum(0)
-    cells = [f"{workers} workers, {kind}"]
+    total, found = exact.sum(0), []
     for dtype in DTYPES.values():
         for add_up in (ring, tree):
-            found, peak = add_up(exact.astype(dtype))
-            error = np.linalg.norm(found.astype(np.float64) - total)
-            cells.append(f"{error / np.linalg.norm(total):.1e}")
+            summed, peak = add_up(exact.astype(dtype))
+            error = np.linalg.norm(summed.astype(np.float64) - total)
+            found.append(error / np.linalg.norm(total))
             if dtype is np.float16 and add_up is ring:
                 room = float(peak.astype(np.float64).max()) / LARGEST
     is_lost = (exact.astype(np.float16) == 0) & (exact != 0)
-    return [*cells, f"{is_lost.mean():.1%}", f"{room:.1f}"]
+    return [*found, is_lost.mean(), room]
+
+
+def row(workers, kind, elements, seeds):
+    """Returns a row of the table: medians over seeds."""
+    every = [numbers(workers, kind, elements, seed) for seed in range(seeds)]
+    *errors, lost, peak = np.median(every, axis=0)
+    shown = [f"{error:.1e}" for error in errors]
+    return [f"{workers} workers, {kind}", *shown, f"{lost:.1%}", f"{peak:.1f}"]
 
 
 def main():
@@ -80,9 +87,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--elements", type=int, default=10_000)
+    parser.add_argument("--seeds", type=int, default=11)
     options = parser.parse_args()
     sums = [f"{name}, {way}" for name in DTYPES for way in ("ring", "tree")]
-    rows = [row(n, kind, options.elements) for kind in NOISE for n in options.workers]
+    sizes = (options.elements, options.seeds)
+    rows = [row(n, kind, *sizes) for kind in NOISE for n in options.workers]
     print(timing.markdown(["", *sums, "lost", "peak"], rows))
 
 

@@ -43,7 +43,7 @@ SMALL = {
         rf"\| 2 workers, keras, float16 \| .* \| {FIGURE} \| .* \|",
     ),
     "many_workers": (
-        "--workers 8 --elements 100",
+        "--workers 8 --elements 100 --seeds 2",
         r"(?m)^\| 8 workers, noisy( \| \d\.\de-\d\d){4} \| \d+\.\d% \| \d+\.\d \|$",
     ),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),

@@ -20,7 +20,8 @@ class Reports:
         """Returns the gradients that were not finite at the last skipped step.
 
         It covers all replicas of this process, and the gradients as they were before
-        you clipped them. It reads the device, so call it on the host, between steps.
+        you clipped them. With `communication_dtype` it covers their sum as well. It
+        reads the device, so call it on the host, between steps.
 
         Returns:
           A list of `NonfiniteGradient`. The list is empty if no step was skipped, or if
