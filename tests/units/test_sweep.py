@@ -235,6 +235,49 @@ def test_a_branch_that_leaves_them_scaled(loop, run):
     assert loop.origins() == [(UNSURE, "check")]
 
 
+@pytest.mark.parametrize("branches", [2, 3])
+@pytest.mark.parametrize("calls", [False, True])
+def test_each_side_of_a_branch_scales_in_its_own_way(loop, run, branches, calls):
+    """TensorFlow returns what their gradients need through the same results."""
+
+    def one():
+        return loop.loss() * loop.factor()
+
+    def other():
+        return tf.sqrt(loop.loss()) * loop.factor() * tf.tanh(loop.loss())
+
+    def scaled(flag):
+        if branches == 2:
+            return tf.cond(flag, one, other)
+        return tf.switch_case(tf.cast(flag, tf.int32), [one, other, one])
+
+    def grads(flag):
+        with tf.GradientTape() as tape:
+            loss = scaled(flag)
+        return tape.gradient(loss, loop.weights)
+
+    function = tf.function(grads, autograph=False) if calls else grads
+    run(lambda flag: loop.apply(function(flag)), True)
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_each_side_of_a_branch_scales_in_its_own_way_and_two_gradients(loop, run):
+    """The first gradient's branch assigns nothing to what the second one reads."""
+
+    def program(flag):
+        is_finite = tf.math.is_finite(tf.reduce_sum(loop.scaled()[0]))
+        loss = tf.cond(
+            tf.logical_and(is_finite, flag),
+            lambda: loop.loss() * loop.factor(),
+            lambda: tf.sqrt(loop.loss()) * loop.factor() * tf.tanh(loop.loss()),
+        )
+        first = loop.apply(tf.gradients(loss, loop.weights))
+        return first + loop.apply(tf.gradients(loss, loop.weights))
+
+    run(program, True)
+    assert loop.origins() == [(SCALED,), (SCALED,)]
+
+
 def test_unscaled_outside_and_clipped_in_a_branch(loop, run):
     def program(flag):
         grads = loop.unscaled(loop.scaled())
