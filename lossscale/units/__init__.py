@@ -10,6 +10,7 @@ have the unit. In the order of its imports:
 * `table`: which rule an operation follows;
 * `operations`: the units of an operation's results;
 * `variables`: the units of variables after assignments;
+* `sides`: the units of branches' results on each side;
 * `sweep`: the units of a graph's values, or of a function's;
 * `direct_reads`: variables that eager mode hands to an operation itself;
 * `eager`: the units of eager mode's values.

@@ -6,7 +6,7 @@ gradients are marked: they have the units of their marks. The other units come f
 
 ```
 a variable    the value assigned to it last; exponent 0 if none was
-a branch      the results of both sides
+a branch      the results of both sides; `sides` says when it is one side's
 a function    the results of its body
 a loop        the results of its body, which are its next inputs, until no unit changes
 ```
@@ -24,6 +24,7 @@ from lossscale.runtime.bodies import Body, Counts, GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of
 from lossscale.units.operations import join, result, results
 from lossscale.units.rules import chosen
+from lossscale.units.sides import Sides
 from lossscale.units.unit import UNKNOWN, Operands, Unit, Units
 from lossscale.units.variables import ASSIGNS, Table, assign, leave
 
@@ -43,6 +44,7 @@ class Swept:
     Attributes:
       marks: The units of its marked tensors, by the tensors' `id`s.
       table: The units of its values.
+      sides: The units of its branches' results, on each side.
       done: How many of its operations have been swept.
       leads_back: Whether it has a loop of `tf.compat.v1`, whose end leads back to its
         beginning. Such a graph is swept again, until no unit changes.
@@ -51,6 +53,7 @@ class Swept:
     def __init__(self) -> None:
         self.marks: Table = {}
         self.table: Table = {}
+        self.sides = Sides()
         self.done = 0
         self.leads_back = False
 
@@ -128,18 +131,18 @@ class Sweep:
         """
         marks = {} if body.graph is None else self._swept(body.graph).marks
         for node in body.nodes(swept.done):
-            self._pass_on(node, swept.table, marks)
+            self._pass_on(node, swept, marks)
             swept.done += 1
             swept.leads_back = swept.leads_back or node.kind == "NextIteration"
         before: Optional[Table] = None
         while swept.leads_back and swept.table != before:
             before = dict(swept.table)
             for node in body.nodes():
-                self._pass_on(node, swept.table, marks)
+                self._pass_on(node, swept, marks)
 
-    def _pass_on(self, node: Node, table: Table, marks: Table) -> None:
+    def _pass_on(self, node: Node, swept: Swept, marks: Table) -> None:
         """Computes the units of an operation's outputs from those of its inputs."""
-        found = self._results(node, table)
+        found, table = self._results(node, swept), swept.table
         if node.mark and node.kind not in BODIES:
             marked = self._marked(node.mark)
             found = found if marked is None else [marked] * len(node.outputs)
@@ -150,35 +153,49 @@ class Sweep:
             if key in marks:
                 table[key] = marks[key]
 
-    def _results(self, node: Node, table: Table) -> Units:
+    def _results(self, node: Node, swept: Swept) -> Units:
         """Returns the units of an operation's outputs (empty: none has any)."""
-        kind, units = node.kind, [table.get(key) for key in node.inputs]
+        kind, units = node.kind, [swept.table.get(key) for key in node.inputs]
         if kind in BODIES:
-            return [] if node.mark == STEP else self._enter(node, units, table)
+            return [] if node.mark == STEP else self._enter(node, units, swept)
         if kind in ASSIGNS:
-            assign(table, node.inputs[0], kind, units)
+            assign(swept.table, node.inputs[0], kind, units)
             return []
         operands = Operands(node.value, node.width)
         return results(kind, units, operands, len(node.outputs))
 
-    def _enter(self, node: Node, units: Units, table: Table) -> List[Optional[Unit]]:
+    def _enter(self, node: Node, units: Units, swept: Swept) -> List[Optional[Unit]]:
         """Returns the units of the results of a loop, a branch or a function."""
-        bodies, keys, count = node.bodies(), list(node.inputs), len(node.outputs)
+        if node.kind in BRANCHES:
+            return self._branch(node, units, swept)
+        bodies, count = node.bodies(), len(node.outputs)
         if node.kind in DATASETS:
             return self.dataset(node.kind, bodies[0], units, node.counts(), count)
         if node.kind in LOOPS:
             body, condition = bodies
             outs, after, flag = self._loop(body, condition, list(units), count)
-            returned, flags = [(outs, after)], [flag]
-        elif node.kind in BRANCHES:
-            keys, units, flags = keys[1:], units[1:], list(units[:1])
-            returned = [self.body(body, list(units), count) for body in bodies]
+            flags = [flag]
         else:
-            flags, returned = [], [self.body(bodies[0], list(units), count)]
-        afters = [join(after) for after in zip(*(a for _, a in returned))]
-        leave(table, keys, units, afters)
-        joined = (join(each) for each in zip(*(outs for outs, _ in returned)))
-        return [chosen(each, flags) for each in joined]
+            (outs, after), flags = self.body(bodies[0], list(units), count), []
+        leave(swept.table, node.inputs, units, [join([each]) for each in after])
+        return [chosen(join([each]), flags) for each in outs]
+
+    def _branch(self, node: Node, units: Units, swept: Swept) -> List[Optional[Unit]]:
+        """Returns the units of the results of a branch, of which one side runs."""
+        flag, keys, flags = node.inputs[0], node.inputs[1:], units[:1]
+        returned, afters = [], []
+        for side, body in enumerate(node.bodies()):
+            before = swept.sides.on(side, flag, keys, units[1:])
+            outs, after = self.body(body, before, len(node.outputs))
+            # An input that this side did not assign to keeps its unit.
+            both = zip(units[1:], before, after)
+            afters.append([unit if new == old else new for unit, old, new in both])
+            returned.append(outs)
+        leave(swept.table, keys, units[1:], [join(each) for each in zip(*afters)])
+        found = [chosen(join(each), flags) for each in zip(*returned)]
+        on_sides = [[chosen(each, flags) for each in outs] for outs in returned]
+        swept.sides.note(flag, node.outputs, found, on_sides)
+        return found
 
     def body(self, body: Optional[Body], units: Units, count: int) -> Found:
         """Returns what a body does to units.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -438,6 +439,36 @@ def test_float16_variables_at_a_scale_beyond_float16(family, loop):
         grads = optimizer.get_unscaled_gradients(grads)
     optimizer.apply_gradients(zip(grads, [variable]))
     assert float(value(variable)[0]) == float(np.float16(1 - 2.0**-11))
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_loss_that_each_side_of_a_tf_cond_scales_in_its_own_way(family, first, mode):
+    optimizer, variable = sgd(family)
+    trained = [variable if isinstance(variable, tf.Variable) else variable.value]
+
+    def loss():
+        return tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
+
+    def one(scale=optimizer.scale_loss):
+        return scale(loss())
+
+    def other(scale=optimizer.scale_loss):
+        return scale(tf.sqrt(loss())) * tf.tanh(loss())
+
+    def step(flag):
+        with tf.GradientTape() as tape:
+            scaled = tf.cond(flag, one, other)
+        grads = tape.gradient(scaled, trained)
+        optimizer.apply_gradients(zip(grads, [variable]))
+
+    with tf.GradientTape() as tape:
+        bare = (one if first else other)(lambda value: value)
+    expected = value(variable) - tape.gradient(bare, trained)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossScaleWarning)
+        compiled(step, mode)(tf.constant(first))
+    np.testing.assert_allclose(value(variable), expected, rtol=1e-6)
 
 
 def test_a_function_as_loss_is_scaled_when_it_is_called(family):

@@ -235,6 +235,55 @@ def test_a_branch_that_leaves_them_scaled(loop, run):
     assert loop.origins() == [(UNSURE, "check")]
 
 
+def in_two_ways(loop):
+    """Functions that scale a loss, and whose gradients need different values."""
+
+    def other():
+        return tf.sqrt(loop.loss()) * loop.factor() * tf.tanh(loop.loss())
+
+    return lambda: loop.loss() * loop.factor(), other
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_each_side_of_a_branch_scales_in_its_own_way(loop, run, calls):
+    """TensorFlow returns what their gradients need through the same results."""
+
+    def grads(flag):
+        with tf.GradientTape() as tape:
+            scaled = tf.cond(flag, *in_two_ways(loop))
+        return tape.gradient(scaled, loop.weights)
+
+    function = tf.function(grads, autograph=False) if calls else grads
+    run(lambda flag: loop.apply(function(flag)), True)
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_each_of_three_sides_scales_in_its_own_way(loop):
+    one, other = in_two_ways(loop)
+
+    @tf.function(autograph=False)  # XLA on TensorFlow 2.4 does not compile its gradient
+    def step(which):
+        with tf.GradientTape() as tape:
+            scaled = tf.switch_case(which, [one, other, lambda: one() * loop.loss()])
+        return loop.apply(tape.gradient(scaled, loop.weights))
+
+    step(tf.constant(1))
+    assert loop.origins() == [(SCALED,)]
+
+
+def test_two_gradients_of_sides_that_each_scale_in_their_own_way(loop, run):
+    """The first gradient's branch assigns nothing to what the second one reads."""
+
+    def program(flag):
+        is_finite = tf.math.is_finite(tf.reduce_sum(loop.scaled()[0]))
+        loss = tf.cond(tf.logical_and(is_finite, flag), *in_two_ways(loop))
+        first = loop.apply(tf.gradients(loss, loop.weights))
+        return first + loop.apply(tf.gradients(loss, loop.weights))
+
+    run(program, True)
+    assert loop.origins() == [(SCALED,), (SCALED,)]
+
+
 def test_unscaled_outside_and_clipped_in_a_branch(loop, run):
     def program(flag):
         grads = loop.unscaled(loop.scaled())
