@@ -79,5 +79,8 @@ def rule_of(kind: str) -> Rule:
 
 
 def join(units: Units) -> Optional[Unit]:
-    """Returns the unit of a value that is one of several, or made of some of them."""
+    """Returns the unit of a value that is one of several, or made of some of them.
+
+    A branch and a loop end so. The rule is that of TensorFlow 1's operation for it.
+    """
     return result("Merge", units, Operands())

@@ -4,6 +4,15 @@ Nothing here knows a graph or a tensor. An exponent is an interval: [1, 1] is su
 [0, 1] is not. A zero has every exponent; the empty interval stands for it. A plain
 number has no unit: None stands for that, and for a value of which nothing is known.
 `Operands` answers what else a rule asks about the inputs.
+
+```
+None      a plain number, or nothing is known; within the rules
+UNKNOWN   the same for code outside of the rules, which wants a Unit
+ZERO      a zero: rules ignore it beside any other unit
+FREE      exponent 0: unscaled
+KEPT      what a variable holds: exponent 0, and any unit beside it decides
+TRAINED   what a trained variable holds, so a weight
+```
 """
 
 from __future__ import annotations
