@@ -43,6 +43,15 @@ def assert_run(found, folder, **environment):
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 
+#: They take a fifteenth of all quick tests. On the newest TensorFlow the slow tests run
+#: them; where its Kerases are arranged otherwise, and on other versions, quick ones do.
+slow_where_all_kerases_are = (
+    slow_on_the_newest
+    if len(families()) > 1 and "TF_USE_LEGACY_KERAS" not in os.environ
+    else lambda test: test
+)
+
+
 def runs_here(block):
     """Tells whether a block is for the Keras that `import keras` gives here."""
     if block.startswith("# Keras 2"):
@@ -53,6 +62,7 @@ def runs_here(block):
     return families()[0].name == "keras3" or not block.startswith("# Keras 3")
 
 
+@slow_where_all_kerases_are
 @pytest.mark.parametrize("half", [0, 1])
 def test_blocks_run(half, tmp_path):
     """The migrations' on every version, and where the pages are for it, all."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
+from limits import slow_on_the_newest
 from models import assert_same, policy_of, training_state
 from overflowing import MODELS, PATHS, made
 
@@ -163,6 +164,7 @@ def test_the_model_is_left_as_it_was(family):
     assert not tf.config.functions_run_eagerly()
 
 
+@slow_on_the_newest
 def test_it_trains_with_the_policies_that_it_gives():
     (family, *_) = EACH
     keras = family.keras

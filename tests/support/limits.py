@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
-#: Marks a test that slow tests have the like of, and more. Slow tests run on the newest
-#: version only. On all others the marked test is quick.
+#: Marks a test that is slow on the newest version, the only one on which the slow tests
+#: run. On all others the marked test is quick.
 slow_on_the_newest = pytest.mark.slow if TENSORFLOW >= (2, 21) else lambda test: test
 
 
