@@ -186,11 +186,12 @@ class ScaledBlock:
 
     @classmethod
     def from_config(cls, config: Dict[str, Any], custom_objects: Any = None) -> Any:
-        """Returns a new block from `get_config`'s result.
+        """Returns a new block from a config.
 
         Args:
-          config: The config.
-          custom_objects: Your own classes by name, except registered ones.
+          config: What `get_config` returned.
+          custom_objects: A dict from names to your own classes that the layer needs.
+            Classes that are registered with Keras need no entry.
         """
         others = {name: value for name, value in config.items() if name != "layer"}
         others.pop("dtype", None)

@@ -22,9 +22,9 @@ from lossscale.scales.base import LossScale
 class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     """A `tf.compat.v1.train.Optimizer` that scales the loss and skips bad steps.
 
-    It is for programs of TensorFlow 1. Its names, arguments and meaning are those of
-    `tf.contrib.mixed_precision.LossScaleOptimizer`. For Keras's optimizers use
-    `lossscale.LossScaleOptimizer`.
+    It is for programs of TensorFlow 1. It has the names and arguments of
+    `tf.contrib.mixed_precision.LossScaleOptimizer`, and behaves like that class. For
+    Keras's optimizers use `lossscale.LossScaleOptimizer`.
 
     ```
     manager = lossscale.ExponentialUpdateLossScaleManager(2**15, 1000)
@@ -36,14 +36,14 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     `compute_gradients` returns unscaled gradients, which you can clip before you call
     `apply_gradients`. A step is applied only if its gradients were finite on every
     replica when they were computed, and are still finite when they are applied.
-    Otherwise only the loss scale changes, not even `global_step`.
+    Otherwise nothing changes but the loss scale; `global_step` does not advance either.
 
     Like `lossscale.LossScaleOptimizer`, this traces the applied gradients back to the
-    computed ones, through operations, functions, loops and branches. All gradients from
-    one `compute_gradients` must have been finite, and a session runs all of them. The
-    trace ends at NumPy, at a placeholder, and in a session at a variable, which another
-    run may have assigned. Gradients from there count as unscaled, and an overflow is
-    seen only if they are still infinite or NaN when they are applied.
+    computed ones, through operations, functions, loops and branches. A step needs every
+    gradient of that `compute_gradients` to be finite, even those that you do not apply,
+    so a session computes them all. It cannot trace gradients that went through NumPy, a
+    placeholder or, in a session, a variable, which another run may have assigned. These
+    count as unscaled, and the optimizer misses an overflow that was clipped before.
 
     If optimizers share a loss scale, each `apply_gradients` adjusts it. In this it
     differs from `lossscale.LossScaleOptimizer`.
@@ -87,7 +87,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     @property
     def loss_scale(self) -> LossScale:
-        """The `LossScale`. As a tensor it is its current value."""
+        """The `LossScale`. `tf.convert_to_tensor` of it gives the current scale."""
         return self._loss_scale
 
     @do_not_convert

@@ -134,7 +134,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale in its initial state from `get_config`'s result."""
+        """Returns a new loss scale from a config. Scale and counters start afresh."""
         return cls(**config)
 
     @do_not_convert
@@ -271,9 +271,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
-        """Like `unscale`, but divides by the same value that multiplied the loss.
+        """Returns `grads` divided by a value of this loss scale that you read before.
 
-        Use it if `update` may have moved the loss scale in between.
+        Use it in place of `unscale` if `update` may have moved the loss scale since.
 
         Args:
           grads: A nest of gradients.

@@ -21,8 +21,8 @@ def import_state(
 ) -> DynamicLossScale:
     """Returns a loss scale that continues from another system's saved state.
 
-    The next step has the scale that it would have had there, except for the differences
-    that `lossscale.presets` lists.
+    Training goes on with the scale that the other system would have used next, except
+    for the differences that `lossscale.presets` lists.
 
     >>> state = {  # torch.amp.GradScaler.state_dict()
     ...     "scale": 1024.0,
@@ -37,8 +37,8 @@ def import_state(
     2048.0
 
     Args:
-      system: A key of `STATE_FORMATS` in `lossscale.scales.state_formats`, the table of
-        what each system saves, such as "torch".
+      system: The system's name, such as "torch" or "megatron". A wrong name raises an
+        error that lists all; the table is `lossscale.scales.state_formats`.
       state: A dict with exactly that system's keys. Its values are numbers of Python or
         NumPy, or tensors and variables of any framework with one entry. Nothing is
         unpickled here.

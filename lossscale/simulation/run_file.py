@@ -32,13 +32,13 @@ from lossscale.simulation import picture
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A recorded run. It unpacks as the pair of `is_finite` and `loss_scale`.
+    """A recorded run. `is_finite, loss_scale = run` works.
 
     Attributes:
       is_finite: A `bool` array of shape `[steps]`.
-      loss_scale: A `float32` array of shape `[steps]`, or None.
-      largest: A `float32` array of shape `[steps]`, the greatest magnitudes of the
-        unscaled gradients, or None.
+      loss_scale: A `float32` array of shape `[steps]`. None if it was not recorded.
+      largest: A `float32` array of shape `[steps]`: of each step the greatest magnitude
+        of any unscaled gradient. None if it was not recorded.
     """
 
     is_finite: Any
