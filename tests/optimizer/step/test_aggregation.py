@@ -172,4 +172,5 @@ def test_keras_own_way_stays_within_the_branch(family):
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), FixedLossScale(8))
     if family.name == "keras2-legacy":
         assert not optimizer._has_own_aggregation(optimizer.inner_optimizer)
-    assert not optimizer._overrides("aggregate_gradients", "_aggregate_gradients")
+    names = ("aggregate_gradients", "_aggregate_gradients")
+    assert not optimizer._overrides(optimizer.inner_optimizer, *names)
