@@ -129,7 +129,7 @@ def _tf_keras(version: Version) -> List[str]:
 #: What the tests read, the package excepted.
 BESIDE = [
     *("tests", "docs", "examples", "benchmarks"),
-    *("README.md", "CONTRIBUTING.md", "pyproject.toml"),
+    *("README.md", "CONTRIBUTING.md", "pyproject.toml", "noxfile.py"),
     *("CHANGELOG.md", "CITATION.cff", "CODE_OF_CONDUCT.md", "LICENSE", "SECURITY.md"),
 ]
 

@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pages
 import pytest
@@ -20,6 +21,8 @@ from pages import DOCS, MIGRATIONS, PAGES
 import lossscale
 
 README = ROOT / "README.md"
+#: The installed package: other versions are tested without the checkout.
+PACKAGE = Path(lossscale.__file__).parent
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
 BLOCKS = [block for path in (README, *GUIDE.values()) for block in pages.blocks(path)]
 
@@ -153,10 +156,9 @@ def way(monkeypatch):
 
 
 def test_the_drawing_names_what_is_there(way):
-    package = ROOT / "lossscale"
     named = [each.who.split(": ") for each in [*way.WAY, *way.ENDS] if ": " in each.who]
     for file, function in named:
-        (path,) = package.glob(f"**/{file}")
+        (path,) = PACKAGE.glob(f"**/{file}")
         nodes = ast.walk(ast.parse(path.read_text()))
         assert function in {getattr(node, "name", None) for node in nodes}, file
     assert len(named) >= 9
@@ -188,7 +190,7 @@ def test_what_to_change_names_files_that_are_there():
     files = re.findall(r"`([a-z0-9_/]+\.py)`", section)
     assert len(files) >= 20
     for file in files:
-        assert (ROOT / "lossscale" / file).is_file() or (ROOT / file).is_file(), file
+        assert (PACKAGE / file).is_file() or (ROOT / file).is_file(), file
 
 
 def entries():
