@@ -131,7 +131,10 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
     ]
     divisors = [scale if each is None else each for each in bundle.divisors]
     check, sums = _sum_with(bundle.check.without_gradients(bundle.count), sent)
-    grads = [_as_wide_as(total, grad) for total, grad in zip(sums, bundle.grads)]
+    grads = [
+        None if grad is None else tf.cast(total, grad.dtype)
+        for total, grad in zip(sums, bundle.grads)
+    ]
     return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
 
 
@@ -179,11 +182,3 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
         grad = scaling.multiply(grad, factor)
     is_wider = own.is_floating and own.size > narrow.size
     return tf.cast(grad, narrow if is_wider else own)
-
-
-def _as_wide_as(total: Grad, grad: Grad) -> Grad:
-    """Returns the sum `total` in the dtype of the gradient `grad`."""
-    if isinstance(total, tf.IndexedSlices):
-        values = _as_wide_as(total.values, grad.values)
-        return tf.IndexedSlices(values, total.indices, total.dense_shape)
-    return None if total is None else tf.cast(total, grad.dtype)
