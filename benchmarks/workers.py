@@ -14,14 +14,15 @@ import argparse
 import json
 import os
 import random
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import multi_worker
 import numpy as np
 import tensorflow as tf
 import timing
@@ -126,37 +127,16 @@ def work(options):
 # All of them
 
 
-def free_ports(count):
-    """Returns ports of this machine that nobody listens on."""
-    listeners = [socket.create_server(("localhost", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in listeners]
-    for each in listeners:
-        each.close()
-    return ports
-
-
 def run_workers(workers, keras, options):
     """Starts workers, and returns what the first one found."""
-    addresses = [f"localhost:{port}" for port in free_ports(workers)]
     command = [sys.executable, __file__, "--plain", "--keras", keras, "--kinds"]
     command += [*options.kinds, "--rounds", str(options.rounds)]
     command += ["--layers", str(options.layers), "--units", str(options.units)]
-    processes = []
-    for rank in range(workers):
-        task = {"type": "worker", "index": rank}
-        config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-        processes.append(
-            subprocess.Popen(  # noqa: S603 - this very script
-                command,
-                env={**os.environ, "TF_CONFIG": config},
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                text=True,
-            )
-        )
-    answer = processes[0].communicate()[0]
-    if any(process.wait() for process in processes):
+    processes = multi_worker.begin(command, workers)
+    answers = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
         sys.exit("a worker failed")
-    return json.loads(answer.splitlines()[-1])
+    return json.loads(answers[0].splitlines()[-1])
 
 
 def rows_of(workers, keras, found):

@@ -139,25 +139,31 @@ def predict(weights, images):
     return np.maximum(images @ kernel + bias, 0) @ last_kernel + last_bias
 
 
-def start_workers(arguments):
-    """Runs two workers on this machine and compares their weights at the end."""
-    listeners = [socket.create_server(("localhost", 0)) for _ in range(WORKERS)]
+def begin(command, workers=WORKERS):
+    """Starts a command as each of several workers on this machine, and watches them."""
+    listeners = [socket.create_server(("localhost", 0)) for _ in range(workers)]
     addresses = [f"localhost:{each.getsockname()[1]}" for each in listeners]
     for each in listeners:
-        each.close()  # now its port is free for the worker
+        each.close()  # its port is free, and the worker's now
     processes = []
-    for index in range(WORKERS):
+    for index in range(workers):
         task = {"type": "worker", "index": index}
         config = json.dumps({"cluster": {"worker": addresses}, "task": task})
         processes.append(
-            subprocess.Popen(  # noqa: S603 - this very script
-                [sys.executable, __file__, *arguments],
+            subprocess.Popen(  # noqa: S603 - this very script, or a benchmark
+                command,
                 env={**os.environ, "TF_CONFIG": config},
                 stdout=subprocess.PIPE,
                 text=True,
             )
         )
     end_all_if_one_fails(processes)
+    return processes
+
+
+def start_workers(arguments):
+    """Runs two workers on this machine and compares their weights at the end."""
+    processes = begin([sys.executable, __file__, *arguments])
     ends = []
     for index, process in enumerate(processes):
         lines = process.communicate()[0].splitlines()
