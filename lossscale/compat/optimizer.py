@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.scaling import widened
-from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.step.reduction import reduction_for
-from lossscale.optimizer.step.step import Step
+from lossscale.optimizer.pending import Pending
+from lossscale.optimizer.record import Record
+from lossscale.optimizer.reduction import reduction_for
+from lossscale.optimizer.step import Step
 from lossscale.runtime import checkpoints, mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Grads, Op
 from lossscale.runtime.autograph import do_not_convert
@@ -78,12 +79,12 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         super().__init__(opt._use_locking, opt.get_name())
         self._optimizer = opt
         self._loss_scale = loss_scale
-        self._provenance = Provenance(
-            loss_scale, divides_in_apply=False, is_keras=False
-        )
+        self._pending = Pending(loss_scale, divides_in_apply=False, is_keras=False)
         # These are TensorFlow's names, so that its checkpoints can be restored.
         self._track_trackable(opt, "base_optimizer")
         self._track_trackable(loss_scale, "loss_scale")
+        # A SavedModel of a training step needs the state of the step.
+        self._track_trackable(Record(self._pending.kept()), "faults")
 
     @property
     def loss_scale(self) -> LossScale:
@@ -91,7 +92,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         return self._loss_scale
 
     @do_not_convert
-    def compute_gradients(  # noqa: PLR0917 - TensorFlow's signature
+    def compute_gradients(
         self,
         loss: Any,
         var_list: Any = None,
@@ -122,7 +123,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             # TensorFlow wants it in the dtype of the scaled loss, which is widened.
             grad_loss=None if grad_loss is None else widened(grad_loss),
         )
-        grads = self._provenance.unscale([grad for grad, _ in pairs])
+        grads = self._pending.unscale([grad for grad, _ in pairs])
         return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
 
     def _scaled(self, loss: Any) -> Any:
@@ -161,8 +162,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         name = self.get_name() if name is None else name
         apply = self._inner_apply([v for _, v in pairs], global_step, name)
         listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
-        bundle = self._provenance.resolve([grad for grad, _ in pairs])
-        step = Step(self._provenance, reduction_for(are_added=True), entry=None)
+        bundle = self._pending.resolve([grad for grad, _ in pairs])
+        step = Step(self._pending, reduction_for(are_added=True), entry=None)
         done = step.run(bundle, apply)
         if done is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Optional
 
-from lossscale.optimizer.fault_record import OwnSteps
+from lossscale.optimizer.record import OwnSteps
 from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
 
@@ -70,7 +70,7 @@ def read(optimizer: Any) -> Reading:
         in_a_row,
         int(optimizer.applied_steps.numpy()),
         None if largest is None else float(largest.numpy()),
-        optimizer._fault_record.own_steps(skipped, in_a_row),
+        optimizer._record.own_steps(skipped, in_a_row),
         spikes,
     )
 

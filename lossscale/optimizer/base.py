@@ -4,27 +4,85 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from lossscale import arguments
-from lossscale.optimizer import keras_arguments, overwriting, wrappers
-from lossscale.optimizer.communicating import Communicating
-from lossscale.optimizer.config import Configurable
-from lossscale.optimizer.fault_record import FaultRecord
-from lossscale.optimizer.forwarding import KerasNames, RefusesInnerSettings
-from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.reports import Reports
-from lossscale.optimizer.step import communication
-from lossscale.optimizer.step.aggregation import aggregated
-from lossscale.optimizer.step.reduction import reduction_for
-from lossscale.optimizer.step.step import Step
-from lossscale.runtime import replicas
+from lossscale import arguments as checks
+from lossscale.optimizer import overwriting, wrappers
+from lossscale.optimizer.arguments import (
+    DYNAMIC,
+    Configurable,
+    as_ours,
+    loss_scale_in,
+)
+from lossscale.optimizer.kinds import SCALED, Kind
+from lossscale.optimizer.pending import Pending
+from lossscale.optimizer.record import Entry, NonfiniteGradient, Record, Spike
+from lossscale.optimizer.reduction import (
+    InnerSum,
+    checked_dtype,
+    own_way_to_sum,
+    reduction_for,
+    refuse_impossible,
+    refuse_unchecked,
+    summed,
+)
+from lossscale.optimizer.step import Step, aggregated
+from lossscale.runtime import callbacks, kerases, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
 
 
-class LossScaleOptimizer(
-    Configurable, KerasNames, RefusesInnerSettings, Reports, Communicating
-):
+def forwarded(name: str) -> Any:
+    """Returns a property that reads and sets the inner optimizer's attribute `name`."""
+
+    def get_value(self: Any) -> Any:
+        return getattr(self.inner_optimizer, name)
+
+    def set_value(self: Any, value: Any) -> None:
+        # Keras 3's constructor sets its defaults before `inner_optimizer` exists.
+        if hasattr(self, "inner_optimizer"):
+            setattr(self.inner_optimizer, name, value)
+
+    return property(get_value, set_value, doc=f"The inner optimizer's `{name}`.")
+
+
+def delegated(name: str) -> Callable[..., Any]:
+    """Returns a method that calls the inner optimizer's method `name`."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner_optimizer, name)(*args, **kwargs)
+
+    call.__name__, call.__doc__ = name, f"Calls the inner optimizer's `{name}`."
+    return call
+
+
+def _answered(answer: Callable[[LossScale], Any], doc: str) -> Any:
+    """Returns a property whose value `answer` reads from the loss scale."""
+
+    def get_value(self: Any) -> Any:
+        return answer(self._loss_scale)
+
+    def refuse(self: Any, value: Any) -> None:
+        # Keras 3's constructor sets its defaults before the loss scale exists.
+        if hasattr(self, "_loss_scale"):
+            raise AttributeError(
+                "The loss scale's settings must be arguments of LossScaleOptimizer, "
+                f"got {value!r} for an attribute. Write LossScaleOptimizer("
+                "inner_optimizer, DynamicLossScale(...)). To set the value of an "
+                "existing loss scale, write "
+                "optimizer.loss_scale.current_loss_scale.assign(...)."
+            )
+
+    return property(get_value, refuse, doc=doc)
+
+
+def _attribute(*names: str) -> Callable[[LossScale], Any]:
+    """Returns a function that reads the first of these attributes that exists."""
+    return lambda scale: next(
+        (getattr(scale, n) for n in names if hasattr(scale, n)), None
+    )
+
+
+class LossScaleOptimizer(Configurable):
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`.
@@ -53,13 +111,11 @@ class LossScaleOptimizer(
     Otherwise nothing changes on any replica, not even `iterations`; only the loss
     scale's own state moves.
 
-    The wrapper knows by a unit whether gradients are still scaled. Gradients of a
-    scaled loss have this unit, gradients that were divided by the loss scale do not,
-    and each operation passes the unit of its inputs on to its outputs. The wrapper
-    cannot trace gradients that went through NumPy or came in as an argument of a
-    `tf.function`. For these it follows the convention of your Keras: Keras 3 unscales
-    in `apply_gradients`, Keras 2 does not. A `LossScaleWarning` says which of the two
-    happened, unless your program kept to that convention before.
+    One sentence says when gradients are divided: `scale_loss` makes a division pending,
+    `get_unscaled_gradients` does it, and `apply_gradients` does it if it is still
+    pending. Unscale all gradients of a loss, or none, and let one of these functions
+    divide them: a division by hand is seen only where no function, loop, branch or
+    variable stands between it and `apply_gradients`.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
@@ -105,8 +161,14 @@ class LossScaleOptimizer(
     iterations: Any
 
     _loss_scale: LossScale
-    _provenance: Provenance
-    _fault_record: FaultRecord
+    _pending: Pending
+    _record: Record
+    _communication_dtype: Optional[str]
+    _inner_sum: InnerSum
+    #: The base class of the optimizers of this Keras.
+    _optimizer_class: type
+    #: The method in which these sum gradients over the replicas.
+    _summing_method: str
 
     __signature__ = wrappers.Signature()
 
@@ -119,7 +181,7 @@ class LossScaleOptimizer(
     def __init__(
         self,
         inner_optimizer: Any,
-        loss_scale: Any = keras_arguments.DYNAMIC,
+        loss_scale: Any = DYNAMIC,
         name: Optional[str] = None,
         dynamic_growth_steps: Optional[int] = None,
         *,
@@ -150,18 +212,18 @@ class LossScaleOptimizer(
     @classmethod
     def _checked(cls, given: Dict[str, Any]) -> Tuple[LossScale, Optional[str]]:
         """Checks arguments, and returns the `LossScale` and the name that they mean."""
-        ours = keras_arguments.as_ours(given)
+        ours = as_ours(given)
         name = ours["name"]
-        arguments.optional(arguments.text, "name", name, without=cls._not_in_names)
+        checks.optional(checks.text, "name", name, without=cls._not_in_names)
         replicas.refuse_tpu()
-        return keras_arguments.loss_scale_in(ours), name
+        return loss_scale_in(ours), name
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Keras's own __setattr__ would track these, under names that Keras makes up.
         object.__setattr__(self, "_loss_scale", loss_scale)
-        provenance = Provenance(loss_scale, self._unscales_in_apply)
-        object.__setattr__(self, "_provenance", provenance)
-        object.__setattr__(self, "_fault_record", FaultRecord())
+        pending = Pending(loss_scale, self._unscales_in_apply)
+        object.__setattr__(self, "_pending", pending)
+        object.__setattr__(self, "_record", Record(pending.kept()))
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -216,7 +278,131 @@ class LossScaleOptimizer(
           ValueError: This function returned one of these gradients earlier.
         """
         grads = list(grads)
-        return self._provenance.unscale(grads)
+        return self._pending.unscale(grads)
+
+    def get_scaled_loss(self, loss: Tensor) -> Any:
+        """Like `scale_loss`. Keras 2's name."""
+        return self.scale_loss(loss)
+
+    def nonfinite_gradients(self) -> List[NonfiniteGradient]:
+        """Returns the gradients that were not finite at the last skipped step.
+
+        It covers all replicas of this process, and the gradients as they were before
+        you clipped them. With `communication_dtype` it covers their sum as well. It
+        reads the device, so call it on the host, between steps.
+
+        Returns:
+          A list of `NonfiniteGradient`. The list is empty if no step was skipped, or if
+          nothing is known: the loss scale decides by itself, the graph is a
+          `tf.compat.v1` graph, or the overflow was clipped away.
+        """
+        return self._record.gradients()
+
+    def nonfinite_loss(self) -> Optional[str]:
+        """Returns whether the unscaled loss of the last skipped step was inf or NaN.
+
+        If it was, no loss scale helps. Call this where you would call
+        `nonfinite_gradients`.
+
+        Returns:
+          `"inf"` or `"nan"`. None if the loss was finite, or if it is not known, since
+          one `tf.function` scaled the loss and another one applied the gradients.
+        """
+        return self._record.loss()
+
+    def last_spike(self) -> Optional[Spike]:
+        """Returns the last spike: a step that a `SpikeGuard` skipped for its size.
+
+        It covers this process. Call this where you would call `nonfinite_gradients`.
+
+        Returns:
+          A `Spike` with `name`, `largest`, `limit` and `variable`. None if no step was
+          skipped for its size.
+        """
+        return self._record.spike()
+
+    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
+        """Returns the record for the faults of these variables. None: not checked."""
+        checks = self._loss_scale.checks_gradients
+        spikes = self._loss_scale.skips_spikes
+        return self._record.entry_of(variables, spikes) if checks else None
+
+    dynamic = _answered(
+        lambda scale: scale._can_change,
+        "Whether the loss scale can change.",
+    )
+    initial_scale = _answered(
+        _attribute("initial_loss_scale", "loss_scale_value"),
+        "The loss scale's initial value, None if the loss scale has no such attribute.",
+    )
+    dynamic_growth_steps = _answered(
+        _attribute("increment_period"),
+        "After how many finite steps the loss scale grows, None without such a rule.",
+    )
+    dynamic_counter = _answered(
+        _attribute("good_steps"),
+        "The variable that counts finite steps in a row, None if there is none.",
+    )
+    step_counter = _answered(
+        _attribute("good_steps"), "Keras 3's name of `dynamic_counter`."
+    )
+    dynamic_scale = _answered(
+        _attribute("current_loss_scale"),
+        "The variable that holds the loss scale, None if there is none.",
+    )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = getattr(self, "inner_optimizer", None)
+        # Ask the class first: reading a legacy optimizer's `iterations` creates it.
+        is_ours = name.startswith("_") or hasattr(type(self), name)
+        is_ours = is_ours or hasattr(self, name)
+        if not is_ours and hasattr(inner, name):
+            raise AttributeError(
+                f"`{name}` must be set on the inner optimizer, got {value!r} for the "
+                f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def communication_dtype(self) -> Optional[str]:
+        """The dtype in which replicas exchange gradients. None: the gradients' own."""
+        return self._communication_dtype
+
+    def _communicate_in(self, dtype: Any, inner_optimizer: Any) -> None:
+        """Sets `communication_dtype`. Raises if the inner optimizer rules it out."""
+        found = checked_dtype(dtype)
+        self._refuse_to_sum(found, inner_optimizer)
+        # Keras's own __setattr__ works only after Keras's constructor has run.
+        object.__setattr__(self, "_communication_dtype", found)
+
+    def _leave_out_inner_sum(self, loss_scale: LossScale) -> None:
+        """Keeps the inner optimizer from summing gradients that the wrapper sums.
+
+        Raises:
+          ValueError: The loss scale checks no gradients, and their sum may overflow.
+        """
+        dtype, inner = self._communication_dtype, self.inner_optimizer
+        refuse_unchecked(dtype, loss_scale)
+        inner_sum = InnerSum(inner, self._summing_method, dtype is not None)
+        object.__setattr__(self, "_inner_sum", inner_sum)
+
+    def _dtype_to_sum_in(self) -> Optional[str]:
+        """Returns the dtype in which the wrapper sums. None: it does not sum."""
+        # The inner optimizer may have been changed since the wrapper was made.
+        self._refuse_to_sum(self._communication_dtype, self.inner_optimizer)
+        return self._communication_dtype if replicas.count() > 1 else None
+
+    def _refuse_to_sum(self, dtype: Optional[str], inner_optimizer: Any) -> None:
+        if dtype is not None:
+            way = self._own_way_to_sum(inner_optimizer)
+            refuse_impossible(dtype, inner_optimizer, way)
+
+    @classmethod
+    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
+        """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
+        return own_way_to_sum(
+            inner_optimizer, cls._optimizer_class, cls._summing_method
+        )
 
     def _apply_or_skip(
         self,
@@ -244,7 +430,7 @@ class LossScaleOptimizer(
           In a graph, an op that does the whole step. None in eager mode.
         """
         self._note_trained(variables)
-        bundle = self._provenance.resolve(grads)
+        bundle = self._pending.resolve(grads)
         if any(value is not None for value in values):
             check = overwriting.check_of(values, grads)
             bundle = bundle.but(check=check & bundle.check)
@@ -252,10 +438,10 @@ class LossScaleOptimizer(
             bundle, variables = aggregated(bundle, variables, aggregate)
         dtype = self._dtype_to_sum_in()
         if dtype is not None:
-            with self._provenance.history.values.ignoring():
-                bundle = communication.summed(bundle, dtype)
+            with callbacks.paused():
+                bundle = summed(bundle, dtype)
         reduction = reduction_for(aggregates, dtype is not None)
-        step = Step(self._provenance, reduction, self._fault_entry(variables))
+        step = Step(self._pending, reduction, self._fault_entry(variables))
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
@@ -267,10 +453,20 @@ class LossScaleOptimizer(
         self._fault_entry(variables)
 
     def _note_trained(self, variables: List[Variable]) -> None:
-        """Notes the weights: the variables that no float8 layer overwrites."""
+        """Notes what trained variables hold."""
+        kinds = self._pending.observer.kinds
+        scaled = [v for v in variables if overwriting.holds_scaled(v)]
         weights = [v for v in variables if not overwriting.is_overwritten(v)]
-        self._provenance.note_trained(weights)
+        kinds.note_variables(map(kerases.tensor_of, scaled), Kind(SCALED))
+        kinds.note_variables(map(kerases.tensor_of, weights))
 
     def _check_context(self) -> None:
         """Raises if gradients cannot be applied here."""
         replicas.check_can_apply()
+
+
+class CallableList(List[Any]):
+    """A list that can be called, since `variables` was a method in older versions."""
+
+    def __call__(self) -> List[Any]:
+        return self

@@ -1,13 +1,31 @@
-"""A bundle: one replica's gradients on their way to the inner optimizer."""
+"""A bundle: one replica's gradients on their way through a step, and their checks.
+
+The quick check reads the gradients once and sums them. If the sum is finite, so are all
+of them. Only if it is not, the exact check looks at each element.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from lossscale.gradients.check import CLEAN, Check
+import tensorflow as tf
+
+from lossscale.gradients import faults, rows
+from lossscale.gradients.check import CLEAN, Check, greater
+from lossscale.gradients.finite import each_is_finite, floating_values, sum_is_finite
+from lossscale.gradients.largest import largest_magnitude
 from lossscale.gradients.packing import groups_of_one, in_this_graph, pack, unpack
-from lossscale.runtime.aliases import Divisors, Grads, Scalar, Tensor
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import (
+    Divisors,
+    Flag,
+    Grads,
+    PerGradient,
+    Scalar,
+    Tensor,
+)
+from lossscale.runtime.graphs import is_nested
 from lossscale.scales.base import LossScale
 
 
@@ -88,3 +106,122 @@ class Bundle:
     def unscaled(self) -> Grads:
         """Returns the gradients divided by their divisors, and unpacked."""
         return unpack(self.quotients(), self.groups)
+
+
+def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
+    """Returns the unscaled gradients, and their check on this replica."""
+    if not bundle.loss_scale.checks_gradients:
+        return bundle.unscaled(), CLEAN
+    few = bundle.packed()
+    quotients = few.divided()
+    # A check that divides a second time needs no quotients: unused ones are freed.
+    examined = few if mode.current().checks_anew else quotients
+    check = check_of_quotients(examined)
+    if mode.current().runs_parts and is_nested():
+        # A session keeps no state. Gradients tell it of an overflow in a loop or a
+        # branch, even if they are clipped by their norm: all of them are made NaN.
+        nan_if_bad = tf.where(check.exact(), 1.0, float("nan"))
+        quotients = few.but(
+            divisors=[None if by is None else by * nan_if_bad for by in few.divisors]
+        ).divided()
+        check = CLEAN
+    if not check.is_clean:
+        check = check._replace(
+            worst=lambda: faults.worst_of_each(examined.quotients(), few.groups)
+        )
+    if bundle.loss_scale.last_largest is not None:
+        check = check._replace(largest=largest_magnitude(few.grads, few.divisors))
+    return quotients.unscaled(), check
+
+
+def check_of_quotients(bundle: Bundle) -> Check:
+    """Returns the check of the quotients, without worst numbers."""
+
+    def exact_check() -> Flag:
+        return each_is_finite(floating_values(bundle.quotients()))
+
+    if mode.current().looks_at_once:
+        return Check(exact_check())
+    return Check(_quick_check_of_quotients(bundle), exact_check)
+
+
+def _quick_check_of_quotients(bundle: Bundle) -> Flag:
+    """Returns the quick check of the quotients.
+
+    If the divisor is at least 1, a quotient is finite exactly if the scaled gradient
+    is, so the scaled gradients are summed. A divisor below 1 may make a finite gradient
+    overflow, so the quick check fails.
+    """
+    quick = sum_is_finite(floating_values(bundle.grads))
+    for divisor in bundle.distinct_divisors():
+        if divisor is not None:
+            quick = tf.logical_and(divisor >= 1.0, quick)
+    return quick
+
+
+def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
+    """Returns gradients with both checks: of when they were unscaled, and of now.
+
+    Args:
+      bundle: The gradients.
+      quick: Returns the quick check of the gradients as they are applied: of the
+        quotients, and of the sums of duplicate rows. Not called where the exact check
+        runs anyway.
+    """
+    if bundle.is_checked:
+        return bundle
+
+    def exact_check() -> Flag:
+        grads = bundle.quotients()
+        return each_is_finite(floating_values([*grads, *rows.added(grads)]))
+
+    def worst() -> PerGradient:
+        return _worst_as_applied(bundle)
+
+    looks_at_once = mode.current().looks_at_once
+    if looks_at_once and not rows.any_may_have_duplicates(bundle.grads):
+        now = Check(exact_check(), None, worst)
+    else:
+        now = Check(quick(), exact_check, worst)
+    return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
+
+
+def quick_check_as_applied(bundle: Bundle) -> Flag:
+    """Returns the quick check of gradients as they are applied."""
+    return and_of_rows(_quick_check_of_quotients(bundle), bundle)
+
+
+def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
+    """Returns a quick check that covers the sums of duplicate rows, too.
+
+    Args:
+      quick: The quick check of the gradients themselves.
+      bundle: The gradients.
+      terms: How many replicas' gradients of this size will be added up.
+    """
+    if not rows.any_may_have_duplicates(bundle.grads):
+        return quick
+    of_rows = rows.sums_stay_finite(bundle.grads, bundle.divisors, terms)
+    return tf.logical_and(quick, of_rows)
+
+
+def _worst_as_applied(bundle: Bundle) -> PerGradient:
+    grads = bundle.quotients()
+    worst = faults.worst_of_each(grads, bundle.groups)
+    if rows.any_may_have_duplicates(grads):
+        worst += faults.worst_of_each(rows.added(grads), bundle.groups)
+    return worst
+
+
+def largest_unscaled(bundle: Bundle) -> Scalar:
+    """Returns the greatest magnitude of the gradients before the user clipped them."""
+    when_unscaled = bundle.check.largest
+    if when_unscaled is None:
+        return largest_magnitude(bundle.grads, bundle.divisors)
+    if bundle.is_checked:
+        return when_unscaled
+    pairs = zip(bundle.grads, bundle.divisors)
+    still_scaled = [(grad, divisor) for grad, divisor in pairs if divisor is not None]
+    if not still_scaled:
+        return when_unscaled
+    return greater(when_unscaled, largest_magnitude(*map(list, zip(*still_scaled))))

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.optimizer import overwriting, wrappers
-from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.forwarding import delegated, forwarded
-from lossscale.optimizer.warning_texts import BARE_CHECKPOINT, warn
+from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
+from lossscale.optimizer.warnings import BARE_CHECKPOINT, warn
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
@@ -45,7 +44,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         construct(inner_optimizer, name=name or "loss_scale_optimizer")
         self._attach(loss_scale)
         self._track_trackable(loss_scale, "loss_scale")
-        self._track_trackable(self._fault_record, "faults")
+        self._track_trackable(self._record, "faults")
         # Checkpoints of Keras's own wrapper use these names of the scale and counter.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
@@ -122,7 +121,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self.inner_optimizer.build(variables)
         object.__setattr__(self, "_built_for", list(variables))
         self._trains(self._built_for)
-        overwriting.note_units(self._provenance.history, self._built_for)
         self.built = True
 
     @do_not_convert
@@ -163,12 +161,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
           The gradients and the new values, two lists of one length. Where one list has
           an entry of `grads`, the other one has None.
         """
-        history = self._provenance.history
-        overwriting.note_units(history, variables)
         are_values = [overwriting.is_overwritten(each) for each in variables]
         pairs = list(zip(grads, are_values or [False] * len(grads)))
         values = [
-            overwriting.as_handed_over(history, grad) if is_value else None
+            overwriting.as_handed_over(grad) if is_value else None
             for grad, is_value in pairs
         ]
         return [None if is_value else grad for grad, is_value in pairs], values

@@ -6,22 +6,18 @@ variable a tape returns no gradient but a new value, which the optimizer assigns
 
 from __future__ import annotations
 
-from typing import Iterable, Sequence
+from typing import Sequence
 
 from lossscale.gradients.check import Check
 from lossscale.gradients.faults import worst_of_each
 from lossscale.gradients.finite import checked
 from lossscale.gradients.packing import groups_of_one
-from lossscale.optimizer.provenance.history import History
-from lossscale.runtime import kerases
+from lossscale.optimizer.pending import before_division
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
-from lossscale.units.unit import Unit
 
-#: The names of variables that hold magnitudes of scaled gradients. No others have these
-#: names (seen in Keras 3.3 to 3.15, which has no other mark for such variables).
+#: The names of variables that hold magnitudes of scaled gradients. Keras 3 has no other
+#: mark for them.
 _OF_GRADIENTS = ("outputs_grad_scale", "outputs_grad_amax_history")
-#: The unit of these variables: they grow with the loss scale, as scaled gradients do.
-_SCALED = Unit(1.0, 1.0, from_variable=True)
 
 
 def is_overwritten(variable: Variable) -> bool:
@@ -29,38 +25,22 @@ def is_overwritten(variable: Variable) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def note_units(history: History, variables: Iterable[Variable]) -> None:
-    """Notes which variables hold magnitudes of scaled gradients.
+def holds_scaled(variable: Variable) -> bool:
+    """Tells whether a variable holds a magnitude of scaled gradients.
 
     A float8 layer divides gradients by such a scale, bounds the quotients, and
-    multiplies them by the scale again. If we know that the scale moves with the loss
-    scale, the quotients have exponent 0 and the gradients are known to be scaled.
+    multiplies them by the scale again. So the gradients are scaled all the same.
     """
-    for variable in variables:
-        if is_overwritten(variable) and variable.name in _OF_GRADIENTS:
-            history.values.note_variable(kerases.tensor_of(variable), _SCALED)
+    return is_overwritten(variable) and variable.name in _OF_GRADIENTS
 
 
-def as_handed_over(history: History, value: Tensor) -> Tensor:
+def as_handed_over(value: Tensor) -> Tensor:
     """Returns a new value as the layer handed it over.
 
     `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
-
-    Raises:
-      ValueError: The value was divided in eager mode, which does not keep the undivided
-        one.
     """
-    unscaling = history.unscaling_of(value)
-    if unscaling is None:
-        return value
-    before = unscaling.before_division().get(id(value))
-    if before is None:
-        raise ValueError(
-            "`grads` must hold the new values of variables that they overwrite "
-            "(float8) as the tape returned them, got one that get_unscaled_gradients "
-            "returned. Unscale the other gradients only."
-        )
-    return before[0]
+    before = None if value is None else before_division(value)
+    return value if before is None else before[0]
 
 
 def check_of(values: Sequence[Grad], grads: Grads) -> Check:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import List, Optional, Protocol, Tuple, Union
+from contextlib import contextmanager
+from typing import Iterator, List, Optional, Protocol, Union
 
 import tensorflow as tf
 
-# Not public, but TensorFlow's own debugger depends on it. The same on TensorFlow 2.4,
-# 2.10, 2.15, 2.16 and 2.21.
+# Not public, but TensorFlow's own debugger depends on it. Without it, values of eager
+# mode would have no kinds, and the state of the step would decide.
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
-from tensorflow.python.ops.resource_variable_ops import get_eager_safe_handle_data
 
-from lossscale.runtime.aliases import Attributes, Graph, Handle, Tensor, Tensors
-from lossscale.runtime.op_types import AMBIGUOUS, kind_of
+from lossscale.runtime.aliases import Attributes, Graph, Tensor, Tensors
 
 
 class Listener(Protocol):
@@ -27,7 +26,7 @@ class Listener(Protocol):
         """Takes note of an operation that has run.
 
         Args:
-          kind: The operation's type (see `op_types`), or the name of a function.
+          kind: The operation's type, or the name of a function.
           inputs: Its inputs, eager tensors.
           outputs: Its outputs.
           attrs: The names of its attributes and their values, in turn.
@@ -41,6 +40,7 @@ class _Here(threading.local):
     """The state of one thread."""
 
     is_telling = False
+    pauses = 0
 
 
 _here = _Here()
@@ -58,9 +58,8 @@ def add(listener: Listener) -> None:
     if not any(each() is listener for each in alive):
         # In one assignment: other threads may be iterating over the list.
         _listening[:] = [*alive, weakref.ref(listener)]
-    if not is_telling():
-        with tf.init_scope():  # so that it hears of functions that eager mode calls
-            op_callbacks.add_op_callback(_tell)
+    if not is_telling() and not _here.pauses:
+        _start()
 
 
 def is_telling() -> bool:
@@ -68,30 +67,37 @@ def is_telling() -> bool:
     return _tell in context.context().op_callbacks
 
 
+@contextmanager
+def paused() -> Iterator[None]:
+    """Tells nobody of the operations of this thread within: they are our own."""
+    was_telling = is_telling()
+    if was_telling:
+        context.context().remove_op_callback(_tell)
+    _here.pauses += 1
+    try:
+        yield
+    finally:
+        _here.pauses -= 1
+        if was_telling and not is_telling():
+            _start()
+
+
+def are_paused() -> bool:
+    """Tells whether the operations of this thread are our own."""
+    return _here.pauses > 0
+
+
 def key_of(tensor: Tensor) -> int:
     """Returns the number by which TensorFlow itself identifies an eager tensor."""
-    return int(tensor._id)  # not public: its tapes use it (seen on 2.4 to 2.21)
+    return int(tensor._id)  # not public: TensorFlow's tapes use it
 
 
-def held_rank(handle: Handle) -> int:
-    """Returns the rank of the value that a variable holds, 0 if it is not known."""
-    held = held_by(handle)
-    return 0 if held is None else len(held[1])
+def _start() -> None:
+    with tf.init_scope():  # so that it hears of functions that eager mode calls
+        op_callbacks.add_op_callback(_tell)
 
 
-def held_by(handle: Handle) -> Optional[Tuple[tf.DType, List[int]]]:
-    """Returns the dtype and the shape of the value that a variable holds.
-
-    None if `handle` is no handle, or if TensorFlow does not know.
-    """
-    data = get_eager_safe_handle_data(handle)
-    if data is None or not data.shape_and_type:
-        return None
-    (held, *_) = data.shape_and_type
-    return tf.as_dtype(held.dtype), [each.size for each in held.shape.dim]
-
-
-def _tell(  # noqa: PLR0917 - as TensorFlow calls it
+def _tell(
     kind: Union[str, bytes],
     inputs: Tensors,
     attrs: Attributes,
@@ -107,9 +113,6 @@ def _tell(  # noqa: PLR0917 - as TensorFlow calls it
     if graph is None and outputs is not None and not _here.is_telling:
         # A function's name may come as bytes.
         name = kind if isinstance(kind, str) else kind.decode()
-        if name in AMBIGUOUS:
-            token = attrs[attrs.index("token") + 1] if "token" in attrs else b""
-            name = kind_of(name, outputs[0].dtype, token)
         _here.is_telling = True
         try:
             found = [each() for each in list(_listening)]

@@ -58,7 +58,7 @@ def tolerate(rule: Any, backs_off: Any, steps: Any, bad: Any) -> Any:
     return where(bad / steps >= rule.overflow_tolerance, backs_off, False)
 
 
-def move_window(  # noqa: PLR0917 - a window, and what moves it
+def move_window(
     rule: Any, steps: Any, bad: Any, grows: Any, backs_off: Any, results: List[Any]
 ) -> None:
     """Starts a new window when the scale moves. A growth keeps the bad steps."""

@@ -6,7 +6,7 @@ import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale
 from lossscale.monitor.stalls import Reading, Stalls
-from lossscale.optimizer.fault_record import OwnSteps
+from lossscale.optimizer.record import OwnSteps
 
 
 def told(loss_scale, run, every, patience=3):

@@ -11,8 +11,8 @@ from models import compiled
 
 from lossscale import DynamicLossScale, FixedLossScale
 from lossscale.gradients.check import CLEAN, Check
-from lossscale.optimizer.bundle import Bundle
-from lossscale.optimizer.checking import (
+from lossscale.optimizer.bundle import (
+    Bundle,
     check_as_applied,
     check_of_quotients,
     largest_unscaled,

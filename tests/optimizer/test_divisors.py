@@ -66,26 +66,6 @@ def test_two_share_and_the_first_one_moves_the_scale(family, collect, unscales, 
             assert first.state()[0] == S * 2**number
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-@collections
-def test_two_parts_of_one_list_and_the_first_moves_the_scale(family, collect, mode):
-    trained = Trained(family, growing(), sizes=(8, 8))
-    trained.build()
-
-    def step(factors):
-        grads = collect(trained.scaled, factors)
-        halves = trained.optimizer.get_unscaled_gradients(grads[:1])
-        pairs = zip([halves[0] * 0.5, grads[1]], trained.variables)
-        for pair in pairs:
-            trained.optimizer.apply_gradients([pair])
-
-    step = compiled(step, mode)
-    with warned(0):
-        step(tf.constant(FACTORS))
-    assert trained.subtracted() == [0.5, 1.0]
-    assert trained.state()[0] == S * 4
-
-
 @slow
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_the_first_of_two_applies_in_a_branch(family, mode):

@@ -12,8 +12,10 @@ import tensorflow as tf
 from models import compiled, variable_of
 
 import lossscale
+from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.packing import SMALL
-from lossscale.optimizer import fault_record
+from lossscale.optimizer import record
+from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 INF, NAN = float("inf"), float("nan")
@@ -319,13 +321,17 @@ def test_losses_that_are_scaled_and_never_applied_are_not_all_kept(family):
     assert reference() is None
 
 
-def test_steps_in_a_row_are_those_of_this_optimizer():
+def test_steps_in_a_row_are_those_of_this_optimizer(family):
     # Another one that shares the loss scale skipped the third step.
-    holder = fault_record.WorstNumbers([tf.Variable(1.0)])
+    variable = variable_of(family, [1.0])
+    kept = record.Record()
+    entry = kept.entry_of([variable])
     counted = []
     for step, loss in ((1, 0.0), (2, NAN), (4, NAN), (5, INF), (5, 0.0)):
-        holder.write([0], tf.constant([INF, loss]), tf.constant(step, tf.int64))
-        counted.append(holder.value.numpy().tolist()[-4:])
-    in_a_row = [run for _, run, _, _ in counted]
-    assert in_a_row == [1.0, 2.0, 1.0, 2.0, 3.0]
-    assert [bad for _, _, bad, _ in counted] == [0.0, 1.0, 1.0, 2.0, 3.0]
+        check = Check(tf.constant(False), worst=lambda: tf.constant([INF]))
+        scale = lossscale.DynamicLossScale()
+        bundle = Bundle(scale, [None], [None], check, losses=[tf.constant(loss)])
+        entry.write_faults(bundle, CLEAN, tf.constant(step, tf.int64))
+        counted.append(kept.own_steps(step, 9))
+    assert [each.in_a_row for each in counted] == [1, 2, 1, 2, 3]
+    assert [each.bad_losses for each in counted] == [0, 1, 1, 2, 3]

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from recipes import BY_HAND
-
-from lossscale.runtime.op_types import AMBIGUOUS, kind_of
 from lossscale.units.operations import results
 from lossscale.units.sources import Input
 from lossscale.units.unit import FREE, KEPT, ZERO, Operands, Unit
+from recipes import BY_HAND
+
+from lossscale.runtime.op_types import AMBIGUOUS, kind_of
 
 RECIPES = {
     **json.loads((Path(__file__).parent / "recipes.json").read_text()),

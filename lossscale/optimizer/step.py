@@ -5,23 +5,29 @@ Nothing here knows a rule of a loss scale, or a Keras.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, cast
+from typing import Any, Callable, List, Optional, Tuple, cast
 
 import tensorflow as tf
 
 from lossscale.gradients import rows
 from lossscale.gradients.check import Check
-from lossscale.optimizer.bundle import Bundle
-from lossscale.optimizer.checking import largest_unscaled
-from lossscale.optimizer.fault_record import Entry
-from lossscale.optimizer.provenance.resolve import Provenance
-from lossscale.optimizer.step.reduction import FlagReduction
-from lossscale.optimizer.step.sharing import adjust_together
-from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
-from lossscale.runtime.control import either, group_ops, rarely, with_dependencies
-from lossscale.runtime.graphs import let_bodies_go
+from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
+from lossscale.optimizer.pending import Pending
+from lossscale.optimizer.record import Entry
+from lossscale.optimizer.reduction import FlagReduction
+from lossscale.optimizer.sharing import adjust_together
+from lossscale.runtime import callbacks, mode, replicas
+from lossscale.runtime.aliases import (
+    ApplyFunction,
+    Flag,
+    Op,
+    PerGradient,
+    Tensor,
+    Variable,
+)
+from lossscale.runtime.control import either, group_ops, with_dependencies
 from lossscale.scales.base import LossScale
+from lossscale.scales.spike_guard import SpikeGuard
 
 
 class Step:
@@ -47,17 +53,17 @@ class Step:
     """
 
     def __init__(
-        self, provenance: Provenance, reduction: FlagReduction, entry: Optional[Entry]
+        self, pending: Pending, reduction: FlagReduction, entry: Optional[Entry]
     ) -> None:
         """Begins a step.
 
         Args:
-          provenance: Where the optimizer's gradients come from.
+          pending: The optimizer's.
           reduction: How the replicas come to one flag.
           entry: Where a skipped step's faults are kept. None: nowhere.
         """
-        self._provenance = provenance
-        self._loss_scale = provenance.loss_scale
+        self._pending = pending
+        self._loss_scale = pending.loss_scale
         self._entry = entry
         self._mode = mode.current()
         self._reduction = reduction
@@ -76,12 +82,12 @@ class Step:
           In a graph, an op that does it all. None in eager mode.
         """
         if self._mode.knows_values:
-            with self._provenance.history.values.ignoring():
+            with callbacks.paused():
                 self._run_eagerly(self.unscale(bundle), apply)
                 return None
         bundle = self.unscale(bundle)
         if not self._loss_scale.checks_gradients:
-            with self._provenance.history.values.ignoring():
+            with callbacks.paused():
                 return group_ops([apply(bundle.unscaled())])
         bundle, contribution = self._reduction.check(bundle)
         return replicas.merge_call(self._decide, contribution, bundle, apply)
@@ -104,7 +110,7 @@ class Step:
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
-        with self._provenance.history.values.ignoring():
+        with callbacks.paused():
             agreed = self._reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(agreed, bundle)
 
@@ -118,11 +124,7 @@ class Step:
             # A rule that applies every step needs no branch.
             if should_apply is True:
                 return group_ops([apply_all(), update_op])
-            # What `rarely` returns could not cross replicas.
-            otherwise = rarely(skip) if self._reduction.is_of_one else skip
-            done = either(should_apply, apply_all, otherwise)
-            let_bodies_go(done)
-            return group_ops([done, update_op])
+            return group_ops([either(should_apply, apply_all, skip), update_op])
 
     def _decide_eagerly(
         self, contributions: Tensor, bundle: Bundle
@@ -148,7 +150,7 @@ class Step:
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
         if self._is_told_the_flag:
-            return adjust_together(self._provenance, agreed)
+            return adjust_together(self._pending, agreed)
         # The gradients may have been clipped since the check. A scalar that is NaN on
         # a bad step tells the subclass that they were not finite.
         grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
@@ -170,12 +172,58 @@ class Step:
 
     def _write_faults(self, bundle: Bundle, agreed: Check) -> Any:
         skipped = replicas.local_result(self._loss_scale.skipped_steps)
-        return cast(Entry, self._entry).write(bundle, agreed, skipped)
+        return cast(Entry, self._entry).write_faults(bundle, agreed, skipped)
 
     def _write_spike(self, bundle: Bundle, agreed: Check) -> Any:
-        entry = cast(Entry, self._entry)
-        return entry.write_spike(bundle, agreed, self._loss_scale)
+        guard = cast(SpikeGuard, self._loss_scale)
+        return cast(Entry, self._entry).write_spike(bundle, agreed, guard)
 
 
 def _applied(bundle: Bundle, apply: ApplyFunction) -> Any:
     return apply(bundle.unscaled())
+
+
+def aggregated(
+    bundle: Bundle,
+    variables: List[Variable],
+    aggregate: Callable[[List[Any]], Any],
+) -> Tuple[Bundle, List[Variable]]:
+    """Returns gradients as the user's function aggregates them, and their variables.
+
+    If a gradient was not finite before, the step is skipped, whatever the function
+    returns. As in Keras, the function gets unscaled gradients. It may wait for the
+    other replicas, so it is called at every step.
+
+    Args:
+      bundle: The gradients that were passed to the wrapper.
+      variables: The variables of these gradients.
+      aggregate: Takes a list of `(gradient, variable)` pairs, and returns pairs.
+    """
+    grads, now = unscale_and_check(bundle)
+    pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
+    pairs = list(aggregate(pairs))
+    found, trained = [g for g, _ in pairs], [v for _, v in pairs]
+    check = bundle.check & now
+    of_all = check.worst
+    if of_all is not None:
+        check = check._replace(worst=lambda: _worst_of(trained, of_all(), variables))
+    nothing = [None] * len(found)
+    unscaled = Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses)
+    return unscaled, trained
+
+
+def _worst_of(
+    trained: List[Variable], worst: PerGradient, variables: List[Variable]
+) -> PerGradient:
+    """Returns the worst numbers of the variables that the user's function returned.
+
+    Args:
+      trained: The variables that the function returned.
+      worst: For each of `variables`, the worst number in its gradient.
+      variables: The variables that the function was called with.
+    """
+    positions = {id(variable): i for i, variable in enumerate(variables)}
+    # A variable that only the function returned had no gradient, and so no fault.
+    of_others = len(variables)
+    found = [positions.get(id(variable), of_others) for variable in trained]
+    return tf.gather(tf.pad(worst, [[0, 1]]), found)

@@ -1,16 +1,22 @@
-"""Translates the arguments of Keras's own wrappers into ours, and back."""
+"""The arguments, configs and states of Keras's own wrappers, as ours and back."""
 
 from __future__ import annotations
 
+import inspect
 import numbers
-from typing import Any, Dict, Mapping
+from functools import partial
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
+import tensorflow as tf
 
-from lossscale import arguments
+from lossscale import arguments as checks
 from lossscale.arguments import shown
+from lossscale.optimizer import wrappers
+from lossscale.runtime import mode
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
+from lossscale.scales.dynamic import DynamicLossScale
 
 #: The arguments of Keras's own wrappers that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
@@ -150,7 +156,7 @@ def _refuse_others(others: Mapping[str, Any]) -> None:
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     """Returns the config of the loss scale that the arguments of a Keras mean."""
-    if arguments.boolean("dynamic", theirs.get("dynamic", True)):
+    if checks.boolean("dynamic", theirs.get("dynamic", True)):
         return _dynamic(theirs)
     if "dynamic_growth_steps" in theirs:
         raise ValueError(
@@ -163,19 +169,19 @@ def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
             "`initial_scale` must be a number with dynamic=False, got None. Write "
             "LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=128.0)."
         )
-    scale = arguments.loss_scale("initial_scale", theirs["initial_scale"])
+    scale = checks.loss_scale("initial_scale", theirs["initial_scale"])
     return {"class_name": "FixedLossScale", "config": {"loss_scale_value": scale}}
 
 
 def _dynamic(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     config: Dict[str, Any] = {}
     if "initial_scale" in theirs:
-        scale = arguments.loss_scale("initial_scale", theirs["initial_scale"])
+        scale = checks.loss_scale("initial_scale", theirs["initial_scale"])
         config["initial_loss_scale"] = scale
         if scale < 1:
             config["min_loss_scale"] = scale  # ours may not begin below its floor
     if "dynamic_growth_steps" in theirs:
-        steps = arguments.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
+        steps = checks.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
         config["increment_period"] = steps
     return {"class_name": "DynamicLossScale", "config": config}
 
@@ -217,3 +223,178 @@ def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
             "inner optimizer as it is, or pass loss_scale=1."
         )
     return found
+
+
+_STEPS = partial(checks.count, least=0, most=checks.MOST_STEPS)
+
+
+def loss_scale_of(optimizer: Any) -> LossScale:
+    """Returns a loss scale with the value and the counter of Keras's own.
+
+    Args:
+      optimizer: Keras's own `LossScaleOptimizer`.
+
+    Raises:
+      ValueError: Its loss scale is zero or infinite.
+      RuntimeError: It was called in a graph.
+    """
+    if not mode.current().knows_values:
+        raise RuntimeError(
+            "`from_keras` must be called eagerly, got a call in a graph, which cannot "
+            "read the state of Keras's wrapper. Restore a checkpoint of that wrapper "
+            "into LossScaleOptimizer(inner_optimizer) instead."
+        )
+    names = OF_THE_SCALE
+    given = {name: getattr(optimizer, name, None) for name in names}
+    config = as_ours(given)["loss_scale"]
+    # Keras 3's wrapper has no state until it is built, Keras 2's has none if fixed.
+    scale = _read(optimizer, "dynamic_scale", "loss_scale", checks.loss_scale)
+    steps = _read(optimizer, "step_counter", "dynamic_counter", _STEPS)
+    if scale is None or steps is None:
+        return serialization.deserialize(config)
+    if scale < 1:  # Keras 3's loss scale has no floor
+        config["config"]["min_loss_scale"] = scale
+    loss_scale = DynamicLossScale(**config["config"])
+    loss_scale.current_loss_scale.assign(scale)
+    loss_scale.good_steps.assign(steps)
+    return loss_scale
+
+
+def _read(optimizer: Any, of_keras3: str, of_keras2: str, check: Any) -> Any:
+    """Returns the checked value of an attribute of the optimizer, None without one.
+
+    Args:
+      optimizer: Keras's own `LossScaleOptimizer`.
+      of_keras3: What Keras 3 calls the attribute, a variable or a tensor.
+      of_keras2: What Keras 2 calls it.
+      check: A function of the name and the value that raises if the value is invalid.
+    """
+    for name in (of_keras3, of_keras2):
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            return check(name, value.numpy().item())
+    return None
+
+
+class Configurable:
+    """A wrapper's configs: dicts of its constructor's arguments."""
+
+    name: str
+    loss_scale: Any
+    _communication_dtype: Optional[str]
+
+    @classmethod
+    def from_config(
+        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        """Returns a new optimizer from a config.
+
+        Args:
+          config: What `get_config` of this wrapper returned, or of the wrapper of
+            Keras 2, of Keras 3 or of TensorFlow 2.0 to 2.3. The inner optimizer's
+            config decides which Keras the new optimizer belongs to.
+          custom_objects: Your own classes by name. Registered classes need no entry.
+
+        Raises:
+          TypeError: `config` is none of these.
+        """
+        config = config_as_ours(config)
+        wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
+        # Keras 2 changes the config that it deserializes. The caller's stays as it is.
+        config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
+        inner = wrapper._deserialize_inner(
+            config.pop("inner_optimizer"), custom_objects
+        )
+        loss_scale = config.pop("loss_scale")
+        if isinstance(loss_scale, dict):
+            loss_scale = serialization.deserialize(loss_scale, custom_objects)
+        return cls._of(inner, loss_scale, config)
+
+    @classmethod
+    def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
+        """Returns a new optimizer.
+
+        The constructor of a user's class may take Keras's own arguments in the place of
+        `loss_scale`.
+        """
+        asked = wrappers.asked_class(cls)
+        names = set(inspect.signature(asked).parameters)
+        if "loss_scale" in names or not names & {*OF_THE_SCALE}:
+            return asked(inner, loss_scale, **others)
+        # The user's class derived from Keras's own wrapper once, and from ours now.
+        found: Any = serialization.get(loss_scale)
+        theirs = as_theirs(found)
+        given = {**others, **theirs}
+        return asked(inner, **{n: v for n, v in given.items() if n in names})
+
+    @classmethod
+    def from_keras(
+        cls, optimizer: Any, *, communication_dtype: Optional[str] = None
+    ) -> Any:
+        """Returns an optimizer that goes on where Keras's own wrapper is.
+
+        The new optimizer takes over the inner optimizer. You may convert in the middle
+        of a run, before or after the optimizer is built. Do not use Keras's wrapper
+        after this call: it would change the same weights. Call `from_keras` eagerly,
+        in the scope of the strategy that trains the model:
+
+        ```
+        optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
+        model.compile(optimizer, loss="mse")
+        ```
+
+        Args:
+          optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
+          communication_dtype: As in the constructor.
+
+        Returns:
+          A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
+          scale, the same count of finite steps, and the same arguments.
+
+        Raises:
+          TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
+          ValueError: Its loss scale has become zero or infinite, as Keras 3's can.
+          RuntimeError: You called it in a graph, which cannot read the state.
+        """
+        wrappers.check_keras_own(optimizer)
+        loss_scale = loss_scale_of(optimizer)
+        inner = optimizer.inner_optimizer
+        wrappers.for_optimizer(inner)._release(inner)
+        given = {"communication_dtype": communication_dtype}
+        others = {} if communication_dtype is None else given
+        return cls._of(inner, loss_scale, others)
+
+    @classmethod
+    def _release(cls, inner_optimizer: Any) -> None:
+        """Removes the marks that a wrapper has left on its inner optimizer."""
+        wrappers.mark(inner_optimizer, wrapped=False)
+
+    @classmethod
+    def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:
+        raise NotImplementedError
+
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the constructor's arguments as a dict that JSON can hold."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": self._serialize_inner(),
+            "loss_scale": serialization.serialize(self.loss_scale),
+        }
+        config.update(self._own_options())
+        # Keras 2's configs hold NumPy scalars, which JSON cannot hold.
+        return dict(tf.nest.map_structure(_plain, config))
+
+    def _own_options(self) -> Dict[str, Any]:
+        """Returns the arguments that older releases do not know, if they are set.
+
+        So older releases can read every config that does not need these arguments.
+        """
+        dtype = self._communication_dtype
+        return {} if dtype is None else {"communication_dtype": dtype}
+
+    def _serialize_inner(self) -> Dict[str, Any]:
+        raise NotImplementedError
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

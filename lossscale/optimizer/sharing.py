@@ -20,7 +20,7 @@ from typing import Any, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients.check import Check
-from lossscale.optimizer.provenance.resolve import Provenance
+from lossscale.optimizer.pending import Pending
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Op, Scalar, Variable
 from lossscale.runtime.control import group_ops
@@ -113,18 +113,18 @@ def _greatest_so_far(loss_scale: LossScale, largest: Scalar) -> Scalar:
     return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
 
 
-def adjust_together(member: Provenance, check: Check) -> Tuple[Op, Flag]:
+def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     """Adjusts a loss scale to a step that one of its optimizers applies or skips.
 
     Args:
-      member: The `Provenance` of this optimizer.
+      member: The `Pending` of this optimizer.
       check: The check of this optimizer's gradients on all replicas together.
 
     Returns:
       The update op, None in eager mode, and whether this optimizer applies the step.
     """
     loss_scale = member.loss_scale
-    if not (member.is_keras and member.history.is_shared()):
+    if not (member.is_keras and member.observer.is_shared()):
         return adjusting.adjust_by_check(loss_scale, check)
     is_finite = check.exact()
     step = _step_of(member)
@@ -140,7 +140,7 @@ def adjust_together(member: Provenance, check: Check) -> Tuple[Op, Flag]:
     return update_op, decision[0] if decision else is_finite
 
 
-def _step_of(member: Provenance) -> _SharedStep:
+def _step_of(member: Pending) -> _SharedStep:
     """Returns the step in which an optimizer applies now."""
     loss_scale = member.loss_scale
     step: Optional[_SharedStep] = _steps.get(loss_scale)

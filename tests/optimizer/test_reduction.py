@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lossscale import FixedLossScale
 from lossscale.optimizer.bundle import Bundle
-from lossscale.optimizer.step.reduction import SeveralReplicas
+from lossscale.optimizer.reduction import SeveralReplicas
 from lossscale.runtime import replicas
 
 

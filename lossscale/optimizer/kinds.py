@@ -1,0 +1,386 @@
+"""What is known of a value: is it scaled, unscaled, or neither?
+
+Tensors of the loss scale S are its `SCALE`, a loss times S is `SCALED`, and what
+`get_unscaled_gradients` returns is `UNSCALED`. Every operation makes a kind of the
+kinds of its inputs (`made_of`): in a graph we walk over the operations when gradients
+are applied, in eager mode TensorFlow calls us at each operation. A value without a kind
+is a number: neither S nor a gradient is in it.
+
+What a function, a loop, a branch or a variable returns is `UNKNOWN`. Then the state of
+the step decides (`pending`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale.gradients.finite import dense_part
+from lossscale.runtime import callbacks
+from lossscale.runtime.aliases import (
+    Array,
+    Attributes,
+    Grad,
+    Graph,
+    Tensor,
+    Tensors,
+    Variable,
+)
+from lossscale.runtime.graphs import BODIES, current_graph, graph_of, notes_of
+
+#: The loss scale S itself.
+SCALE = "scale"
+#: S is a factor of the value: it is still to be divided by S.
+SCALED = "scaled"
+#: S is a factor twice, as of a sum of squares. Its root is scaled.
+SQUARED = "squared"
+#: S divides the value, as in `1 / S`.
+INVERSE = "inverse"
+#: S was divided out, or never was a factor.
+UNSCALED = "unscaled"
+#: Bounded, compared with a number or passed through a function while it was scaled.
+CHANGED = "changed"
+#: Nothing is known of the value.
+UNKNOWN = "unknown"
+
+#: How often S is a factor.
+_FACTORS = {INVERSE: -1, UNSCALED: 0, SCALED: 1, SQUARED: 2}
+
+_PRODUCTS = {
+    *("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
+    *("Einsum", "SparseTensorDenseMatMul"),
+}
+_QUOTIENTS = {"RealDiv", "Div", "DivNoNan", "Xdivy"}
+#: What an operation multiplies the number of factors by.
+_POWERS = {
+    "Square": 2.0,
+    "L2Loss": 2.0,
+    "SquaredDifference": 2.0,
+    "Sqrt": 0.5,
+    "Rsqrt": -0.5,
+    "Reciprocal": -1.0,
+    "Inv": -1.0,
+    "MatrixInverse": -1.0,
+}
+#: Functions that are not linear.
+_FUNCTIONS = {
+    *("Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Softplus", "Softsign"),
+    *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh"),
+    *("Atanh", "Erf", "Erfc", "Elu", "Selu", "Relu6", "Softmax", "LogSoftmax"),
+    *("Round", "Rint", "Floor", "Ceil", "FloorDiv", "FloorMod", "Prod", "Cumprod"),
+    *("Pow", "MatrixExponential", "MatrixLogarithm", "MatrixDeterminant", "LRN"),
+    *("FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "QuantizeV2"),
+    *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3", "Mod", "TruncateDiv"),
+    *("QuantizeAndDequantizeV4", "TruncateMod", "Igamma", "Igammac", "Lgamma"),
+    *("Digamma", "Erfinv", "Ndtri", "LogMatrixDeterminant", "BesselI0e", "BesselI1e"),
+}
+_BOUNDS = {"Minimum", "Maximum", "ClipByValue"}
+_COMPARISONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
+_COMPARISONS |= {"ApproximateEqual"}
+#: Operations whose results are the same, whatever S is.
+_FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle"}
+_CHOICES = {"Select", "SelectV2"}
+#: A number is compared with as if it was 0 if it is no larger, as an epsilon is.
+_SMALL = 1.01e-3
+
+#: So many operations in a row that have nothing to do with S are listened to in eager
+#: mode, and so many of any kind after a step was applied.
+_PATIENCE = 1000
+
+
+#: A number for each `Kinds`.
+_numbers = itertools.count()
+
+
+#: So many sources of a value of eager mode are known.
+_SOURCES = 8
+
+
+class Kind(NamedTuple):
+    """A value's kind, and where it comes from.
+
+    Attributes:
+      name: One of the names above.
+      sources: The tensors of S that may have multiplied the value, and the optimizers
+        that unscaled what it was made of. They know whether they saw an overflow.
+    """
+
+    name: str
+    sources: Tuple[object, ...] = ()
+
+
+def made_of(
+    operation: str,
+    kinds: Sequence[Optional[str]],
+    number_at: Callable[[int], Optional[Array]] = lambda _: None,
+) -> Optional[str]:
+    """Returns the kind of an operation's results. None: they are numbers.
+
+    Where it cannot be known which of two kinds is right, this is the one that does less
+    harm: a gradient that is divided twice leaves weights as they are, one that is not
+    divided destroys them.
+
+    Args:
+      operation: The operation's type.
+      kinds: The kinds of its inputs. None: a number.
+      number_at: Returns the value of an input that is a number. None: it is not known.
+    """
+    if (
+        operation == "Maximum"
+        and SCALE in kinds
+        and _are_at_most(1.0, kinds, number_at)
+    ):
+        return SCALE  # S never falls below 1 by default, so the bound changes nothing
+    if operation in {"Cast", "Identity"}:
+        return kinds[0]
+    kinds = [SCALED if kind == SCALE else kind for kind in kinds]
+    if operation in _CHOICES and kinds[0] != CHANGED:
+        kinds = kinds[1:]
+    found = {kind for kind in kinds if kind is not None}
+    if not found:
+        return None
+    if CHANGED in found:
+        return CHANGED
+    if operation in _FREE:
+        return UNKNOWN if UNKNOWN in found else UNSCALED
+    has_factors = bool(found & {SCALED, SQUARED, INVERSE})
+    is_bound = operation in _BOUNDS | _COMPARISONS and has_factors
+    if is_bound and (len(found) > 1 or not _are_at_most(_SMALL, kinds, number_at)):
+        return CHANGED
+    if operation in _COMPARISONS:
+        return UNKNOWN if UNKNOWN in found else UNSCALED
+    power = _power_of(operation, number_at)
+    if power is not None:
+        return _multiplied(kinds, [power] * len(kinds))
+    if operation in _FUNCTIONS and has_factors:
+        return CHANGED
+    if operation in _PRODUCTS:
+        return _multiplied(kinds, [1.0] * len(kinds))
+    if operation in _QUOTIENTS:
+        return _multiplied(kinds, [1.0, -1.0])
+    return _added(found)
+
+
+def _power_of(
+    operation: str, number_at: Callable[[int], Optional[Array]]
+) -> Optional[float]:
+    """Returns the power to which an operation raises its input, or None."""
+    if operation != "Pow":
+        return _POWERS.get(operation)
+    exponent = number_at(1)
+    if exponent is None or exponent.size != 1:
+        return None
+    return float(exponent.item())
+
+
+def _multiplied(kinds: Sequence[Optional[str]], powers: Sequence[float]) -> str:
+    """Returns the kind of a product of powers."""
+    counts = [_FACTORS.get(kind or UNSCALED, 0) for kind in kinds]
+    if len(set(powers)) == 1 and abs(powers[0]) != 1.0:
+        count = powers[0] * max(counts, key=abs)
+    else:
+        count = sum(power * count for power, count in zip(powers, counts))
+    if UNKNOWN in kinds and count < 1.0:
+        return UNKNOWN
+    found = [kind for kind, factors in _FACTORS.items() if factors == count]
+    return found[0] if found else CHANGED
+
+
+def _added(found: Iterable[str]) -> str:
+    """Returns the kind of a sum, or of what an operation moves or chooses."""
+    found = set(found)
+    if {SCALED, SQUARED} <= found:
+        return CHANGED
+    for kind in (SQUARED, SCALED):
+        if kind in found:
+            return UNKNOWN if UNSCALED in found else kind
+    return next(k for k in (UNKNOWN, UNSCALED, INVERSE) if k in found)
+
+
+def _are_at_most(
+    bound: float,
+    kinds: Sequence[Optional[str]],
+    number_at: Callable[[int], Optional[Array]],
+) -> bool:
+    """Tells whether all inputs that are numbers are small, or infinite."""
+    numbers = [number_at(i) for i, kind in enumerate(kinds) if kind is None]
+    return all(
+        each is not None and bool(np.all((np.abs(each) <= bound) | np.isinf(each)))
+        for each in numbers
+    )
+
+
+class _Notes:
+    """What is known of one graph's tensors, by their `id`s."""
+
+    def __init__(self) -> None:
+        self.noted: Dict[int, Kind] = {}
+        self.kinds: Dict[int, Optional[Kind]] = {}
+        self.walked, self.weights = 0, 0
+
+
+class Kinds:
+    """The kinds of all values of one loss scale, in graphs and in eager mode.
+
+    An eager tensor has its kind as an attribute, so that it is forgotten with it.
+    """
+
+    def __init__(self, scale_variable: Optional[Variable]) -> None:
+        """Knows nothing but the variable that holds the loss scale, if there is one."""
+        self._attribute = f"_lossscale_kind_{next(_numbers)}"
+        #: The handles of variables of which it is known what they hold.
+        self._handles: Dict[int, Optional[Kind]] = {}
+        self._patience, self._has_stepped = 0, False
+        self.note_variables([scale_variable], Kind(SCALE))
+
+    def note(self, tensor: Tensor, kind: Kind) -> None:
+        """Notes the kind of a tensor. In eager mode, listens to what becomes of it."""
+        graph = graph_of(tensor)
+        if graph is not None:
+            notes_of(graph, self, _Notes).noted[id(tensor)] = kind
+            return
+        setattr(tensor, self._attribute, kind)
+        if current_graph() is None:
+            callbacks.add(self)
+            self._patience, self._has_stepped = _PATIENCE, False
+
+    def note_variables(
+        self, variables: Iterable[Variable], kind: Optional[Kind] = None
+    ) -> None:
+        """Notes what variables hold: numbers, such as weights, or values of a kind."""
+        for each in variables:
+            for handle in _handles_of(each):
+                self._handles.setdefault(_key_of(handle), kind)
+
+    def stepped(self) -> None:
+        """A step was applied or skipped: eager mode is listened to for a while only."""
+        if current_graph() is None:
+            self._patience, self._has_stepped = _PATIENCE, True
+
+    def of(self, grads: Iterable[Grad]) -> List[Optional[Kind]]:
+        """Returns the kind of each gradient. None: it is a number, or None itself."""
+        values = [None if each is None else dense_part(each) for each in grads]
+        return [None if value is None else self._of(value) for value in values]
+
+    def _of(self, tensor: Tensor) -> Optional[Kind]:
+        graph = graph_of(tensor)
+        if graph is None:
+            return self._eager_kind(tensor)
+        return self._walked(graph).get(id(tensor))
+
+    def hear(
+        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
+    ) -> bool:
+        """Takes note of an operation of eager mode: see `callbacks.Listener`."""
+        del attrs
+        kinds = [self._eager_kind(each) for each in inputs]
+        if any(kinds) or kind in BODIES or kind.startswith("__"):
+            for output, made in _made(kind, inputs, kinds, outputs):
+                if made is not None:  # momentum would have a source of each step
+                    made = made._replace(sources=made.sources[-_SOURCES:])  # noqa: PLW2901
+                    setattr(output, self._attribute, made)
+        is_related = any(each is not None and each.name != UNKNOWN for each in kinds)
+        if is_related and not self._has_stepped:
+            self._patience = _PATIENCE
+        self._patience -= 1
+        return self._patience > 0
+
+    def _eager_kind(self, tensor: Tensor) -> Optional[Kind]:
+        if tensor.dtype == tf.resource:
+            return self._handles.get(callbacks.key_of(tensor), Kind(UNKNOWN))
+        found: Optional[Kind] = vars(tensor).get(self._attribute)
+        return found
+
+    def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
+        """Returns the kinds of a graph's tensors, after a walk over its operations."""
+        notes = notes_of(graph, self, _Notes)
+        if notes.weights != len(self._handles):  # weights were unknown at the last walk
+            notes.kinds, notes.walked, notes.weights = {}, 0, len(self._handles)
+        kinds = notes.kinds
+        captures: Sequence[Tuple[Tensor, Tensor]] = getattr(graph, "captures", ())
+        for outer, inner in captures:
+            if id(inner) not in kinds:
+                around = graph_of(outer)
+                if around is not None:
+                    kinds[id(inner)] = self._walked(around).get(id(outer))
+                elif outer.dtype == tf.resource:
+                    kinds[id(inner)] = self._eager_kind(outer)
+                else:
+                    kinds[id(inner)] = self._eager_kind(outer) or Kind(UNKNOWN)
+        operations = graph.get_operations()
+        for each in operations[notes.walked :]:
+            inputs = list(each.inputs)
+            known = [self._known_in(kinds, tensor) for tensor in inputs]
+            for output, made in _made(each.type, inputs, known, each.outputs):
+                kinds.setdefault(id(output), notes.noted.get(id(output), made))
+        notes.walked = len(operations)
+        return kinds
+
+    def _known_in(
+        self, kinds: Dict[int, Optional[Kind]], tensor: Tensor
+    ) -> Optional[Kind]:
+        if tensor.dtype == tf.resource and id(tensor) not in kinds:
+            return self._handles.get(id(tensor), Kind(UNKNOWN))
+        return kinds.get(id(tensor))
+
+
+def _made(
+    operation: str,
+    inputs: Tensors,
+    kinds: Sequence[Optional[Kind]],
+    outputs: Tensors,
+) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
+    """Yields each output of an operation with its kind."""
+    if operation == "IdentityN":  # what `tf.custom_gradient` returns
+        yield from zip(outputs, kinds)
+        return
+    names = [None if kind is None else kind.name for kind in kinds]
+    is_zero = operation == "Sub" and inputs[0] is inputs[1]
+    if operation in BODIES or operation == "Placeholder" or operation.startswith("__"):
+        name: Optional[str] = UNKNOWN
+    else:
+        name = made_of(operation, names, lambda i: _number(inputs[i]))
+    sources = _joined(kinds)
+    for output in outputs:
+        dtype = output.dtype.base_dtype
+        if name is None or is_zero or dtype == tf.resource:
+            yield output, None
+        elif dtype.is_integer and name != UNKNOWN:
+            # Positions and counts are numbers, but a cast to an integer rounds.
+            is_rounded = operation == "Cast" and name not in {UNSCALED, SCALE}
+            yield output, Kind(CHANGED, sources) if is_rounded else None
+        else:
+            yield output, Kind(name, sources)
+
+
+def _joined(kinds: Sequence[Optional[Kind]]) -> Tuple[object, ...]:
+    """Returns the sources of several kinds, each once."""
+    every = [source for kind in kinds if kind is not None for source in kind.sources]
+    return tuple({id(source): source for source in every}.values())
+
+
+def _number(tensor: Tensor) -> Optional[Array]:
+    """Returns the value of a tensor of few elements, None if it is not known."""
+    if tensor.dtype.is_floating or tensor.dtype.is_integer:
+        size = tensor.shape.num_elements()
+        if size is not None and size <= 1024:
+            is_eager = graph_of(tensor) is None
+            value: Optional[Array] = (
+                tensor.numpy() if is_eager else tf.get_static_value(tensor)
+            )
+            return value
+    return None
+
+
+def _handles_of(variable: Optional[Variable]) -> List[Tensor]:
+    """Returns the handle of each copy of a variable."""
+    copies = getattr(variable, "values", None) or [variable]
+    handles = [getattr(each, "handle", None) for each in copies]
+    return [each for each in handles if each is not None]
+
+
+def _key_of(tensor: Tensor) -> int:
+    return callbacks.key_of(tensor) if graph_of(tensor) is None else id(tensor)

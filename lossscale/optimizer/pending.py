@@ -1,0 +1,539 @@
+"""Is a division pending? What divides each gradient, and did it overflow before?
+
+*`scale_loss` makes a division pending. `get_unscaled_gradients` does it.
+`apply_gradients` does it if it is still pending.* Two things know whether it is:
+
+1. The kind of a gradient, where it is plain to see (`kinds`).
+2. The state of the step, a small variable of each optimizer on each replica, as the
+   `OptState` of torch's `GradScaler`. It crosses what tracing cannot see: functions
+   that are called again, loops, branches, arguments and NumPy.
+
+```
+the last call              phase     apply divides gradients of unknown kind
+none of ours               NOTHING   with Keras 3, as its own wrapper; not with Keras 2
+scale_loss                 PENDING   yes, by what multiplied the last loss
+get_unscaled_gradients     DONE      no
+apply_gradients            as it was: a second apply of a step does what the first did
+```
+
+`get_unscaled_gradients` checks the gradients before anybody can clip them. An overflow
+that it has seen is kept in the state until an apply has counted it. Then it ends with
+the step: when the next loss is scaled, or the next gradients are unscaled.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale.gradients.check import CLEAN, Check
+from lossscale.gradients.finite import dense_part
+from lossscale.gradients.packing import as_they_are, is_small
+from lossscale.optimizer import warnings
+from lossscale.optimizer.bundle import Bundle, unscale_and_check
+from lossscale.optimizer.kinds import (
+    CHANGED,
+    SCALE,
+    SCALED,
+    SQUARED,
+    UNKNOWN,
+    UNSCALED,
+    Kind,
+    Kinds,
+)
+from lossscale.runtime import callbacks, mode, replicas
+from lossscale.runtime.aliases import (
+    Divisors,
+    Flag,
+    Grad,
+    Grads,
+    Scalar,
+    Tensor,
+    Variable,
+)
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import (
+    are_arguments,
+    current_graph,
+    is_visible,
+    notes_of,
+    visible_graphs,
+)
+from lossscale.scales.adjusting import unguarded
+from lossscale.scales.base import LossScale
+
+#: The phases of a step: see above.
+NOTHING, PENDING, DONE = -1.0, 0.0, 1.0
+#: What the state knows of an overflow: none, one that no apply has counted, one that
+#: an apply has counted.
+NONE, SEEN, COUNTED = 0.0, 1.0, 2.0
+#: So many losses of a step, and lists that were unscaled in eager mode, are kept.
+_KEPT = 8
+#: The attribute of an unscaled tensor that tells what it was before.
+_BEFORE = "_lossscale_before"
+
+
+class StepState:
+    """The state of one optimizer's step, on each replica.
+
+    Attributes:
+      variable: A `float32` variable of shape `[3]`: what multiplied the last loss (0:
+        nothing did), the phase, and whether an overflow was seen.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self.variable = tf.Variable(
+                [0.0, NOTHING, NONE],
+                trainable=False,
+                name="step_state",
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+
+    def read(self) -> List[Scalar]:
+        """Returns what multiplied the last loss, the phase, and the overflow."""
+        return list(tf.unstack(tf.convert_to_tensor(self.variable)))
+
+    def note_scaled(self, loss_scale: Scalar) -> None:
+        """A loss was multiplied: a division is pending."""
+        _, _, overflow = self.read()
+        self._write(loss_scale, PENDING, _unless_counted(overflow))
+
+    def note_unscaled(self, is_finite: Optional[Flag]) -> None:
+        """Gradients were divided. `is_finite` is None if nobody looked at them."""
+        scaled_by, _, overflow = self.read()
+        overflow = _unless_counted(overflow)
+        if is_finite is not None:
+            overflow = tf.where(is_finite, overflow, SEEN)
+        self._write(scaled_by, DONE, overflow)
+
+    def count_overflow(self) -> Flag:
+        """An apply counts an overflow. Returns whether none was seen."""
+        scaled_by, phase, overflow = self.read()
+        is_none = tf.equal(overflow, NONE)
+        self._write(scaled_by, phase, tf.where(is_none, NONE, COUNTED))
+        return is_none
+
+    def _write(self, *values: Any) -> None:
+        values = tuple(tf.cast(each, tf.float32) for each in values)
+        self.variable.assign(tf.stack(values), read_value=False)
+
+
+def _unless_counted(overflow: Scalar) -> Scalar:
+    return tf.where(overflow > SEEN, NONE, overflow)
+
+
+class Unscaled(NamedTuple):
+    """A list of gradients that was unscaled: the source of what is made of them.
+
+    Attributes:
+      pending: The optimizer that unscaled it.
+      check: Its check.
+      length: How many gradients it has, with those that are None.
+    """
+
+    pending: Pending
+    check: Check
+    length: int
+
+
+class Before(NamedTuple):
+    """What an unscaled gradient was. It hangs on the tensor.
+
+    Attributes:
+      grad: The gradient.
+      divisor: What divided it.
+    """
+
+    grad: Grad
+    divisor: Scalar
+
+
+class _Place:
+    """The losses of a step on one replica in one graph, or in eager mode.
+
+    Attributes:
+      losses: The last losses, and the tensors of S that multiplied them.
+      has_stepped: Whether a step was applied or skipped since.
+    """
+
+    def __init__(self) -> None:
+        self.losses: List[Tuple[Tensor, Scalar]] = []
+        self.has_stepped = False
+
+
+class Observer:
+    """Learns of each use of a loss scale, for all optimizers that share it.
+
+    It is what a `LossScale` calls as `_noted_by`.
+
+    Attributes:
+      optimizers: The `Pending` of each optimizer.
+      kinds: The kinds of values.
+    """
+
+    def __init__(self, loss_scale: LossScale) -> None:
+        self.optimizers: weakref.WeakSet[Pending] = weakref.WeakSet()
+        variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
+        self.kinds = Kinds(variable)
+        self._of_eager_mode: Dict[object, _Place] = {}
+        #: Whether a loss was scaled since gradients were unscaled, and how often S was
+        #: read since then as a tensor, and as a number.
+        self.is_scaled, self.reads, self.numbers = False, 0, 0
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None  # the copy of a loss scale has other optimizers
+
+    def is_shared(self) -> bool:
+        """Tells whether several optimizers of Keras share the loss scale."""
+        return sum(each.is_keras for each in self.optimizers) > 1
+
+    @do_not_convert
+    def note_read(self, tensor: Scalar) -> None:
+        """A program read S as a tensor."""
+        if callbacks.are_paused():
+            return  # a step is being applied, which itself moves the loss scale
+        self.kinds.note(tensor, Kind(SCALE, (tensor,)))
+        losses = self.place().losses
+        if not (losses and losses[-1][1] is tensor):
+            self.reads += 1
+            if not self.is_scaled:  # a loss may be multiplied by this tensor only now
+                self.numbers = 0
+
+    def note_float(self) -> None:
+        """A program read S as a Python number."""
+        self.numbers += 1
+
+    @do_not_convert
+    def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
+        """A loss is multiplied by a tensor of S."""
+        place = self.place()
+        before = [] if place.has_stepped else place.losses
+        place.losses, place.has_stepped = [*before, (loss, loss_scale)][-_KEPT:], False
+        self.is_scaled, self.reads, self.numbers = True, 0, 0
+        with callbacks.paused():
+            for each in list(self.optimizers):
+                if each.state is not None:
+                    each.state.note_scaled(loss_scale)
+
+    def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
+        """`grads` are `scaled` divided by S, without a check."""
+        del scaled, divisor
+        self.note_unscaled(grads, ())
+        with callbacks.paused():
+            for each in list(self.optimizers):
+                if each.state is not None:
+                    each.state.note_unscaled(None)
+
+    def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
+        """Gradients were unscaled."""
+        self.is_scaled, self.reads, self.numbers = False, 0, 0
+        for each in grads:
+            if each is not None and tf.is_tensor(dense_part(each)):
+                self.kinds.note(dense_part(each), Kind(UNSCALED, sources))
+
+    def place(self) -> _Place:
+        """Returns what happened here."""
+        graph, replica = current_graph(), replicas.this_one()
+        places: Dict[object, _Place] = (
+            self._of_eager_mode if graph is None else notes_of(graph, self, dict)
+        )
+        return places.setdefault(replica, _Place())
+
+    def losses(self) -> List[Tuple[Tensor, Scalar]]:
+        """Returns the losses of this step that can be seen from here, with their S."""
+        replica = replicas.this_one()
+        for graph in visible_graphs():
+            places: Dict[object, _Place] = (
+                self._of_eager_mode if graph is None else notes_of(graph, self, dict)
+            )
+            if replica in places and places[replica].losses:
+                return places[replica].losses
+        return []
+
+
+_observers: weakref.WeakKeyDictionary[LossScale, Observer] = weakref.WeakKeyDictionary()
+
+
+def observer_of(loss_scale: LossScale) -> Observer:
+    """Returns the observer of a loss scale, which all of its optimizers share."""
+    observer = _observers.get(loss_scale)
+    if observer is None:
+        observer = _observers[loss_scale] = Observer(loss_scale)
+        loss_scale._noted_by = observer
+    return observer
+
+
+class Pending:
+    """Whether the gradients of one optimizer are still to be divided.
+
+    Attributes:
+      loss_scale: The loss scale of their losses.
+      observer: Learns of its uses.
+      is_keras: Whether it is an optimizer of Keras. One of TensorFlow 1 unscales all
+        gradients itself, never divides in `apply`, and never warns.
+    """
+
+    def __init__(
+        self, loss_scale: LossScale, divides_in_apply: bool, *, is_keras: bool = True
+    ) -> None:
+        """Begins with nothing pending.
+
+        Args:
+          loss_scale: The loss scale.
+          divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
+          is_keras: Whether it is an optimizer of Keras.
+        """
+        self.loss_scale, self.is_keras = loss_scale, is_keras
+        self.observer = observer_of(loss_scale)
+        self._divides_in_apply = divides_in_apply
+        self._warned: set[str] = set()
+        # A session runs any part of a graph, and parameter servers are asked over the
+        # network: there is no state where nothing orders the calls.
+        in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+        has_state = not (in_session or replicas.train_apart())
+        self._state = StepState() if has_state else None
+        self.observer.optimizers.add(self)
+
+    @property
+    def state(self) -> Optional[StepState]:
+        """The state of the step. None: there is none in a session's graph."""
+        return None if mode.current().runs_parts else self._state
+
+    def kept(self) -> Dict[str, Variable]:
+        """Returns the variables that a SavedModel of a training step needs."""
+        return {} if self._state is None else {"step_state": self._state.variable}
+
+    def unscale(self, grads: Grads) -> Grads:
+        """Returns the true gradients, and remembers whether they were finite.
+
+        Raises:
+          ValueError: One of the gradients has been unscaled already.
+        """
+        scaled = as_they_are(grads)
+        with callbacks.paused():
+            divisors = self._to_unscale(scaled)
+            bundle = Bundle(self.loss_scale, scaled, divisors)
+            unscaled, check = unscale_and_check(bundle)
+            check = check.without_gradients(len(scaled))
+            if self.state is not None:
+                self.state.note_unscaled(None if check.is_clean else check.quick)
+        source = Unscaled(self, check, len(scaled))
+        self.observer.note_unscaled(unscaled, (source,))
+        for before, divisor, after in zip(scaled, divisors, unscaled):
+            if after is not None and divisor is not None:
+                tensor = dense_part(after)
+                if current_graph() is not None or is_small(tensor):
+                    setattr(tensor, _BEFORE, Before(before, divisor))
+        return unscaled
+
+    def _to_unscale(self, grads: Grads) -> Divisors:
+        """Returns the divisors of gradients that the user asks to unscale."""
+        kinds = self.observer.kinds.of(grads)
+        unscaled = [k for k in kinds if k is not None and k.name == UNSCALED]
+        if any(_lists_among([kind]) for kind in unscaled):
+            raise ValueError(
+                "`grads` must be gradients of the scaled loss, got one that "
+                "get_unscaled_gradients returned already. Unscale each gradient once."
+            )
+        default: Optional[Scalar] = None
+        divisors: Divisors = []
+        for grad, kind in zip(grads, kinds):
+            divisor = None if kind is None else _scale_of(kind)
+            if grad is None or (kind is not None and kind.name == UNSCALED):
+                divisors.append(None)
+                continue
+            if divisor is None:
+                default = self._scaled_by() if default is None else default
+            divisors.append(default if divisor is None else divisor)
+        return divisors
+
+    def _scaled_by(self) -> Scalar:
+        """Returns what multiplied the last loss, a `float32` tensor of shape `[]`."""
+        losses = self.observer.losses()
+        if losses and is_visible(losses[-1][1]):
+            return losses[-1][1]
+        now = self.loss_scale._value()
+        if self.state is None:
+            return now
+        scaled_by = self.state.read()[0]
+        return tf.where(scaled_by > 0.0, scaled_by, now)
+
+    def resolve(self, grads: Grads) -> Bundle:
+        """Returns the gradients to apply, with their divisors and checks.
+
+        Args:
+          grads: The gradients; some may be None.
+        """
+        grads, observer = as_they_are(grads), self.observer
+        with callbacks.paused():
+            bundle = self._resolved(grads)
+        observer.place().has_stepped = True
+        observer.kinds.stepped()
+        observer.reads = observer.numbers = 0
+        return bundle
+
+    def _resolved(self, grads: Grads) -> Bundle:
+        losses = [loss for loss, _ in self.observer.losses()]
+        kinds = self.observer.kinds.of(grads)
+        names = [
+            UNKNOWN if kind is None else kind.name
+            for grad, kind in zip(grads, kinds)
+            if grad is not None
+        ]
+        bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
+        if self._was_never_scaled(grads):
+            self._warn(warnings.NEVER_SCALED)
+        else:
+            bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
+        if not self.loss_scale.checks_gradients:
+            return bundle
+        lists = _lists_among(kinds)
+        check = _joined(lists, len(grads))
+        returned = _as_returned(bundle, check)
+        optimizers = {each.pending for each in lists}
+        if UNKNOWN in names:
+            optimizers.add(self)
+        states = [each.state for each in optimizers if each.state is not None]
+        flags = [state.count_overflow() for state in states]
+        # What momentum carries on from earlier steps does not overflow again.
+        if not check.is_clean and (returned is not None or not states):
+            flags.append(check.quick)
+        if flags:
+            is_finite = flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
+            check = check._replace(quick=is_finite)
+        return (bundle if returned is None else returned).but(check=check)
+
+    def _was_never_scaled(self, grads: Grads) -> bool:
+        """Tells whether nobody has scaled a loss, in this function or its caller."""
+        has_scaled = self.loss_scale.has_scaled or self.loss_scale.has_been_read
+        values = [None if each is None else dense_part(each) for each in grads]
+        return not has_scaled and not are_arguments(values)
+
+    def _divisors(
+        self, grads: Grads, kinds: List[Optional[Kind]], names: List[str]
+    ) -> Divisors:
+        """Returns what each gradient is divided by, None if it is unscaled."""
+        has_changed = bool({CHANGED, SQUARED} & {*names})
+        if has_changed:
+            self._warn(warnings.CHANGED)
+        rest = self._if_pending() if {*names} - _PLAIN else None
+        if not has_changed and self._may_be_divided_twice(names, rest):
+            self._warn(warnings.READ)
+        scaled_by: Optional[Scalar] = None
+        divisors: Divisors = []
+        for grad, kind in zip(grads, kinds):
+            if grad is None or (kind is not None and kind.name == UNSCALED):
+                divisors.append(None)
+            elif kind is None or kind.name not in _PLAIN:
+                divisors.append(rest)
+            else:
+                divisor = _scale_of(kind)
+                if divisor is None:
+                    scaled_by = self._scaled_by() if scaled_by is None else scaled_by
+                    divisor = scaled_by
+                divisors.append(divisor)
+        return divisors
+
+    def _if_pending(self) -> Optional[Scalar]:
+        """Returns the divisor of gradients of unknown kind. None: they are unscaled."""
+        if self.state is None:
+            is_scaled = self._divides_in_apply or self.observer.is_scaled
+            return self._scaled_by() if is_scaled else None
+        scaled_by, phase, _ = self.state.read()
+        is_pending = tf.equal(phase, PENDING)
+        if self._divides_in_apply:
+            is_pending = phase <= PENDING
+        if mode.current().knows_values and not is_pending:
+            return None
+        divisor = tf.where(scaled_by > 0.0, scaled_by, self.loss_scale._value())
+        return (
+            divisor
+            if mode.current().knows_values
+            else tf.where(is_pending, divisor, 1.0)
+        )
+
+    def _may_be_divided_twice(self, names: List[str], rest: Optional[Scalar]) -> bool:
+        """Tells whether a program may have divided these gradients by hand, unseen."""
+        observer = self.observer
+        if observer.numbers and (rest is not None or SCALED in names):
+            return True
+        # A program that does not call `scale_loss` reads S to scale the loss.
+        return rest is not None and observer.reads > (0 if observer.is_scaled else 1)
+
+    def _warn(self, message: str) -> None:
+        """Gives a warning, unless it was given before."""
+        if self.is_keras and message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message)
+
+
+#: The kinds of which no state has to decide.
+_PLAIN = {SCALED, SCALE, SQUARED, CHANGED, UNSCALED}
+
+
+def _lists_among(kinds: List[Optional[Kind]]) -> List[Unscaled]:
+    """Returns the unscaled lists that values were made of, each once."""
+    every = [source for kind in kinds if kind is not None for source in kind.sources]
+    found = {id(each): each for each in every if isinstance(each, Unscaled)}
+    return list(found.values())
+
+
+def _scale_of(kind: Kind) -> Optional[Scalar]:
+    """Returns the tensor of S that multiplied a value, None if it is not at hand."""
+    tensors = [each for each in kind.sources if not isinstance(each, Unscaled)]
+    if len(tensors) == 1 and is_visible(tensors[0]):
+        return tensors[0]
+    return None
+
+
+def before_division(grad: Grad) -> Optional[Before]:
+    """Returns what a gradient was before it was unscaled.
+
+    None: `get_unscaled_gradients` did not return it, or eager mode did not keep it, as
+    it is not small.
+    """
+    found: Optional[Before] = getattr(dense_part(grad), _BEFORE, None)
+    return found
+
+
+def _joined(lists: List[Unscaled], count: int) -> Check:
+    """Returns the check of lists that were unscaled, for an apply of `count` gradients.
+
+    The worst numbers are known if they are one list, and as long.
+    """
+    check = CLEAN
+    for each in lists:
+        if each.check.is_clean or is_visible(each.check.quick):
+            check &= each.check
+    is_one = len(lists) == 1 and lists[0].length == count
+    return check if is_one else check._replace(worst=None)
+
+
+def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:
+    """Returns gradients that nobody has changed since they were unscaled.
+
+    They need no second check. Under XLA one replica divides them once more, in its
+    branch, as if nobody had unscaled them, and needs no memory for the quotients.
+
+    Args:
+      bundle: The gradients.
+      check: The check of when they were unscaled.
+
+    Returns:
+      The bundle. None: they were changed, or nobody has checked them.
+    """
+    before = [None if each is None else before_division(each) for each in bundle.grads]
+    pairs = list(zip(bundle.grads, before))
+    if check.is_clean or any(g is not None and b is None for g, b in pairs):
+        return None
+    bundle = bundle.but(is_checked=True)
+    if replicas.count() > 1 or not mode.current().checks_anew:
+        return bundle
+    return bundle.but(
+        grads=[None if each is None else each.grad for each in before],
+        divisors=[None if each is None else each.divisor for each in before],
+    )

@@ -1,0 +1,61 @@
+"""The texts of warnings, and the function that gives them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+#: The packages whose lines a user did not write.
+_NOT_THE_USERS = {"lossscale", "tensorflow", "keras", "tf_keras"}
+
+
+class LossScaleWarning(UserWarning):
+    """There is a loss scale, but it does not do its work."""
+
+
+def warn(message: str) -> None:
+    """Gives a `LossScaleWarning` that points at the user's line which led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_USERS:
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, LossScaleWarning, stacklevel=level)
+
+
+NEVER_SCALED = """\
+The loss was never scaled: small float16 gradients are lost. The gradients are applied \
+without dividing them by the loss scale. Add the two lines marked below to your \
+training step:
+
+    with tf.GradientTape() as tape:
+        loss = ...
+        scaled_loss = optimizer.scale_loss(loss)           # <- add
+    grads = tape.gradient(scaled_loss, variables)          # <- scaled_loss, not loss
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+BARE_CHECKPOINT = """\
+The checkpoint that you restored into this optimizer was written by an optimizer \
+without loss scaling. None of its state was restored. Restore the checkpoint into \
+`optimizer.inner_optimizer`:
+
+    tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
+"""
+CHANGED = """\
+While these gradients were still scaled, they were bounded, compared with a number or \
+passed through a function, which is right for unscaled gradients only. They are now \
+divided by the loss scale. Unscale the gradients first, then change them:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+READ = """\
+The loss scale was read between `scale_loss` and `apply_gradients`, and lossscale \
+cannot see whether these gradients were divided by it. They are now divided by it. If \
+your program divided them itself, that is once too often. Let one of these lines \
+divide them:
+
+    grads = optimizer.get_unscaled_gradients(grads)
+    grads = optimizer.loss_scale.unscale(grads)
+"""

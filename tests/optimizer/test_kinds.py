@@ -1,0 +1,199 @@
+"""What is known of a value, in random straight-line programs and rule by rule.
+
+A program is run with the loss scale S and with 2 S. If a value is said to be unscaled,
+or a number, the two results are equal; if it is said to be scaled, one is twice the
+other; and so on. What is said to be changed or unknown may be anything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lossscale.optimizer.kinds import (
+    CHANGED,
+    INVERSE,
+    SCALE,
+    SCALED,
+    SQUARED,
+    UNKNOWN,
+    UNSCALED,
+    Kind,
+    Kinds,
+    made_of,
+)
+
+S = 1024.0
+#: What doubling S multiplies a value of a kind by.
+DOUBLES = {
+    None: 1.0,
+    UNSCALED: 1.0,
+    SCALE: 2.0,
+    SCALED: 2.0,
+    SQUARED: 4.0,
+    INVERSE: 0.5,
+}
+NUMBERS = np.array([[0.5, 3.0, 1.25], [2.0, 0.125, 0.75], [1.5, 1.0, 4.0]])
+
+UNARY = {
+    "negative": tf.negative,
+    "abs": tf.abs,
+    "square": tf.square,
+    "sqrt": tf.sqrt,
+    "rsqrt": tf.math.rsqrt,
+    "reciprocal": tf.math.reciprocal,
+    "sign": tf.sign,
+    "sum": lambda x: tf.reduce_sum(x) * tf.ones([3, 3], x.dtype),
+    "transpose": tf.transpose,
+    "norm": lambda x: tf.norm(x) * tf.ones([3, 3], x.dtype),
+    "l2 loss": lambda x: tf.nn.l2_loss(x) * tf.ones([3, 3], x.dtype),
+    "cast": lambda x: tf.cast(tf.cast(x, tf.float32), tf.float64),
+    "round": tf.round,
+    "exp": lambda x: tf.exp(-x),
+    "tanh": tf.tanh,
+    "is finite": lambda x: tf.cast(tf.math.is_finite(x), tf.float64),
+    "order": lambda x: tf.cast(tf.argsort(x), tf.float64),
+    "size": lambda x: tf.cast(tf.size(x), tf.float64) * tf.ones([3, 3], x.dtype),
+    "minus itself": lambda x: x - x,
+    "at least 1": lambda x: tf.maximum(x, 1.0),
+    "at most 7": lambda x: tf.minimum(x, 7.0),
+    "at least epsilon": lambda x: tf.maximum(x, 1e-30),
+    "rectified": tf.nn.relu,
+    "above 0": lambda x: tf.cast(x > 0.0, tf.float64),
+    "above 5": lambda x: tf.cast(x > 5.0, tf.float64),
+}
+BINARY = {
+    "add": tf.add,
+    "subtract": tf.subtract,
+    "multiply": tf.multiply,
+    "divide": tf.divide,
+    "divide no nan": tf.math.divide_no_nan,
+    "matmul": tf.matmul,
+    "maximum": tf.maximum,
+    "minimum": tf.minimum,
+    "greater": lambda x, y: tf.cast(x > y, tf.float64),
+    "where": lambda x, y: tf.where(x > 0.0, x, y),
+    "squared difference": tf.math.squared_difference,
+    "concatenated": lambda x, y: tf.concat([x, y], 0)[1:4],
+    "add_n": lambda x, y: tf.add_n([x, y, x]),
+}
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(sorted(UNARY)), st.integers(0, 50)),
+    st.tuples(st.sampled_from(sorted(BINARY)), st.integers(0, 50), st.integers(0, 50)),
+)
+
+
+def run(steps, kinds, s, number):
+    """Returns the values of a program, and which of them are exactly of their kind."""
+    scale = tf.identity(s)
+    kinds.note(scale, Kind(SCALE, (scale,)))
+    unscaled = tf.identity(number)
+    kinds.note(unscaled, Kind(UNSCALED))
+    values = [scale * tf.ones([3, 3], tf.float64), number, unscaled, number * scale]
+    for name, *at in steps:
+        function = UNARY.get(name) or BINARY[name]
+        values.append(function(*(values[i % len(values)] for i in at)))
+    return values
+
+
+def homogeneous(steps, found):
+    """Tells which values come from no sum of a number and a value with S in it."""
+    exact = [True] * 4
+    sums = {"add", "subtract", "where", "squared difference", "concatenated", "add_n"}
+    for name, *at in steps:
+        sources = [i % len(exact) for i in at]
+        kinds = {found[i] for i in sources}
+        mixes = name in sums and len(kinds - {None, UNSCALED}) and len(kinds) > 1
+        exact.append(all(exact[i] for i in sources) and not mixes)
+    return exact
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEPS, min_size=1, max_size=7))
+def test_what_is_said_of_a_value_is_so(mode, steps):
+    results, said = [], []
+    for s in (S, 2.0 * S):
+        kinds = Kinds(None)
+
+        def program(s, kinds=kinds):
+            values = run(steps, kinds, s, tf.constant(NUMBERS))
+            said[:] = [None if k is None else k.name for k in kinds.of(values)]
+            return values
+
+        if mode == "graph":
+            program = tf.function(program, autograph=False)
+        results.append([each.numpy() for each in program(tf.constant(s, tf.float64))])
+    exact = homogeneous(steps, said)
+    for at, kind in enumerate(said):
+        once, twice = results[0][at], results[1][at]
+        usable = np.isfinite(once) & np.isfinite(twice) & (np.abs(once) > 1e-12)
+        usable &= np.abs(once) < 1e30
+        if kind in DOUBLES and exact[at]:
+            ratio = twice[usable] / once[usable]
+            np.testing.assert_allclose(
+                ratio, DOUBLES[kind], rtol=1e-5, err_msg=f"{at}: {kind}"
+            )
+
+
+def number(value):
+    return lambda _: np.asarray(value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kinds", "value", "expected"),
+    [
+        ("Mul", [SCALED, UNSCALED], None, SCALED),
+        ("Mul", [SCALED, SCALED], None, SQUARED),
+        ("Mul", [SCALED, SQUARED], None, CHANGED),
+        ("RealDiv", [SCALED, SCALE], None, UNSCALED),
+        ("RealDiv", [SQUARED, SCALED], None, SCALED),
+        ("RealDiv", [None, SCALE], None, INVERSE),
+        ("RealDiv", [SCALED, UNKNOWN], None, SCALED),
+        ("RealDiv", [UNKNOWN, SCALED], None, UNKNOWN),
+        # GradNorm's weights: a scaled loss by a norm of unscaled gradients.
+        ("RealDiv", [SCALED, UNSCALED], None, SCALED),
+        ("Sqrt", [SQUARED], None, SCALED),
+        ("Rsqrt", [SQUARED], None, INVERSE),
+        ("Pow", [SCALED, None], 2.0, SQUARED),
+        ("Pow", [SCALED, None], 3.0, CHANGED),
+        ("AddV2", [SCALED, None], None, SCALED),
+        ("AddV2", [SCALED, UNSCALED], None, UNKNOWN),
+        ("AddV2", [UNSCALED, UNKNOWN], None, UNKNOWN),
+        ("AddV2", [SCALED, UNKNOWN], None, SCALED),
+        ("Minimum", [SCALED, None], 1.0, CHANGED),
+        ("Minimum", [SCALED, SCALED], None, SCALED),
+        ("Minimum", [UNSCALED, None], 1.0, UNSCALED),
+        ("Maximum", [SCALE, None], 1.0, SCALE),
+        ("Maximum", [SCALED, None], 1.0, CHANGED),
+        ("Maximum", [SCALED, None], 1e-6, SCALED),
+        ("Greater", [SCALED, None], 0.0, UNSCALED),
+        ("Greater", [SCALED, None], 1.0, CHANGED),
+        ("Tanh", [SCALED], None, CHANGED),
+        ("Tanh", [UNSCALED], None, UNSCALED),
+        ("Sign", [SCALED], None, UNSCALED),
+        ("SelectV2", [UNSCALED, SCALED, None], None, SCALED),
+        ("SelectV2", [CHANGED, SCALED, None], None, CHANGED),
+        ("Mul", [CHANGED, UNSCALED], None, CHANGED),
+        ("NobodyHasHeardOfIt", [SCALED, None], None, SCALED),
+        ("NobodyHasHeardOfIt", [None, None], None, None),
+    ],
+)
+def test_what_an_operation_makes(operation, kinds, value, expected):
+    numbers = number(value) if value is not None else (lambda _: None)
+    assert made_of(operation, kinds, numbers) == expected
+
+
+def test_listening_ends_a_thousand_operations_after_the_last_use():
+    from lossscale.runtime import callbacks
+
+    kinds = Kinds(None)
+    kinds.note(tf.constant(2.0), Kind(SCALE))
+    assert callbacks.is_telling()
+    one = tf.constant(1.0)
+    for _ in range(1001):
+        one += 1.0
+    assert not callbacks.is_telling()
