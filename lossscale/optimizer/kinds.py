@@ -137,7 +137,7 @@ def made_of(
     if operation in {"Cast", "Identity"}:
         return kinds[0]
     kinds = [SCALED if kind == SCALE else kind for kind in kinds]
-    if operation in _CHOICES and kinds[0] != CHANGED:
+    if operation in _CHOICES and kinds[0] != CHANGED and any(kinds[1:]):
         kinds = kinds[1:]
     found = {kind for kind in kinds if kind is not None}
     if not found:
@@ -338,6 +338,11 @@ def _made(
         yield from zip(outputs, kinds)
         return
     names = [None if kind is None else kind.name for kind in kinds]
+    # Positions, shapes and counts say where values go, and are no values among others.
+    as_values = [
+        None if tensor.dtype.is_integer else name for name, tensor in zip(names, inputs)
+    ]
+    names = as_values if any(as_values) else names
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
     if operation in BODIES or operation == "Placeholder" or operation.startswith("__"):
         name: Optional[str] = UNKNOWN
@@ -349,9 +354,9 @@ def _made(
         if name is None or is_zero or dtype == tf.resource:
             yield output, None
         elif dtype.is_integer and name != UNKNOWN:
-            # Positions and counts are numbers, but a cast to an integer rounds.
+            # S is in no position or count, but a cast to an integer rounds.
             is_rounded = operation == "Cast" and name not in {UNSCALED, SCALE}
-            yield output, Kind(CHANGED, sources) if is_rounded else None
+            yield output, Kind(CHANGED if is_rounded else UNSCALED, sources)
         else:
             yield output, Kind(name, sources)
 
