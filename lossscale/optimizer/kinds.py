@@ -70,18 +70,27 @@ _FUNCTIONS = {
     *("Exp", "Expm1", "Log", "Log1p", "Tanh", "Sigmoid", "Softplus", "Softsign"),
     *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh"),
     *("Atanh", "Erf", "Erfc", "Elu", "Selu", "Relu6", "Softmax", "LogSoftmax"),
-    *("Round", "Rint", "Floor", "Ceil", "FloorDiv", "FloorMod", "Prod", "Cumprod"),
+    *("Round", "Rint", "Floor", "Ceil", "FloorDiv", "Prod", "Cumprod"),
     *("Pow", "MatrixExponential", "MatrixLogarithm", "MatrixDeterminant", "LRN"),
     *("FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "QuantizeV2"),
-    *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3", "Mod", "TruncateDiv"),
-    *("QuantizeAndDequantizeV4", "TruncateMod", "Igamma", "Igammac", "Lgamma"),
+    *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3", "TruncateDiv"),
+    *("QuantizeAndDequantizeV4", "Igamma", "Igammac", "Lgamma"),
     *("Digamma", "Erfinv", "Ndtri", "LogMatrixDeterminant", "BesselI0e", "BesselI1e"),
+    *("Atan2", "NextAfter", "Bucketize", "HistogramFixedWidth", "CumulativeLogsumexp"),
+    *("SparseSoftmax", "SoftmaxCrossEntropyWithLogits", "SegmentProd"),
+    *("SparseSoftmaxCrossEntropyWithLogits", "UnsortedSegmentProd"),
 }
-_BOUNDS = {"Minimum", "Maximum", "ClipByValue"}
+#: Operations that keep a value as it is where a bound is far away.
+_BOUNDS = {"Minimum", "Maximum", "ClipByValue", "FloorMod", "Mod", "TruncateMod"}
+_BOUNDS |= {"LowerBound", "UpperBound"}
+#: Sums, to which a number may have been added by hand.
+_SUMS = {"Add", "AddV2", "AddN", "Sub", "BiasAdd", "ConcatV2", "Pack", "PadV2"}
 _COMPARISONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 _COMPARISONS |= {"ApproximateEqual"}
 #: Operations whose results are the same, whatever S is.
-_FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle"}
+_FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle", "InTopK", "InTopKV2"}
+#: Operations whose results are numbers, whatever they are given.
+_NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank"}
 _CHOICES = {"Select", "SelectV2"}
 #: A number is compared with as if it was 0 if it is no larger, as an epsilon is.
 _SMALL = 1.01e-3
@@ -136,6 +145,8 @@ def made_of(
         return SCALE  # S never falls below 1 by default, so the bound changes nothing
     if operation in {"Cast", "Identity"}:
         return kinds[0]
+    if operation in _NUMBERS:
+        return None
     kinds = [SCALED if kind == SCALE else kind for kind in kinds]
     if operation in _CHOICES and kinds[0] != CHANGED and any(kinds[1:]):
         kinds = kinds[1:]
@@ -152,6 +163,8 @@ def made_of(
         return CHANGED
     if operation in _COMPARISONS:
         return UNKNOWN if UNKNOWN in found else UNSCALED
+    if operation in _SUMS and has_factors and _adds_number(kinds, number_at):
+        return CHANGED
     power = _power_of(operation, number_at)
     if power is not None:
         return _multiplied(kinds, [power] * len(kinds))
@@ -211,6 +224,15 @@ def _are_at_most(
         each is not None and bool(np.all((np.abs(each) <= bound) | np.isinf(each)))
         for each in numbers
     )
+
+
+def _adds_number(
+    kinds: Sequence[Optional[str]], number_at: Callable[[int], Optional[Array]]
+) -> bool:
+    """Tells whether a number that is known and not small is added to other values."""
+    numbers = [number_at(i) for i, kind in enumerate(kinds) if kind is None]
+    floating = [each for each in numbers if each is not None and each.dtype.kind == "f"]
+    return any(np.any(np.abs(each) > _SMALL) for each in floating)
 
 
 class _Notes:
@@ -340,7 +362,8 @@ def _made(
     names = [None if kind is None else kind.name for kind in kinds]
     # Positions, shapes and counts say where values go, and are no values among others.
     as_values = [
-        None if tensor.dtype.is_integer else name for name, tensor in zip(names, inputs)
+        None if tensor.dtype.is_integer and name != CHANGED else name
+        for name, tensor in zip(names, inputs)
     ]
     names = as_values if any(as_values) else names
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
@@ -356,7 +379,8 @@ def _made(
         elif dtype.is_integer and name != UNKNOWN:
             # S is in no position or count, but a cast to an integer rounds.
             is_rounded = operation == "Cast" and name not in {UNSCALED, SCALE}
-            yield output, Kind(CHANGED if is_rounded else UNSCALED, sources)
+            is_changed = is_rounded or name == CHANGED
+            yield output, Kind(CHANGED if is_changed else UNSCALED, sources)
         else:
             yield output, Kind(name, sources)
 

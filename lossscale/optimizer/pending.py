@@ -4,15 +4,15 @@
 `apply_gradients` does it if it is still pending.* Two things know whether it is:
 
 1. The kind of a gradient, where it is plain to see (`kinds`).
-2. The state of the step, a small variable of each optimizer on each replica, as the
-   `OptState` of torch's `GradScaler`. It crosses what tracing cannot see: functions
+2. The state of the step, two numbers of each optimizer on each replica, as the
+   `OptState` of torch's `GradScaler`. They cross what tracing cannot see: functions
    that are called again, loops, branches, arguments and NumPy.
 
 ```
-the last call              phase     apply divides gradients of unknown kind
-none of ours               NOTHING   with Keras 3, as its own wrapper; not with Keras 2
-scale_loss                 PENDING   yes, by what multiplied the last loss
-get_unscaled_gradients     DONE      no
+the last call              pending   apply divides gradients of unknown kind
+none of ours               0         with Keras 3, as its own wrapper; not with Keras 2
+scale_loss                 S         yes, by what multiplied the last loss
+get_unscaled_gradients     -S        no
 apply_gradients            as it was: a second apply of a step does what the first did
 ```
 
@@ -24,7 +24,7 @@ the step: when the next loss is scaled, or the next gradients are unscaled.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -35,6 +35,7 @@ from lossscale.optimizer import warnings
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
 from lossscale.optimizer.kinds import (
     CHANGED,
+    INVERSE,
     SCALE,
     SCALED,
     SQUARED,
@@ -64,10 +65,8 @@ from lossscale.runtime.graphs import (
 from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
 
-#: The phases of a step: see above.
-NOTHING, PENDING, DONE = -1.0, 0.0, 1.0
-#: What the state knows of an overflow: none, one that no apply has counted, one that
-#: an apply has counted.
+#: What is known of an overflow: none, one that no apply has counted, one that an apply
+#: has counted.
 NONE, SEEN, COUNTED = 0.0, 1.0, 2.0
 #: So many losses of a step, and lists that were unscaled in eager mode, are kept.
 _KEPT = 8
@@ -79,51 +78,53 @@ class StepState:
     """The state of one optimizer's step, on each replica.
 
     Attributes:
-      variable: A `float32` variable of shape `[3]`: what multiplied the last loss (0:
-        nothing did), the phase, and whether an overflow was seen.
+      pending: A `float32` variable of shape `[]`: S while a division by S is pending,
+        -S once it was done, 0 if nobody scaled a loss or unscaled gradients.
+      overflow: A `float32` variable of shape `[]`: whether unscaled gradients had
+        overflowed.
     """
 
     def __init__(self) -> None:
-        with tf.init_scope():
-            self.variable = tf.Variable(
-                [0.0, NOTHING, NONE],
-                trainable=False,
-                name="step_state",
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-
-    def read(self) -> List[Scalar]:
-        """Returns what multiplied the last loss, the phase, and the overflow."""
-        return list(tf.unstack(tf.convert_to_tensor(self.variable)))
+        self.pending, self.overflow = _variable("pending"), _variable("overflow_seen")
 
     def note_scaled(self, loss_scale: Scalar) -> None:
         """A loss was multiplied: a division is pending."""
-        _, _, overflow = self.read()
-        self._write(loss_scale, PENDING, _unless_counted(overflow))
+        self.pending.assign(loss_scale, read_value=False)
 
-    def note_unscaled(self, is_finite: Optional[Flag]) -> None:
+    def note_unscaled(self, divisor: Scalar, is_finite: Optional[Flag] = None) -> None:
         """Gradients were divided. `is_finite` is None if nobody looked at them."""
-        scaled_by, _, overflow = self.read()
-        overflow = _unless_counted(overflow)
+        self.pending.assign(-divisor, read_value=False)
         if is_finite is not None:
-            overflow = tf.where(is_finite, overflow, SEEN)
-        self._write(scaled_by, DONE, overflow)
+            held = tf.convert_to_tensor(self.overflow)
+            earlier = tf.where(held < COUNTED, held, NONE)  # a counted one has ended
+            now = tf.where(is_finite, earlier, SEEN)
+            self.overflow.assign(now, read_value=False)
 
-    def count_overflow(self) -> Flag:
-        """An apply counts an overflow. Returns whether none was seen."""
-        scaled_by, phase, overflow = self.read()
-        is_none = tf.equal(overflow, NONE)
-        self._write(scaled_by, phase, tf.where(is_none, NONE, COUNTED))
-        return is_none
+    def count_overflow(self, is_known: bool) -> Flag:
+        """An apply counts an overflow. Returns whether there was none.
 
-    def _write(self, *values: Any) -> None:
-        values = tuple(tf.cast(each, tf.float32) for each in values)
-        self.variable.assign(tf.stack(values), read_value=False)
+        Args:
+          is_known: Whether the gradients are known to be made of what was unscaled. If
+            not, an overflow that was counted counts again only in the same step.
+        """
+        held = tf.convert_to_tensor(self.overflow)
+        is_bad = held > NONE
+        if not is_known:
+            is_same_step = tf.convert_to_tensor(self.pending) < 0.0
+            is_bad = tf.where(is_same_step, is_bad, tf.equal(held, SEEN))
+        self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
+        return tf.logical_not(is_bad)
 
 
-def _unless_counted(overflow: Scalar) -> Scalar:
-    return tf.where(overflow > SEEN, NONE, overflow)
+def _variable(name: str) -> Variable:
+    with tf.init_scope():
+        return tf.Variable(
+            0.0,
+            trainable=False,
+            name=name,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
 
 class Unscaled(NamedTuple):
@@ -221,12 +222,12 @@ class Observer:
 
     def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
         """`grads` are `scaled` divided by S, without a check."""
-        del scaled, divisor
+        del scaled
         self.note_unscaled(grads, ())
         with callbacks.paused():
             for each in list(self.optimizers):
                 if each.state is not None:
-                    each.state.note_unscaled(None)
+                    each.state.note_unscaled(divisor)
 
     def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled."""
@@ -305,7 +306,10 @@ class Pending:
 
     def kept(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
-        return {} if self._state is None else {"step_state": self._state.variable}
+        state = self._state
+        if state is None:
+            return {}
+        return {"pending": state.pending, "overflow_seen": state.overflow}
 
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers whether they were finite.
@@ -319,8 +323,9 @@ class Pending:
             bundle = Bundle(self.loss_scale, scaled, divisors)
             unscaled, check = unscale_and_check(bundle)
             check = check.without_gradients(len(scaled))
-            if self.state is not None:
-                self.state.note_unscaled(None if check.is_clean else check.quick)
+            done = next((each for each in divisors if each is not None), None)
+            if self.state is not None and done is not None:
+                self.state.note_unscaled(done, None if check.is_clean else check.quick)
         source = Unscaled(self, check, len(scaled))
         self.observer.note_unscaled(unscaled, (source,))
         for before, divisor, after in zip(scaled, divisors, unscaled):
@@ -359,7 +364,7 @@ class Pending:
         now = self.loss_scale._value()
         if self.state is None:
             return now
-        scaled_by = self.state.read()[0]
+        scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
         return tf.where(scaled_by > 0.0, scaled_by, now)
 
     def resolve(self, grads: Grads) -> Bundle:
@@ -394,13 +399,15 @@ class Pending:
         lists = _lists_among(kinds)
         check = _joined(lists, len(grads))
         returned = _as_returned(bundle, check)
-        optimizers = {each.pending for each in lists}
-        if UNKNOWN in names:
-            optimizers.add(self)
-        states = [each.state for each in optimizers if each.state is not None]
-        flags = [state.count_overflow() for state in states]
+        known = {each.pending for each in lists}
+        optimizers = known | ({self} if UNKNOWN in names else set())
+        flags = [
+            each.state.count_overflow(each in known)
+            for each in optimizers
+            if each.state is not None
+        ]
         # What momentum carries on from earlier steps does not overflow again.
-        if not check.is_clean and (returned is not None or not states):
+        if not check.is_clean and (returned is not None or not flags):
             flags.append(check.quick)
         if flags:
             is_finite = flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
@@ -417,7 +424,7 @@ class Pending:
         self, grads: Grads, kinds: List[Optional[Kind]], names: List[str]
     ) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
-        has_changed = bool({CHANGED, SQUARED} & {*names})
+        has_changed = bool({CHANGED, SQUARED, INVERSE} & {*names})
         if has_changed:
             self._warn(warnings.CHANGED)
         rest = self._if_pending() if {*names} - _PLAIN else None
@@ -443,18 +450,13 @@ class Pending:
         if self.state is None:
             is_scaled = self._divides_in_apply or self.observer.is_scaled
             return self._scaled_by() if is_scaled else None
-        scaled_by, phase, _ = self.state.read()
-        is_pending = tf.equal(phase, PENDING)
-        if self._divides_in_apply:
-            is_pending = phase <= PENDING
-        if mode.current().knows_values and not is_pending:
-            return None
-        divisor = tf.where(scaled_by > 0.0, scaled_by, self.loss_scale._value())
-        return (
-            divisor
-            if mode.current().knows_values
-            else tf.where(is_pending, divisor, 1.0)
+        pending = tf.convert_to_tensor(self.state.pending)
+        rest = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
+        divisor = tf.where(
+            pending > 0.0, pending, rest if self._divides_in_apply else 1.0
         )
+        is_known = mode.current().knows_values
+        return None if is_known and float(divisor) == 1.0 else divisor
 
     def _may_be_divided_twice(self, names: List[str], rest: Optional[Scalar]) -> bool:
         """Tells whether a program may have divided these gradients by hand, unseen."""
@@ -472,7 +474,7 @@ class Pending:
 
 
 #: The kinds of which no state has to decide.
-_PLAIN = {SCALED, SCALE, SQUARED, CHANGED, UNSCALED}
+_PLAIN = {SCALED, SCALE, SQUARED, INVERSE, CHANGED, UNSCALED}
 
 
 def _lists_among(kinds: List[Optional[Kind]]) -> List[Unscaled]:
