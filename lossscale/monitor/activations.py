@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.monitor.layer_outputs import INF, MASK, NAN, LayerOutputs
-from lossscale.ranges.finding import power_text
+from lossscale.plotting import power_text
 
 _KINDS = {MASK: "-inf", INF: "inf", NAN: "NaN"}
 

@@ -23,8 +23,9 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from lossscale.ranges.float32_model import changed
-from lossscale.ranges.layer_calls import floats_in, things_of
+from lossscale.ranges.model_state import changed
+from lossscale.ranges.calls import things_of
+from lossscale.ranges.magnitudes import floats_in
 from lossscale.runtime import mode
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.graphs import current_graph

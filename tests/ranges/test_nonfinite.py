@@ -10,7 +10,7 @@ from models import assert_same, policy_of, regression, training_state
 from overflowing import MODELS, PATHS, data_for, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite
-from lossscale.ranges.float32_model import layers_of
+from lossscale.runtime.kerases import layers_of
 
 #: One family of each Keras: the optimizers have no part in this.
 EACH = {family.keras: family for family in families()}.values()
