@@ -165,6 +165,12 @@ class Advice:
                 found.append(_MEETS.format(name=path, kind=kind, cast=cast))
         return found
 
+    @property
+    def in_one_line(self) -> str:
+        """All of it as sentences of one paragraph."""
+        lines = [f"Write {' and '.join(self.lines)}."] if self.lines else []
+        return " ".join([*lines, *self.sentences])
+
     def __str__(self) -> str:
         lines = [f"    {line}" for line in self.lines]
         paragraphs = ["Write", "\n".join(lines)] if lines else []
@@ -211,9 +217,10 @@ def _with_wrappers(call: Call) -> List[Call]:
 def _made_by(call: Call) -> List[Any]:
     """Returns a layer, and the layers that it makes with its own dtype."""
     layer = call.layer
-    given = any(hasattr(layer, name) for name in ("layers", "layer", "forward_layer"))
-    if given or type(layer).__name__ == "RNN" or not call.is_of_library:
-        return [layer]
+    if not hasattr(layer, "forward_layer"):  # Bidirectional makes two of the one given
+        is_given = any(hasattr(layer, name) for name in ("layers", "layer"))
+        if is_given or type(layer).__name__ == "RNN" or not call.is_of_library:
+            return [layer]
     return kerases.layers_of(layer)
 
 

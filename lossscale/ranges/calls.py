@@ -64,6 +64,13 @@ class Call:
         return not self.is_of_library and len(kerases.layers_of(self.layer)) > 1
 
     @property
+    def makes_layers(self) -> bool:
+        """Whether the layers within it are its own affair, or belong to its loop."""
+        is_given = any(hasattr(self.layer, name) for name in _GIVEN)
+        is_made = self.is_of_library and not is_given
+        return self.is_recurrent or (is_made and self.parent is not None)
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether this is a loop over time around a cell."""
         return self.is_of_library and hasattr(self.layer, "cell")
@@ -90,6 +97,11 @@ class Call:
         takes_cell = type(above.layer).__name__ == "RNN"
         is_given = takes_cell or any(hasattr(above.layer, name) for name in _GIVEN)
         return self if is_given or not above.is_of_library else above.owner
+
+    @property
+    def model(self) -> Call:
+        """The call of the model, which all others are part of."""
+        return self if self.parent is None else self.parent.model
 
     def is_within(self, other: Call) -> bool:
         """Tells whether this call is part of another, at any depth."""

@@ -23,8 +23,7 @@ def keras_of(model: Any, asked_by: str) -> Any:
       model: The argument that the user passed.
       asked_by: The name of the public function that the user called.
     """
-    owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
-    keras = next(owners, None)
+    keras = owner_of(model)
     if keras is None:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
     if not tf.executing_eagerly() or tf.distribute.has_strategy():
@@ -40,6 +39,12 @@ def keras_of(model: Any, asked_by: str) -> Any:
             "and copy the weights: second.set_weights(model.get_weights())."
         )
     return keras
+
+
+def owner_of(model: Any) -> Any:
+    """Returns the Keras that an object is a model of, None if it is no model."""
+    owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
+    return next(owners, None)
 
 
 def has_loss(model: Any, loss: Any) -> None:

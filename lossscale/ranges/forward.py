@@ -295,8 +295,6 @@ class _Counter:
         known = {call.path for call in outside}
         inside = [f.call for f in found if not f.is_cast and f.call.path not in known]
         self._inside |= {call.owner.path for call in inside}
-        for fault in found:
-            self._advice.add(fault)
         # So the trial need not find one layer after the other.
         for call in outside:
             made, is_cast = call.owner, first.overflowing[id(call)]
@@ -304,6 +302,9 @@ class _Counter:
             takes_dtype = made.is_layer and made.parent is not None
             if is_known and takes_dtype and call.dtype in SIXTEEN_BITS:
                 self._advice.add(Fault(call, None, is_cast))
+        if not self._advice:
+            for fault in found:
+                self._advice.add(fault)
         if self._can_try and self._advice:
             self._advice.try_out(lambda: self._faults_now(x, first))
 

@@ -21,8 +21,8 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
-from lossscale.monitor.stalls import Reading
-from lossscale.monitor.underflow import Underflow, headroom
+from lossscale.monitor.watched import Reading
+from lossscale.monitor.watched import Underflow, headroom
 from lossscale.monitor.watched import Watched
 
 #: The weight of the loss, which makes gradients small.
