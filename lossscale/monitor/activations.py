@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.plotting import power_text
 from lossscale.ranges import checks
-from lossscale.ranges.advice import Fault, for_fault
+from lossscale.ranges.advice import Fault, for_faults
 from lossscale.ranges.calls import Call, Watcher, things_of
 from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
+from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
 
 #: How many steps with finite outputs `recent` keeps.
@@ -203,15 +204,18 @@ class Activations(Watcher):
 
     def _of_first(self, first: int, last: Any, bad: List[int]) -> str:
         given, advice = last[self.count + first], _DATA
-        fault = self._fault(self.calls[first], last)
+        faults = self._faults(self.calls[first], last)
         if given == MASK and bad[0] != first:
             advice = _MASKED.format(path=self.calls[bad[0]].path)
-        elif fault is not None:
-            made = fault.call.owner
+        elif faults:
+            made = faults[0].call.owner
             if given >= MASK and self.calls[first].is_within(made) and made.parent:
                 first = self._numbers[id(made.layer)]  # an operation or a state of it
-            dtype = self._dtypes.get(self._numbers[id(fault.call.layer)], "float16")
-            found, otherwise = for_fault(checks.owner_of(self._model), fault, dtype)
+            dtype = self._dtypes.get(self._numbers[id(faults[0].call.layer)], "float16")
+            if faults[0].call.is_written_around_layers:  # its layers have other dtypes
+                dtype = "float16"
+            keras = checks.owner_of(self._model)
+            found, otherwise = for_faults(keras, faults, dtype)
             advice = found.in_one_line or otherwise
         elif self._given(self.calls[first].model, last) < MASK:
             advice = _LARGE_DATA
@@ -224,18 +228,18 @@ class Activations(Watcher):
         )
         return said + advice
 
-    def _fault(self, call: Call, last: Any) -> Optional[Fault]:
-        """Returns what made an output that is not finite, None if the data did."""
+    def _faults(self, call: Call, last: Any) -> List[Fault]:
+        """Returns what may have made an output not finite; nothing if the data did."""
         above = call.parent
         while self._given(call, last) >= MASK:
             if above is None:
-                return None
+                return []
             if self._given(above, last) < MASK:
                 return self._between(call, above, last)
             call, above = above, above.parent
-        return Fault(call)
+        return [Fault(call)]
 
-    def _between(self, call: Call, above: Call, last: Any) -> Optional[Fault]:
+    def _between(self, call: Call, above: Call, last: Any) -> List[Fault]:
         """Returns what made a call's inputs, if those of the one around it are finite.
 
         That is the cast of large values, or an operation that has no row of its own: in
@@ -247,12 +251,18 @@ class Activations(Watcher):
             if each.parent is not None and each.parent.layer is above.layer
         ]
         is_large = any(_FLOAT16_MAX < each < MASK for each in beside)
-        if above.makes_layers or is_large:
-            return Fault(call, is_cast=is_large)
+        by_cast = Fault(call, is_cast=True)
+        if above.makes_layers:
+            return [Fault(call)]
+        if is_large:
+            return [by_cast]
         if above.parent is None and self._given(above, last) > _FLOAT16_MAX:
-            return None
-        is_own = above.is_written_around_layers
-        return Fault(above) if is_own else Fault(call, is_cast=True)
+            return []
+        if not above.is_written_around_layers:
+            return [by_cast]
+        # An operation in `call`, or the cast of what it made in float32.
+        casts = kerases.casts_inputs(call.layer) and call.is_layer
+        return [Fault(above), by_cast] if casts else [Fault(above)]
 
     def _given(self, call: Call, last: Any) -> float:
         """Returns the largest magnitude of the inputs of a call's layer."""

@@ -179,18 +179,19 @@ class Advice:
         return "\n\n".join([*paragraphs, " ".join(self.sentences)])
 
 
-def for_fault(keras: Any, fault: Fault, dtype: str) -> Tuple[Advice, str]:
-    """Returns the advice against one fault, and what to say if there is none.
+def for_faults(keras: Any, faults: List[Fault], dtype: str) -> Tuple[Advice, str]:
+    """Returns the advice against some faults, and what to say if there is none.
 
     Args:
       keras: The Keras of the model.
-      fault: The fault.
-      dtype: The name of the dtype in which it happened.
+      faults: The faults.
+      dtype: The name of the dtype in which they happened.
     """
     found = Advice(keras)
     if dtype not in SIXTEEN_BITS:
         return found, _COMPUTED_IN_32.format(dtype=dtype)
-    found.add(fault)
+    for fault in faults:
+        found.add(fault)
     return found, ""
 
 

@@ -11,7 +11,7 @@ from lossscale import arguments
 from lossscale.gradients.finite import dense_part
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import checks
-from lossscale.ranges.advice import Advice, Fault, for_fault
+from lossscale.ranges.advice import Advice, Fault, for_faults
 from lossscale.ranges.batches import first_batches
 from lossscale.ranges.calls import Call, with_mask
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
@@ -268,7 +268,7 @@ class _Step:
 
     def _against(self, fault: Fault, dtype: str, batch: Any) -> str:
         """Returns what to write against an overflow, tried on the batch."""
-        advice, otherwise = for_fault(self._keras, fault, dtype)
+        advice, otherwise = for_faults(self._keras, [fault], dtype)
 
         def faults_now() -> List[Fault]:
             forward = _Forward(advice)
@@ -299,7 +299,7 @@ class _Step:
         if call is None:
             return self._report("gradient", kind="inf")
         kind, largest = found.kind_and_largest(call)
-        advice, otherwise = for_fault(self._keras, Fault(call), call.dtype)
+        advice, otherwise = for_faults(self._keras, [Fault(call)], call.dtype)
         return self._report(
             "gradient",
             layer=call.path,
