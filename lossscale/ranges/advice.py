@@ -15,6 +15,7 @@ two dtypes meet where only one may be, since a layer became float32:
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
@@ -232,7 +233,12 @@ def _line(call: Call) -> str:
         name = name.replace("forward_", "", 1).replace("backward_", "", 1)
     if kind == "Sequential":  # its constructor takes no dtype
         return f"Sequential([keras.Input(...), ...], name={name!r})  # made in float32"
-    return f'{kind}(..., dtype="float32", name={name!r})'
+    line = f'{kind}(..., dtype="float32", name={name!r})'
+    accepted = inspect.signature(type(call.layer).__init__).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
+    if takes_any or "dtype" in accepted:
+        return line
+    return f"{line}  # whose constructor must pass dtype on to super().__init__"
 
 
 def _in_32_bits(value: Any) -> Any:

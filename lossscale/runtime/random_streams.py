@@ -67,8 +67,9 @@ def _generators_of_keras2() -> Iterator[Any]:
     for keras in kerases.keras2():
         module = sys.modules[keras.backend.clear_session.__module__]
         seeds = getattr(module, "_SEED_GENERATOR", None)  # newer than TensorFlow 2.4
-        if getattr(seeds, "generator", None) is not None:
-            yield seeds.generator
+        generator = getattr(seeds, "generator", None)
+        if generator is not None:
+            yield generator
 
 
 def _state_variables() -> Iterator[Any]:
