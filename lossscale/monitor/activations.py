@@ -252,7 +252,7 @@ class Activations(Watcher):
         ]
         is_large = any(_FLOAT16_MAX < each < MASK for each in beside)
         by_cast = Fault(call, is_cast=True)
-        if above.makes_layers:
+        if above.hides_operations:
             return [Fault(call)]
         if is_large:
             return [by_cast]

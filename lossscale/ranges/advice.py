@@ -218,12 +218,10 @@ def _with_wrappers(call: Call) -> List[Call]:
 
 def _made_by(call: Call) -> List[Any]:
     """Returns a layer, and the layers that it makes with its own dtype."""
-    layer = call.layer
-    if not hasattr(layer, "forward_layer"):  # Bidirectional makes two of the one given
-        is_given = any(hasattr(layer, name) for name in ("layers", "layer"))
-        if is_given or type(layer).__name__ == "RNN" or not call.is_of_library:
-            return [layer]
-    return kerases.layers_of(layer)
+    is_given = call.is_given_layers or not call.is_of_library
+    # Bidirectional makes two of the one that it is given.
+    is_alone = is_given and not hasattr(call.layer, "forward_layer")
+    return [call.layer] if is_alone else kerases.layers_of(call.layer)
 
 
 def _line(call: Call) -> str:

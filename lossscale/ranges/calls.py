@@ -21,7 +21,7 @@ _LIBRARIES = {
     *("official", "tensorflow_addons", "tensorflow_models"),
 }
 #: Attributes of layers of a library that hold layers which the user creates.
-_GIVEN = ("layers", "layer", "forward_layer")
+_GIVEN = ("layers", "layer", "forward_layer", "cells")
 
 
 class Call:
@@ -64,10 +64,17 @@ class Call:
         return not self.is_of_library and len(kerases.layers_of(self.layer)) > 1
 
     @property
-    def makes_layers(self) -> bool:
-        """Whether the layers within it are its own affair, or belong to its loop."""
-        is_given = any(hasattr(self.layer, name) for name in _GIVEN)
-        is_made = self.is_of_library and not is_given
+    def is_given_layers(self) -> bool:
+        """Whether this layer of a library is given the layers that it calls."""
+        # The user gives a cell to an RNN. LSTM and the like create their own.
+        if type(self.layer).__name__ == "RNN":
+            return True
+        return any(hasattr(self.layer, name) for name in _GIVEN)
+
+    @property
+    def hides_operations(self) -> bool:
+        """Whether a library's code runs between the layers within it, or a loop."""
+        is_made = self.is_of_library and not self.is_given_layers
         return self.is_recurrent or (is_made and self.parent is not None)
 
     @property
@@ -93,10 +100,9 @@ class Call:
         above = self.parent
         if above is None or above.parent is None:
             return self
-        # The user gives a cell to an RNN. LSTM and the like create their own.
-        takes_cell = type(above.layer).__name__ == "RNN"
-        is_given = takes_cell or any(hasattr(above.layer, name) for name in _GIVEN)
-        return self if is_given or not above.is_of_library else above.owner
+        return (
+            above.owner if above.is_of_library and not above.is_given_layers else self
+        )
 
     @property
     def model(self) -> Call:
