@@ -13,7 +13,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.ranges import checks, exponents
 from lossscale.ranges.advice import Advice, Fault
-from lossscale.ranges.batches import first_batches
+from lossscale.ranges.batches import first_batches, with_progress
 from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import (
@@ -228,7 +228,8 @@ def forward_ranges(
     checks.finite_data(first[0])
     checks.build(model, first[0])
     with unchanged(model):
-        return _Counter(keras, model).run(first, found, length, verbose)
+        every = itertools.chain([first], found)
+        return _Counter(keras, model).run(with_progress(keras, every, length, verbose))
 
 
 class _Counter:
@@ -242,17 +243,12 @@ class _Counter:
         self._inside: Set[str] = set()
         self._batches, self._can_try, self._overflows = 0, True, False
 
-    def run(
-        self, first: Any, rest: Iterator[Any], length: Optional[int], verbose: int
-    ) -> ForwardRanges:
-        """Counts all batches, with Keras's own progress bar."""
-        bar = self._keras.utils.Progbar(length, verbose=verbose)
-        for x, _, _ in itertools.chain([first], rest):
+    def run(self, batches: Iterator[Any]) -> ForwardRanges:
+        """Counts all batches, and returns the result."""
+        for x, _, _ in batches:
             checks.finite_data(x)
             self._see(x)
             self._batches += 1
-            bar.update(self._batches, finalize=False)
-        bar.update(self._batches, finalize=True)
         if not self._rows:
             raise TypeError(
                 "`model` must have layers that return float tensors, got "
@@ -319,7 +315,7 @@ class _Counter:
     def _overflows_in(self, x: Any, trial: _Float16Pass) -> List[Fault]:
         with trial.noted(self._model):
             self._model(x, training=True)
-        return trial.faults(trial.overflows)
+        return [fault for each in trial.overflows for fault in each.faults]
 
     def _report(self) -> ForwardRanges:
         advice = self._advice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import warnings
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -14,7 +15,7 @@ from lossscale import arguments
 from lossscale.gradients.finite import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import checks, exponents
-from lossscale.ranges.batches import first_batches
+from lossscale.ranges.batches import first_batches, with_progress
 from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
@@ -261,7 +262,9 @@ def gradient_ranges(
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     with unchanged(model), in_float32(keras, kerases.layers_of(model)):
         counter = _Counter(keras, model, loss, significands, activations)
-        return counter.run(first, found, length, verbose).report(scale)
+        every = itertools.chain([first], found)
+        batches_seen = with_progress(keras, every, length, verbose)
+        return counter.run(batches_seen).report(scale)
 
 
 def _build(model: Any, x: Any) -> None:
@@ -297,36 +300,29 @@ class _Counter:
         self.model, self.keras = model, keras
         self.loss = checks.Loss(keras, model, loss)
         self.significands, self.activations = significands, activations
-        self.names: List[str] = []
-        self.blocks: List[str] = []
+        self.rows: List[_Row] = []
         #: The names of a few operations that compute gradients in 16 bits.
         self.in_16_bits: List[str] = []
         self.counts: Any = 0
         self.largest: Any = 0
         self.batches = 0
 
-    def run(
-        self, first: Any, rest: Iterator[Any], length: Optional[int], verbose: int
-    ) -> _Counter:
-        """Counts all batches, with Keras's own progress bar."""
+    def run(self, batches: Iterator[Any]) -> _Counter:
+        """Counts all batches."""
         # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
         count = tf.function(
             self._count, autograph=not kerases.is_keras3(self.keras), **mode.ANY_SHAPES
         )
-        bar = self.keras.utils.Progbar(length, verbose=verbose)
-        for batch in (b for part in ([first], rest) for b in part):
+        for batch in batches:
             counts, largest = count(*batch)
             self.counts = self.counts + counts.numpy().astype(np.int64)
             self.largest = np.maximum(self.largest, largest.numpy())
             self.batches += 1
-            bar.update(self.batches, finalize=False)
-        bar.update(self.batches, finalize=True)
         return self
 
     def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
         rows = self._rows(x, y, sample_weight)
-        self.names = [row.name for row in rows]
-        self.blocks = [row.block for row in rows]
+        self.rows = [row._replace(grads=[]) for row in rows]
         tables, maxima = [], []
         for row in rows:
             values = tf.concat([tf.reshape(dense_part(g), [-1]) for g in row.grads], 0)
@@ -350,7 +346,11 @@ class _Counter:
         # A tensor inside a loop, as in a recurrent layer, belongs to another graph.
         watched = [(layer, t) for layer, t in outputs_of.found if t.graph is graph]
         grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
-        self.in_16_bits = _in_16_bits(graph, before)
+        self.in_16_bits = [
+            op.name
+            for op in graph.get_operations()[before:]
+            if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
+        ][:3]
         sources = [*variables, *(layer for layer, _ in watched)]
         names = [_path_of(self.model, variable) for variable in variables]
         names += [f"output of {layer.name}" for layer, _ in watched]
@@ -367,12 +367,12 @@ class _Counter:
             )
         by_significand = dict(zip(self.significands, self.counts))
         return GradientRanges(
-            tuple(self.names),
+            tuple(row.name for row in self.rows),
             by_significand,
             self.largest,
             scale,
             self.batches,
-            tuple(self.blocks),
+            tuple(row.block for row in self.rows),
         )
 
 
@@ -409,16 +409,6 @@ def _rows_of(
             "`loss` must depend on the model's weights, got a loss without gradients."
         )
     return list(rows.values())
-
-
-def _in_16_bits(graph: Any, first: int) -> List[str]:
-    """Returns the names of up to three operations with float16 or bfloat16 outputs."""
-    found = [
-        op.name
-        for op in graph.get_operations()[first:]
-        if any(output.dtype.base_dtype.name in SIXTEEN_BITS for output in op.outputs)
-    ]
-    return found[:3]
 
 
 def _path_of(model: Any, variable: Any) -> str:

@@ -255,7 +255,7 @@ class _Step:
         variables = _bad_variables(origin)
         if variables:
             return self._report("weights", origin, variables=variables)
-        to_write = self._against(forward.faults([origin])[0], origin.dtype, batch)
+        to_write = self._against(origin.faults[0], origin.dtype, batch)
         is_hidden = not is_bad(loss)
         return self._report("forward", origin, to_write=to_write, is_hidden=is_hidden)
 
@@ -280,8 +280,9 @@ class _Step:
                     [Fault(forward.failed, None, False, True)] if forward.failed else []
                 )
             origin = _first(forward, loss)
-            is_known = origin is not None and origin.dtype in SIXTEEN_BITS
-            return forward.faults([origin]) if origin is not None and is_known else []
+            if origin is None or origin.dtype not in SIXTEEN_BITS:
+                return []
+            return origin.faults
 
         if advice:
             advice.try_out(faults_now)

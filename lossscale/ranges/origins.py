@@ -40,6 +40,12 @@ class Origin:
         self.is_cast = False
 
     @property
+    def faults(self) -> List[Fault]:
+        """This as the fault of its call, nothing if it is outside of the model."""
+        fault = self.call and Fault(self.call, self.operation, self.is_cast)
+        return [fault] if fault else []
+
+    @property
     def is_overflow(self) -> bool:
         """Whether finite values became infinite in 16 bits, within the model.
 
@@ -139,12 +145,3 @@ class Origins(Watcher):
     def overflows(self) -> List[Origin]:
         """The model's overflows in 16 bits, in the order of computation."""
         return [each for each in self.found.values() if each.is_overflow]
-
-    @staticmethod
-    def faults(origins: List[Origin]) -> List[Fault]:
-        """Returns the faults of some origins within the model."""
-        return [
-            Fault(each.call, each.operation, each.is_cast)
-            for each in origins
-            if each.call is not None
-        ]

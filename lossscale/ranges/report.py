@@ -229,38 +229,37 @@ def _log2(largest: Any) -> Any:
 def _draw(ranges: Ranges, ax: Any, rows: int) -> Any:
     """Draws a histogram of exponents for each row, over the range of float16."""
     powers, counts = ranges.histogram
-    chosen = _worst(ranges, rows)
+    # The rows that float16 would hurt most, in their order.
+    hurt = np.nan_to_num(ranges.flushed + ranges.overflowing, nan=-1.0)
+    hurt = np.where(ranges.nonfinite > 0, 2.0, hurt)
+    chosen = np.sort(np.argsort(-hurt, kind="stable")[:rows])
     shown = {"all": counts.sum(0), **{ranges.names[i]: counts[i] for i in chosen}}
     beside, where = ax, {}
     if ax is None:
         ax, beside = _new_axes(len(shown))
         where = {"loc": "center", "ncol": 3}
     shift = float(np.log2(ranges.loss_scale))
-    _draw_regions(ax, shift, _limits(powers[shown["all"] > 0], shift))
+    _draw_regions(ax, shift, powers[shown["all"] > 0])
     summary = ranges.summary
     _draw_histograms(ax, powers, shown, summary)
     _label(ax, ranges, list(shown), summary)
-    _label_x(ax, ranges, shift)
+    ax.set_xlabel(f"log2 of the {ranges._what}, in float32")
+    if ranges._is_scaled:
+        by_scale = (lambda x: x + shift, lambda x: x - shift)
+        scaled = ax.secondary_xaxis("top", functions=by_scale)
+        scale = scale_text(ranges.loss_scale)
+        scaled.set_xlabel(f"log2 of the {ranges._what} times {scale}")
     beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
     return ax
 
 
-def _worst(ranges: Any, rows: int) -> Any:
-    """Returns the rows that float16 would hurt most, in their order."""
-    hurt = np.nan_to_num(ranges.flushed + ranges.overflowing, nan=-1.0)
-    hurt = np.where(ranges.nonfinite > 0, 2.0, hurt)
-    return np.sort(np.argsort(-hurt, kind="stable")[:rows])
-
-
-def _limits(used: Any, shift: float) -> Any:
-    """Returns the ends of the axis: it shows all values, and the range of float16."""
-    return (
-        min([exponents.ZERO - shift, exponents.ZERO, *used[:1]]) - 3,
-        max([exponents.TOP - shift, *used[-1:]]) + 4,
+def _draw_regions(ax: Any, shift: float, used: Any) -> None:
+    # The axis shows all values, and the range of float16.
+    zero, top = exponents.ZERO, exponents.TOP
+    limits = (
+        min([zero - shift, zero, *used[:1]]) - 3,
+        max([top - shift, *used[-1:]]) + 4,
     )
-
-
-def _draw_regions(ax: Any, shift: float, limits: Any) -> None:
     starts = [region[1] - shift for region in _REGIONS] + [np.inf]
     edges = np.clip(starts, *limits)
     for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
@@ -268,7 +267,7 @@ def _draw_regions(ax: Any, shift: float, limits: Any) -> None:
     ax.set_xlim(*limits)
     if shift:
         label = "without loss scaling, zero from here down"
-        ax.axvline(exponents.ZERO, color="tab:red", linestyle="--", label=label)
+        ax.axvline(zero, color="tab:red", linestyle="--", label=label)
 
 
 def _draw_histograms(
@@ -288,7 +287,10 @@ def _draw_histograms(
 
 
 def _label(ax: Any, ranges: Any, names: List[str], summary: Dict[str, Any]) -> None:
-    labels = [f"{_short(name)}\n{_fate(summary[name])}" for name in names]
+    # Long names leave no room for the picture. Their ends tell them apart.
+    short = [n if len(n) <= _LONGEST else f"...{n[3 - _LONGEST :]}" for n in names]
+    fates = [_fate(summary[name]) for name in names]
+    labels = [f"{name}\n{fate}" for name, fate in zip(short, fates)]
     ax.set_yticks(np.arange(len(names)) + 0.4)
     ticks = ax.set_yticklabels(labels[::-1], fontsize="small")
     for tick, name in zip(ticks, names[::-1]):
@@ -298,11 +300,6 @@ def _label(ax: Any, ranges: Any, names: List[str], summary: Dict[str, Any]) -> N
         ax.set_ylabel(f"the {len(names) - 1} worst of {len(ranges.names)} rows")
 
 
-def _short(name: str) -> str:
-    """Returns a name cut to leave room for the picture: its end tells names apart."""
-    return name if len(name) <= _LONGEST else f"...{name[3 - _LONGEST :]}"
-
-
 def _fate(row: Dict[str, Any]) -> str:
     """Returns the worst that happens to a row's values, as text."""
     if row["nonfinite"]:
@@ -310,16 +307,6 @@ def _fate(row: Dict[str, Any]) -> str:
     if row["overflowing"] > 0:
         return f"{COLUMNS['overflowing'].cell(row['overflowing'])} to infinity"
     return f"{COLUMNS['flushed'].cell(row['flushed'])} to zero"
-
-
-def _label_x(ax: Any, ranges: Ranges, shift: float) -> None:
-    ax.set_xlabel(f"log2 of the {ranges._what}, in float32")
-    if not ranges._is_scaled:
-        return
-    scaled = ax.secondary_xaxis(
-        "top", functions=(lambda x: x + shift, lambda x: x - shift)
-    )
-    scaled.set_xlabel(f"log2 of the gradients times {scale_text(ranges.loss_scale)}")
 
 
 def _new_axes(rows: int) -> Any:
