@@ -72,12 +72,10 @@ class ForwardRanges(Ranges):
     inside: Tuple[str, ...] = ()
     classes: Tuple[str, ...] = ()
     is_inside_known: bool = True
-    need_cast: Tuple[str, ...] = ()
     _is_keras3: bool = False
     _paths: Tuple[str, ...] = ()
-    _lines: Tuple[str, ...] = ()
-    _sentences: Tuple[str, ...] = ()
-    _overflows: bool = False
+    need_cast: Tuple[str, ...] = ()
+    _told: Tuple[str, ...] = ()
 
     loss_scale = 1.0
     _what = "outputs of layers"
@@ -140,12 +138,7 @@ class ForwardRanges(Ranges):
 
     @property
     def _notes(self) -> List[str]:
-        if not self._lines and not self._sentences:
-            return [_COVERED if self._overflows else _ALL_FIT]
-        found = [_NEEDED, *(f"    {line}" for line in self._lines), ""]
-        found = found if self._lines else []
-        inside = [_INSIDE.format(", ".join(self.inside))] if self.inside else []
-        return [*found, *self._sentences, *inside, _MANY]
+        return list(self._told or [_ALL_FIT])
 
     @property
     def _counts(self) -> Tuple[Any, int]:
@@ -334,13 +327,22 @@ class _Counter:
             tuple(path for path in needed if path in self._inside),
             tuple(type(layer).__name__ for layer in layers),
             self._can_try,
-            tuple(advice.casts),
             kerases.is_keras3(self._keras),
             (*(p for layer in layers for p in _paths(layer)), *map(_path, kept)),
-            tuple(advice.lines),
-            tuple(advice.sentences),
-            self._overflows,
+            tuple(advice.casts),
+            tuple(self._notes([path for path in needed if path in self._inside])),
         )
+
+    def _notes(self, inside: List[str]) -> List[str]:
+        if not self._advice:
+            return [_COVERED if self._overflows else _ALL_FIT]
+        lines = [f"    {line}" for line in self._advice.lines]
+        return [
+            *([_NEEDED, *lines, ""] if lines else []),
+            *self._advice.sentences,
+            *([_INSIDE.format(", ".join(inside))] if inside else []),
+            _MANY,
+        ]
 
     def _place(self, path: str) -> int:
         """Returns a layer's place on the way from the input to the output."""
