@@ -54,7 +54,9 @@ class Origin:
         """
         if self.call is None or self.sources or self.kinds == ["-inf"]:
             return False
-        is_made = self.operation not in {"given", "Cast"} or self.is_cast
+        is_made = self.operation != "given"
+        if self.operation == "Cast":  # Keras 3.3's normalizations cast within `call`
+            is_made = self.is_cast or self.call.hides_operations
         return is_made and self.dtype in SIXTEEN_BITS
 
 
