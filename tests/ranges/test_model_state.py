@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import TENSORFLOW
+from limits import TENSORFLOW, is_older
 from models import FEATURES, assert_same, training_state
 
 from lossscale import find_nonfinite, forward_ranges, gradient_ranges
@@ -50,13 +50,17 @@ def has_ops(keras):
 class Drawing:
     """Makes a layer that draws from every global stream."""
 
-    def __new__(cls, keras):
+    def __new__(cls, family):
+        keras = family.keras
+        # Older Kerases do not seed their global generator.
+        is_seeded = has_ops(keras) and not is_older(family, (3, 15))
+
         class Draws(keras.layers.Layer):
             def call(self, x):
                 generator = tf.random.get_global_generator()
                 x *= tf.cast(tf.random.uniform([], 0.5, 1.5), x.dtype)
                 x *= tf.cast(generator.uniform([], 0.5, 1.5), x.dtype)
-                if has_ops(keras):  # from Keras 3's own global generator
+                if is_seeded:  # from Keras 3's own global generator
                     x *= tf.cast(keras.random.uniform([], 0.5, 1.5), x.dtype)
                 drawn = random.random() + np.random.uniform()  # noqa: S311, NPY002
                 return x * (1 + drawn)
@@ -70,8 +74,10 @@ def seeded(family, is_built=True, **compiled_by):
     seed_all(keras)
     dense = keras.layers.Dense
     parts = [dense(8), keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.1)]
-    parts += [keras.layers.BatchNormalization(), Drawing(keras), dense(1)]
-    model = keras.Sequential([keras.Input((FEATURES,)), *parts])
+    parts += [keras.layers.BatchNormalization(), dense(1)]
+    # What a layer draws in Python while `fit` builds it, it does not draw again.
+    given = [keras.Input((FEATURES,)), Drawing(family)] if is_built else []
+    model = keras.Sequential([*given, *parts])
     model.compile(
         family.optimizers.SGD(0.01), loss="mse", metrics=["mae"], **compiled_by
     )
