@@ -175,7 +175,7 @@ def own_norm(f):
     """A custom layer without layers, which overflows inside."""
     norm = f.own(
         "norm",
-        lambda b, x, cast: x * tf.math.rsqrt(tf.reduce_sum((x * 2000) ** 2) + 0.01),
+        lambda _, x, __: x * tf.math.rsqrt(tf.reduce_sum((x * 2000) ** 2) + 0.01),
     )
     first = f.dense("a")
     return f.model((6,), lambda x: norm(first(x)))
@@ -251,7 +251,7 @@ def attention(f):
 
 
 def batch_norm(f):
-    """A normalization whose inputs are beyond float16, as one in float32 returns them."""
+    """A normalization of what a layer in float32 returns, beyond float16."""
     hot = f.dense("hot", 3e4)
     norm = f.layer("BatchNormalization", name="n")
     return f.model((6,), lambda x: norm(hot(x)))
