@@ -65,7 +65,7 @@ def main():
         activations = Activations(model, [model.optimizer.loss_scale])
         runs["checked"] = run_of(model, batches)
         times = timing.interleaved(runs, options.seconds)
-        activations.end()
+        activations.end_fit()
         step = timing.milliseconds(times["without"])
         more = timing.added(times["checked"], times["without"])
         share = f"{more.median / step.median:+.1%}"

@@ -5,12 +5,9 @@ from lossscale.blocks import ScaledBlock
 from lossscale.gradients.finite import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
-from lossscale.ranges.finding import NonfiniteReport
-from lossscale.ranges.forward import forward_ranges
-from lossscale.ranges.forward_report import ForwardRanges
-from lossscale.ranges.measuring import gradient_ranges
-from lossscale.ranges.nonfinite import find_nonfinite
-from lossscale.ranges.report import GradientRanges
+from lossscale.ranges.forward import ForwardRanges, forward_ranges
+from lossscale.ranges.gradients import GradientRanges, gradient_ranges
+from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale

@@ -33,3 +33,12 @@ def scale_text(loss_scale: float) -> str:
     if significand != 0.5 or is_easily_read:
         return f"{loss_scale:g}"
     return f"2**{exponent - 1}"
+
+
+def power_text(largest: float) -> str:
+    """Returns a magnitude as a power of two with one digit.
+
+    >>> power_text(61000.0), power_text(0.0)
+    ('2**15.9', '0')
+    """
+    return f"2**{math.log2(largest):.1f}" if largest > 0 else "0"

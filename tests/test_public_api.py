@@ -54,7 +54,7 @@ FixedLossScaleManager.as_loss_scale()
 FixedLossScaleManager.get_loss_scale()
 FixedLossScaleManager.update_loss_scale(finite_grads)
 ForwardRanges(names, counts, largest, batches, need_float32=(), inside=(), classes=(),
-    is_inside_known=True, _is_keras3=False, _paths=())
+    is_inside_known=True, _is_keras3=False, _paths=(), need_cast=(), _told=())
 ForwardRanges.plot(ax=None, *, rows=24)
 GradientRanges(names, counts, largest, loss_scale, batches, blocks=())
 GradientRanges.at(loss_scale)

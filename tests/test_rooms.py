@@ -123,11 +123,6 @@ def test_one_room_imports_what_tensorflow_does_not_publish():
         assert file.startswith("runtime/") or "tensorflow.python" not in text, file
 
 
-def test_files_are_short():
-    for file in FILES:
-        assert len((ROOT / file).read_text().splitlines()) <= 300, file
-
-
 def test_functions_are_short():
     # After the docstring, as that may be long. The rooms that are read most have the
     # shortest. CONTRIBUTING.md says the same figures.

@@ -1,55 +1,96 @@
-"""Finds the first layer whose output was not finite, during `fit`."""
+"""Finds the first layer whose output was not finite, during `fit`.
+
+It measures the largest magnitude of each layer's outputs in training, on the device:
+
+```
+in a training step, for each call of a layer, in the order in which calls end:
+  output[layer] = max(output[layer], largest magnitude of its outputs)
+  given[layer] = max(given[layer], largest magnitude of its inputs)
+at the end of the step:
+  last = [output, given]
+  if output is finite: recent = [output, recent without its oldest]
+  else if the step was applied: meant = True
+```
+
+A magnitude is what `magnitudes.on_device` returns. -inf alone may be a mask.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+import contextlib
+import threading
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from lossscale.monitor.layer_outputs import INF, MASK, NAN, LayerOutputs
-from lossscale.ranges.finding import power_text
+from lossscale.plotting import power_text
+from lossscale.ranges import checks
+from lossscale.ranges.advice import Fault, for_faults
+from lossscale.ranges.calls import Call, Watcher, things_of
+from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
+from lossscale.runtime import kerases
+from lossscale.runtime.autograph import do_not_convert
 
-_KINDS = {MASK: "-inf", INF: "inf", NAN: "NaN"}
+#: How many steps with finite outputs `recent` keeps.
+STEPS = 8
+_FLOAT16_MAX = 65504.0
 
 _FIRST = """\
 The first layer whose output was not finite at the last step: {path}: {kind}{before}; \
 its inputs were {inputs}. """
-_WRITE = """Give it dtype="float32"."""
 _MASKED = """\
 They held -inf, as a mask does. If that is no mask, look at {path}."""
-_GIVEN = "Look at the data, and at operations between the layers before it."
+_DATA = "Look at the data."
+_LARGE_DATA = """\
+The data are finite, but not in float16: divide them by a number, as in x / 255."""
 _FINITE = """\
 The outputs of all layers{but} were finite at the last step. The largest was that of \
 {path}, {largest}."""
 _NONE = "The monitor saw no output of a layer at the last step."
 
 
-class Activations:
+class Activations(Watcher):
     """Watches the outputs of a model's layers during one `fit`.
 
     It replaces the model's `train_step` meanwhile, which Keras traces again when this
     begins and when it ends. If `fit` ends with an error that the monitor does not see,
     the next `fit` or `train_on_batch` restores the original.
+
+    Attributes:
+      calls: The layer's number -> its first call. In the order in which these ended.
+      count: The number of layers.
+      last, recent, meant: `float32` variables of shapes `[2 * count]`, `[STEPS, count]`
+        and `[count]`, one per replica: see the module.
     """
 
     def __init__(self, model: Any, loss_scales: Sequence[Any]) -> None:
-        self._model = model
+        super().__init__()
+        self.calls: Dict[int, Call] = {}
+        self._model, self._loss_scales = model, loss_scales
+        self._things = things_of(model)
+        self._numbers = {id(each): n for n, each in enumerate(self._things)}
+        self._dtypes: Dict[int, str] = {}
+        self.count = len(self._things)
         with model.distribute_strategy.scope():
-            self._outputs = LayerOutputs(model, loss_scales)
-        self._begin()
+            self.last, self._inside = (_zeros([2 * self.count]) for _ in range(2))
+            self.recent, self.meant = _zeros([STEPS, self.count]), _zeros([self.count])
+        self._here = threading.local()  # a replica is a thread
+        self._lock, self._steps = threading.Lock(), 0
+        self._changes = contextlib.ExitStack()
+        self._begin_fit()
 
-    def _begin(self) -> None:
-        model, outputs = self._model, self._outputs
+    def _begin_fit(self) -> None:
+        model, step = self._model, self._step
         original = model.train_step
 
         # AutoGraph converts this and all that it calls, as it would the model's own.
         def train_step(*args: Any, **kwargs: Any) -> Any:
-            with outputs.step():
+            with step():
                 return original(*args, **kwargs)
 
         def make_train_function(*args: Any, **kwargs: Any) -> Any:
-            self.end()
+            self.end_fit()
             return model.make_train_function(*args, **kwargs)
 
         ours = {"train_step": train_step, "make_train_function": make_train_function}
@@ -60,7 +101,7 @@ class Activations:
         model.train_function = None  # the old trace measures nothing
         make()
 
-    def end(self) -> None:
+    def end_fit(self) -> None:
         """Restores the original methods. A second call does nothing."""
         before, self._before = self._before, {}
         for name, function in before.items():
@@ -71,49 +112,212 @@ class Activations:
         if before:
             self._model.train_function = None  # the old trace would go on measuring
 
+    @do_not_convert
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """Measures all calls within as one step, and keeps the result at its end."""
+        self._here.step = step = _Step()
+        with self._lock:  # replicas take turns, and a step may be interrupted
+            self._steps += 1
+            if self._steps == 1:
+                self._changes.enter_context(self.watching(self._things))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._steps -= 1
+                if self._steps == 0:
+                    self._changes.close()
+            self._here.step = None
+        self._keep(step)
+
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        call.inputs = floats_in((args, kwargs))
+        return args, kwargs
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        given, call.inputs = call.inputs, []  # a call outlives its graph
+        step = getattr(self._here, "step", None)
+        if step is None:  # this is another thread, as in a dataset's function
+            return outputs
+        number, returned = self._numbers[id(call.layer)], floats_in(outputs)
+        self.calls.setdefault(number, call)
+        for each in returned[:1]:
+            self._dtypes[number] = each.dtype.name
+        if _graph() is step.graph:
+            step.add(number, returned)
+            step.add(self.count + number, given)
+            return outputs
+        # This is a loop's body or a branch. Its tensors cannot be used outside.
+        inside = _Step()
+        inside.add(number, returned)
+        inside.add(self.count + number, given)
+        found = inside.rows(2 * self.count)
+        self._inside.assign(tf.maximum(tf.convert_to_tensor(self._inside), found))
+        return outputs
+
+    def _keep(self, step: _Step) -> None:
+        inside = tf.convert_to_tensor(self._inside)
+        last = tf.maximum(step.rows(2 * self.count), inside)
+        output = last[: self.count]
+        is_finite = output < MASK
+        meant = tf.logical_and(self._was_applied(), tf.logical_not(is_finite))
+        recent = tf.convert_to_tensor(self.recent)
+        later = tf.concat([output[None], recent[:-1]], axis=0)
+        is_new = tf.logical_and(is_finite, output > 0.0)  # 0 if it was not called
+        is_new = tf.broadcast_to(is_new, [STEPS, self.count])
+        self.recent.assign(tf.where(is_new, later, recent))
+        before = tf.convert_to_tensor(self.meant)
+        self.meant.assign(tf.maximum(before, tf.cast(meant, tf.float32)))
+        self.last.assign(last)
+        self._inside.assign(tf.zeros_like(inside))
+
+    def _was_applied(self) -> Any:
+        """Returns whether this step was good for every loss scale."""
+        if not all(scale.checks_gradients for scale in self._loss_scales):
+            return tf.constant(False)
+        flags = [tf.convert_to_tensor(s.last_step_finite) for s in self._loss_scales]
+        return tf.reduce_all(tf.stack(flags))
+
     def finding(self) -> str:
         """Reads the device. Returns a sentence about the last step's outputs."""
-        outputs = self._outputs
-        last = self._read(outputs.last)
-        called = [number for number in outputs.paths if last[number] > 0]
+        last = self._read(self.last)
+        called = [number for number in self.calls if last[number] > 0]
         bad = [number for number in called if last[number] >= MASK]
-        meant = self._read(outputs.meant) > 0
+        meant = self._read(self.meant) > 0
         # The call that ends last is the model's. Its output is no mask.
         least = MASK if called and last[called[-1]] >= MASK else INF
         least = INF if any(last[number] >= INF for number in called) else least
         new = [number for number in bad if last[number] >= least and not meant[number]]
-        if not new:
-            return self._of_finite(last, [n for n in called if n not in bad], bad)
-        return self._of_first(new[0], last, bad)
-
-    def _of_first(self, first: int, last: Any, bad: List[int]) -> str:
-        outputs = self._outputs
-        recent = self._read(outputs.recent)[:, first].max()
-        given = last[outputs.count + first]
-        advice = _WRITE if given < MASK else _GIVEN
-        if given == MASK and bad[0] != first:
-            advice = _MASKED.format(path=outputs.paths[bad[0]])
-        said = _FIRST.format(
-            path=outputs.paths[first],
-            kind=_KINDS[float(last[first])],
-            before=f", after {power_text(recent)}" if recent > 0 else "",
-            inputs="finite" if given < MASK else "not",
-        )
-        return said + advice
-
-    def _of_finite(self, last: Any, finite: List[int], bad: List[int]) -> str:
+        if new:
+            return self._of_first(new[0], last, bad)
+        finite = [number for number in called if number not in bad]
         if not finite:
             return _NONE
         largest = max(finite, key=lambda number: float(last[number]))
-        paths = self._outputs.paths
-        names = ", ".join(paths[number] for number in bad)
+        names = ", ".join(self.calls[number].path for number in bad)
         return _FINITE.format(
             but=f", but for masks of -inf and the like ({names})," if bad else "",
-            path=paths[largest],
+            path=self.calls[largest].path,
             largest=power_text(last[largest]),
         )
+
+    def _of_first(self, first: int, last: Any, bad: List[int]) -> str:
+        given, advice = last[self.count + first], _DATA
+        faults = self._faults(self.calls[first], last)
+        if given == MASK and bad[0] != first:
+            advice = _MASKED.format(path=self.calls[bad[0]].path)
+        elif faults:
+            made = faults[0].call.owner
+            if given >= MASK and self.calls[first].is_within(made) and made.parent:
+                first = self._numbers[id(made.layer)]  # an operation or a state of it
+            dtype = self._dtypes.get(self._numbers[id(faults[0].call.layer)], "float16")
+            if faults[0].call.is_written_around_layers:  # its layers have other dtypes
+                dtype = "float16"
+            keras = checks.owner_of(self._model)
+            found, otherwise = for_faults(keras, faults, dtype)
+            advice = found.in_one_line or otherwise
+        elif self._given(self.calls[first].model, last) < MASK:
+            advice = _LARGE_DATA
+        recent = self._read(self.recent)[:, first].max()
+        said = _FIRST.format(
+            path=self.calls[first].path,
+            kind=WORDS[kind_of(float(last[first])) or "inf"],
+            before=f", after {power_text(recent)}" if recent > 0 else "",
+            inputs="finite" if last[self.count + first] < MASK else "not",
+        )
+        return said + advice
+
+    def _faults(self, call: Call, last: Any) -> List[Fault]:
+        """Returns what may have made an output not finite; nothing if the data did."""
+        above = call.parent
+        while self._given(call, last) >= MASK:
+            if above is None:
+                return []
+            if self._given(above, last) < MASK:
+                return self._between(call, above, last)
+            call, above = above, above.parent
+        return [Fault(call)]
+
+    def _between(self, call: Call, above: Call, last: Any) -> List[Fault]:
+        """Returns what made a call's inputs, if those of the one around it are finite.
+
+        That is the cast of large values, or an operation that has no row of its own: in
+        a `call` that a user wrote, within a library's layer, or in a loop's state.
+        """
+        beside = [
+            float(last[number])
+            for number, each in self.calls.items()
+            if each.parent is not None and each.parent.layer is above.layer
+        ]
+        is_large = any(_FLOAT16_MAX < each < MASK for each in beside)
+        by_cast = Fault(call, is_cast=True)
+        if above.hides_operations:
+            return [Fault(call)]
+        if is_large:
+            return [by_cast]
+        if above.parent is None and self._given(above, last) > _FLOAT16_MAX:
+            return []
+        if not above.is_written_around_layers:
+            return [by_cast]
+        # An operation in `call`, or the cast of what it made in float32.
+        casts = kerases.casts_inputs(call.layer) and call.is_layer
+        return [Fault(above), by_cast] if casts else [Fault(above)]
+
+    def _given(self, call: Call, last: Any) -> float:
+        """Returns the largest magnitude of the inputs of a call's layer."""
+        return float(last[self.count + self._numbers[id(call.layer)]])
 
     def _read(self, variable: Any) -> Any:
         """Returns the largest value over all replicas."""
         copies = self._model.distribute_strategy.experimental_local_results(variable)
         return np.max([tf.convert_to_tensor(copy).numpy() for copy in copies], axis=0)
+
+
+class _Step:
+    """The measurements of one replica's training step so far.
+
+    Attributes:
+      graph: The graph in which the step is traced, None in eager mode.
+      names: The names of the layers whose calls run now.
+      magnitudes: The measurements in that graph, `float32` of shape `[]`.
+      places: Pairs of a row and an index in `magnitudes`.
+    """
+
+    def __init__(self) -> None:
+        self.graph = _graph()
+        self.names: List[str] = []
+        self.magnitudes: List[Any] = []
+        self.places: List[Tuple[int, int]] = []
+        # The tensor is kept, too, since Python reuses the ids of deleted objects.
+        self._known: Dict[int, Tuple[Any, int]] = {}
+
+    def add(self, row: int, tensors: Sequence[Any]) -> None:
+        """Measures tensors for a row. It measures each tensor only once."""
+        for tensor in tensors:
+            if id(tensor) not in self._known:
+                self._known[id(tensor)] = (tensor, len(self.magnitudes))
+                self.magnitudes.append(on_device(tensor))
+            self.places.append((row, self._known[id(tensor)][1]))
+
+    def rows(self, count: int) -> Any:
+        """Returns the largest of each row, 0 if it is empty: `float32`, `[count]`."""
+        if not self.places:
+            return tf.zeros([count])
+        rows, numbers = zip(*self.places)
+        values = tf.gather(tf.stack(self.magnitudes), numbers)
+        return tf.maximum(tf.math.unsorted_segment_max(values, rows, count), 0.0)
+
+
+def _zeros(shape: List[int]) -> Any:
+    return tf.Variable(
+        tf.zeros(shape),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,  # unused: each copy is read by itself
+    )
+
+
+def _graph() -> Any:
+    """Returns the graph that is being built, None in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

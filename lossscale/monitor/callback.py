@@ -7,12 +7,17 @@ import warnings
 from typing import Any, List, Optional
 
 import numpy as np
+import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.monitor import beforehand, diagnosis
+from lossscale.monitor import diagnosis
 from lossscale.monitor.activations import Activations
-from lossscale.monitor.stalls import read
-from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of
+from lossscale.monitor.watched import (
+    Watched,
+    given_optimizers,
+    optimizers_of,
+    read,
+)
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
 from lossscale.simulation.run_file import check_writable, save_run
@@ -23,6 +28,23 @@ _SEVERAL_STEPS = """\
 `record` must be None if several steps run between two calls of on_train_batch_end, as \
 with steps_per_execution: then the flags of single steps are unknown. Got {} steps in \
 one call. Compile the model with steps_per_execution=1."""
+
+_SEVERAL_OPTIMIZERS = """\
+`record` must be None with several optimizers, since a file holds the steps of one, \
+got {}. Create a LossScaleMonitor(optimizers=...) for each one to record."""
+_NOT_CHECKED = """\
+`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
+FixedLossScale(S, skip_nonfinite=True) looks at them."""
+_SHARPNESS = """\
+SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
+and adds them to the weights before anything checks them. An infinite one makes \
+weights infinite, and no optimizer can undo that. docs/custom-loops.md has a step that \
+scales the loss, and restores the weights to the last bit."""
+_BACKUP = """\
+BackupAndRestore deletes its backup when training ends, even if on_stall="stop" ends \
+it. So a run that the monitor stopped cannot be resumed. Write \
+LossScaleMonitor(on_stall="raise"), since an error keeps the backup{other}."""
+_OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
 
 
 _Callback: Any = kerases.callback_class()
@@ -142,7 +164,7 @@ class LossScaleMonitor(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
-        beforehand.check(list(found.values()), self.record, self.check_underflow)
+        _check(list(found.values()), self.record, self.check_underflow)
         (optimizer, *_) = found.values()
         if self._flags and optimizer is not self._recorded:
             raise ValueError(
@@ -150,7 +172,7 @@ class LossScaleMonitor(_Callback):
                 " Create a LossScaleMonitor for each."
             )
         self._recorded = optimizer
-        for message in beforehand.warnings_of(self):
+        for message in _warnings_of(self):
             _warn(message)
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
@@ -224,7 +246,7 @@ class LossScaleMonitor(_Callback):
 
     def _end_activations(self) -> None:
         if self._activations is not None:
-            self._activations.end()
+            self._activations.end_fit()
 
     def _begin(self) -> None:
         """Reads the starting values, once in each training.
@@ -298,3 +320,38 @@ class LossScaleMonitor(_Callback):
 def _warn(message: str) -> None:
     # Level 1, since the caller is Keras's code, which the user does not know.
     warnings.warn(message, LossScaleWarning, stacklevel=1)
+
+
+def _warnings_of(monitor: Any) -> List[str]:
+    """Returns the warnings that a monitor should give when training begins.
+
+    Args:
+      monitor: A `LossScaleMonitor` whose `on_train_begin` runs now.
+    """
+    found = []
+    if type(monitor.model).__name__ == "SharpnessAwareMinimization":
+        found.append(_SHARPNESS)
+    if monitor.on_stall == "stop":
+        for each in kerases.callbacks_beside(monitor):
+            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
+                # Without this argument it always deletes the backup (seen on 2.4).
+                deletes = getattr(each, "delete_checkpoint", None)
+                other = "" if deletes is None else _OTHER
+                found += [] if deletes is False else [_BACKUP.format(other=other)]
+    return found
+
+
+def _check(optimizers: List[Any], record: Any, check_underflow: bool) -> None:
+    """Raises unless a monitor can watch these optimizers."""
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+            "tf.compat.v1 graph, where it cannot. Remove this callback."
+        )
+    if record and len(optimizers) > 1:
+        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
+    for scale in [optimizer.loss_scale for optimizer in optimizers]:
+        if record and not scale.checks_gradients:
+            raise ValueError(_NOT_CHECKED.format("record", None, scale))
+        if check_underflow and not scale.checks_gradients:
+            raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))

@@ -7,13 +7,13 @@ from typing import Any, List, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from lossscale.plotting import scale_text
+from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
 from lossscale.scales.adjusting import unguarded
 from lossscale.scales.base import LossScale
 
 #: The most variables that a message names.
 _NAMED = 5
-_KINDS = {"inf": "inf", "nan": "NaN"}
 
 _LOSS = """\
 The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
@@ -79,7 +79,7 @@ def of_stall(
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
     ask = "" if activations else _ASK
     findings = [
-        _of_loss(model, _KINDS[loss], bad_losses) + ask if loss else None,
+        _of_loss(model, WORDS[loss], bad_losses) + ask if loss else None,
         activations,
         _named(_GRADIENTS, faults),
         _BACKWARD if faults and not loss else None,
@@ -142,7 +142,7 @@ def _of_scale(loss_scale: LossScale) -> Optional[str]:
 
 
 def nonfinite(model: Any, variables: Sequence[Any]) -> List[Tuple[Any, str]]:
-    """Returns pairs of a variable that is not finite, and "nan" or "inf"."""
+    """Returns pairs of a variable that is not finite, and a key of `WORDS`."""
     kinds = [(variable, _kind(model, variable)) for variable in variables]
     return [(variable, kind) for variable, kind in kinds if kind]
 
@@ -153,16 +153,13 @@ def _kind(model: Any, variable: Any) -> Optional[str]:
     # Each replica has its own statistics. Perhaps those of one are not finite.
     tensor = kerases.tensor_of(variable)
     copies = model.distribute_strategy.experimental_local_results(tensor)
-    # The device checks: of a large variable only one bool comes to the host.
-    if all(bool(tf.reduce_all(tf.math.is_finite(copy))) for copy in copies):
-        return None
-    is_nan = any(bool(tf.reduce_any(tf.math.is_nan(copy))) for copy in copies)
-    return "nan" if is_nan else "inf"
+    # The device looks: of a large variable only one number comes to the host.
+    return kind_of(max(float(on_device(copy)) for copy in copies))
 
 
 def _named(sentence: str, faults: Sequence[Tuple[Any, str]]) -> Optional[str]:
     """Returns `sentence` with the names of variables, the last ones first."""
-    names = [f"{kerases.variable_name(v)} ({_KINDS[kind]})" for v, kind in faults]
+    names = [f"{kerases.variable_name(v)} ({WORDS[kind]})" for v, kind in faults]
     if not names:
         return None
     more = len(names) - _NAMED

@@ -4,25 +4,17 @@ These files know models of every Keras. From an optimizer they need only its los
 In the order of imports:
 
 * `exponents`: counts numbers by exponent, and says what float16 does to them;
-* `table`: the printed table, and its columns;
-* `figures`: what float16 does to counted values, a number for each row;
-* `picture`: draws the results;
-* `report`: GradientRanges, the result in arrays and figures;
+* `report`: what float16 does to counted values, in figures, a table and a picture;
+* `magnitudes`: how large a tensor's values are, and whether they hold inf or NaN;
 * `batches`: the data that `fit` takes, batch by batch;
-* `float32_model`: lets a model compute in float32 for a while;
-* `grouping`: which block of a model a variable belongs to;
-* `losses`: a model's loss as training computes it;
-* `asking`: checks of the model and of the data;
-* `counting`: counts a model's gradients, batch by batch;
-* `measuring`: the function gradient_ranges itself;
-* `layer_calls`: every call of a layer in eager mode;
+* `checks`: checks of the model and of the data; the model's loss and loss scale;
+* `model_state`: changes a model for a while, and leaves it exactly as it was;
+* `calls`: every call of a layer or an operation, in eager mode as in graphs;
+* `advice`: what to write against an overflow, and a trial of it;
 * `origins`: where a value that is not finite comes from;
-* `backward`: which layer's gradient is the first that is not finite;
-* `finding`: the result of find_nonfinite, and what to write;
-* `nonfinite`: the function find_nonfinite itself;
-* `passes`: a forward pass in float32, and one in float16;
-* `forward_report`: ForwardRanges, the result of both passes;
-* `forward`: the function forward_ranges itself.
+* `nonfinite`: find_nonfinite, and its report;
+* `forward`: forward_ranges, and its report;
+* `gradients`: gradient_ranges, and its report.
 
-Begin with `measuring`, then `nonfinite`, then `forward`.
+Begin with `gradients`, then `nonfinite`, then `forward`.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterable, Iterator, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -57,6 +57,17 @@ def first_batches(
     if first is None:
         raise ValueError(_EMPTY)
     return itertools.chain([first], found), min(limits, default=None)
+
+
+def with_progress(
+    keras: Any, batches: Iterable[Batch], length: Optional[int], verbose: int
+) -> Iterator[Batch]:
+    """Yields batches, with Keras's own progress bar."""
+    bar, number = keras.utils.Progbar(length, verbose=verbose), 0
+    for number, batch in enumerate(batches, 1):
+        yield batch
+        bar.update(number, finalize=False)
+    bar.update(number, finalize=True)
 
 
 def _is_dataset(x: Any) -> bool:
@@ -150,11 +161,10 @@ def _slices(data: Tuple[Any, Any, Any], size: int, length: int) -> Iterator[Batc
 
 
 def _tensors(batch: Batch) -> Batch:
-    return tuple(map(_structure_of_tensors, batch))
-
-
-def _structure_of_tensors(part: Any) -> Any:
-    return None if part is None else tf.nest.map_structure(_tensor, part)
+    x, y, sample_weight = (
+        None if part is None else tf.nest.map_structure(_tensor, part) for part in batch
+    )
+    return x, y, sample_weight
 
 
 def _tensor(part: Any) -> Any:

@@ -2,20 +2,128 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+import dataclasses
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.ranges import asking
-from lossscale.ranges.backward import CallsOnTape, Gradients
+from lossscale.gradients.finite import dense_part
+from lossscale.plotting import power_text, scale_text
+from lossscale.ranges import checks
+from lossscale.ranges.advice import Advice, Fault, for_faults
 from lossscale.ranges.batches import first_batches
-from lossscale.ranges.finding import NonfiniteReport, line_for
-from lossscale.ranges.float32_model import unchanged
-from lossscale.ranges.layer_calls import CallStack, floats_in
-from lossscale.ranges.losses import Loss, check_targets, scale_of
-from lossscale.ranges.origins import Origin, Origins, is_bad, largest_of
+from lossscale.ranges.calls import Call, with_mask
+from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
+from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
+from lossscale.ranges.origins import Origin, Origins
 from lossscale.runtime import kerases
+
+_NOTHING = """\
+All outputs of layers are finite, and so are the loss and the gradients at the loss \
+scale {scale}. Nothing is at fault."""
+_SCALE = """\
+All outputs of layers are finite, and so are the loss and the gradients at the loss \
+scale 1. At {scale} gradients overflow: no layer is at fault, the loss scale is too \
+high. A DynamicLossScale falls until the gradients fit. If it is a FixedLossScale, use \
+a smaller one."""
+_DATA = """\
+The data are finite, but not in {dtype}: the largest value that is finite there is \
+{largest}, and float16 ends at 65504. Divide the data by a number, as in x / 255, \
+before the model gets them."""
+_LOSS = """\
+The loss itself is {kind}{operation}, but all outputs of layers that it depends on are \
+finite. Give the last layer dtype="float32". Look in the loss for a logarithm of zero \
+or a division by zero, and add a small number to its argument or divisor."""
+_LOSS_GRADIENT = """\
+The loss is finite, but its gradient at the model's outputs is not, at any loss scale. \
+Look in the loss for an infinite derivative, as a square root has at zero, and add a \
+small number to its argument. Give the last layer dtype="float32"."""
+_WEIGHTS = """\
+{layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
+them. Go back to a checkpoint, and lower the learning rate."""
+_FORWARD = """\
+{layer} ({layer_class}, {dtype}): {kind}{operation}, after {largest}; its inputs were \
+finite."""
+_CAST = """\
+{layer} ({layer_class}, {dtype}): its inputs are {kind}, after {largest}; they were \
+finite before they were cast to {dtype}."""
+_HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
+_BACKWARD = """\
+{layer} ({layer_class}, {dtype}): its gradient is {kind}, after {largest}; the \
+gradient that it received was finite, and so is the forward pass. No loss scale helps.\
+"""
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class NonfiniteReport:
+    """The first value in a training step that is not finite. Print the report.
+
+    As a condition, it is true if something besides the loss scale is at fault.
+
+    Attributes:
+      where: Where that value is. `"forward"`: in a layer's output. `"gradient"`: in the
+        gradient that a layer hands back. `"weights"`: in a layer's weights. `"data"`:
+        the model's dtype cannot hold the data. `"loss"`: in the loss. `"scale"`: the
+        loss scale is too high, and nothing else is wrong. None: all is finite.
+      layer: The layer's path, as `"encoder/ffn_3"`, or the model's name if the model
+        itself computes the value. None if no layer is at fault.
+      layer_class: The name of the layer's class, as `"Dense"`.
+      kind: `"inf"`, `"-inf"` or `"nan"`.
+      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`.
+      dtype: The dtype that the value was computed in, as `"float16"`.
+      largest: The largest finite magnitude beside it: in the operation's inputs and
+        result, or in the gradient that the layer received.
+      loss_scale: The number that multiplied the loss.
+      variables: The names of weights that are not finite, if `where` is `"weights"`.
+      is_hidden: Whether the loss is finite nevertheless.
+      to_write: What to do, if a layer is at fault. Of a forward pass, all that makes it
+        finite on this batch.
+    """
+
+    where: Optional[str] = None
+    layer: Optional[str] = None
+    layer_class: Optional[str] = None
+    kind: Optional[str] = None
+    operation: Optional[str] = None
+    dtype: Optional[str] = None
+    largest: float = 0.0
+    loss_scale: float = 1.0
+    variables: Tuple[str, ...] = ()
+    is_hidden: bool = False
+    to_write: str = ""
+
+    def __bool__(self) -> bool:
+        return self.where not in {None, "scale"}
+
+    def __str__(self) -> str:
+        texts = {
+            None: _NOTHING,
+            "scale": _SCALE,
+            "data": _DATA,
+            "loss": _LOSS,
+            "weights": _WEIGHTS,
+            "gradient": _BACKWARD if self.layer else _LOSS_GRADIENT,
+            "forward": _CAST if self.operation == "Cast" else _FORWARD,
+        }
+        operation = f" in {self.operation}" if self.operation else ""
+        text = texts[self.where].format(
+            scale=scale_text(self.loss_scale),
+            kind=WORDS.get(self.kind or ""),
+            largest=power_text(self.largest),
+            operation=operation,
+            layer=self.layer,
+            layer_class=self.layer_class,
+            dtype=self.dtype,
+            variables=", ".join(self.variables),
+        )
+        hidden = _HIDDEN if self.is_hidden else ""
+        return " ".join(filter(None, [text + hidden, self.to_write]))
+
+    def __repr__(self) -> str:
+        fields = ("where", "layer", "layer_class", "kind", "dtype")
+        listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+        return f"NonfiniteReport({listed})"
 
 
 def find_nonfinite(
@@ -40,9 +148,12 @@ def find_nonfinite(
     * If gradients are not finite, it names the first layer, on the way back, that got a
       finite gradient and handed back one that is not.
 
-    The step is not applied. Weights, moving statistics, seeds and metrics stay as they
-    were, the optimizer is not touched, and nothing is compiled. (Missing weights are
-    created.) A custom `train_step` is not run. It is as slow as eager mode.
+    What it says to write against an overflow in a layer is tried: it computes the step
+    again as if that had been done, and adds what else is needed, until all is finite.
+
+    The step is not applied. Weights, moving statistics, metrics and random streams stay
+    as they were, the optimizer is not touched, and nothing is compiled. (Missing
+    weights are created.) A custom `train_step` is not run. It is as slow as eager mode.
 
     >>> import lossscale
     >>> import numpy as np
@@ -75,74 +186,121 @@ def find_nonfinite(
         belongs to a strategy with several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    keras = asking.keras_of(model, "find_nonfinite")
-    asking.has_loss(model, loss)
+    keras = checks.keras_of(model, "find_nonfinite")
+    checks.has_loss(model, loss)
     batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
     batch = next(first_batches((x, y, sample_weight), batch_size, 1)[0])
-    asking.finite_data(*batch)
-    check_targets(model, loss, batch[1], "find_nonfinite")
-    asking.build(model, batch[0])
+    checks.finite_data(*batch)
+    checks.check_targets(model, loss, batch[1], "find_nonfinite")
+    checks.build(model, batch[0])
     with unchanged(model):
-        return _Step(model, Loss(keras, model, loss)).take(*batch)
+        return _Step(keras, model, checks.Loss(keras, model, loss)).take(*batch)
+
+
+class _Forward(Origins):
+    """A forward pass that notes every call, and copies its inputs on the tape.
+
+    Two layers may get the same tensor. The gradient of a layer's own copy is only what
+    that layer hands back.
+    """
+
+    def __init__(self, advice: Optional[Advice] = None) -> None:
+        super().__init__(advice)
+        #: Calls in the order in which they returned, so inner calls come first.
+        self.calls: List[Call] = []
+
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        args, kwargs = super().begin(call, args, kwargs)
+        if tf.executing_eagerly():
+            args, kwargs = tf.nest.map_structure(_copy, (args, kwargs))
+            call.inputs = floats_in((args, kwargs))
+        return args, kwargs
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        outputs = super().end(call, outputs)
+        call.outputs = floats_in(outputs)
+        self.calls.append(call)
+        return outputs
+
+
+def _copy(value: Any) -> Any:
+    return with_mask(tf.identity(value), value) if floats_in(value) else value
 
 
 class _Step:
     """One step of a model. It looks at every operation."""
 
-    def __init__(self, model: Any, loss: Loss) -> None:
-        self._model, self._loss = model, loss
-        self._scale = scale_of(model)
-        self._stack = CallStack()
-        self._origins = Origins(self._stack)
-        self._watcher = CallsOnTape(self._origins)
+    def __init__(self, keras: Any, model: Any, loss: checks.Loss) -> None:
+        self._keras, self._model, self._loss = keras, model, loss
+        self._scale = checks.scale_of(model)
 
     def take(self, x: Any, y: Any, sample_weight: Any) -> NonfiniteReport:
         """Takes the step on a batch, and returns what was found."""
+        batch = (x, y, sample_weight)
+        forward = _Forward()
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(floats_in(x))
-            watched = self._stack.watched_by(self._watcher, self._model)
-            with watched, self._origins.noted():
-                outputs = self._model(x, training=True)
-                _check_outputs(outputs)
-                loss = self._loss(x, y, outputs, sample_weight)
-                loss = tf.cast(loss, tf.float32)
+            loss = self._loss_of(forward, *batch)
             scaled = loss * self._scale
-        if is_bad(loss):
-            return self._of_loss(loss, floats_in(x))
-        origin = self._origins.first_hidden()
-        if origin is not None:
-            return self._forward(origin, is_hidden=True)
-        return self._of_gradients(tape, loss, scaled)
-
-    def _of_loss(self, loss: Any, data: List[Any]) -> NonfiniteReport:
-        origin = self._origins.first_behind(loss)
+        origin = _first(forward, loss)
+        if origin is None and not is_bad(loss):
+            return self._of_gradients(tape, loss, scaled, forward.calls)
         if origin is None or origin.call is None:
             operation = origin.operation if origin else None
             return self._report("loss", kind=_kind(origin), operation=operation)
         # The model casts its data, or in Keras 3 its first layer does.
-        largest = [largest_of(each) for each in data]
+        largest = [look(each).largest for each in floats_in(x)]
         if origin.is_cast and origin.largest in largest:
             return self._report("data", origin)
         variables = _bad_variables(origin)
         if variables:
             return self._report("weights", origin, variables=variables)
-        return self._forward(origin)
+        to_write = self._against(origin.faults[0], origin.dtype, batch)
+        is_hidden = not is_bad(loss)
+        return self._report("forward", origin, to_write=to_write, is_hidden=is_hidden)
 
-    def _forward(self, origin: Origin, **fields: Any) -> NonfiniteReport:
-        to_write = line_for(origin.call)
-        return self._report("forward", origin, to_write=to_write, **fields)
+    def _loss_of(self, forward: _Forward, x: Any, y: Any, sample_weight: Any) -> Any:
+        with forward.noted(self._model):
+            outputs = self._model(x, training=True)
+            _check_outputs(outputs)
+            loss = self._loss(x, y, outputs, sample_weight)
+            return tf.cast(loss, tf.float32)
 
-    def _of_gradients(self, tape: Any, loss: Any, scaled: Any) -> NonfiniteReport:
-        calls = self._watcher.calls
-        if Gradients(tape, scaled, calls, self._model).are_finite:
+    def _against(self, fault: Fault, dtype: str, batch: Any) -> str:
+        """Returns what to write against an overflow, tried on the batch."""
+        advice, otherwise = for_faults(self._keras, [fault], dtype)
+
+        def faults_now() -> List[Fault]:
+            forward = _Forward(advice)
+            try:
+                loss = self._loss_of(forward, *batch)
+            except (tf.errors.OpError, TypeError, ValueError):
+                # Two dtypes meet now, in the call that failed.
+                return (
+                    [Fault(forward.failed, None, False, True)] if forward.failed else []
+                )
+            origin = _first(forward, loss)
+            if origin is None or origin.dtype not in SIXTEEN_BITS:
+                return []
+            return origin.faults
+
+        if advice:
+            advice.try_out(faults_now)
+        return str(advice) if advice else otherwise
+
+    def _of_gradients(
+        self, tape: Any, loss: Any, scaled: Any, calls: List[Call]
+    ) -> NonfiniteReport:
+        if _Gradients(tape, scaled, calls, self._model).are_finite:
             return self._report(None)
-        found = Gradients(tape, loss, calls, self._model)
+        found = _Gradients(tape, loss, calls, self._model)
         if found.are_finite:
             return self._report("scale")
         call = found.first_bad()
         if call is None:
             return self._report("gradient", kind="inf")
         kind, largest = found.kind_and_largest(call)
+        advice, otherwise = for_faults(self._keras, [Fault(call)], call.dtype)
         return self._report(
             "gradient",
             layer=call.path,
@@ -150,7 +308,7 @@ class _Step:
             kind=kind,
             dtype=call.dtype,
             largest=largest,
-            to_write=line_for(call),
+            to_write=str(advice) if advice else otherwise,
         )
 
     def _report(
@@ -167,6 +325,13 @@ class _Step:
             }
             fields = {**of_origin, **fields}
         return NonfiniteReport(where, loss_scale=self._scale, **fields)
+
+
+def _first(forward: _Forward, loss: Any) -> Optional[Origin]:
+    """Returns the first operation at fault, None if there is none."""
+    if is_bad(loss):
+        return forward.first_behind(loss)
+    return next(iter(forward.overflows), None)
 
 
 def _kind(origin: Optional[Origin]) -> str:
@@ -188,3 +353,53 @@ def _check_outputs(outputs: Any) -> None:
             "`model` must return tensors, in any nest, got "
             f"{arguments.shown(outputs):.80}."
         )
+
+
+class _Gradients:
+    """The gradients of a loss at the inputs and outputs of calls, and at weights."""
+
+    def __init__(self, tape: Any, loss: Any, calls: List[Call], model: Any) -> None:
+        self._calls = calls
+        tensors = [t for call in calls for t in (*call.inputs, *call.outputs)]
+        weights = list(model.trainable_variables)
+        sources = [*tensors, *(kerases.tensor_of(weight) for weight in weights)]
+        found = tape.gradient(loss, sources)
+        keys = [id(each) for each in (*tensors, *weights)]
+        self._by_id: Dict[int, Any] = {
+            key: dense_part(grad) for key, grad in zip(keys, found) if grad is not None
+        }
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether all of these gradients are finite."""
+        return not any(map(is_bad, self._by_id.values()))
+
+    def first_bad(self) -> Optional[Call]:
+        """Returns the first call on the way back that made a finite gradient infinite.
+
+        None: the gradient was infinite or NaN already at the model's outputs.
+        """
+        guilty = [call for call in self._calls if self._is_guilty(call)]
+        innermost = [
+            call for call in guilty if not any(o.is_within(call) for o in guilty)
+        ]
+        return innermost[-1] if innermost else None
+
+    def kind_and_largest(self, call: Call) -> Tuple[str, float]:
+        """Returns whether a call makes inf or NaN, and the largest gradient it got."""
+        bad = [each for each in self._left_by(call) if is_bad(each)]
+        kinds = {kind for each in bad for kind in look(each).kinds}
+        largest = [look(each).largest for each in self._at(call.outputs)]
+        return "nan" if kinds == {"nan"} else "inf", max(largest, default=0.0)
+
+    def _is_guilty(self, call: Call) -> bool:
+        came = self._at(call.outputs)
+        is_reached = bool(came) and not any(map(is_bad, came))
+        return is_reached and any(map(is_bad, self._left_by(call)))
+
+    def _left_by(self, call: Call) -> List[Any]:
+        weights = getattr(call.layer, "trainable_variables", ())
+        return self._at([*call.inputs, *weights])
+
+    def _at(self, things: Any) -> List[Any]:
+        return [self._by_id[id(each)] for each in things if id(each) in self._by_id]

@@ -1,15 +1,16 @@
-"""Notes each eager operation whose result is not finite, and where that comes from."""
+"""Where values that are not finite come from, in a step of eager mode."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 
-from lossscale.ranges.float32_model import SIXTEEN_BITS
-from lossscale.ranges.layer_calls import Call, CallStack
+from lossscale.ranges.advice import Advice, Fault
+from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
+from lossscale.ranges.magnitudes import floats_in, is_bad, look
+from lossscale.ranges.model_state import SIXTEEN_BITS
 from lossscale.runtime import callbacks
 from lossscale.runtime.callbacks import key_of
 
@@ -32,10 +33,17 @@ class Origin:
     ) -> None:
         self.operation, self.call = operation, call
         self.sources: List[int] = []
-        self.largest = max([largest_of(each) for each in (*inputs, result)])
-        self.kinds = kinds_of(result)
+        seen = look(result)
+        self.largest = max([seen.largest, *(look(each).largest for each in inputs)])
+        self.kinds = seen.kinds
         self.dtype = str(result.dtype.name)
         self.is_cast = False
+
+    @property
+    def faults(self) -> List[Fault]:
+        """This as the fault of its call, nothing if it is outside of the model."""
+        fault = self.call and Fault(self.call, self.operation, self.is_cast)
+        return [fault] if fault else []
 
     @property
     def is_overflow(self) -> bool:
@@ -46,28 +54,40 @@ class Origin:
         """
         if self.call is None or self.sources or self.kinds == ["-inf"]:
             return False
-        is_made = self.operation not in {"given", "Cast"} or self.is_cast
+        is_made = self.operation != "given"
+        if self.operation == "Cast":  # Keras 3.3's normalizations cast within `call`
+            is_made = self.is_cast or self.call.hides_operations
         return is_made and self.dtype in SIXTEEN_BITS
 
 
-class Origins:
-    """Notes each operation whose result is not finite: a `callbacks.Listener`."""
+class Origins(Watcher):
+    """Notes each operation whose result is not finite: a `callbacks.Listener`, too.
 
-    def __init__(self, stack: CallStack) -> None:
-        self._stack = stack
+    Args:
+      advice: What the model computes with. None: it computes as it is.
+    """
+
+    def __init__(self, advice: Optional[Advice] = None) -> None:
+        super().__init__()
+        self._advice = advice
         self._listens = False
         #: By key of the tensor, in the order of computation.
         self.found: Dict[int, Origin] = {}
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Notes operations until the context ends."""
+    def noted(self, model: Any) -> Iterator[None]:
+        """Notes the operations that run, and the calls of a model that run them."""
         self._listens = True
-        callbacks.add(self)
-        try:
-            yield
-        finally:
-            self._listens = False
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_functions())
+            if self._advice is not None:
+                stack.enter_context(self._advice.applied())
+            stack.enter_context(self.watching(things_of(model)))
+            callbacks.add(self)
+            try:
+                yield
+            finally:
+                self._listens = False
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         """Notes an operation that has run."""
@@ -79,8 +99,8 @@ class Origins:
         return self._listens
 
     def _note(self, kind: str, inputs: Any, output: Any) -> None:
-        floats = [each for each in inputs if _is_float(each)]
-        this = Origin(kind, self._stack.innermost, floats, output)
+        floats = floats_in(list(inputs))
+        this = Origin(kind, self.innermost, floats, output)
         for each in floats:
             if is_bad(each):
                 key = key_of(each)
@@ -89,14 +109,25 @@ class Origins:
                 this.sources.append(key)
         self.found[key_of(output)] = this
 
-    def enter(self, call: Call, inputs: List[Any]) -> None:
-        """If the cast of a layer's input overflowed, ascribes that to the layer."""
-        for tensor in inputs:
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Ascribes a cast of the layer's inputs that overflowed to the layer."""
+        if not tf.executing_eagerly():  # for example within a dataset's function
+            return args, kwargs
+        for tensor in floats_in((args, kwargs)):
             origin = self.found.get(key_of(tensor))
             if origin is None or origin.operation != "Cast" or origin.sources:
                 continue
             if origin.call is call.parent:
                 origin.call, origin.is_cast = call, True
+        if self._advice is not None:
+            args, kwargs = self._advice.arguments(call, args, kwargs)
+        return args, kwargs
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        """Casts outputs if the advice says so."""
+        if self._advice is not None and tf.executing_eagerly():
+            outputs = self._advice.outputs(call, outputs)
+        return outputs
 
     def first_behind(self, tensor: Any) -> Optional[Origin]:
         """Returns the first operation that made a value infinite or NaN, None if none.
@@ -112,36 +143,7 @@ class Origins:
         ends = [k for k in self.found if k in seen and not self.found[k].sources]
         return self.found[ends[0]] if ends else None
 
-    def first_hidden(self) -> Optional[Origin]:
-        """Returns the model's first overflow in 16 bits, None if there is none."""
-        overflows = (each for each in self.found.values() if each.is_overflow)
-        return next(overflows, None)
-
-
-def _is_float(tensor: Any) -> bool:
-    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
-
-
-def _values(tensor: Any) -> Any:
-    # With NumPy, since no tape must record this, and no listener must hear of it.
-    # Older versions of NumPy cannot check bfloat16.
-    found = tensor.numpy()
-    return found.astype(np.float32) if tensor.dtype == tf.bfloat16 else found
-
-
-def is_bad(tensor: Any) -> bool:
-    """Tells whether a tensor of eager mode holds inf or NaN."""
-    return _is_float(tensor) and not np.isfinite(_values(tensor)).all()
-
-
-def largest_of(tensor: Any) -> float:
-    """Returns the largest finite magnitude in an eager tensor, 0 if there is none."""
-    values = _values(tensor)
-    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
-
-
-def kinds_of(tensor: Any) -> List[str]:
-    """Returns which of "inf", "-inf" and "nan" a tensor of eager mode holds."""
-    values = _values(tensor)
-    tests = (("inf", np.isposinf), ("-inf", np.isneginf), ("nan", np.isnan))
-    return [name for name, test in tests if test(values).any()]
+    @property
+    def overflows(self) -> List[Origin]:
+        """The model's overflows in 16 bits, in the order of computation."""
+        return [each for each in self.found.values() if each.is_overflow]

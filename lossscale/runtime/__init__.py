@@ -14,6 +14,7 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `control`: the branches and the order of operations in a graph;
 * `late_imports`: calls a function as soon as somebody imports a package;
 * `kerases`: which Kerases are in use, and how they differ;
+* `random_streams`: keeps the process's random streams as they are for a while;
 * `registry`: registers classes with each Keras, which finds them by name;
 * `replicas`: what replicas know together. Nothing else reduces across them.
 

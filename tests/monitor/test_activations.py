@@ -1,6 +1,6 @@
 """LossScaleMonitor(check_activations=True): the layer that overflows, in `fit`.
 
-Holds `layer_outputs`, too.
+It measures on the device, and reads it when the monitor speaks.
 """
 
 from __future__ import annotations

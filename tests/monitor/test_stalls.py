@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale
-from lossscale.monitor.stalls import Reading, Stalls
+from lossscale.monitor.watched import Reading, Stalls
 from lossscale.optimizer.record import OwnSteps
 
 

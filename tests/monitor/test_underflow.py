@@ -21,9 +21,7 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
-from lossscale.monitor.stalls import Reading
-from lossscale.monitor.underflow import Underflow, headroom
-from lossscale.monitor.watched import Watched
+from lossscale.monitor.watched import Reading, Underflow, Watched, headroom
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40

@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 from installed import families
 from limits import slow_on_the_newest
-from models import assert_same, policy_of, training_state
+from models import policy_of
 from overflowing import MODELS, PATHS, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite, forward_ranges
-from lossscale.ranges.float32_model import layers_of
 
 #: One family of each Keras: the optimizers have no part in this.
 EACH = {family.keras: family for family in families()}.values()
@@ -150,18 +149,6 @@ def test_what_kind_of_batches_makes_no_difference(family):
     ]
     assert tables[0] == tables[1]
     assert "2 batches" in tables[0]
-
-
-def test_the_model_is_left_as_it_was(family):
-    model, x, y = made(family, "subclassed", is_hot=True)
-    model.fit(x, y, verbose=0)
-    before = training_state(model)
-    policies = [layer.compute_dtype for layer in layers_of(model)]
-    forward_ranges(model, x, verbose=0)
-    assert_same(before, training_state(model))
-    assert [layer.compute_dtype for layer in layers_of(model)] == policies
-    assert not any("call" in vars(layer) for layer in layers_of(model))
-    assert not tf.config.functions_run_eagerly()
 
 
 @slow_on_the_newest

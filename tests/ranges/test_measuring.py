@@ -13,7 +13,7 @@ from installed import families
 from models import FEATURES, assert_same, policy_of, regression, training_state
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
-from lossscale.ranges.float32_model import layers_of
+from lossscale.runtime.kerases import layers_of
 
 ROWS = 96
 #: One family of each Keras: the optimizers have no part in this.

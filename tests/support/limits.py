@@ -184,6 +184,10 @@ LIMITS = {
         lambda family: not _is_own(family.keras, family.keras.layers.Dense(1)),
         "of two Keras 2 in one process one makes the other's layers, bare too",
     ),
+    "attention with a dtype": (
+        lambda _: TENSORFLOW < (2, 5),
+        "Keras 2.4's MultiHeadAttention gives its own dtype to none of its layers",
+    ),
     "compile(jit_compile=...)": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 9),
         "Keras 2 compiles no model with XLA before TensorFlow 2.9",

@@ -1,0 +1,218 @@
+"""Every call of a model's layers and operations, in eager mode as in graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale.ranges.model_state import changed
+from lossscale.runtime import kerases
+from lossscale.runtime.autograph import do_not_convert
+
+#: Keras 2 wraps operations in these layers, whose constructors take no dtype.
+_OPERATIONS = ("TFOpLambda", "SlicingOpLambda")
+#: Packages whose layers create layers of their own, which a user only configures.
+_LIBRARIES = {
+    *("keras", "tf_keras", "tensorflow", "keras_hub", "keras_nlp", "keras_cv"),
+    *("official", "tensorflow_addons", "tensorflow_models"),
+}
+#: Attributes of layers of a library that hold layers which the user creates.
+_GIVEN = ("layers", "layer", "forward_layer", "cells")
+
+
+class Call:
+    """One call of a layer.
+
+    Attributes:
+      layer: The layer, or an operation between the layers of a functional model.
+      parent: The call that this call is part of. None for the call of the model.
+      inputs: The float tensors among its arguments.
+      outputs: The float tensors that it returned. Empty before it returns.
+    """
+
+    def __init__(self, layer: Any, parent: Optional[Call]) -> None:
+        self.layer, self.parent = layer, parent
+        self.inputs: List[Any] = []
+        self.outputs: List[Any] = []
+
+    @property
+    def path(self) -> str:
+        """The names of the enclosing layers and of this one, as encoder/ffn_3."""
+        above = self.parent
+        if above is None or above.parent is None:
+            return str(self.layer.name)
+        return f"{above.path}/{self.layer.name}"
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether this calls a layer, which takes a dtype, rather than an operation."""
+        is_layer = hasattr(self.layer, "_flatten_layers")
+        return is_layer and type(self.layer).__name__ not in _OPERATIONS
+
+    @property
+    def is_of_library(self) -> bool:
+        """Whether the layer's class comes from Keras or a library based on it."""
+        return type(self.layer).__module__.split(".")[0] in _LIBRARIES
+
+    @property
+    def is_written_around_layers(self) -> bool:
+        """Whether a user wrote the `call`, and it calls further layers."""
+        return not self.is_of_library and len(kerases.layers_of(self.layer)) > 1
+
+    @property
+    def is_given_layers(self) -> bool:
+        """Whether this layer of a library is given the layers that it calls."""
+        # The user gives a cell to an RNN. LSTM and the like create their own.
+        if type(self.layer).__name__ == "RNN":
+            return True
+        return any(hasattr(self.layer, name) for name in _GIVEN)
+
+    @property
+    def hides_operations(self) -> bool:
+        """Whether a library's code runs between the layers within it, or a loop."""
+        is_made = self.is_of_library and not self.is_given_layers
+        return self.is_recurrent or (is_made and self.parent is not None)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether this is a loop over time around a cell."""
+        return self.is_of_library and hasattr(self.layer, "cell")
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype that the layer computes in."""
+        found = getattr(self.layer, "compute_dtype", None)
+        if found is None:
+            found = self.outputs[0].dtype.name if self.outputs else "float32"
+        return str(found)
+
+    @property
+    def owner(self) -> Call:
+        """The call of the layer whose constructor the user writes.
+
+        Layers of a library create layers of their own: attention creates projections, a
+        recurrent layer its cell, KerasHub's transformers their feed-forward networks.
+        """
+        above = self.parent
+        if above is None or above.parent is None:
+            return self
+        return (
+            above.owner if above.is_of_library and not above.is_given_layers else self
+        )
+
+    @property
+    def model(self) -> Call:
+        """The call of the model, which all others are part of."""
+        return self if self.parent is None else self.parent.model
+
+    def is_within(self, other: Call) -> bool:
+        """Tells whether this call is part of another, at any depth."""
+        above = self.parent
+        while above is not None and above is not other:
+            above = above.parent
+        return above is other
+
+
+class _Open(threading.local):
+    """The calls that run now on one thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.calls: List[Call] = []
+
+
+class Watcher:
+    """Is told of each call. A subclass may replace arguments and outputs."""
+
+    def __init__(self) -> None:
+        self._open = _Open()
+        #: The innermost call that raised an error, None if there was no error.
+        self.failed: Optional[Call] = None
+
+    @property
+    def innermost(self) -> Optional[Call]:
+        """The innermost call that runs now on this thread, None outside of a model."""
+        return self._open.calls[-1] if self._open.calls else None
+
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Notes a call that begins. Returns the arguments to call the layer with."""
+        del call
+        return args, kwargs
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        """Notes the outputs of a call. Returns those that the call shall return."""
+        del call
+        return outputs
+
+    @contextlib.contextmanager
+    def watching(self, things: List[Any]) -> Iterator[None]:
+        """Tells this object of each call of some layers and operations."""
+        with changed([(thing, "call", self._watched(thing)) for thing in things]):
+            yield
+
+    def _watched(self, thing: Any) -> Callable[..., Any]:
+        original = thing.call
+
+        # AutoGraph converts this and all that it calls, as it would the layer's `call`.
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._opened(thing) as this:
+                given, named = self._begin(this, args, kwargs)
+                outputs = self._end(this, original(*given, **named))
+            return outputs  # noqa: RET504 - AutoGraph returns from no context
+
+        return call
+
+    @do_not_convert
+    @contextlib.contextmanager
+    def _opened(self, thing: Any) -> Iterator[Call]:
+        this = Call(thing, self.innermost)
+        self._open.calls.append(this)
+        try:
+            yield this
+        except Exception:
+            self.failed = self.failed or this
+            raise
+        finally:
+            self._open.calls.pop()
+
+    @do_not_convert
+    def _begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        return self.begin(call, args, kwargs)
+
+    @do_not_convert
+    def _end(self, call: Call, outputs: Any) -> Any:
+        return self.end(call, outputs)
+
+
+@contextlib.contextmanager
+def without_functions() -> Iterator[None]:
+    """Lets `tf.function`s run eagerly, since a layer may have compiled its call."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+def things_of(model: Any) -> List[Any]:
+    """Returns the model, its layers, and the operations between them."""
+    found = {id(layer): layer for layer in kerases.layers_of(model)}
+    for layer in list(found.values()):
+        # Only Keras 3 has operations. Keras 2 wraps them in layers.
+        inner = getattr(layer, "_functional", None) or layer
+        for each in getattr(inner, "operations", ()):
+            found.setdefault(id(each), each)
+    return list(found.values())
+
+
+def with_mask(tensor: Any, other: Any) -> Any:
+    """Returns a tensor that stands for another, with the mask that Keras keeps."""
+    mask = getattr(other, "_keras_mask", None)  # private, the same in every Keras
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor

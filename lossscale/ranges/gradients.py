@@ -1,0 +1,453 @@
+"""gradient_ranges: what float16 would do to a model's gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import warnings
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.gradients.finite import dense_part
+from lossscale.plotting import scale_text
+from lossscale.ranges import checks, exponents
+from lossscale.ranges.batches import first_batches, with_progress
+from lossscale.ranges.calls import Call, Watcher
+from lossscale.ranges.magnitudes import floats_in
+from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
+from lossscale.ranges.report import COLUMNS, Ranges
+from lossscale.runtime import kerases, mode
+from lossscale.runtime.kerases import layers_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GradientRanges(Ranges):
+    """What float16 would do to a model's gradients at a loss scale.
+
+    Shares are of the values that are finite and not zero in float32. A share is NaN if
+    there are no such values. All arrays have shape `[rows]`, in the order of `names`.
+
+    Attributes:
+      names: The names of the rows: variables, and with `activations=True` layers'
+        outputs. Only those with a gradient have a row.
+      counts: A dict: significand of the loss scale -> `int64` array of shape
+        `[rows, lossscale.ranges.exponents.BINS]`.
+      largest: A `float32` array, the largest finite magnitude of each row.
+      loss_scale: A float, the scale of this report.
+      batches: How many batches were counted.
+      blocks: For each row the layer of the model, a `ScaledBlock` or any, it is in.
+    """
+
+    names: Tuple[str, ...]
+    counts: Dict[float, Any]
+    largest: Any
+    loss_scale: float
+    batches: int
+    blocks: Tuple[str, ...] = ()
+
+    _what = "gradients"
+    _is_scaled = True
+
+    def at(self, loss_scale: float) -> GradientRanges:
+        """Returns the report of the same gradients at another loss scale.
+
+        Args:
+          loss_scale: A power of two, or the scale that `gradient_ranges` was given
+            times a power of two. For these the counts are exact.
+        """
+        scale = arguments.loss_scale("loss_scale", loss_scale)
+        if math.frexp(scale)[0] * 2 not in self.counts:
+            raise ValueError(
+                f"`loss_scale` must be a power of two, got {loss_scale!r}. "
+                "For another scale, pass it to `gradient_ranges`."
+            )
+        return dataclasses.replace(self, loss_scale=scale)
+
+    @property
+    def largest_safe_scale(self) -> Optional[float]:
+        """The largest power of two at which none of these gradients overflows.
+
+        It is within float32's range. None if all gradients are zero, or if some are not
+        finite in float32: then no scale is safe.
+        """
+        largest = float(np.max(self.largest))
+        if self.nonfinite.any() or not largest:
+            return None
+        return 2.0 ** min(max(exponents.largest_safe_power(largest), -126), 127)
+
+    @property
+    def recommended_scale(self) -> Optional[float]:
+        """Half the largest safe scale.
+
+        Gradients computed in float16 are rounded on the way, and can be larger than
+        these. Gradients of other batches, and later in training, can be larger still.
+        `DynamicLossScale` adapts to them.
+        """
+        largest = self.largest_safe_scale
+        return None if largest is None else max(largest / 2, 2.0**-126)
+
+    @property
+    def by_block(self) -> GradientRanges:
+        """The same gradients with a row for each block: print it, or `plot` it."""
+        rows: Dict[str, List[int]] = {}
+        for number, block in enumerate(self.blocks or self.names):
+            rows.setdefault(block, []).append(number)
+        return self._joined(rows)
+
+    @property
+    def need_own_scale(self) -> Tuple[str, ...]:
+        """The blocks that no single loss scale serves: wrap each in a `ScaledBlock`.
+
+        At the recommended scale float16 rounds more than a tenth of their gradients to
+        zero. At a scale of their own it would be less than half as many.
+        """
+        scale = self.recommended_scale
+        if scale is None:
+            return ()
+        found = self.by_block
+        lost = found.at(scale).flushed
+        return tuple(
+            name
+            for number, name in enumerate(found.names)
+            if lost[number] > 0.1 and 2 * found._own(number) < lost[number]
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"GradientRanges(rows={len(self.names)}, batches={self.batches}, "
+            f"loss_scale={self.loss_scale:g}, "
+            f"recommended_scale={self.recommended_scale})"
+        )
+
+    @property
+    def _all(self) -> GradientRanges:
+        return self._joined({"all": list(range(len(self.names)))})
+
+    def _joined(self, rows: Dict[str, List[int]]) -> GradientRanges:
+        """Returns a report with these rows, each made of several rows of this one."""
+        counts = {
+            key: np.stack([counts[numbers].sum(0) for numbers in rows.values()])
+            for key, counts in self.counts.items()
+        }
+        largest = np.stack([self.largest[numbers].max() for numbers in rows.values()])
+        names = tuple(rows)
+        return dataclasses.replace(
+            self, names=names, counts=counts, largest=largest, blocks=names
+        )
+
+    def _own(self, number: int) -> float:
+        """Returns the share of a row flushed to zero at a scale for that row only."""
+        row = self._joined({self.names[number]: [number]})
+        return float(row.at(row.recommended_scale or 1.0).flushed[0])
+
+    @property
+    def _counts(self) -> Tuple[Any, int]:
+        significand, exponent = math.frexp(self.loss_scale)
+        return self.counts[significand * 2], exponent - 1
+
+    @property
+    def _unscaled(self) -> Any:
+        return self.counts[1.0]
+
+    @property
+    def _heading(self) -> str:
+        return (
+            f"Gradients of {self._batches_text} in float32, and what float16 makes of "
+            f"them at loss scale {scale_text(self.loss_scale)}:"
+        )
+
+    @property
+    def _notes(self) -> List[str]:
+        bad = [
+            f"{name} ({infinities:,} infinite, {nans:,} NaN)"
+            for name, infinities, nans in zip(self.names, self.infinities, self.nans)
+            if infinities + nans
+        ]
+        if bad:
+            listed = ", ".join(bad)
+            return [f"Not finite in float32, so no loss scale helps: {listed}."]
+        safe, recommended = self.largest_safe_scale, self.recommended_scale
+        if safe is None or recommended is None:
+            return ["All gradients are zero."]
+        lost = self.at(recommended).summary["all"]["flushed"]
+        notes = [
+            f"Largest safe scale: {scale_text(safe)}. "
+            f"Recommended: {scale_text(recommended)}, at which "
+            f"{COLUMNS['flushed'].cell(lost)} are flushed to zero."
+        ]
+        if self.need_own_scale:
+            notes.append(
+                "No single scale serves these blocks. Wrap each in a ScaledBlock: "
+                + ", ".join(self.need_own_scale)
+                + "."
+            )
+        return notes
+
+
+def gradient_ranges(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    loss: Any = None,
+    loss_scale: Optional[float] = None,
+    batches: Optional[int] = 10,
+    batch_size: Optional[int] = None,
+    activations: bool = False,
+    verbose: int = 1,
+) -> GradientRanges:
+    """Counts what float16 would do to a model's gradients at a loss scale.
+
+    Computes the gradients of some batches in float32, under any policy of the model, as
+    training would: `training=True`, the compiled loss, regularization. It runs your
+    model itself, whose layers use float32 meanwhile, and leaves weights, moving
+    statistics, metrics, policies and random streams as they were. It does not touch the
+    optimizer. (It creates missing weights.) It does not run a custom `train_step`.
+    Memory does not grow with the number of batches.
+
+    An embedding's gradient has only the rows that a batch uses: only these are counted.
+    Gradients also pass through float16 between the layers: with `activations=True` the
+    report counts these, too, and the recommended scale depends on them.
+
+    >>> import lossscale
+    >>> import numpy as np
+    >>> model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False)])
+    >>> x, y = np.full([8, 1], 2.0**-20), np.ones([8, 1])
+    >>> _ = model(x)
+    >>> model.set_weights([np.zeros([1, 1])])
+    >>> ranges = lossscale.gradient_ranges(model, x, y, loss="mse", verbose=0)
+    >>> float(ranges.largest_exponent[0]), ranges.largest_safe_scale == 2.0**34
+    (-19.0, True)
+
+    Args:
+      model: Any Keras model with float32 weights, compiled unless you pass `loss`.
+      x: Arrays, a `tf.data.Dataset`, or a `PyDataset` or `Sequence` of Keras.
+      y: Targets, or None if `x` yields them, too.
+      sample_weight: Weights as `fit` takes them, or None.
+      loss: A loss as `compile` takes it. None: the compiled loss.
+      loss_scale: The scale to report on. None: the current one of the model's
+        optimizer, or 1 if it does not scale the loss.
+      batches: The number of batches to look at, from the first. None: all.
+      batch_size: Rows per batch if `x` holds arrays. None: 32.
+      activations: Whether to report on the gradients of layers' outputs, too.
+      verbose: 1 shows a progress bar, 0 nothing.
+
+    Returns:
+      `GradientRanges`: print it, read its arrays, or `plot` it.
+
+    Raises:
+      TypeError: `model` is no Keras model, or an argument has the wrong type. For
+        example, `x` must not be a generator, which this would use up.
+      ValueError: The model has no loss and `loss` is None, targets are missing, `x` is
+        empty, the model has no trainable weights or some in 16 bits, it belongs to a
+        strategy with several replicas, or `batches` is None and `x` never ends.
+      RuntimeError: Called in a graph or under a `tf.distribute` strategy.
+    """
+    keras = checks.keras_of(model, "gradient_ranges")
+    checks.has_loss(model, loss)
+    batches = arguments.optional(arguments.count, "batches", batches)
+    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
+    scale = checks.scale_of(model) if loss_scale is None else loss_scale
+    scale = arguments.loss_scale("loss_scale", scale)
+    arguments.boolean("activations", activations)
+    found, length = first_batches((x, y, sample_weight), batch_size, batches)
+    first = next(found)
+    checks.check_targets(model, loss, first[1], "gradient_ranges")
+    _build(model, first[0])
+    significands = sorted({1.0, math.frexp(scale)[0] * 2})
+    with unchanged(model), in_float32(keras, kerases.layers_of(model)):
+        counter = _Counter(keras, model, loss, significands, activations)
+        every = itertools.chain([first], found)
+        batches_seen = with_progress(keras, every, length, verbose)
+        return counter.run(batches_seen).report(scale)
+
+
+def _build(model: Any, x: Any) -> None:
+    """Creates missing weights, under the model's own policy, which sets their dtype."""
+    if not model.built or not model.trainable_variables:
+        model(x, training=False)
+    if not model.trainable_variables:
+        raise ValueError("`model` must have trainable weights, got none.")
+    for variable in model.trainable_variables:
+        dtype = tf.as_dtype(variable.dtype).name
+        if dtype in SIXTEEN_BITS:
+            raise ValueError(
+                "`model` must have float32 weights, got "
+                f"{_path_of(model, variable)} in {dtype}. The policy "
+                '"mixed_float16" computes in float16 and keeps its weights in float32.'
+            )
+
+
+class _Row(NamedTuple):
+    """A row of the report: its name, its block, and the gradients counted in it."""
+
+    name: str
+    block: str
+    grads: List[Any]
+
+
+class _Counter:
+    """Counts the gradients of batches by their exponents, and adds the counts up."""
+
+    def __init__(
+        self, keras: Any, model: Any, loss: Any, significands: Any, activations: bool
+    ) -> None:
+        self.model, self.keras = model, keras
+        self.loss = checks.Loss(keras, model, loss)
+        self.significands, self.activations = significands, activations
+        self.rows: List[_Row] = []
+        #: The names of a few operations that compute gradients in 16 bits.
+        self.in_16_bits: List[str] = []
+        self.counts: Any = 0
+        self.largest: Any = 0
+        self.batches = 0
+
+    def run(self, batches: Iterator[Any]) -> _Counter:
+        """Counts all batches."""
+        # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
+        count = tf.function(
+            self._count, autograph=not kerases.is_keras3(self.keras), **mode.ANY_SHAPES
+        )
+        for batch in batches:
+            counts, largest = count(*batch)
+            self.counts = self.counts + counts.numpy().astype(np.int64)
+            self.largest = np.maximum(self.largest, largest.numpy())
+            self.batches += 1
+        return self
+
+    def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
+        rows = self._rows(x, y, sample_weight)
+        self.rows = [row._replace(grads=[]) for row in rows]
+        tables, maxima = [], []
+        for row in rows:
+            values = tf.concat([tf.reshape(dense_part(g), [-1]) for g in row.grads], 0)
+            found = [exponents.count(values, s) for s in self.significands]
+            tables.append(tf.stack([counts for counts, _ in found]))
+            maxima.append(found[0][1])
+        return tf.stack(tables, 1), tf.stack(maxima)
+
+    def _rows(self, x: Any, y: Any, sample_weight: Any) -> List[_Row]:
+        """Returns the report's rows, with their gradients."""
+        outputs_of = _Outputs()
+        layers = layers_of(self.model) if self.activations else []
+        layers = [layer for layer in layers if layer is not self.model]
+        variables = self.model.trainable_variables
+        tensors = [kerases.tensor_of(variable) for variable in variables]
+        with tf.GradientTape() as tape, outputs_of.watching(layers):
+            outputs = self.model(x, training=True)
+            loss = self.loss(x, y, outputs, sample_weight)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        # A tensor inside a loop, as in a recurrent layer, belongs to another graph.
+        watched = [(layer, t) for layer, t in outputs_of.found if t.graph is graph]
+        grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
+        self.in_16_bits = [
+            op.name
+            for op in graph.get_operations()[before:]
+            if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
+        ][:3]
+        sources = [*variables, *(layer for layer, _ in watched)]
+        names = [_path_of(self.model, variable) for variable in variables]
+        names += [f"output of {layer.name}" for layer, _ in watched]
+        return _rows_of(sources, names, _blocks_of(self.model, names, sources), grads)
+
+    def report(self, scale: float) -> GradientRanges:
+        """Returns the result. Warns if some gradients were not computed in float32."""
+        if self.in_16_bits:
+            warnings.warn(
+                "These operations compute gradients in 16 bits under any policy of the "
+                "model, so part of the report is not about float32: "
+                f"{self.in_16_bits}.",
+                stacklevel=3,
+            )
+        by_significand = dict(zip(self.significands, self.counts))
+        return GradientRanges(
+            tuple(row.name for row in self.rows),
+            by_significand,
+            self.largest,
+            scale,
+            self.batches,
+            tuple(row.block for row in self.rows),
+        )
+
+
+class _Outputs(Watcher):
+    """Notes pairs: a layer, and a float tensor that no inner layer has returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: List[Tuple[Any, Any]] = []
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        inner = {id(tensor) for _, tensor in self.found}
+        floats = [each for each in floats_in(outputs) if id(each) not in inner]
+        self.found += [(call.layer, each) for each in floats]
+        return outputs
+
+
+def _rows_of(
+    sources: List[Any], names: List[str], blocks: List[str], grads: List[Any]
+) -> List[_Row]:
+    """Returns a row, with a unique name, for each variable or layer with a gradient."""
+    rows: Dict[int, _Row] = {}
+    used: Dict[str, int] = {}
+    for source, name, block, grad in zip(sources, names, blocks, grads):
+        if grad is None:
+            continue
+        if id(source) not in rows:
+            used[name] = used.get(name, 0) + 1
+            unique = name if used[name] == 1 else f"{name} ({used[name]})"
+            rows[id(source)] = _Row(unique, block, [])
+        rows[id(source)].grads.append(grad)
+    if not rows:
+        raise ValueError(
+            "`loss` must depend on the model's weights, got a loss without gradients."
+        )
+    return list(rows.values())
+
+
+def _path_of(model: Any, variable: Any) -> str:
+    """Returns the names of a variable's layer and of the variable: dense/kernel."""
+    found = kerases.variable_name(variable)
+    prefix = f"{model.name}/"  # only Keras 3 has it
+    return found[len(prefix) :] if found.startswith(prefix) else found
+
+
+def _blocks_of(model: Any, names: List[str], sources: List[Any]) -> List[str]:
+    """Returns the name of each source's block, or its own name if it is in no block.
+
+    A block is a layer of the model. If a layer contains a `ScaledBlock`, the layers
+    that it is made of are the blocks.
+
+    Args:
+      model: The model.
+      names: The names of the sources.
+      sources: Variables and layers.
+    """
+    found: Dict[int, str] = {}
+    used: Dict[str, int] = {}
+    for block in _blocks(model):
+        used[block.name] = used.get(block.name, 0) + 1
+        number = used[block.name]
+        name = block.name if number == 1 else f"{block.name} ({number})"
+        for part in (*block.variables, *layers_of(block)):
+            found.setdefault(id(part), name)
+    return [found.get(id(source), name) for name, source in zip(names, sources)]
+
+
+def _blocks(model: Any) -> Iterator[Any]:
+    for layer in getattr(model, "layers", ()):
+        if _is_scaled(layer) or not any(map(_is_scaled, layers_of(layer))):
+            yield layer
+        else:
+            yield from _blocks(layer)
+
+
+def _is_scaled(layer: Any) -> bool:
+    # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each other.
+    return getattr(layer, "has_own_scale", False) is True

@@ -1,0 +1,132 @@
+"""Changes a Keras model for a while, and leaves it exactly as it was.
+
+The model is not copied: not every model can be, and two would need twice the memory.
+Until a context ends, its layers have another policy or other methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from lossscale.runtime import kerases, random_streams
+from lossscale.runtime.kerases import layers_of, state_of
+
+#: The dtypes of 16 bits, by name.
+SIXTEEN_BITS = ("float16", "bfloat16")
+_MISSING = object()
+#: An object, the name of an attribute, and the value to give it for a while.
+Change = Tuple[Any, str, Any]
+
+
+@contextlib.contextmanager
+def changed(changes: List[Change]) -> Iterator[None]:
+    """Sets attributes without Keras's tracking, and sets them back at the end."""
+    before = [(one, name, vars(one).get(name, _MISSING)) for one, name, _ in changes]
+    try:
+        for one, name, value in changes:
+            object.__setattr__(one, name, value)
+        yield
+    finally:
+        for one, name, value in reversed(before):
+            if value is _MISSING:
+                object.__delattr__(one, name)
+            else:
+                object.__setattr__(one, name, value)
+
+
+@contextlib.contextmanager
+def in_float32(keras: Any, layers: Iterable[Any]) -> Iterator[None]:
+    """Lets those of some layers that compute in 16 bits compute in float32."""
+    layers = list(layers)
+    changes = _to(keras, layers, "float32", SIXTEEN_BITS)
+    for layer in layers:
+        changes += _inputs(layer)
+    with changed(changes):
+        yield
+
+
+@contextlib.contextmanager
+def in_float16(keras: Any, model: Any) -> Iterator[bool]:
+    """Lets layers compute in float16. Yields whether any layer does.
+
+    Layers in bfloat16 change to float16. Layers in float32 change only if the whole
+    model is in float32, since one float32 layer among 16-bit layers is intended. In
+    Keras 2 they never change: variables there keep the dtype they were created with.
+    """
+    layers = layers_of(model)
+    from_dtypes = ["bfloat16"]
+    if kerases.is_keras3(keras) and all_in_float32(model):
+        from_dtypes.append("float32")
+    with changed(_to(keras, layers, "mixed_float16", from_dtypes)):
+        yield any(layer.compute_dtype == "float16" for layer in layers)
+
+
+def all_in_float32(model: Any) -> bool:
+    """Tells whether no layer of a model computes in 16 bits."""
+    return not any(one.compute_dtype in SIXTEEN_BITS for one in layers_of(model))
+
+
+def _to(
+    keras: Any, layers: List[Any], name: str, from_dtypes: Sequence[str]
+) -> List[Change]:
+    """Returns the changes that give a policy to layers that compute in some dtypes."""
+    policy = keras.mixed_precision.Policy(name)
+    changes: List[Change] = []
+    for layer in layers:
+        # A quantized policy of Keras 3 says more than dtypes: it must not be replaced.
+        before = getattr(layer, "_dtype_policy", None)
+        is_quantized = getattr(before, "quantization_mode", None) is not None
+        if is_quantized or layer.compute_dtype not in from_dtypes:
+            continue
+        # Every Keras has this private name. Keras 2 keeps the dtype a second time.
+        changes.append((layer, "_dtype_policy", policy))
+        if "_compute_dtype_object" in vars(layer):
+            dtype = tf.as_dtype(policy.compute_dtype)
+            changes.append((layer, "_compute_dtype_object", dtype))
+    return changes
+
+
+def _inputs(layer: Any) -> Iterator[Change]:
+    # Keras 3's functional models cast their arguments to the dtype of their inputs.
+    # That is float16 in a Sequential model without Input, and up to Keras 3.3 in all
+    # models.
+    functional = getattr(layer, "_functional", None) or layer
+    inputs = tf.nest.flatten(getattr(functional, "inputs", None) or [])
+    for one in (layer, *inputs):  # an InputLayer has the dtype, too
+        for name in ("_dtype", "dtype"):
+            if vars(one).get(name) in SIXTEEN_BITS:
+                yield one, name, "float32"
+
+
+@contextlib.contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Undoes what a forward pass in training and its loss change.
+
+    These are the model's statistics, seeds and metrics, and this process's random
+    streams.
+    """
+    variables = [*model.variables, *state_of(model)]
+    for metric in model.metrics:
+        variables += metric.variables
+    saved = [(each, each.numpy()) for each in {id(v): v for v in variables}.values()]
+    known = {id(metric) for metric in model.metrics}
+    # Keras 2 counts the draws of some layers in a Python number.
+    generators = [getattr(one, "_random_generator", None) for one in layers_of(model)]
+    counts = [
+        (each, "_seed", vars(each)["_seed"])
+        for each in generators
+        if "_seed" in getattr(each, "__dict__", {})
+    ]
+    try:
+        with random_streams.unchanged(), changed(counts):
+            yield
+    finally:
+        for variable, value in saved:
+            variable.assign(value)
+        for metric in model.metrics:
+            if id(metric) not in known:  # the first computation of the loss created it
+                reset = getattr(metric, "reset_state", None) or metric.reset_states
+                reset()

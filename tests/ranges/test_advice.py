@@ -1,0 +1,111 @@
+"""The law of all reports: whoever follows what they print has a finite forward pass."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from advised import MODELS, Follower, data_for
+from installed import families
+from limits import skip_without
+from models import policy_of
+
+from lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+    LossScaleWarning,
+    find_nonfinite,
+    forward_ranges,
+)
+
+#: One family of each Keras: the optimizers have no part in this.
+EACH = {family.keras: family for family in families()}.values()
+
+
+@pytest.fixture(params=EACH, ids=lambda family: family.name)
+def family(request):
+    return request.param
+
+
+def made(family, name, follower):
+    """Returns a new model, of which the layers are built."""
+    if name == "attention":
+        skip_without("attention with a dtype", family)
+    with policy_of(family.keras, "mixed_float16"):
+        model = MODELS[name](follower)
+        model(data_for(name)[0])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), DynamicLossScale(1.0))
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def is_finite(model, name):
+    x = data_for(name)[0]
+    if x.ndim == 3:  # in a graph the loop over time is another one
+        return bool(np.isfinite(model.predict(x, verbose=0)).all())
+    return bool(np.isfinite(model(x).numpy()).all())
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", MODELS)
+def test_what_find_nonfinite_says_helps(family, name):
+    follower = Follower(family.keras)
+    model = made(family, name, follower)
+    found = find_nonfinite(model, *data_for(name))
+    assert found.where == "forward"
+    assert follower.follow(str(found)), str(found)
+    model = made(family, name, follower)
+    assert is_finite(model, name), str(found)
+    again = find_nonfinite(model, *data_for(name))
+    assert again.where != "forward", f"{found}\n{again}"
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", MODELS)
+def test_what_forward_ranges_says_helps(family, name):
+    follower = Follower(family.keras)
+    model = made(family, name, follower)
+    found = forward_ranges(model, data_for(name)[0], verbose=0)
+    assert follower.follow(str(found)), str(found)
+    model = made(family, name, follower)
+    assert is_finite(model, name), str(found)
+    again = forward_ranges(model, data_for(name)[0], verbose=0)
+    assert again.need_float32 == again.need_cast == (), f"{found}\n{again}"
+    assert "Write" not in str(again)
+    assert "no layer needs float32" not in str(found)
+    assert find_nonfinite(model, *data_for(name)).where != "forward"
+
+
+#: What happens between the steps is the same in all modes: graphs take the longest.
+IN_GRAPHS = {"product", "state", "attention"}
+
+
+#: Its output is finite, and wrong: no step is skipped.
+HIDDEN = {"own_norm"}
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("name", sorted({*MODELS} - HIDDEN))
+def test_what_the_monitor_says_helps(family, name):
+    follower = Follower(family.keras)
+    said = []
+    while True:
+        model = made(family, name, follower)
+        model.run_eagerly = name not in IN_GRAPHS
+        x, y = data_for(name)
+        monitor = LossScaleMonitor(1, every=1, verbose=0, check_activations=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=[monitor])
+        texts = [str(w.message) for w in caught if w.category is LossScaleWarning]
+        found = [t for t in texts if "whose output was not finite" in t]
+        if not found:
+            break
+        (line,) = [each for each in found[0].split("\n") if "The first layer" in each]
+        said.append(line)
+        assert "Look at the data" not in line
+        assert follower.follow(line), said
+    assert said
+    assert is_finite(model, name), said
