@@ -21,8 +21,7 @@ from lossscale.scales.managers import (
 )
 from lossscale.scales.serialization import deserialize, get, serialize
 from lossscale.scales.spike_guard import SpikeGuard
-from lossscale.simulation.replay import simulate
-from lossscale.simulation.result import Simulation
+from lossscale.simulation.replay import Simulation, simulate
 from lossscale.simulation.run_file import Run, load_run, save_run
 
 __version__ = "1.1.0"

@@ -21,6 +21,7 @@ from lossscale.runtime import kerases
 
 #: NVIDIA GPUs of this compute capability or a higher one have float16 tensor cores.
 TENSOR_CORES = (7, 0)
+_RUN_FILE = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
 
 
 def report() -> str:
@@ -34,22 +35,19 @@ def report() -> str:
 
 def versions() -> Dict[str, str]:
     """Returns the versions that a bug report needs, by name."""
+    build = tf.sysconfig.get_build_info()
+    found = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
+    listed = [f"{name} {version}" for name, version in found.items() if version]
+    built_for = f", built for {listed[0]}" if listed else ""
     return {
         "lossscale": lossscale.__version__,
         "Python": f"{platform.python_version()} on {platform.platform()}",
-        "TensorFlow": f"{tf.__version__}{_built_for()}",
+        "TensorFlow": f"{tf.__version__}{built_for}",
         "NumPy": np.__version__,
         "tf.keras": _described("tf.keras", kerases.of_tensorflow()),
         "keras": _described("keras", kerases.imported("keras")),
         "tf_keras": _described("tf_keras", kerases.imported("tf_keras")),
     }
-
-
-def _built_for() -> str:
-    build = tf.sysconfig.get_build_info()
-    found = {"CUDA": build.get("cuda_version"), "ROCm": build.get("rocm_version")}
-    listed = [f"{name} {version}" for name, version in found.items() if version]
-    return f", built for {listed[0]}" if listed else ""
 
 
 def _described(name: str, keras: Any) -> str:
@@ -74,22 +72,21 @@ def _described(name: str, keras: Any) -> str:
 
 
 def _devices() -> Dict[str, str]:
+    """Returns what each device is, and whether loss scaling makes sense on it."""
     try:
         found = tf.config.list_physical_devices()
     except Exception as error:  # for example if the driver does not fit
         return {"devices": f"cannot be listed: {type(error).__name__}: {error}"}
-    named = {device.name.replace("/physical_device:", ""): device for device in found}
-    return {name: _device(device) for name, device in named.items()}
-
-
-def _device(device: Any) -> str:
-    """Returns a device's name, and whether loss scaling makes sense on it."""
-    name, capability = _details(device)
-    return f"{name}; {on_device(device.device_type, capability)}"
+    lines = {}
+    for device in found:
+        what, capability = _details(device)
+        advice = on_device(device.device_type, capability)
+        lines[device.name.replace("/physical_device:", "")] = f"{what}; {advice}"
+    return lines
 
 
 def _details(device: Any) -> Tuple[str, Optional[Tuple[int, ...]]]:
-    """Returns a device's name, and its compute capability if it has one."""
+    """Returns what a device is, and its compute capability if it has one."""
     if device.device_type == "CPU":
         return f"{os.cpu_count()} cores", None
     try:
@@ -129,16 +126,6 @@ def main(given: Optional[Sequence[str]] = None) -> int:
     Returns:
       0. Exits with 2 on an unknown argument, or if the command fails.
     """
-    parser = _parser()
-    asked = parser.parse_args(given)
-    try:
-        print(asked.answer(asked))
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        parser.error(str(error))
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lossscale",
         description="Without a command: prints what a bug report must say.",
@@ -167,10 +154,12 @@ def _parser() -> argparse.ArgumentParser:
     plotted.add_argument(
         "--output", metavar="FILE", help="the picture's file (FILE.png if not given)"
     )
-    return parser
-
-
-_RUN_FILE = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
+    asked = parser.parse_args(given)
+    try:
+        print(asked.answer(asked))
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    return 0
 
 
 def _simulated(asked: argparse.Namespace) -> str:

@@ -1,68 +1,224 @@
-"""A call whose gradients are computed at a scale of their own."""
+"""A call whose gradients are computed at a scale of their own.
+
+From top to bottom: the rule (`unscaled_gradients`), the call that it is applied to
+(`call`), and what the call may not read (`_refused_gradients`).
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+import threading
+from contextlib import contextmanager
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow as tf
 
-from lossscale.blocks.attempts import unscaled_gradients
-from lossscale.blocks.nests import Nest
-from lossscale.blocks.outside import Outside
-from lossscale.gradients.scaling import widened
-from lossscale.runtime import mode
+from lossscale.gradients.finite import all_finite, checked
+from lossscale.gradients.largest import largest_magnitude
+from lossscale.gradients.scaling import divide, widened
+from lossscale.runtime import callbacks, mode, tapes
+from lossscale.runtime.aliases import (
+    Attributes,
+    Flag,
+    Grad,
+    Grads,
+    Scalar,
+    Tensor,
+    Tensors,
+    Variable,
+)
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.control import either
+from lossscale.runtime.graphs import current_graph, graph_of
+
+#: The most retries after an overflow, each at a smaller scale.
+RETRIES = 3
+#: How much smaller the scale is after an overflow: 8 doublings.
+_BACKOFF = 2.0**-8
+#: The bits of a float32's exponent.
+_EXPONENT = 0x7F800000
+#: float16's largest number, and its exponent.
+_LARGEST, _TOP = 65504.0, 15
+#: The bounds of the scale. Their reciprocals are normal numbers, too.
+_LEAST, _MOST = 2.0**-126, 2.0**126
+#: Keras keeps a tensor's mask in this attribute.
+_MASK = "_keras_mask"
+
+#: Returns the gradients that leave a block, given those that enter it.
+Backward = Callable[[Grads], Grads]
 
 
-class Forward(NamedTuple):
-    """The parts of a forward pass that its backward pass needs.
+@do_not_convert
+def unscaled_gradients(backward: Backward, grads: Grads, headroom: int) -> Grads:
+    """Returns `backward(grads)`, computed at the scale that fits `grads`.
 
-    Attributes:
-      tape: The tape that recorded the pass.
-      inputs: The tensors that have gradients. Those from outside come last.
-      results: A nest. Its floating tensors are in `float32` or wider.
+    ```
+    scale = the power of two that brings the largest of grads to 65504 / 2**headroom
+    found = backward(grads * scale)
+    up to three times, while found is not finite although grads are:
+      scale = scale / 2**8
+      found = backward(grads * scale)
+    return found / scale
+    ```
+
+    Args:
+      backward: A linear function. It returns a list of gradients, some of which may be
+        None or `tf.IndexedSlices`. It runs again only if its results are not finite.
+      grads: A list of dense gradients of `float32` or wider.
+      headroom: How many doublings are left free for the results of `backward`.
     """
 
-    tape: Any
-    inputs: List[Any]
-    results: Nest
+    def at(scale: Scalar) -> Grads:
+        return backward([grad * tf.cast(scale, grad.dtype) for grad in grads])
 
-    def gradients(self, variables: List[Any], grads: List[Any]) -> List[Any]:
-        """Returns the gradients of inputs and variables, given those of results."""
-        sources = [*self.inputs, *variables]
-        return list(self.tape.gradient(self.results.tensors, sources, grads))
+    scale = fitting_scale(grads, headroom)
+    found = at(scale)
+    if mode.current().knows_values:
+        for _ in range(RETRIES):
+            if all_finite(found) or not all_finite(grads):
+                break
+            scale = _lower(scale)
+            found = at(scale)
+    else:
+        scale, found = _again_in_graph(at, grads, scale, found)
+    return list(divide(found, scale))
 
 
-class Call(NamedTuple):
-    """A call of a function.
+def fitting_scale(grads: Grads, headroom: int) -> Scalar:
+    """Returns the number that multiplies gradients before they enter a block.
+
+    It is the greatest power of two at which the largest entry is `headroom` doublings
+    or more below float16's largest number. It is computed from bits only, so it is
+    exact, and on a GPU nothing goes to the host. It has no derivative.
+
+    Args:
+      grads: A list of dense gradients.
+      headroom: How many doublings are left free.
+
+    Returns:
+      A `float32` tensor of shape `[]`, from 2**-126 to 2**126. 1 if an entry is not
+      finite, so that it stays infinite or NaN.
+    """
+    largest = largest_magnitude(grads)
+    # With all bits of the exponent flipped, 2**e becomes 2**(1 - e).
+    exponent = tf.bitwise.bitwise_and(tf.bitcast(largest, tf.int32), _EXPONENT)
+    inverse = tf.bitcast(tf.bitwise.bitwise_xor(exponent, _EXPONENT), tf.float32)
+    scale = tf.clip_by_value(inverse * 2.0 ** (_TOP - 1 - headroom), _LEAST, _MOST)
+    is_above = largest * scale > _LARGEST * 2.0**-headroom
+    scale = tf.where(is_above, tf.maximum(scale / 2.0, _LEAST), scale)
+    scale = tf.where(tf.math.is_finite(largest), scale, tf.ones_like(scale))
+    return _plain(scale)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Returns a copy without a derivative, of which no optimizer asks where it is from.
+
+    Gradients are divided again by what they are multiplied with here.
+    """
+    if mode.current().knows_values:
+        return tf.constant(tensor.numpy())
+    return tf.raw_ops.Snapshot(input=tf.stop_gradient(tensor))
+
+
+def _lower(scale: Scalar) -> Scalar:
+    """Returns the scale to try after an overflow."""
+    return tf.maximum(scale * _BACKOFF, _LEAST)
+
+
+def _again_in_graph(
+    at: Callable[[Scalar], Grads], grads: Grads, scale: Scalar, found: Grads
+) -> Tuple[Scalar, Grads]:
+    """Tries again in a graph: a branch, seldom taken, holds a loop of retries."""
+
+    def parts_of(found: Grads) -> List[Tensor]:
+        # Sparse gradients consist of several tensors.
+        return list(tf.nest.flatten(_given(found), expand_composites=True))
+
+    def retries() -> Tuple[Tensor, ...]:
+        # One loop, since each copy of the backward pass takes time to trace and to
+        # compile.
+        can_be_finite = all_finite(grads)
+
+        def is_to_be_tried(_: Scalar, *parts: Tensor) -> Flag:
+            finite = checked(list(parts)).exact_in_branch()
+            return _plain(tf.logical_and(can_be_finite, tf.logical_not(finite)))
+
+        def attempt(scale: Scalar, *parts: Tensor) -> Tuple[Tensor, ...]:
+            scale = _lower(scale)
+            again = parts_of(at(scale))
+            for new, old in zip(again, parts):
+                new.set_shape(old.shape)
+            return (scale, *again)
+
+        return tuple(
+            tf.while_loop(is_to_be_tried, attempt, first, maximum_iterations=RETRIES)
+        )
+
+    first = (scale, *parts_of(found))
+    results = either(_plain(checked(found).quick), lambda: first, retries)
+    # These gradients have the derivative of the first attempt, since XLA cannot
+    # differentiate a loop in a branch. The stop hides weights, which TensorFlow seeks.
+    stopped = [tf.stop_gradient(each) for each in results]
+    pass_through = tf.custom_gradient(lambda *_: (stopped, lambda *grads: grads))
+    scale, *parts = pass_through(*first)
+    remaining = iter(tf.nest.pack_sequence_as(_given(found), parts, True))
+    return scale, [None if grad is None else next(remaining) for grad in found]
+
+
+def _given(grads: Grads) -> Grads:
+    return [grad for grad in grads if grad is not None]
+
+
+class Nest:
+    """A nest of arguments or results, split into tensors with gradients and the rest.
 
     Attributes:
-      function: Any function. It may read and change variables, and draw random numbers.
-      given: The nest of its arguments: a tuple, and a dictionary by name.
-      outside: The other tensors that it can read.
+      tensors: The tensors of a floating or complex dtype, including those within ragged
+        and sparse tensors.
     """
 
-    function: Callable[..., Any]
-    given: Nest
-    outside: Outside
+    def __init__(self, nest: Any) -> None:
+        nest = tf.nest.map_structure(_as_tensor, nest)
+        self._nest = nest
+        self._leaves: List[Any] = tf.nest.flatten(nest, expand_composites=True)
+        self._places = [i for i, leaf in enumerate(self._leaves) if _has_gradient(leaf)]
+        self.tensors = [self._leaves[place] for place in self._places]
 
-    def results(self, tensors: List[Any]) -> Nest:
-        """Calls the function, with these tensors in the places of the given ones."""
-        args, kwargs = self.given.with_tensors(tensors)
-        with self.outside.noting_reads(tensors):
-            found = self.function(*args, **kwargs)
-        return Nest(found).map_tensors(widened)
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Any:
+        """Returns the nest with other tensors in their places, and the same masks."""
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors):
+            leaves[place] = tensor
+        found = tf.nest.pack_sequence_as(self._nest, leaves, expand_composites=True)
+        tf.nest.map_structure(_keep_mask, self._nest, found)
+        return found
 
-    def forward(self, tensors: List[Any]) -> Forward:
-        """Calls the function, and keeps what the backward pass needs."""
-        # Persistent, since a backward pass that overflows runs again.
-        with tf.GradientTape(persistent=True) as tape:
-            # A copy for each place, since one tensor may be in two places.
-            inputs = [tf.identity(tensor) for tensor in tensors]
-            # Watch after copying: an attribute may hold the tensor of an argument.
-            sources = [*inputs, *self.outside.tensors]
-            tape.watch(sources)
-            results = self.results(inputs)
-        return Forward(tape, sources, results)
+
+def _as_tensor(leaf: Any) -> Any:
+    # tf.nest would replace a variable by its handle.
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
+
+
+def _has_gradient(leaf: Any) -> bool:
+    # A tensor of this graph, of an outer graph or of eager mode, but no array.
+    if not tf.is_tensor(leaf):
+        return False
+    return bool(leaf.dtype.is_floating or leaf.dtype.is_complex)
+
+
+def _keep_mask(old: Any, new: Any) -> None:
+    mask = getattr(old, _MASK, None)
+    if mask is not None and new is not old:
+        setattr(new, _MASK, mask)
 
 
 def call(
@@ -70,7 +226,6 @@ def call(
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
     headroom: int,
-    outside: Outside,
     *,
     again: Optional[Callable[..., Any]] = None,
 ) -> Any:
@@ -81,82 +236,202 @@ def call(
     same number, in `float32`.
 
     Args:
-      function: The function. It is called once.
+      function: The function. It is called once. It may read and change variables, and
+        draw random numbers.
       args: A nest of anything.
       kwargs: A nest of anything.
       headroom: How many doublings below float16's largest number the largest gradient
         of the results shall be.
-      outside: The other tensors that `function` can read. They get gradients, too.
       again: The backward pass calls it to compute the forward pass again. None: the
         values that `function` computed are kept for the backward pass.
+
+    Raises:
+      ValueError: `function` read a tensor that has a gradient and is no argument.
     """
-    first = Call(function, Nest((args, kwargs)), outside)
-    count = len(first.given.tensors)
+    given = Nest((args, kwargs))
     results: List[Nest] = []
-    tapes: List[Any] = [None]
+    outside: List[Tensor] = []
 
-    def scaled(*sources: Any) -> Any:
-        tensors = sources[:count]
-        if again is None:
-            kept = first.forward(list(tensors))
-            results.append(kept.results)
-            tapes.append(kept.tape)
-            return kept.results.tensors, _backward(lambda _: kept, headroom)
-        results.append(_unrecorded(first, list(tensors)))
-        second = Call(again, first.given, outside)
-        return results[0].tensors, _backward(
-            lambda grads: second.forward(_after(grads, tensors)), headroom
-        )
+    def run(function: Callable[..., Any], tensors: Sequence[Tensor]) -> Nest:
+        args, kwargs = given.with_tensors(tensors)
+        found = Nest(function(*args, **kwargs))
+        # A copy, so that an operation reads what the function returns.
+        wide = [widened(tf.identity(each)) for each in found.tensors]
+        return Nest(found.with_tensors(wide))
 
-    sources = [*first.given.tensors, *map(tf.identity, outside.tensors)]
-    outputs = tf.custom_gradient(scaled)(*sources)
-    # Not earlier: tapes were stopped, and did not say what they record.
-    outside.check_reads(tapes[-1])
-    return results[0].with_tensors(outputs)
+    def recorded(function: Callable[..., Any], inputs: List[Tensor]) -> _Forward:
+        # Persistent, since a backward pass that overflows runs again.
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(inputs)
+            results = run(function, inputs)
+        return _Forward(tape, inputs, results)
+
+    def scaled(*sources: Tensor) -> Tuple[List[Tensor], Callable[..., Any]]:
+        kept: Optional[_Forward] = None
+        with _reads_from_outside(sources, outside) as inputs:
+            if again is None:
+                kept = recorded(function, inputs)
+                results.append(kept.results)
+            else:
+                results.append(_unrecorded(lambda each: run(function, each), inputs))
+
+        def backward(*grads: Grad, variables: Optional[List[Variable]] = None) -> Any:
+            dense = [tf.convert_to_tensor(grad) for grad in grads]
+            forward = kept or recorded(again or function, _after(dense, sources))
+            wanted = [*forward.inputs, *(variables or [])]
+
+            def gradients(scaled: Grads) -> Grads:
+                targets = forward.results.tensors
+                return list(forward.tape.gradient(targets, wanted, scaled))
+
+            found = unscaled_gradients(gradients, dense, headroom)
+            # Here TensorFlow takes sparse gradients only for variables.
+            count = len(sources)
+            own = [g if g is None else tf.convert_to_tensor(g) for g in found[:count]]
+            return (own, found[count:]) if variables else own
+
+        return results[0].tensors, backward
+
+    outputs = tf.custom_gradient(scaled)(*given.tensors)
+    return results[0].with_tensors(_refused_gradients(outside, outputs))
 
 
-def _backward(forward: Callable[[List[Any]], Forward], headroom: int) -> Any:
-    """Returns the function that `tf.custom_gradient` wants, given the forward pass."""
+class _Forward(NamedTuple):
+    """The parts of a forward pass that its backward pass needs."""
 
-    def backward(*grads: Any, variables: Optional[List[Any]] = None) -> Any:
-        dense = [tf.convert_to_tensor(grad) for grad in grads]
-        passed = forward(dense)
-        found = unscaled_gradients(
-            lambda scaled: passed.gradients(variables or [], scaled), dense, headroom
-        )
-        count = len(passed.inputs)
-        # Here TensorFlow takes sparse gradients only for variables.
-        of_inputs = [g if g is None else tf.convert_to_tensor(g) for g in found[:count]]
-        return (of_inputs, found[count:]) if variables else of_inputs
-
-    return backward
+    tape: Any
+    inputs: List[Tensor]
+    results: Nest
 
 
-def _unrecorded(call: Call, tensors: List[Any]) -> Nest:
-    """Makes a call, and lets no tape keep its intermediate values."""
-    if not mode.current().knows_values:  # a graph keeps only values that are used again
-        return call.results(tensors)
+def _unrecorded(run: Callable[[Sequence[Tensor]], Nest], tensors: List[Tensor]) -> Nest:
+    """Returns `run(tensors)`, and lets no tape keep intermediate values."""
     found: List[Nest] = []
 
-    def run(*tensors: Any) -> Any:
-        found.append(call.results(list(tensors)))
+    def noted(*tensors: Tensor) -> List[Tensor]:
+        found.append(run(tensors))
         return found[0].tensors
 
-    # Nothing else that is public stops all tapes. Its gradient is not used.
-    tf.recompute_grad(run)(*tensors)
+    if mode.current().knows_values:
+        # Nothing else that is public stops all tapes. Its gradient is not used.
+        tf.recompute_grad(noted)(*tensors)
+    else:  # a graph keeps only values that are used again
+        noted(*tensors)
     return found[0]
 
 
-def _after(grads: List[Any], tensors: Any) -> List[Any]:
-    """Returns `tensors` with a dependence on `grads`, so that they are computed again.
+def _after(grads: Grads, tensors: Sequence[Tensor]) -> List[Tensor]:
+    """Returns copies that depend on `grads`, so that what follows is computed again.
 
     Otherwise a compiler would see that both passes compute the same, and would keep the
     values of the first. `tf.recompute_grad` does the same.
     """
     if mode.current().knows_values or not grads:
-        return list(tensors)
+        return list(map(tf.identity, tensors))
     first = tf.reduce_max(tf.reshape(tf.math.real(grads[0]), [-1])[:1])
     flag = tf.cast(first, tf.bool)
     # This is always 0, but no compiler can see that.
     zero = tf.where(tf.equal(flag, flag), 0.0, float("nan"))
     return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]
+
+
+@contextmanager
+def _reads_from_outside(
+    tensors: Sequence[Tensor], found: List[Tensor]
+) -> Iterator[List[Tensor]]:
+    """Yields copies of `tensors`, one for each place that a tensor may be in.
+
+    Appends to `found` the other tensors that are read within and were made before, if
+    their dtype has gradients. Variables are not among them: they are read within.
+    """
+    graph = current_graph()
+    if graph is None:
+        listener = _Listener()
+        copies = list(map(tf.identity, tensors))
+        callbacks.add(listener)
+        yield copies
+        listener.is_done = True
+        found.extend(listener.found.values())
+        return
+    copies = list(map(tf.identity, tensors))
+    start = len(graph.get_operations())
+    yield copies
+    new = graph.get_operations()[start:]
+    made = {id(each) for each in [*new, *(copy.op for copy in copies)]}
+    # The graph has a placeholder, or a constant, for each tensor that it captured.
+    captured = {id(inner) for _, inner in getattr(graph, "captures", ())}
+    for tensor in {id(t): t for each in new for t in each.inputs}.values():
+        is_outside = id(tensor.op) not in made or id(tensor) in captured
+        if is_outside and _has_gradient(tensor):
+            found.append(tensor)
+
+
+class _Listener:
+    """Keeps the older tensors that one thread's eager operations read."""
+
+    def __init__(self) -> None:
+        self.found: Dict[int, Tensor] = {}
+        self.is_done = False
+        self._thread = threading.get_ident()
+        # TensorFlow numbers tensors in the order in which they are made.
+        self._first = callbacks.key_of(tf.constant(0.0))
+
+    def hear(
+        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
+    ) -> bool:
+        """Notes an operation: a `callbacks.Listener`."""
+        del kind, outputs, attrs
+        if not self.is_done and threading.get_ident() == self._thread:
+            for each in inputs:
+                key = callbacks.key_of(each)
+                if key < self._first and _has_gradient(each):
+                    self.found[key] = each
+        return not self.is_done
+
+
+def _refused_gradients(outside: List[Tensor], outputs: List[Tensor]) -> List[Tensor]:
+    """Returns `outputs`, whose gradients by tensors from outside are an error.
+
+    Raises:
+      ValueError: A tape records what is computed from a tensor from outside.
+    """
+    unknown = []
+    for tensor in outside:
+        origin = _origin(tensor)
+        if tapes.record_what_uses(origin):
+            raise _error(tensor)
+        # Eager mode's other tensors are constants, and so are a graph's constants. Of
+        # any other `tf.gradients` may ask for the gradient, or the function, the loop
+        # or the branch that is traced here may.
+        if graph_of(origin) is not None and origin.op.type != "Const":
+            unknown.append(tensor)
+    if not unknown:
+        return outputs
+    tied = tf.identity_n([*outputs, *map(_refused, unknown)])
+    return list(tied[: len(outputs)])
+
+
+def _refused(tensor: Tensor) -> Tensor:
+    """Returns a tensor whose gradient is an error when somebody asks for it."""
+
+    def refuse(_: Grad) -> Any:
+        raise _error(tensor)
+
+    return tf.custom_gradient(lambda given: (tf.identity(given), refuse))(tensor)
+
+
+def _error(tensor: Tensor) -> ValueError:
+    return ValueError(
+        "`layer` must read tensors with a gradient from the arguments of its call, got "
+        f"one of shape {tensor.shape} from elsewhere. Pass it to the block as an "
+        "argument."
+    )
+
+
+def _origin(tensor: Tensor) -> Tensor:
+    """Returns the tensor itself that a graph, or a graph around it, captured."""
+    captures = getattr(graph_of(tensor), "captures", ())
+    for outer, inner in captures:
+        if inner is tensor:
+            return _origin(outer)
+    return tensor

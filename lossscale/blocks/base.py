@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Dict, List, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.blocks import backward, signatures
-from lossscale.blocks.outside import Outside
-from lossscale.runtime import kerases, replicas
+from lossscale.blocks import backward
+from lossscale.runtime import kerases, replicas, tapes
 from lossscale.runtime.autograph import as_written
 from lossscale.runtime.registry import PerKeras
 
@@ -18,6 +18,7 @@ _blocks = PerKeras()
 block_of = _blocks.takes
 #: A block sets these itself, whatever its layer has.
 _FIXED = ("dtype", "dtype_policy", "autocast")
+_TRAINING = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=None)
 
 
 class ScaledBlock:
@@ -48,8 +49,9 @@ class ScaledBlock:
     outside need not know of it: it works with any optimizer, with or without a loss
     scale, and on replicas, each of which has its own scales. It keeps no state.
 
-    It computes gradients of its arguments, and of tensors in the layer's attributes, as
-    after `layer.w = v * 2.0`. Pass any other tensor that it reads as an argument.
+    It computes the gradients of its arguments and of the variables that its layer
+    reads. Pass every other tensor that has a gradient as an argument: if the layer has
+    it from elsewhere, as after `layer.w = v * 2.0`, that is an error.
 
     Values between blocks should be `float32`, as the sum above is. If a gradient passes
     through float16 there, it is rounded to zero as it would be without blocks. A layer
@@ -69,7 +71,9 @@ class ScaledBlock:
         the wrong type.
       ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. In a call:
         the layer has synchronized batch normalization on several replicas, or reads a
-        tensor from elsewhere for which a tape records a gradient.
+        tensor that has a gradient and is no argument of the call, or a tape watches a
+        variable of it that is not trainable. Where a tape cannot tell, the gradient
+        raises the error.
 
     Source: Ramesh et al., "Zero-Shot Text-to-Image Generation" (arXiv 2102.12092),
     section 2.4 and appendix D: a scale per residual block. Theirs is kept and adjusted
@@ -110,13 +114,16 @@ class ScaledBlock:
         self.supports_masking = True
 
     def _call_of(self, layer: Any) -> Callable[..., Any]:
-        takes_training = signatures.has(layer.call, "training")
+        signature = inspect.signature(layer.call)
+        takes_training = "training" in signature.parameters
 
         @as_written
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._call(args, kwargs, takes_training)
 
-        call.__signature__ = signatures.with_training(layer.call)  # type: ignore[attr-defined]
+        # Every Keras reads from the signature what to pass: masks, and `training`,
+        # which each layer within a block gets from the block.
+        call.__signature__ = _with_training(signature)  # type: ignore[attr-defined]
         return call
 
     def _call(
@@ -130,13 +137,11 @@ class ScaledBlock:
         if is_plain or self._is_recomputing:
             return self.layer(*args, **kwargs)
         _refuse_synchronized(layers)
-        outside = Outside(layers)
-        again = self._again(training, outside) if self.recompute else None
-        return backward.call(
-            self.layer, args, kwargs, self.headroom, outside, again=again
-        )
+        _refuse_watched(self.layer)
+        again = self._again(training) if self.recompute else None
+        return backward.call(self.layer, args, kwargs, self.headroom, again=again)
 
-    def _again(self, training: Any, outside: Outside) -> Callable[..., Any]:
+    def _again(self, training: Any) -> Callable[..., Any]:
         """Returns a function that calls the layer again, with its state of now.
 
         It uses the block's own `__call__`: layers within take `training` from that.
@@ -150,8 +155,7 @@ class ScaledBlock:
             object.__setattr__(self, "_is_recomputing", True)
             try:
                 own_call: Any = self.__call__  # type: ignore[operator]
-                with outside.as_it_was():
-                    return own_call(*args, **{**kwargs, "training": training})
+                return own_call(*args, **{**kwargs, "training": training})
             finally:
                 object.__setattr__(self, "_is_recomputing", False)
                 _assign(state, after)
@@ -238,6 +242,17 @@ def _check_layer(layer: Any, block: type) -> None:
         )
 
 
+def _with_training(signature: inspect.Signature) -> inspect.Signature:
+    """Returns the signature of a layer's `call`, with `training` if it has none."""
+    if "training" in signature.parameters:
+        return signature
+    others = list(signature.parameters.values())
+    # Before **kwargs, if the signature ends with it.
+    ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
+    place = len(others) - 1 if ends else len(others)
+    return signature.replace(parameters=[*others[:place], _TRAINING, *others[place:]])
+
+
 def _assign(variables: List[Any], values: List[Any]) -> None:
     for variable, value in zip(variables, values):
         variable.assign(value)
@@ -253,4 +268,22 @@ def _refuse_synchronized(layers: List[Any]) -> None:
                 f"`layer` must not hold {layer.name!r} on {replicas.count()} replicas: "
                 "it sums gradients of all replicas, but each replica has its own "
                 "scale. Leave it outside of the block, or set synchronized=False."
+            )
+
+
+def _refuse_watched(layer: Any) -> None:
+    """Raises if a tape watches a variable that is not trainable.
+
+    TensorFlow tells a block of the trainable variables that its layer reads, and of no
+    others.
+    """
+    if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
+        return  # no tape is open here, and variables have no handles
+    for variable in layer.non_trainable_variables:
+        handle = getattr(kerases.tensor_of(variable), "handle", None)
+        if tapes.record_what_uses(handle):
+            raise ValueError(
+                "`layer` must have trainable variables where a tape watches them, got "
+                f"{kerases.variable_name(variable)!r}, which is not trainable. Make it "
+                "trainable, and leave it out of what the optimizer applies."
             )

@@ -1,21 +1,23 @@
-"""simulate: replays a loss scale over a recorded or made-up run, without a model."""
+"""simulate: replays a loss scale over a run, without a model, and what it returns."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import mode
+from lossscale.runtime.aliases import Array
 from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.managers import LossScaleManager
-from lossscale.simulation import run_file
-from lossscale.simulation.result import Simulation
+from lossscale.simulation import picture
+from lossscale.simulation.run_file import check_not_negative, load_run, per_step
 
 #: XLA raises one of these, by version and op, for an op that it does not know.
 _NOT_COMPILED = (
@@ -23,6 +25,103 @@ _NOT_COMPILED = (
     tf.errors.UnimplementedError,
     tf.errors.NotFoundError,
 )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Simulation:
+    """What a loss scale did over a run. The arrays have one entry per step, in order.
+
+    Attributes:
+      loss_scale: A `float32` array of shape `[steps]`, the scale of each step.
+      is_finite: A `bool` array of shape `[steps]`, whether the gradients were finite.
+      applied: A `bool` array of shape `[steps]`, whether the step was applied. Differs
+        from `is_finite` if a loss scale checks nothing, as `FixedLossScale`.
+      final_loss_scale: A float, the scale after the last step.
+      limit: The `limit` that `simulate` used, or None.
+    """
+
+    loss_scale: Array
+    is_finite: Array
+    applied: Array
+    final_loss_scale: float
+    limit: Optional[Array] = None
+
+    @property
+    def steps_lost(self) -> int:
+        """The number of skipped steps."""
+        return int(np.sum(~self.applied))
+
+    @property
+    def spikes(self) -> Array:
+        """Which steps were skipped although their gradients were finite.
+
+        A `bool` array of shape `[steps]`: the steps that a `SpikeGuard` skips.
+        """
+        return self.is_finite & ~self.applied
+
+    @property
+    def overflows_applied(self) -> int:
+        """The number of steps applied although their gradients were not finite."""
+        return int(np.sum(self.applied & ~self.is_finite))
+
+    @property
+    def longest_stall(self) -> int:
+        """The largest number of steps that were skipped in a row."""
+        ends = np.flatnonzero(np.concatenate([[True], self.applied, [True]]))
+        return int(np.max(np.diff(ends))) - 1
+
+    @property
+    def log2_below_limit(self) -> Optional[float]:
+        """How many powers of two the scale was below the limit, on average.
+
+        The average is over applied steps with a finite and positive limit. It is None
+        without such steps or without limits. The smaller it is, the less was lost to
+        underflow.
+        """
+        if self.limit is None:
+            return None
+        used = self.applied & np.isfinite(self.limit) & (self.limit > 0)
+        if not used.any():
+            return None
+        limits = self.limit[used].astype(np.float64)
+        below = np.log2(limits) - np.log2(self.loss_scale[used].astype(np.float64))
+        return float(np.mean(below))
+
+    @property
+    def summary(self) -> Dict[str, Any]:
+        """The figures above by name, and the number of steps."""
+        return {
+            "steps": len(self.loss_scale),
+            "steps_lost": self.steps_lost,
+            "overflows_applied": self.overflows_applied,
+            "longest_stall": self.longest_stall,
+            "log2_below_limit": self.log2_below_limit,
+        }
+
+    def __repr__(self) -> str:
+        listed = ", ".join(
+            f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.summary.items()
+            if value is not None and (name, value) != ("overflows_applied", 0)
+        )
+        return f"Simulation({listed})"
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the scale, the limit if there was one, and the lost steps.
+
+        If many were lost, it draws the share of lost steps instead of each step.
+
+        Args:
+          ax: matplotlib `Axes` to draw on. None makes a figure.
+
+        Returns:
+          The `Axes`.
+
+        Raises:
+          ImportError: matplotlib is not installed.
+        """
+        scales, limit = self.loss_scale, self.limit
+        return picture.draw("Simulation.plot", ax, scales, ~self.applied, limit=limit)
 
 
 def simulate(
@@ -74,7 +173,53 @@ def simulate(
         a number is NaN, or a magnitude negative.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    _check_loss_scale(loss_scale)
+    _check_call(loss_scale, is_finite, limit, largest)
+    if isinstance(is_finite, (str, bytes, os.PathLike)):
+        run = load_run(arguments.path("is_finite", is_finite))
+        is_finite, largest = run.is_finite, run.largest if largest is None else largest
+    if largest is not None:
+        largest = per_step("largest", largest, "numbers")
+        check_not_negative("largest", largest)
+    if is_finite is None and limit is None:
+        limit = _ratios(largest)
+    if limit is None:
+        trace = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
+    else:
+        trace = _limits(limit)
+        largest = _ratios(trace) if largest is None else largest
+    if not trace.size:
+        name = "is_finite" if limit is None else "limit"
+        raise ValueError(f"`{name}` must hold at least one step, got none.")
+    if largest is not None:
+        largest = _as_float32(per_step("largest", largest, "numbers", len(trace)))
+    elif loss_scale.needs_largest:
+        raise TypeError(
+            f"`largest` must be given with flags, since {type(loss_scale).__name__} "
+            "looks at the gradients, got None. Pass the greatest magnitude of each "
+            "step, or a `limit` in place of flags."
+        )
+    seen = largest if loss_scale.needs_largest else None
+    # On the CPU, since a GPU would have to return a few scalars a million times.
+    with tf.device("CPU:0"):
+        try:
+            found = _replay(_copy(loss_scale), trace, seen, mode.COMPILED_BY_XLA)
+        except _NOT_COMPILED:
+            found = _replay(_copy(loss_scale), trace, seen, {})
+    scales, applied, last = found
+    if limit is not None:
+        trace, limit = scales <= trace, np.asarray(limit)
+    return Simulation(scales, trace, applied, last, limit)
+
+
+def _check_call(loss_scale: Any, is_finite: Any, limit: Any, largest: Any) -> None:
+    if not isinstance(loss_scale, LossScale):
+        hint = "lossscale.get creates one from a number or a name."
+        if isinstance(loss_scale, LossScaleManager):
+            hint = "For a manager, pass manager.as_loss_scale()."
+        raise TypeError(
+            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
+            f"{hint}"
+        )
     given = [each is not None for each in (is_finite, limit)]
     if all(given) or not (any(given) or largest is not None):
         raise TypeError(
@@ -86,104 +231,30 @@ def simulate(
             "`simulate` must be called eagerly and outside strategy.scope(), got "
             "a graph or a strategy. Call it before or after training."
         )
-    if isinstance(is_finite, (str, bytes, os.PathLike)):
-        run = run_file.load_run(arguments.path("is_finite", is_finite))
-        is_finite, largest = run.is_finite, run.largest if largest is None else largest
-    if largest is not None:
-        largest = _magnitudes(largest)
-    if is_finite is None and limit is None:
-        limit = _ratios(largest)
-    trace = _flags(is_finite) if limit is None else _limits(limit)
-    if largest is None and limit is not None:
-        largest = _ratios(trace)
-    if largest is not None and len(largest) != len(trace):
-        raise ValueError(
-            f"`largest` must have one entry per step, {len(trace)}, got {len(largest)}."
-        )
-    scales, applied, last = _run(loss_scale, trace, _seen(loss_scale, largest))
-    if limit is not None:
-        trace, limit = scales <= trace, np.asarray(limit)
-    return Simulation(scales, trace, applied, last, limit)
 
 
-def _check_loss_scale(loss_scale: Any) -> None:
-    if not isinstance(loss_scale, LossScale):
-        hint = "lossscale.get creates one from a number or a name."
-        if isinstance(loss_scale, LossScaleManager):
-            hint = "For a manager, pass manager.as_loss_scale()."
-        raise TypeError(
-            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
-            f"{hint}"
-        )
-
-
-def _seen(loss_scale: LossScale, largest: Any) -> Any:
-    """Returns `largest` if the loss scale looks at the gradients, otherwise None."""
-    if not loss_scale.needs_largest:
-        return None
-    if largest is None:
-        raise TypeError(
-            f"`largest` must be given with flags, since {type(loss_scale).__name__} "
-            "looks at the gradients, got None. Pass the greatest magnitude of each "
-            "step, or a `limit` in place of flags."
-        )
-    return largest
-
-
-def _ratios(values: Any) -> Any:
+def _ratios(values: Array) -> Array:
     """Returns magnitudes for limits, and limits for magnitudes: 65504 / values."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
 
 
-def _magnitudes(largest: Any) -> Any:
-    array = arguments.array("largest", largest)
-    if array.dtype.kind not in "iuf":
-        raise TypeError(f"`largest` must hold numbers, got dtype {array.dtype}.")
-    array = _not_empty("largest", run_file.one_dimensional("largest", array))
-    if not (array >= 0).all():
-        raise ValueError(
-            f"`largest` must hold no NaN and nothing negative, got {array.min()}. "
-            "Write numpy.inf where a step overflowed."
-        )
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32)
-
-
-def _flags(is_finite: Any) -> Any:
-    return _not_empty("is_finite", run_file.flags("is_finite", is_finite))
-
-
-def _limits(limit: Any) -> Any:
+def _limits(limit: Any) -> Array:
     """Returns the largest `float32` up to each limit: scales exceed both or none."""
-    array = arguments.array("limit", limit)
-    if array.dtype.kind not in "iuf":  # for NumPy a timedelta64 is a number, too
-        raise TypeError(f"`limit` must hold numbers, got dtype {array.dtype}.")
-    array = _not_empty("limit", run_file.one_dimensional("limit", array))
+    array = per_step("limit", limit, "numbers")
     if np.isnan(array).any():
         raise ValueError(
             f"`limit` must hold no NaN, got {int(np.isnan(array).sum())} of them. "
             "Write numpy.inf where a step never overflows, 0 where it always does."
         )
-    with np.errstate(over="ignore"):  # infinity will do for what float32 cannot hold
-        nearest = array.astype(np.float32)
+    nearest = _as_float32(array)
     below = np.nextafter(nearest, np.float32(-np.inf))
     return np.where(nearest > array, below, nearest)
 
 
-def _not_empty(name: str, array: Any) -> Any:
-    if not array.size:
-        raise ValueError(f"`{name}` must hold at least one step, got none.")
-    return array
-
-
-def _run(loss_scale: LossScale, trace: Any, largest: Any) -> Tuple[Any, Any, float]:
-    # On the CPU, since a GPU would have to return a few scalars a million times.
-    with tf.device("CPU:0"):
-        try:
-            return _replay(_copy(loss_scale), trace, largest, mode.COMPILED_BY_XLA)
-        except _NOT_COMPILED:
-            return _replay(_copy(loss_scale), trace, largest, {})
+def _as_float32(array: Array) -> Array:
+    with np.errstate(over="ignore"):  # infinity will do for what float32 cannot hold
+        return array.astype(np.float32)
 
 
 def _copy(loss_scale: LossScale) -> LossScale:
@@ -204,8 +275,12 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale, trace: Any, largest: Any, options: Dict[str, bool]
-) -> Tuple[Any, Any, float]:
+    loss_scale: LossScale,
+    trace: Array,
+    largest: Optional[Array],
+    options: Dict[str, bool],
+) -> Tuple[Array, Array, float]:
+    """Returns the scale of each step, whether it was applied, and the last scale."""
     steps = len(trace)
     told = [trace] if largest is None else [trace, largest]
 

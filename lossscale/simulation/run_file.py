@@ -20,14 +20,20 @@ from __future__ import annotations
 import dataclasses
 import os
 import zipfile
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional
 
 import numpy as np
 
 from lossscale import arguments
 from lossscale.plotting import scale_text
+from lossscale.runtime.aliases import Array
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.simulation import picture
+
+#: The names of the arrays in a file. The file format: never rename them.
+_ARRAYS = ("is_finite", "loss_scale", "largest")
+#: NumPy's kinds of dtypes. For NumPy a timedelta64 is a number, too: not for us.
+_KINDS = {"booleans": "b", "floats": "f", "numbers": "iuf"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -41,9 +47,9 @@ class Run:
         of any unscaled gradient. None if it was not recorded.
     """
 
-    is_finite: Any
-    loss_scale: Optional[Any] = None
-    largest: Optional[Any] = None
+    is_finite: Array
+    loss_scale: Optional[Array] = None
+    largest: Optional[Array] = None
 
     # In older versions a run was a pair, so it still behaves like one.
     def __iter__(self) -> Iterator[Any]:
@@ -124,10 +130,9 @@ def save_run(
         that is neither a recorded run nor empty, which this never overwrites.
     """
     file_name = check_writable("path", path)
-    arrays: Dict[str, Any] = {"is_finite": flags("is_finite", is_finite)}
-    for name, value in (("loss_scale", loss_scale), ("largest", largest)):
-        if value is not None:
-            arrays[name] = _numbers(name, value, len(arrays["is_finite"]))
+    arrays: Dict[str, Any] = _arrays_of(
+        {"is_finite": is_finite, "loss_scale": loss_scale, "largest": largest}
+    )
     beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -149,7 +154,8 @@ def load_run(path: Any) -> Run:
       OSError: The file cannot be opened.
       TypeError: An array in it has the wrong type.
       ValueError: The file is no `.npz` file, is damaged, or has no `is_finite`, or an
-        array has the wrong shape.
+        array has the wrong shape, or `loss_scale` or `largest` holds a NaN or a
+        negative number.
     """
     file_name = arguments.path("path", path)
     with open(file_name, "rb") as file:
@@ -160,28 +166,27 @@ def load_run(path: Any) -> Run:
             )
         file.seek(0)
         try:
-            arrays, names = _arrays(file)
+            with np.load(file, allow_pickle=False) as stored:
+                names = sorted(stored)
+                found = {name: stored[name] for name in _ARRAYS if name in names}
         except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
             raise ValueError(
                 f"`path` must be an intact NumPy .npz file, got {file_name!r}, which "
                 f"is damaged or holds no plain arrays: {type(error).__name__}: {error}"
             ) from error
-    if "is_finite" not in arrays:
+    if "is_finite" not in found:
         raise ValueError(
             f'`path` must hold an array "is_finite", got {file_name!r} with {names}.'
         )
-    is_finite = flags("is_finite", arrays.pop("is_finite"))
-    numbers = {n: _numbers(n, each, len(is_finite)) for n, each in arrays.items()}
-    return Run(is_finite, **numbers)
-
-
-def _arrays(file: Any) -> Tuple[Dict[str, Any], List[str]]:
-    """Returns our arrays in an open `.npz` file by name, and the names of all."""
-    with np.load(file, allow_pickle=False) as found:
-        ours = [
-            name for name in ("is_finite", "loss_scale", "largest") if name in found
-        ]
-        return {name: found[name] for name in ours}, sorted(found)
+    try:
+        arrays = _arrays_of(found)
+        for name in ("loss_scale", "largest"):
+            check_not_negative(name, arrays.get(name, np.zeros(0)))
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"`path` must be a recorded run, got {file_name!r}: {error}"
+        ) from error
+    return Run(**arrays)
 
 
 def check_writable(name: str, value: Any) -> str:
@@ -208,33 +213,57 @@ def _is_run(path: str) -> bool:
         return False
 
 
-def flags(name: str, value: Any) -> Any:
-    """Returns `value` as a `bool` array of shape `[steps]`."""
-    array = arguments.array(name, value)
-    if array.size and array.dtype != np.bool_:
+def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Returns a run's arrays by name, as the file holds them, without the missing ones.
+
+    Args:
+      given: "is_finite" and perhaps others of the file's names, with anything.
+    """
+    is_finite = per_step("is_finite", given["is_finite"], "booleans")
+    arrays = {"is_finite": is_finite.astype(np.bool_)}
+    for name in _ARRAYS[1:]:
+        if given.get(name) is not None:
+            array = per_step(name, given[name], "floats", len(is_finite))
+            arrays[name] = array.astype(np.float32)
+    return arrays
+
+
+def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> Array:
+    """Returns `value` as an array of shape `[steps]`.
+
+    Args:
+      name: The argument's name, for the error.
+      value: Anything.
+      holds: What the array must hold: "booleans", "floats" or "numbers".
+      steps: How many entries it must have. None: any number.
+
+    Raises:
+      TypeError: It holds something else.
+      ValueError: It has another shape.
+    """
+    array: Array = arguments.array(name, value)
+    if array.size and array.dtype.kind not in _KINDS[holds]:
+        fix = f" numpy.asarray({name}, bool) converts zeros and ones."
         raise TypeError(
-            f"`{name}` must hold booleans, got dtype {array.dtype}. "
-            f"numpy.asarray({name}, bool) converts zeros and ones."
+            f"`{name}` must hold {holds}, got dtype {array.dtype}."
+            + (fix if holds == "booleans" else "")
         )
-    return one_dimensional(name, array).astype(np.bool_)
-
-
-def one_dimensional(name: str, array: Any) -> Any:
-    """Returns `array` if it is a sequence of numbers."""
     if array.ndim != 1:
         raise ValueError(
             f"`{name}` must have one entry per step, shape [steps], got shape "
             f"{list(array.shape)}."
         )
-    return array
-
-
-def _numbers(name: str, value: Any, steps: int) -> Any:
-    array = arguments.array(name, value)
-    if not (np.issubdtype(array.dtype, np.floating) or array.size == 0):
-        raise TypeError(f"`{name}` must hold floats, got dtype {array.dtype}.")
-    if one_dimensional(name, array).shape != (steps,):
+    if steps not in {None, array.size}:
         raise ValueError(
             f"`{name}` must have one entry per step, {steps}, got {array.size}."
         )
-    return array.astype(np.float32)
+    return array
+
+
+def check_not_negative(name: str, array: Array) -> None:
+    """Raises if an array holds a NaN or a negative number."""
+    refused = array[~(array >= 0)]
+    if refused.size:
+        raise ValueError(
+            f"`{name}` must hold no NaN and nothing negative, got {refused[0]}."
+        )

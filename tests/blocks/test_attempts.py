@@ -1,4 +1,4 @@
-"""Gradients at a scale of their own, and again at a smaller one."""
+"""The rule of a block (backward): the scale that fits, and a smaller one again."""
 
 from __future__ import annotations
 
@@ -7,10 +7,50 @@ import pytest
 import tensorflow as tf
 from models import compiled
 
-from lossscale.blocks.attempts import unscaled_gradients
+from lossscale.blocks.backward import fitting_scale, unscaled_gradients
 
 MODES = ["eager", "graph", "xla"]
 GRADS = np.array([1.0, -0.75], np.float32)
+LARGEST = 65504.0
+#: At, just above and just below powers of two and float16's largest number.
+MAGNITUDES = [
+    number * 2.0**power
+    for power in (-126, -60, -1, 0, 15, 16, 100, 126)
+    for number in (1.0, 1.5, LARGEST / 2**15, 65505 / 2**15, 2 - 2.0**-23)
+]
+
+
+def greatest_scale(largest, headroom):
+    """Returns the rule in plain Python."""
+    scale = 2.0**126
+    while scale > 2.0**-126 and largest * scale > LARGEST / 2.0**headroom:
+        scale /= 2
+    return scale
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("headroom", [0, 6])
+def test_it_is_the_greatest_power_of_two_that_leaves_the_headroom(mode, headroom):
+    function = compiled(lambda grads: fitting_scale([grads], headroom), mode)
+    for number, magnitude in enumerate(MAGNITUDES):
+        sign = -1 if number % 2 else 1
+        scale = float(function(tf.constant([sign * magnitude, 0.0])))
+        assert scale == greatest_scale(magnitude, headroom), magnitude
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_what_is_not_finite_is_left_alone(value):
+    assert float(fitting_scale([tf.constant([value, 1.0])], 6)) == 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40])
+def test_zero_and_what_float32_hardly_holds_have_the_greatest_scale(value):
+    assert float(fitting_scale([tf.constant([value])], 6)) == 2.0**126
+
+
+def test_one_scale_serves_all_gradients_of_a_block():
+    grads = [tf.constant([1.0]), tf.constant([2.0**10], tf.float64), tf.zeros([0])]
+    assert float(fitting_scale(grads, 0)) == 2.0**5
 
 
 def tried(mode, gain, grads=GRADS, sparse=False):
@@ -68,6 +108,18 @@ def test_sparse_gradients_stay_sparse_when_they_are_tried_again(mode):
     np.testing.assert_array_equal(found.values, GRADS * 2.0**10)
     np.testing.assert_array_equal(found.indices, [0, 2])
     assert seen == 2
+
+
+def test_the_smallest_scale_has_a_normal_reciprocal():
+    # At 2**-113 the gradient would be float16's top: each attempt overflows.
+    seen = []
+
+    def backward(scaled):
+        seen.append(float(scaled[0]) / 2.0**120)
+        return [tf.constant(np.inf)]
+
+    unscaled_gradients(backward, [tf.constant(2.0**120)], 0)
+    assert seen == [2.0**-105, 2.0**-113, 2.0**-121, 2.0**-126]
 
 
 def test_nothing_to_give_is_nothing():

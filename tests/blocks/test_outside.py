@@ -1,4 +1,4 @@
-"""Tensors that a block's layer reads from outside (outside, reads, tapes)."""
+"""What a block's layer may read: its arguments and variables (backward, base)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ X = np.array([[1.0, 2.0, 3.0]], np.float32)
 V = np.array([1.0, 2.0, 4.0], np.float32)
 pytestmark = pytest.mark.compiled_once
 recomputed = pytest.mark.parametrize("recompute", [False, True])
+refused = pytest.raises(
+    ValueError,
+    match=r"(?s)`layer` must read tensors with a gradient from the arguments of its "
+    r"call, got one of shape \(3,\).* Pass it to the block as an argument",
+)
 
 
-class Elsewhere:
-    """Holds a tensor where nobody looks for one."""
-
-
-def layer_of(family, read):
-    """Returns a float16 layer that multiplies by a weight and another tensor.
+def block_of(family, read, recompute=False):
+    """Returns a built block whose float16 layer multiplies by a weight and a tensor.
 
     Args:
       family: The Keras.
-      read: Returns that, given the layer.
+      read: Returns that tensor, given the layer.
+      recompute: As for `ScaledBlock`.
     """
 
     class Reading(family.keras.layers.Layer):
@@ -43,15 +45,13 @@ def layer_of(family, read):
     with policy_of(family.keras, "mixed_float16"):
         layer = Reading()
     layer.w = tf.ones([3])
-    return layer
-
-
-def block_of(family, recompute=False):
-    """Returns a block that reads `layer.w`, that layer, and a variable."""
-    layer = layer_of(family, lambda layer: layer.w)
     block = ScaledBlock(layer, recompute=recompute)
     block(tf.constant(X))
-    return block, layer, tf.Variable(V)
+    return block
+
+
+def loss_of(block):
+    return tf.reduce_sum(block(tf.constant(X))) * TINY
 
 
 def assert_grads(found, *expected):
@@ -60,157 +60,208 @@ def assert_grads(found, *expected):
         np.testing.assert_array_equal(grad, np.multiply(other, TINY))
 
 
-@recomputed
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", ["here", "in a function", "before the tape"])
-def test_what_an_attribute_holds_has_its_gradient(family, mode, place, recompute):
-    block, layer, v = block_of(family, recompute)
-
-    def loss_of(x):
-        return tf.reduce_sum(block(x)) * TINY
-
-    def step():
-        doubled = v * 2.0
-        with tf.GradientTape() as tape:
-            tape.watch(doubled)
-            layer.w = doubled if place == "before the tape" else v * 2.0
-            # Traced anew at each call, as it captures what is here.
-            loss = (tf.function(loss_of) if "function" in place else loss_of)(X)
-        source = doubled if place == "before the tape" else v
-        return tape.gradient(loss, [source, kerases.tensor_of(layer.scale)])
-
-    step = compiled(step, mode)
-    for _ in range(2):
-        factor = 1.0 if place == "before the tape" else 2.0
-        assert_grads(step(), X[0] * factor, X[0] * V * 2.0)
+def attribute(layer):
+    return layer.w
 
 
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_within_branches_and_loops(family, mode):
-    block, layer, v = block_of(family)
-
-    def add(count, loss):
-        return count + 1, loss + tf.reduce_sum(block(tf.constant(X))) * TINY
-
-    def step(is_loop):
-        with tf.GradientTape() as tape:
-            layer.w = v * 2.0
-            if is_loop:
-                zero = (0, 0.0)
-                _, loss = tf.while_loop(
-                    lambda count, _: count < 2, add, zero, maximum_iterations=2
-                )
-            else:
-                loss = tf.cond(v[0] > 0.0, lambda: add(0, 0.0)[1], lambda: 0.0)
-        return tape.gradient(loss, [v])
-
-    assert_grads(compiled(lambda: step(False), mode)(), X[0] * 2.0)
-    assert_grads(compiled(lambda: step(True), mode)(), X[0] * 4.0)
+def in_a_list(layer):
+    return layer.w if tf.is_tensor(layer.w) else layer.w["all"][0]
 
 
-def test_without_a_tape(family):
-    block, layer, v = block_of(family)
+def in_a_function(layer):
+    return tf.function(lambda: layer.w * 1.0)()
 
-    @tf.function
-    def step():
-        layer.w = v * 2.0
-        return tf.gradients(tf.reduce_sum(block(tf.constant(X))) * TINY, [v])
 
-    assert_grads(step(), X[0] * 2.0)
+def in_a_branch(layer):
+    one = tf.cast(layer.scale[0], tf.float32)
+    return tf.cond(one > 0.0, lambda: layer.w * 1.0, lambda: tf.ones([3]))
+
+
+READS = [attribute, in_a_list, in_a_function, in_a_branch]
 
 
 @recomputed
 @pytest.mark.parametrize("mode", MODES)
-def test_each_call_has_what_its_attribute_held_then(family, mode, recompute):
-    block, layer, v = block_of(family, recompute)
-    x = tf.constant(X)
+@pytest.mark.parametrize("read", READS)
+def test_a_tensor_that_a_tape_records_is_an_error(family, mode, read, recompute):
+    block, v = block_of(family, read, recompute), tf.Variable(V)
 
     def step():
         with tf.GradientTape() as tape:
-            layer.w = v * 2.0
-            y = block(x)
-            layer.w = v * 8.0
-            loss = tf.reduce_sum(y + block(y)) * TINY
-            layer.w = None
-        grad = tape.gradient(loss, v)
-        assert layer.w is None
-        return [grad]
-
-    # 2 x v + 16 x v**2
-    assert_grads(compiled(step, mode)(), X[0] * (2.0 + 32.0 * V))
-
-
-@recomputed
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("kind", ["list", "closure", "partial", "inner layer"])
-def test_where_it_may_be_held(family, mode, kind, recompute):
-    held = [None]
-
-    def read(layer):
-        return layer.ws["a"][0] if kind == "list" else layer.w
-
-    layer = layer_of(family, read if kind != "closure" else lambda _: held[0])
-    outer = layer
-    if kind == "inner layer":
-        outer = family.keras.Sequential([ScaledBlock(layer), layer])
-    block, v = ScaledBlock(outer, recompute=recompute), tf.Variable(V)
-
-    def step():
-        with tf.GradientTape() as tape:
-            held[0] = w = v * 2.0
-            layer.ws, layer.w = {"a": [w]}, w
-            if kind == "closure":
-                layer.ws = layer.w = None
-            loss = tf.reduce_sum(block(tf.constant(X))) * TINY
-        return [tape.gradient(loss, v)]
-
-    layer.ws, held[0] = {"a": [tf.ones([3])]}, tf.ones([3])
-    block(tf.constant(X))
-    of_square = X[0] * 8.0 * V  # (2 v)**2
-    expected = of_square if kind == "inner layer" else X[0] * 2.0
-    assert_grads(compiled(step, mode)(), expected)
-
-
-@recomputed
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_what_is_read_from_elsewhere_is_an_error(family, mode, recompute):
-    elsewhere = Elsewhere()
-    block = ScaledBlock(layer_of(family, lambda _: elsewhere.w), recompute=recompute)
-    x, v = tf.constant(X), tf.Variable(V)
-
-    def step(factor):
-        with tf.GradientTape() as tape:
-            elsewhere.w = factor()
-            loss = tf.reduce_sum(block(x)) * TINY
-        return [tape.gradient(loss, kerases.tensor_of(block.layer.scale))]
-
-    elsewhere.w = tf.ones([3])
-    block(x)
-    # A constant has no gradient: nothing is missing.
-    assert_grads(compiled(lambda: step(lambda: tf.ones([3])), mode)(), X[0])
-    with pytest.raises(
-        ValueError, match=r"`layer` must read tensors with a gradient .*3.*"
-    ):
-        compiled(lambda: step(lambda: v * 2.0), mode)()
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_what_changes_until_it_is_computed_again_is_an_error(family, mode):
-    held = {}
-    layer = layer_of(family, lambda _: held["w"])
-    block, v = ScaledBlock(layer, recompute=True), tf.Variable(V)
-
-    def step():
-        with tf.GradientTape() as tape:
-            held["w"] = v * 2.0
-            loss = tf.reduce_sum(block(tf.constant(X))) * TINY
-        held["w"] = tf.ones([3])
+            w = v * 2.0
+            block.layer.w = {"all": [w]} if read is in_a_list else w
+            loss = loss_of(block)
         return tape.gradient(loss, v)
 
-    held["w"] = tf.ones([3])
-    block(tf.constant(X))
-    with pytest.raises(ValueError, match=r"`layer` must read the same tensors when"):
+    with refused:
         compiled(step, mode)()
+
+
+@recomputed
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("place", ["watched", "in a function", "an argument, too"])
+def test_wherever_the_tape_knows_it_from(family, mode, place, recompute):
+    block = block_of(family, attribute, recompute)
+
+    def step():
+        w = tf.constant(V)
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            block.layer.w = w
+            if place == "watched":
+                loss = loss_of(block)
+            elif place == "in a function":
+                loss = tf.function(lambda: loss_of(block))()
+            else:
+                loss = tf.reduce_sum(block(w[None])) + tf.reduce_sum(block(w))
+        return tape.gradient(loss, w)
+
+    with refused:
+        compiled(step, mode)()
+
+
+@recomputed
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_layer_only_returns_is_read_too(family, mode, recompute):
+    class Returning(family.keras.layers.Layer):
+        def call(self, inputs):
+            return inputs, self.w
+
+    with policy_of(family.keras, "mixed_float16"):
+        block = ScaledBlock(Returning(), recompute=recompute)
+    block.layer.w = tf.ones([3])
+    block(tf.constant(X))
+    v = tf.Variable(V)
+
+    def step():
+        with tf.GradientTape() as tape:
+            block.layer.w = v * 2.0
+            loss = tf.reduce_sum(block(tf.constant(X))[1])
+        return tape.gradient(loss, v)
+
+    with refused:
+        compiled(step, mode)()
+
+
+@recomputed
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("where", ["function", "loop", "branch", "no tape"])
+def test_what_no_tape_records_is_an_error_when_its_gradient_is_computed(
+    family, mode, where, recompute
+):
+    """An argument of a function or a loop, or what `tf.gradients` is asked for."""
+    block, v = block_of(family, attribute, recompute), tf.Variable(V)
+
+    def loss_at(w):
+        block.layer.w = w
+        return loss_of(block)
+
+    def step():
+        if where == "no tape":
+            return tf.gradients(loss_at(v * 2.0), [v])
+        with tf.GradientTape() as tape:
+            w = v * 2.0
+            if where == "function":
+                loss = tf.function(loss_at)(w)
+            elif where == "branch":
+                loss = tf.cond(v[0] > 0.0, lambda: loss_at(w), lambda: 0.0)
+            else:
+                _, _, loss = tf.while_loop(
+                    lambda count, *_: count < 2,
+                    lambda count, w, loss: (count + 1, w, loss + loss_at(w)),
+                    (0, w, 0.0),
+                    maximum_iterations=2,
+                )
+        return tape.gradient(loss, v)
+
+    with refused:
+        compiled(step, mode)()
+
+
+def test_a_function_that_a_tape_calls_is_an_error_then(family):
+    block = block_of(family, attribute)
+
+    @tf.function
+    def loss_at(w):
+        block.layer.w = w
+        return loss_of(block)
+
+    w = tf.constant(V)
+    assert float(loss_at(w)) == X[0] @ V * TINY  # nobody asks for a gradient
+    with tf.GradientTape() as tape, refused:
+        tape.watch(w)
+        tape.gradient(loss_at(w), w)
+
+
+@recomputed
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", ["function", "branch"])
+def test_a_constant_may_be_read(family, mode, where, recompute):
+    if recompute and where == "branch" and mode != "eager":
+        pytest.skip("TensorFlow cannot differentiate tf.recompute_grad in a branch")
+    table = tf.constant(np.tile(V, 100))  # captured as a placeholder, not a constant
+    block = block_of(family, lambda _: table[:3], recompute)
+    weight = kerases.tensor_of(block.layer.scale)
+
+    def loss_at(x):
+        return tf.reduce_sum(block(x)) * TINY
+
+    function = tf.function(loss_at)
+
+    def step():
+        x = tf.constant(X)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            if where == "function":
+                loss = function(x)
+            else:
+                loss = tf.cond(x[0, 0] > 0.0, lambda: loss_at(x), lambda: 0.0)
+        return tape.gradient(loss, [x, weight])
+
+    assert_grads(compiled(step, mode)(), V[None], X[0] * V)
+
+
+@recomputed
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", ["read", "given to an operation"])
+def test_a_variable_of_no_layer_has_its_gradient(family, mode, way, recompute):
+    v = tf.Variable(V.astype(np.float16))
+
+    class Free(family.keras.layers.Layer):
+        def call(self, inputs):
+            if way == "read":
+                return inputs * v.read_value()
+            # Eager mode reads it out of sight.
+            return tf.raw_ops.Mul(x=inputs, y=v)
+
+    with policy_of(family.keras, "mixed_float16"):
+        block = ScaledBlock(Free(), recompute=recompute)
+    block(tf.constant(X))
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(block(tf.constant(X)))
+        return tape.gradient(loss, v)
+
+    np.testing.assert_array_equal(compiled(step, mode)(), X[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_frozen_variable_that_a_tape_watches_is_an_error(family, mode):
+    block = block_of(family, attribute)
+    block.trainable = False
+    weight = kerases.tensor_of(block.layer.scale)
+
+    def step(is_watched):
+        x = tf.constant(X)
+        with tf.GradientTape() as tape:
+            tape.watch([x, *[weight] * is_watched])
+            loss = tf.reduce_sum(block(x)) * TINY
+        return [tape.gradient(loss, x)]
+
+    assert_grads(compiled(lambda: step(False), mode)(), np.ones([1, 3]))
+    with pytest.raises(ValueError, match=r"(?s)`layer` must have trainable .*scale"):
+        compiled(lambda: step(True), mode)()
 
 
 @recomputed
@@ -234,59 +285,3 @@ def test_what_layers_keep_of_other_calls_does_no_harm(family, recompute):
     # A tensor of a graph that is gone is there when the next one is traced.
     for function in (step, tf.function(step), tf.function(step), step):
         assert_grads(function(), np.full([1, 3], 4.0))
-
-
-@recomputed
-@pytest.mark.parametrize("mode", MODES)
-def test_an_argument_that_is_an_attribute_too_counts_once_in_each(
-    family, mode, recompute
-):
-    block, layer, _ = block_of(family, recompute)
-
-    def step():
-        x = tf.constant(X)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            layer.w = x
-            loss = tf.reduce_sum(block(x)) * TINY
-        return [tape.gradient(loss, x)]
-
-    assert_grads(compiled(step, mode)(), 2.0 * X)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_overflow_of_its_gradient_is_tried_again(family, mode):
-    block, layer, v = block_of(family)
-    x = tf.constant(np.full([1, 3], 2.0**9, np.float32))
-
-    def step():
-        with tf.GradientTape() as tape:
-            layer.w = v * 2.0
-            loss = tf.reduce_sum(block(x)) * TINY
-        return [tape.gradient(loss, v)]
-
-    assert_grads(compiled(step, mode)(), np.full([3], 2.0**10))
-
-
-@recomputed
-@pytest.mark.parametrize("mode", MODES)
-def test_a_variable_that_an_operation_is_given_is_no_such_tensor(
-    family, mode, recompute
-):
-    v = tf.Variable(V.astype(np.float16))
-
-    class Bare(family.keras.layers.Layer):
-        def call(self, inputs):
-            # Eager mode reads it out of sight.
-            return tf.raw_ops.Mul(x=inputs, y=v)
-
-    with policy_of(family.keras, "mixed_float16"):
-        block = ScaledBlock(Bare(), recompute=recompute)
-    block(tf.constant(X))
-
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(block(tf.constant(X)))
-        return tape.gradient(loss, v)
-
-    np.testing.assert_array_equal(compiled(step, mode)(), X[0])

@@ -107,11 +107,22 @@ def test_lists_that_are_no_array_are_refused(tmp_path, value):
 )
 def test_wrong_arrays_are_refused(tmp_path, arrays, error, words):
     np.savez(tmp_path / "run.npz", **arrays)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=words) as raised:
         load_run(tmp_path / "run.npz")
+    assert "run.npz" in str(raised.value)
     if "is_finite" in arrays:
         with pytest.raises(error, match=words):
             save_run(tmp_path / "other.npz", **arrays)
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "largest"])
+@pytest.mark.parametrize("value", [-1.0, np.nan])
+def test_numbers_that_no_run_has_are_refused(tmp_path, name, value):
+    numbers = np.array([1, np.inf, value, 0], np.float32)
+    np.savez(tmp_path / "run.npz", is_finite=FLAGS, **{name: numbers})
+    words = rf"run\.npz.*`{name}` must hold no NaN and nothing negative, got {value}\."
+    with pytest.raises(ValueError, match=words):
+        load_run(tmp_path / "run.npz")
 
 
 def test_what_is_no_such_file_is_refused(tmp_path):

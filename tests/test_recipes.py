@@ -1,0 +1,94 @@
+"""docs/recipes.md: its programs on each Keras, and what they do with an overflow."""
+
+from __future__ import annotations
+
+import runpy
+
+import numpy as np
+import pages
+import pytest
+import tensorflow as tf
+from limits import skip_without, slow_on_the_newest
+
+#: Its programs, in the order of the page.
+REPEAT, REPEAT_IN_FIT, EACH_LOSS, EACH_LOSS_IN_FIT = pages.blocks(
+    pages.PAGES["recipes"]
+)
+BATCHES = 8
+
+
+@pytest.fixture
+def run(family, tmp_path):
+    """Returns a function that runs a program with a Keras, and returns its names."""
+    skip_without("the pages", family)
+
+    def run(program):
+        path = tmp_path / "recipe.py"  # AutoGraph reads the source of a file
+        path.write_text(program.replace("import keras\n", ""))
+        return runpy.run_path(str(path), {"keras": family.keras})
+
+    yield run
+    family.keras.mixed_precision.set_global_policy("float32")
+
+
+def count(variable):
+    return int(variable.numpy())
+
+
+@slow_on_the_newest
+@pytest.mark.parametrize("program", [REPEAT, REPEAT_IN_FIT], ids=["loop", "fit"])
+def test_an_overflowed_batch_is_repeated_and_counted_once(run, program):
+    found = run(program)
+    scale, mean_loss = found["scale"], found["mean_loss"]
+    optimizer = found.get("optimizer") or found["model"].optimizer
+    assert count(scale.skipped_steps) > 2
+    assert count(optimizer.applied_steps) == BATCHES
+    assert float(tf.convert_to_tensor(mean_loss.count)) == BATCHES
+    assert bool(scale.last_step_finite)
+
+
+def test_a_loop_gives_up_a_batch_that_always_overflows(run):
+    program = REPEAT.replace("model(x)  #", "x[:32] = np.nan; model(x)  #")
+    found = run(program)
+    assert count(found["scale"].skipped_steps) == found["TRIES"]
+    assert count(found["optimizer"].applied_steps) == BATCHES - 1
+
+
+@slow_on_the_newest
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
+    found = run(REPEAT_IN_FIT)
+    model, scale, x = (found[name] for name in ("model", "scale", "x"))
+    model.run_eagerly = eagerly
+    skipped = count(scale.skipped_steps)
+    x[:32] = np.nan
+    model.fit(x, x[:, :1], batch_size=32, shuffle=False, verbose=0)
+    assert count(scale.skipped_steps) == skipped + model.tries
+    assert count(model.optimizer.applied_steps) == BATCHES + BATCHES - 1
+
+
+@slow_on_the_newest
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("program", [EACH_LOSS, EACH_LOSS_IN_FIT], ids=["loop", "fit"])
+def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(
+    run, program, bad
+):
+    found = run(program)
+    model, scales, x = (found[name] for name in ("model", "scales", "x"))
+    optimizer = found.get("optimizer") or model.optimizer
+    assert count(optimizer.applied_steps) == BATCHES
+    assert [float(scale) for scale in scales] == [2.0**15, 2.0**25]
+
+    before = model.get_weights()
+    scales[bad].current_loss_scale.assign(2.0**100)
+    batch = x[:32], x[:32, :1]
+    if "train_step" in found:
+        found["train_step"](*map(tf.constant, batch))
+    else:
+        model.fit(*batch, batch_size=32, verbose=0)
+    expected = [2.0**15, 2.0**25]
+    expected[bad] = 2.0**99
+    assert [float(scale) for scale in scales] == expected
+    assert count(optimizer.applied_steps) == BATCHES
+    for old, new in zip(before, model.get_weights()):
+        np.testing.assert_array_equal(old, new)
