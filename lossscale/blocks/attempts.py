@@ -7,8 +7,8 @@ from typing import Any, Callable, List
 import tensorflow as tf
 
 from lossscale.blocks import block_scale
-from lossscale.gradients.finite import all_finite, checked
-from lossscale.gradients.scaling import divide
+from lossscale.gradients.arithmetic import divide
+from lossscale.gradients.check import all_finite, checked
 from lossscale.runtime import mode
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either

@@ -9,7 +9,7 @@ import tensorflow as tf
 from lossscale.blocks.attempts import unscaled_gradients
 from lossscale.blocks.nests import Nest
 from lossscale.blocks.outside import Outside
-from lossscale.gradients.scaling import widened
+from lossscale.gradients.arithmetic import widened
 from lossscale.runtime import mode
 
 

@@ -6,7 +6,7 @@ from typing import Any, List
 
 import tensorflow as tf
 
-from lossscale.gradients.largest import largest_magnitude
+from lossscale.gradients.arithmetic import largest_magnitude
 from lossscale.runtime.op_types import as_number
 
 #: The bits of a float32's exponent.

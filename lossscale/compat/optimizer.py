@@ -8,7 +8,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.scaling import widened
+from lossscale.gradients.arithmetic import widened
 from lossscale.optimizer.provenance.resolve import Provenance
 from lossscale.optimizer.step.reduction import reduction_for
 from lossscale.optimizer.step.step import Step

@@ -6,8 +6,7 @@ import math
 from typing import Any, NamedTuple, Optional
 
 from lossscale.optimizer.fault_record import OwnSteps
-from lossscale.scales.adjusting import unguarded
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unguarded
 
 #: Warn after this many losses in a row that are not finite before they are scaled.
 BAD_LOSSES = 3

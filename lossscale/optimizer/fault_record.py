@@ -7,8 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 
 import tensorflow as tf
 
-from lossscale.gradients import faults
-from lossscale.gradients.check import Check
+from lossscale.gradients.check import Check, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.spike_record import Spike, SpikeNumbers, latest
@@ -257,7 +256,7 @@ class Entry(NamedTuple):
 def _worst_with_loss(bundle: Bundle) -> PerGradient:
     """Returns the worst numbers of one replica's gradients, and then its loss's."""
     losses = [*bundle.losses, None]  # a list that is never empty
-    of_losses = faults.worst_of_each(losses, groups_of_one(len(losses)))
+    of_losses = worst_of_each(losses, groups_of_one(len(losses)))
     of_loss = tf.reshape(tf.reduce_sum(of_losses), [1])
     return tf.concat([bundle.check.worst_of(bundle.count), of_loss], 0)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Iterable, Sequence
 
-from lossscale.gradients.check import Check
-from lossscale.gradients.faults import worst_of_each
-from lossscale.gradients.finite import checked
+from lossscale.gradients.check import Check, checked, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.provenance.history import History
 from lossscale.runtime import kerases

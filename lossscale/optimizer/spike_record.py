@@ -6,7 +6,7 @@ from typing import Callable, List, NamedTuple, Optional, Protocol, Sequence, Tup
 
 import tensorflow as tf
 
-from lossscale.gradients.largest import largest_of_each
+from lossscale.gradients.arithmetic import largest_of_each
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Op, Scalar, Tensor, Variable

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import dense_part
 from lossscale.ranges.layer_calls import Call, floats_in
 from lossscale.ranges.origins import Origins, is_bad, kinds_of, largest_of
 from lossscale.runtime import kerases

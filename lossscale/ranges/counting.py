@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import dense_part
 from lossscale.ranges import exponents
 from lossscale.ranges.float32_model import SIXTEEN_BITS, outputs_of_layers
 from lossscale.ranges.grouping import blocks_of

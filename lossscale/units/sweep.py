@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Hashable, Iterable, List, Optional, Tuple
 
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import dense_part
 from lossscale.runtime.aliases import Grad, Graph, Tensor
 from lossscale.runtime.bodies import Body, Counts, GraphBody, Node
 from lossscale.runtime.graphs import BODIES, BRANCHES, DATASETS, LOOPS, graph_of

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from models import compiled
 
-from lossscale.gradients import faults
+from lossscale.gradients import check as faults
 from lossscale.gradients.packing import pack
 
 INF, NAN = float("inf"), float("nan")

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from models import compiled
 
 from lossscale import all_finite
-from lossscale.gradients.finite import checked, sum_stays_finite
+from lossscale.gradients.check import checked, sum_stays_finite
 
 BAD = [np.inf, -np.inf, np.nan]
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from models import compiled
 
-from lossscale.gradients.largest import largest_if_finite, largest_magnitude
+from lossscale.gradients.arithmetic import largest_if_finite, largest_magnitude
 
 MODES = ["eager", "graph", "xla"]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, Iterable, List, Optional, Protocol, Tuple, cast
 
-from lossscale.gradients.check import CLEAN, Check
-from lossscale.gradients.faults import clean
+from lossscale.gradients.check import CLEAN, Check, clean
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Divisors, Grads, Pair, Scalar, Tensor
 from lossscale.runtime.callbacks import key_of

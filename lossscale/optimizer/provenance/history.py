@@ -59,8 +59,7 @@ from lossscale.runtime.graphs import (
     notes_of,
     visible_graphs,
 )
-from lossscale.scales.adjusting import unguarded
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unguarded
 from lossscale.units.sweep import values_of
 from lossscale.units.unit import Unit
 

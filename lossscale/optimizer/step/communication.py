@@ -20,9 +20,8 @@ from typing import Any, Optional, Tuple
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients import scaling
+from lossscale.gradients.arithmetic import bounded, multiply
 from lossscale.gradients.check import CLEAN, Check
-from lossscale.gradients.largest import bounded
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grad, Grads, Scalar
@@ -179,6 +178,6 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     own, narrow = grad.dtype, tf.as_dtype(dtype)
     if factor is not None and (own.is_floating or own.is_complex):
-        grad = scaling.multiply(grad, factor)
+        grad = multiply(grad, factor)
     is_wider = own.is_floating and own.size > narrow.size
     return tf.cast(grad, narrow if is_wider else own)

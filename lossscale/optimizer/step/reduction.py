@@ -11,10 +11,16 @@ from typing import Dict, List, Protocol, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import faults, rows
-from lossscale.gradients.check import Check
-from lossscale.gradients.finite import floating_values, sum_stays_finite
-from lossscale.gradients.largest import bounded
+from lossscale.gradients import rows
+from lossscale.gradients.arithmetic import bounded
+from lossscale.gradients.check import (
+    Check,
+    are_clean,
+    clean,
+    floating_values,
+    sum_stays_finite,
+    worst_of_each,
+)
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.checking import (
     and_of_rows,
@@ -143,9 +149,9 @@ class SeveralReplicas:
         if not self._are_added:
             return Check(is_clear, largest=largest)
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
-        clean = faults.clean(local.count)
+        nothing = clean(local.count)
         is_finite, worst = tf.cond(
-            is_in_doubt, lambda: self._check_sum(bundle), lambda: (is_clear, clean)
+            is_in_doubt, lambda: self._check_sum(bundle), lambda: (is_clear, nothing)
         )
         return Check(is_finite, None, lambda: worst, largest)
 
@@ -156,8 +162,8 @@ class SeveralReplicas:
         terms = replicas.call_for_each_replica(self._terms, bundle)
         for position, term in terms.items():
             sums[position] = replicas.all_reduce_sum(term)
-        worst = faults.worst_of_each(sums, groups)
-        return faults.are_clean(worst), worst
+        worst = worst_of_each(sums, groups)
+        return are_clean(worst), worst
 
     def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
         """Returns what one replica adds to the sum that is looked at, by position.
