@@ -14,7 +14,7 @@ import tensorflow as tf
 from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import Check, all_finite
-from lossscale.runtime import replicas
+from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
@@ -302,7 +302,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         given, largest = largest, _one_element("largest", largest, "a number", _is_real)
         wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
         is_magnitude = tf.logical_and(wide >= 0.0, wide < float("inf"))
-        if tf.executing_eagerly() and is_finite and not is_magnitude:
+        if mode.current().knows_values and is_finite and not is_magnitude:
             raise ValueError(
                 "`largest` must be a finite number from 0 on if the gradients were "
                 f"finite, got {shown(given)}. If they were not, pass is_finite=False."
@@ -404,7 +404,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     def __repr__(self) -> str:
         shown = {}
-        if tf.executing_eagerly():
+        if mode.current().knows_values:
             for name, value in vars(self).items():
                 if isinstance(value, tf.Variable) and not value.shape.rank:
                     shown[name] = value.numpy()
@@ -427,7 +427,7 @@ def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
             # Every replica computes the same value, so any of them will do.
             "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
         }
-        if tf.executing_eagerly():
+        if mode.current().knows_values:
             return tf.Variable(initial_value, **settings)
         # With tf.Variable a graph's collections would hold each replica's copy.
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
@@ -448,7 +448,7 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     """
     is_number = tf.logical_and(current > 0.0, current < float("inf"))
     found = tf.where(is_number, tf.maximum(current, floor), initial)
-    if tf.executing_eagerly() and current != found:
+    if mode.current().knows_values and current != found:
         warn(
             f"The loss scale was {float(current)!r}, below its floor or no number that "
             f"it can be. It goes on with {float(found)!r}. If it was restored from a "

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lossscale import presets
 from lossscale.arguments import one_of, shown
-from lossscale.runtime import registry
+from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
@@ -165,7 +165,7 @@ def _as_ours(theirs: Any) -> Optional[LossScale]:
     if config["initial_loss_scale"] < 1:  # or ours would start below its floor of 1
         config["min_loss_scale"] = config["initial_loss_scale"]
     with tf.init_scope():
-        if not tf.executing_eagerly():
+        if not mode.current().knows_values:
             return DynamicLossScale(**config)
         # The counter is not public.
         state = {"current_loss_scale": theirs(), "good_steps": theirs._num_good_steps}

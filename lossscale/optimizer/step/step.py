@@ -20,6 +20,7 @@ from lossscale.optimizer.step.sharing import adjust_together
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.runtime.graphs import let_bodies_go
 from lossscale.scales.base import LossScale
 
 
@@ -117,7 +118,9 @@ class Step:
             # A rule that applies every step needs no branch.
             if should_apply is True:
                 return group_ops([apply_all(), update_op])
-            return group_ops([either(should_apply, apply_all, skip), update_op])
+            done = either(should_apply, apply_all, skip)
+            let_bodies_go(done)
+            return group_ops([done, update_op])
 
     def _decide_eagerly(
         self, contributions: Tensor, bundle: Bundle
