@@ -2,7 +2,7 @@
 
 from lossscale import compat, presets
 from lossscale.blocks import ScaledBlock
-from lossscale.gradients.finite import all_finite
+from lossscale.gradients.check import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
 from lossscale.ranges.forward import ForwardRanges, forward_ranges

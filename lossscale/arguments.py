@@ -1,16 +1,19 @@
-"""Checks of constructor arguments: each returns a plain Python value, or raises.
+"""Checks of arguments: each returns a plain Python value, or raises.
 
 The first argument of a check is the name of the argument that it checks, for the error.
-Constructors run all checks before any variable exists.
+Constructors run all checks before any variable exists. `Declared` runs those of a whole
+constructor.
 """
 
 from __future__ import annotations
 
 import numbers
 import os
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+
+Check = Callable[..., Any]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 #: A smaller positive float32 is subnormal, and processors may flush it to zero.
@@ -18,6 +21,55 @@ FLOAT32_MIN = float(np.finfo(np.float32).tiny)
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: More steps than any run has. A counter that starts here never passes INT64_MAX.
 MOST_STEPS = 2**62
+
+
+class Declared:
+    """The arguments of a constructor: checks them, keeps them, and writes the config.
+
+    The signature has each argument's name, type and default; this has its check:
+
+    ```
+    _ARGUMENTS = Declared(period=count, ceiling=or_none(loss_scale))
+
+    def __init__(self, period: int = 2000, ceiling: Optional[float] = None) -> None:
+        _ARGUMENTS.keep(self, locals())  # first of all
+    ```
+    """
+
+    def __init__(self, *newer: str, **checks: Check) -> None:
+        """Declares arguments, in the order of the config.
+
+        Args:
+          *newer: Names that a config holds only if the value is not None. Without them,
+            older versions of this package can read the config.
+          **checks: Name -> check.
+        """
+        self._newer = newer
+        self._checks = checks
+
+    def keep(self, owner: object, given: Mapping[str, Any]) -> None:
+        """Checks arguments, then makes each an attribute of `owner`.
+
+        Args:
+          owner: The object under construction.
+          given: A mapping that holds the arguments, such as the constructor's locals.
+        """
+        for name, check in self._checks.items():
+            setattr(owner, name, check(name, given[name]))
+
+    def config(self, owner: object) -> Dict[str, Any]:
+        """Returns the kept arguments of `owner`, as JSON can hold them."""
+        kept = {name: getattr(owner, name) for name in self._checks}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in kept.items()
+            if value is not None or name not in self._newer
+        }
+
+
+def or_none(check: Check, **kwargs: Any) -> Check:
+    """Returns a check that also takes None, and passes `kwargs` to `check`."""
+    return lambda name, value: optional(check, name, value, **kwargs)
 
 
 def shown(value: Any) -> str:
@@ -42,8 +94,8 @@ def number(name: str, value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def loss_scale(name: str, value: Any) -> float:
-    """Returns `value` as a float that is positive and in float32's normal range."""
+def loss_scale(name: str, value: Any, least: float = FLOAT32_MIN) -> float:
+    """Returns `value` as a float from `least` on, in float32's normal range."""
     given = number(name, value)
     # This comes before float(), which fails for an integer above 2**1024.
     if not FLOAT32_MIN <= given <= FLOAT32_MAX:
@@ -52,13 +104,9 @@ def loss_scale(name: str, value: Any) -> float:
             f"{FLOAT32_MIN} to {FLOAT32_MAX}, got {shown(value)}. "
             "Powers of two such as 2.0**15 are exact."
         )
+    if given < least:
+        raise ValueError(f"`{name}` must be at least {least:g}, got {shown(value)}.")
     return float(given)
-
-
-def at_least_one(name: str, value: float) -> None:
-    """Raises unless `value` is at least 1."""
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, got {shown(value)}.")
 
 
 def factor(name: str, value: Any, above: float, below: Optional[float] = None) -> float:
@@ -135,18 +183,22 @@ def text(name: str, value: Any, without: str = "") -> str:
     return value
 
 
+def one_of(allowed: Sequence[str]) -> str:
+    """Returns names as text for an error."""
+    return ", ".join(map(repr, allowed))
+
+
 def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
     """Returns `value`, a sequence of any of the `allowed` strings, as a tuple."""
-    listed = ", ".join(repr(word) for word in allowed)
     if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
         raise TypeError(
-            f"`{name}` must be a sequence of any of {listed}, got {shown(value)}. "
-            f"Write a tuple such as ({allowed[0]!r},)."
+            f"`{name}` must be a sequence of any of {one_of(allowed)}, got "
+            f"{shown(value)}. Write a tuple such as ({allowed[0]!r},)."
         )
     for word in value:
         if not isinstance(word, str) or word not in allowed:
             raise ValueError(
-                f"`{name}` must hold only {listed}, got {shown(word)} in "
+                f"`{name}` must hold only {one_of(allowed)}, got {shown(word)} in "
                 f"{shown(value)}."
             )
     return tuple(word for word in allowed if word in value)
@@ -155,8 +207,7 @@ def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     """Returns `value`, which is one of the `allowed` strings."""
     if not isinstance(value, str) or value not in allowed:
-        listed = ", ".join(repr(word) for word in allowed)
-        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.")
+        raise ValueError(f"`{name}` must be one of {one_of(allowed)}, got {value!r}.")
     return value
 
 
@@ -181,9 +232,10 @@ def optional(check: Callable[..., Any], name: str, value: Any, **kwargs: Any) ->
     return None if value is None else check(name, value, **kwargs)
 
 
-def ordered(low_name: str, low: float, high_name: str, high: float) -> None:
-    """Raises unless `low` is at most `high`."""
-    if low > high:
+def ordered(given: Mapping[str, Any], low_name: str, high_name: str) -> None:
+    """Raises unless one argument is at most the other, or the other is None."""
+    low, high = given[low_name], given[high_name]
+    if high is not None and low > high:
         raise ValueError(
             f"`{high_name}` must be at least `{low_name}`, got "
             f"{high_name}={high!r} and {low_name}={low!r}. "

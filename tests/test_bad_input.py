@@ -198,7 +198,7 @@ def test_unknown_names_and_bad_numbers():
         ("increment_period", lambda value: DynamicLossScale(increment_period=value)),
         ("loss_scale", lambda value: lossscale.get([value])),
         ("loss_scale", lossscale.serialize),
-        ("config", lambda value: lossscale.get({"class_name": value})),
+        ("loss_scale", lambda value: lossscale.get({"class_name": value})),
         ("name", DynamicLossScale.from_preset),
         ("state", lambda value: lossscale.import_state("torch", {value: value})),
         ("loss_scale", lambda value: lossscale.export_state("torch", value)),
@@ -214,7 +214,10 @@ def test_numbers_too_long_for_python_to_show(name, call):
 
 @pytest.mark.parametrize("config", [{}, {"class_name": 3}, {"config": {}}], ids=repr)
 def test_configs_that_are_none(config):
-    refuses(TypeError, "config", config, lambda: lossscale.get(config))
+    refuses(TypeError, "config", config, lambda: lossscale.deserialize(config))
+    # Who handed it as a loss scale is told of that argument.
+    refuses(TypeError, "loss_scale", config, lambda: lossscale.get(config))
+    refuses(TypeError, "loss_scale", config, lambda: lossscale.SpikeGuard(config))
 
 
 @pytest.mark.parametrize(
@@ -222,9 +225,14 @@ def test_configs_that_are_none(config):
 )
 def test_configs_of_other_arguments(given):
     config = {"class_name": "FixedLossScale", "config": given}
-    with pytest.raises(TypeError, match=re.escape('`config["config"]` must')) as caught:
-        lossscale.get(config)
-    assert f"got {given!r}" in str(caught.value)
+    for name, call in (
+        ("config", lossscale.deserialize),
+        ("loss_scale", lossscale.get),
+    ):
+        message = re.escape(f'`{name}["config"]` must')
+        with pytest.raises(TypeError, match=message) as caught:
+            call(config)
+        assert f"got {given!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [3, ["a"], {}, None, ""], ids=repr)

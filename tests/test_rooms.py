@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 #: The rooms. A module may import from those on the left of its own, and from its own
 #: room what is listed before it on the door sign, the docstring of the `__init__`.
 ARROWS = """
-arguments preset_table presets plotting <- runtime <- gradients <- scales <-
+arguments presets plotting <- runtime <- gradients <- scales <-
 optimizer | simulation | ranges | blocks <- compat <- monitor <- __init__ __main__
 """
 #: Of each room or module, what it may import: all on the left of it.
@@ -25,8 +25,7 @@ for _group in ARROWS.replace("\n", " ").split("<-"):
     _left = set(LEFT)
     for _name in _group.replace("|", " ").split():
         LEFT[_name] = _left
-LEFT["preset_table"] = {"arguments"}
-LEFT["presets"] = {"arguments", "preset_table"}
+LEFT["presets"] = {"arguments"}
 ROOMS = sorted(
     path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/__init__.py")
 )

@@ -22,9 +22,8 @@ from typing import (
 
 import tensorflow as tf
 
-from lossscale.gradients.finite import all_finite, checked
-from lossscale.gradients.largest import largest_magnitude
-from lossscale.gradients.scaling import divide, widened
+from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
+from lossscale.gradients.check import all_finite, checked
 from lossscale.runtime import callbacks, mode, tapes
 from lossscale.runtime.aliases import (
     Attributes,

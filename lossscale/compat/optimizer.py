@@ -8,7 +8,7 @@ from typing import Any, Iterable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.scaling import widened
+from lossscale.gradients.arithmetic import widened
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import Record
 from lossscale.optimizer.reduction import reduction_for

@@ -4,12 +4,9 @@ These files know no rule of a loss scale, no other replica and no Keras. In the 
 of imports:
 
 * `packing`: packs many small gradients into a few tensors;
-* `check`: the quick check and the exact check of gradients;
-* `finite`: are all of them finite?
-* `faults`: which of them are infinite or NaN;
-* `largest`: their greatest magnitude;
-* `rows`: sparse gradients with duplicate rows;
-* `scaling`: multiplies a loss by a number, and divides gradients by it.
+* `check`: are all finite? A quick check and an exact one, and which are not;
+* `arithmetic`: multiplies a loss, divides gradients, finds their greatest magnitude;
+* `rows`: sparse gradients with duplicate rows.
 
-Begin with `finite`.
+Begin with `check`.
 """

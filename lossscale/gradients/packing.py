@@ -61,6 +61,14 @@ def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
     return [found[i] for i in range(len(found))]
 
 
+def in_order(numbers: Tensor, groups: List[List[int]]) -> Tensor:
+    """Returns the numbers of groups in the order of the gradients."""
+    listed = [position for group in groups for position in group]
+    if listed == sorted(listed):
+        return numbers
+    return tf.gather(numbers, sorted(range(len(listed)), key=listed.__getitem__))
+
+
 def groups_of_one(count: int) -> List[List[int]]:
     """Returns the groups of gradients that are not packed: one for each gradient."""
     return [[position] for position in range(count)]

@@ -9,8 +9,7 @@ import tensorflow as tf
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
-from lossscale.scales.adjusting import unguarded
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unguarded
 
 #: The most variables that a message names.
 _NAMED = 5

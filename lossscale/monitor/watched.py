@@ -11,8 +11,7 @@ from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import OwnSteps
 from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
-from lossscale.scales.adjusting import unguarded
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
 
 #: Warn after this many losses in a row that are not finite before they are scaled.

@@ -22,8 +22,8 @@ Begin with `base`, then `pending` and `step`.
 """
 
 from lossscale.optimizer.base import LossScaleOptimizer
-from lossscale.optimizer.warnings import LossScaleWarning
 from lossscale.runtime import kerases
+from lossscale.runtime.warning import LossScaleWarning
 
 # Importing a wrapper registers it, here and with its Keras.
 if kerases.keras3() is not None:

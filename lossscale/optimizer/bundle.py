@@ -11,10 +11,17 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import faults, rows
-from lossscale.gradients.check import CLEAN, Check, greater
-from lossscale.gradients.finite import each_is_finite, floating_values, sum_is_finite
-from lossscale.gradients.largest import largest_magnitude
+from lossscale.gradients import rows
+from lossscale.gradients.arithmetic import largest_magnitude
+from lossscale.gradients.check import (
+    CLEAN,
+    Check,
+    each_is_finite,
+    floating_values,
+    greater,
+    sum_is_finite,
+    worst_of_each,
+)
 from lossscale.gradients.packing import groups_of_one, in_this_graph, pack, unpack
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import (
@@ -127,7 +134,7 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         check = CLEAN
     if not check.is_clean:
         check = check._replace(
-            worst=lambda: faults.worst_of_each(examined.quotients(), few.groups)
+            worst=lambda: worst_of_each(examined.quotients(), few.groups)
         )
     if bundle.loss_scale.last_largest is not None:
         check = check._replace(largest=largest_magnitude(few.grads, few.divisors))
@@ -207,9 +214,9 @@ def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
 
 def _worst_as_applied(bundle: Bundle) -> PerGradient:
     grads = bundle.quotients()
-    worst = faults.worst_of_each(grads, bundle.groups)
+    worst = worst_of_each(grads, bundle.groups)
     if rows.any_may_have_duplicates(grads):
-        worst += faults.worst_of_each(rows.added(grads), bundle.groups)
+        worst += worst_of_each(rows.added(grads), bundle.groups)
     return worst
 
 

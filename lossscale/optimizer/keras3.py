@@ -12,10 +12,11 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.optimizer import overwriting, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
-from lossscale.optimizer.warnings import BARE_CHECKPOINT, warn
+from lossscale.optimizer.warnings import BARE_CHECKPOINT
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.warning import warn
 from lossscale.scales.base import LossScale
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper

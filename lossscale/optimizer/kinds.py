@@ -18,7 +18,7 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequenc
 import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import dense_part
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import (
     Array,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from lossscale.gradients.check import Check
-from lossscale.gradients.faults import worst_of_each
-from lossscale.gradients.finite import checked
+from lossscale.gradients.check import Check, checked, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.pending import before_division
 from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable

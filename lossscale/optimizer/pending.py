@@ -28,8 +28,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.check import CLEAN, Check
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import CLEAN, Check, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
 from lossscale.optimizer import warnings
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
@@ -62,8 +61,8 @@ from lossscale.runtime.graphs import (
     notes_of,
     visible_graphs,
 )
-from lossscale.scales.adjusting import unguarded
-from lossscale.scales.base import LossScale
+from lossscale.runtime.warning import warn
+from lossscale.scales.base import LossScale, unguarded
 
 #: What is known of an overflow: none, one that no apply has counted, one that an apply
 #: has counted.
@@ -470,7 +469,7 @@ class Pending:
         """Gives a warning, unless it was given before."""
         if self.is_keras and message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message)
+            warn(message)
 
 
 #: The kinds of which no state has to decide.

@@ -12,9 +12,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 
 import tensorflow as tf
 
-from lossscale.gradients import faults
-from lossscale.gradients.check import Check
-from lossscale.gradients.largest import largest_of_each
+from lossscale.gradients.arithmetic import largest_of_each
+from lossscale.gradients.check import Check, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
@@ -199,7 +198,7 @@ class Numbers:
     Attributes:
       variables: The variables.
       positions: The position of each, by its `id`.
-      faults: The worst number of each gradient and of the loss (`gradients/faults`),
+      faults: The worst number of each gradient and of the loss (`gradients/check`),
         three counts (steps skipped, skipped in a row, and in a row with a loss that was
         not finite) and a stamp: the loss scale's count of skipped steps then.
       spike: The greatest magnitude of each gradient at the last spike, the greatest of
@@ -284,7 +283,7 @@ class Entry(NamedTuple):
 def _worst_with_loss(bundle: Bundle) -> PerGradient:
     """Returns the worst numbers of one replica's gradients, and then its loss's."""
     losses = [*bundle.losses, None]  # a list that is never empty
-    of_losses = faults.worst_of_each(losses, groups_of_one(len(losses)))
+    of_losses = worst_of_each(losses, groups_of_one(len(losses)))
     of_loss = tf.reshape(tf.reduce_sum(of_losses), [1])
     return tf.concat([bundle.check.worst_of(bundle.count), of_loss], 0)
 

@@ -36,10 +36,17 @@ from typing import (
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients import faults, rows, scaling
-from lossscale.gradients.check import CLEAN, Check
-from lossscale.gradients.finite import floating_values, sum_stays_finite
-from lossscale.gradients.largest import bounded
+from lossscale.gradients import rows
+from lossscale.gradients.arithmetic import bounded, multiply
+from lossscale.gradients.check import (
+    CLEAN,
+    Check,
+    are_clean,
+    clean,
+    floating_values,
+    sum_stays_finite,
+    worst_of_each,
+)
 from lossscale.optimizer.bundle import (
     Bundle,
     and_of_rows,
@@ -171,9 +178,9 @@ class SeveralReplicas:
         if not self._are_added:
             return Check(is_clear, largest=largest)
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
-        clean = faults.clean(local.count)
+        nothing = clean(local.count)
         is_finite, worst = tf.cond(
-            is_in_doubt, lambda: self._check_sum(bundle), lambda: (is_clear, clean)
+            is_in_doubt, lambda: self._check_sum(bundle), lambda: (is_clear, nothing)
         )
         return Check(is_finite, None, lambda: worst, largest)
 
@@ -184,8 +191,8 @@ class SeveralReplicas:
         terms = replicas.call_for_each_replica(self._terms, bundle)
         for position, term in terms.items():
             sums[position] = replicas.all_reduce_sum(term)
-        worst = faults.worst_of_each(sums, groups)
-        return faults.are_clean(worst), worst
+        worst = worst_of_each(sums, groups)
+        return are_clean(worst), worst
 
     def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
         """Returns what one replica adds to the sum that is looked at, by position.
@@ -378,7 +385,7 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     own, narrow = grad.dtype, tf.as_dtype(dtype)
     if factor is not None and (own.is_floating or own.is_complex):
-        grad = scaling.multiply(grad, factor)
+        grad = multiply(grad, factor)
     is_wider = own.is_floating and own.size > narrow.size
     return tf.cast(grad, narrow if is_wider else own)
 

@@ -30,8 +30,7 @@ from lossscale.runtime.graphs import (
     is_other_branch,
     visible_graphs,
 )
-from lossscale.scales import adjusting
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, adjust_by_check
 
 _steps: Any = weakref.WeakKeyDictionary()  # LossScale -> the last _SharedStep
 
@@ -125,19 +124,18 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     """
     loss_scale = member.loss_scale
     if not (member.is_keras and member.observer.is_shared()):
-        return adjusting.adjust_by_check(loss_scale, check)
+        return adjust_by_check(loss_scale, check)
     is_finite = check.exact()
     step = _step_of(member)
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
         # An optimizer skips by its own gradients, the loss scale counts by all flags.
-        own = adjusting.arguments_of(loss_scale, is_finite, check.largest)
-        decision = adjusting.decision_of(loss_scale, own)
+        should_apply = loss_scale._should_apply(is_finite, check.largest)
         all_good = tf.logical_and(is_finite, was_good)
-        with tf.control_dependencies(decision):
+        with tf.control_dependencies([should_apply]):
             update_op, _ = loss_scale.adjust(all_good, *known)
     step.leave(loss_scale, update_op)
-    return update_op, decision[0] if decision else is_finite
+    return update_op, should_apply
 
 
 def _step_of(member: Pending) -> _SharedStep:

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import checks, exponents
 from lossscale.ranges.batches import first_batches, with_progress

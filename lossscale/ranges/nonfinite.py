@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.finite import dense_part
+from lossscale.gradients.check import dense_part
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import checks
 from lossscale.ranges.advice import Advice, Fault, for_faults

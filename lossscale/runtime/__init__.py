@@ -3,6 +3,7 @@
 This package knows no loss scale and no gradient. In the order of its imports:
 
 * `aliases`: the types that signatures name;
+* `warning`: LossScaleWarning, and the function that gives it;
 * `autograph`: keeps AutoGraph from rewriting our functions;
 * `graphs`: which graph is being built, which others it can use, and their bodies;
 * `checkpoints`: tells a checkpoint's question from a user's;

@@ -5,7 +5,7 @@ Eager mode has both by itself: Python's `if`, and the order of calls.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
 import tensorflow as tf
 
@@ -61,42 +61,6 @@ def either(
     if mode.current().cond_runs_both:
         return tf.cond(condition, true_fn, lambda: _with_a_draw(false_fn()))
     return tf.cond(condition, true_fn, false_fn)
-
-
-def rarely(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Makes one node of a function, for the side of a branch that is rarely taken.
-
-    TensorFlow visits each node of a branch even on the side that is not taken. A
-    function that is not inlined is one node.
-
-    Args:
-      function: Takes nothing, and returns a tensor whose gradient nobody requests.
-    """
-    if not mode.current().branch_saves_time or mode.NOT_INLINED is None:
-        return function
-    kept = tf.function(function, autograph=False, **mode.NOT_INLINED)
-    return lambda: _called(kept.get_concrete_function())
-
-
-def _called(function: Any) -> Tensor:
-    """Calls a concrete function and returns its one result, without keeping its graph.
-
-    An ordinary call would keep the function's graph, for gradients, as long as the
-    caller's graph is kept. The caller's graph is kept for ever if it registers a
-    gradient of its own, as TensorFlow's `all_reduce` in each Keras's optimizers does.
-    """
-    (result,) = tf.raw_ops.StatefulPartitionedCall(
-        args=function.captured_inputs,
-        Tout=[output.dtype for output in function.outputs],
-        f=function,
-    )
-    # Not public. TensorFlow rebuilds the graph if somebody needs it (seen on 2.15 to
-    # 2.21). A TensorFlow without this name keeps the graph.
-    atomic: Any = getattr(function, "inference_fn", None)
-    if hasattr(atomic, "_cached_graph"):
-        atomic._cached_graph = None
-    result.set_shape(function.outputs[0].shape)
-    return result
 
 
 def _with_a_draw(results: Results) -> Results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Dict, NamedTuple, Optional
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -18,14 +18,6 @@ ANY_SHAPES = {
     if "reduce_retracing" in _ARGUMENTS
     else "experimental_relax_shapes": True,
 }
-#: The argument of tf.function that keeps a function from being inlined. None: this
-#: TensorFlow has no such argument. The attribute's name is not public (seen on 2.13 to
-#: 2.21; 2.11 has none).
-NOT_INLINED: Optional[Dict[str, Dict[str, bool]]] = (
-    {"experimental_attributes": {"_noinline": True}}
-    if "experimental_attributes" in _ARGUMENTS
-    else None
-)
 _VERSION = tuple(map(int, tf.__version__.split(".")[:2]))
 #: Whether `tf.vectorized_map` accepts operations with attributes that it does not know.
 #: TensorFlow 2.4 refuses them, 2.8 and later accept them (seen up to 2.21).
@@ -43,11 +35,6 @@ class Mode(NamedTuple):
     Attributes:
       knows_values: Python knows what tensors hold, so Python's own `if` decides.
         Operations run in the order in which they are called.
-      branch_saves_time: The rule of a loss scale stands in a branch. A good step that
-        only has to be counted passes it by: 40 us instead of 73 on one tiny gradient.
-        A bad step's work is a function that is not inlined: 25 us instead of 34, a tiny
-        step. Not in a session: fetching a result from within the branch would run the
-        branch at every step.
       cond_runs_both: If it can, XLA runs both sides of a `tf.cond` and then selects
         each variable's value: 115 ms instead of 51, four gradients of 10 M elements
         with Adam. `control.either` prevents that.
@@ -63,8 +50,6 @@ class Mode(NamedTuple):
         product into the operation that uses it, but would store a quotient in memory.
       joins_factors: XLA turns `x * a * b` into `x * (a * b)`, which hides an overflow
         of `x * a`.
-      squares_factors: XLA turns `(x * a)**2` into `x**2 * a**2`, which is NaN where `a`
-        is so small that its square is 0.
       sums_bfloat16_slowly: Summing bfloat16 takes longer than the exact check of each
         element: 22.1 ms instead of 16.4, four gradients of 10 M elements. Without XLA
         the sum takes 4.8 ms and the exact check 8.0.
@@ -80,13 +65,11 @@ class Mode(NamedTuple):
     """
 
     knows_values: bool = False
-    branch_saves_time: bool = False
     cond_runs_both: bool = False
     looks_at_once: bool = False
     checks_anew: bool = False
     divides_by_reciprocal: bool = False
     joins_factors: bool = False
-    squares_factors: bool = False
     sums_bfloat16_slowly: bool = False
     may_not_round: bool = False
     fixes_shapes: bool = False
@@ -97,14 +80,13 @@ class Mode(NamedTuple):
 
 
 EAGER = Mode(knows_values=True, knows_constants=False)
-GRAPH = Mode(branch_saves_time=True)
+GRAPH = Mode()
 SESSION = Mode(runs_parts=True, records_faults=False)
 XLA = Mode(
     cond_runs_both=True,
     checks_anew=True,
     divides_by_reciprocal=_XLA_KEEPS_FACTORS,
     joins_factors=not _XLA_KEEPS_FACTORS,
-    squares_factors=True,
     sums_bfloat16_slowly=True,
     may_not_round=True,
     fixes_shapes=True,

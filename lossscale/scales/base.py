@@ -1,22 +1,46 @@
-"""LossScale: the contract of every loss scale."""
+"""LossScale: the contract of every loss scale, and how one is adjusted to a step."""
 
 from __future__ import annotations
 
 import abc
-from functools import partial
-from typing import Any, Dict, Optional, Tuple
+import functools
+import inspect
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients import scaling
-from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Flag, Scalar, Tensor
+from lossscale.arguments import shown
+from lossscale.gradients import arithmetic
+from lossscale.gradients.check import Check, all_finite
+from lossscale.runtime import mode, replicas
+from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
-from lossscale.scales import adjusting, listening
-from lossscale.scales.listening import Listener
+from lossscale.runtime.warning import warn
 from lossscale.scales.number import ReadsAsNumber
-from lossscale.scales.variables import Unsaved, described, scalar
+
+_Number = TypeVar("_Number")
+
+
+class Listener(Protocol):
+    """Observer: what optimizers that share a loss scale are told of its uses.
+
+    They set it as `LossScale._noted_by`. Below, "it" is the loss scale.
+    """
+
+    def note_read(self, tensor: Scalar) -> None:
+        """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
+
+    def note_float(self) -> None:
+        """A program read it as a Python number. No graph shows where that goes."""
+
+    def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
+        """A loss is multiplied by `loss_scale`, a tensor of it."""
+
+    def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
+        """`grads` are `scaled` divided by a tensor of it, without a check."""
 
 
 class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
@@ -79,18 +103,30 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     skips_spikes: bool = False
     has_scaled: bool = False
     has_been_read: bool = False
-    _decide: Any = None  # a method if more than the flag decides: see `decision_of`
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: Learns of each use. Optimizers that share this loss scale set it.
+    #: Told of each use. Optimizers that share this loss scale set it.
     _noted_by: Optional[Listener] = None
+    #: What the names of its variables begin with. Their keys in checkpoints do not.
+    _prefix: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         compute = cls.__dict__.get("__call__")
-        if compute is not None:  # a caller may multiply a loss with it: note the read
-            cls._value = compute  # type: ignore[method-assign]
-            cls.__call__ = listening.telling(compute)  # type: ignore
+        if compute is None:
+            return
+
+        @functools.wraps(compute)
+        def __call__(self: LossScale) -> Any:  # noqa: N807 - it is the class's
+            # The caller may multiply a loss by it.
+            value = compute(self)
+            self.has_been_read = True
+            if self._noted_by is not None and tf.is_tensor(value):
+                self._noted_by.note_read(value)
+            return value
+
+        cls._value = compute  # type: ignore[method-assign]
+        cls.__call__ = __call__  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +136,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             "consecutive_skipped_steps", 0, tf.int64
         )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
-        self._kept = Unsaved()
+        # tf.Module does not search this object, so that no file holds what is in it.
+        self._unsaved = SimpleNamespace(largest=None)
         if self.needs_largest:
             self.keep_largest()
 
@@ -138,7 +175,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         return cls(**config)
 
     @do_not_convert
-    def update(self, grads: Any) -> Tuple[Any, Any]:
+    def update(self, grads: Any) -> Tuple[Op, Any]:
         """Adjusts the loss scale to one step's gradients.
 
         Works eagerly, in `tf.function`, under XLA and in a `tf.compat.v1` graph; with
@@ -147,23 +184,33 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
         Args:
           grads: A nest of *unscaled* gradients, of any float dtype and shape. `None`s
-            and tensors that are not floating are ignored. Of `tf.IndexedSlices` only
-            the values count.
+            in it and tensors that are not floating are ignored. Of `tf.IndexedSlices`
+            only the values count.
 
         Returns:
           update_op: None in eager mode. In a graph, an op that updates the state when
             it runs; `tf.function` runs that op by itself.
           should_apply_gradients: The Python value True, or a `bool` tensor of shape
             `[]`, equal on all replicas. If False, skip this step.
+
+        Raises:
+          TypeError: `grads` is None, or holds what is no gradient.
         """
+        if grads is None:
+            raise TypeError("`grads` must be a nest of gradients, got None.")
         if not self.checks_gradients:
             return group_ops([]), True
-        return adjusting.update(self, grads)
+        if self.last_largest is None:
+            is_finite = replicas.call_for_each_replica(all_finite, grads)
+            return tuple(self.adjust(replicas.agree(is_finite)))
+        largest = replicas.call_for_each_replica(arithmetic.largest_if_finite, grads)
+        largest = replicas.greatest(largest)
+        return tuple(self.adjust(tf.math.is_finite(largest), largest))
 
     @property
     def last_largest(self) -> Any:
         """The greatest magnitude of the last step, or None: see the class."""
-        return self._kept.largest
+        return self._unsaved.largest
 
     def keep_largest(self) -> None:
         """Keeps the greatest magnitude of each step's gradients in `last_largest`.
@@ -173,52 +220,109 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         Raises:
           TypeError: A subclass overrides `adjust` without the argument `largest`.
         """
-        if self.last_largest is None:
-            adjusting.check_takes_largest(self)
-            self._kept.largest = scalar("last_largest", 0.0, tf.float32)
+        if self.last_largest is not None:
+            return
+        signature = inspect.signature(self.adjust)
+        try:
+            signature.bind(True, 1.0)
+        except TypeError:
+            raise TypeError(
+                f"`adjust` of {type(self).__name__} must take `largest` as second "
+                f"argument, got adjust{signature}. Write `def adjust(self, is_finite, "
+                "largest=None)`, and pass both to `super().adjust(is_finite, largest)`."
+            ) from None
+        self._unsaved.largest = new_variable("last_largest", 0.0, tf.float32)
 
     @do_not_convert
     def adjust(
         self, is_finite: Flag, largest: Optional[Scalar] = None
-    ) -> Tuple[Any, Any]:
+    ) -> Tuple[Op, Any]:
         """Adjusts the loss scale to one step, given whether its gradients were finite.
 
         Args:
-          is_finite: A `bool`, or a `bool` tensor of shape `[]`, which must be equal on
-            all replicas: whether every gradient of the step was finite.
+          is_finite: A `bool`, or a `bool` tensor with one element, which must be equal
+            on all replicas: whether every gradient of the step was finite.
           largest: The greatest magnitude of the step's unscaled gradients, a number or
-            a `float32` tensor of shape `[]`, equal on all replicas. On a bad step any
-            value will do. None if the loss scale does not need it.
+            a tensor with one element, equal on all replicas. On a bad step any value
+            will do. None if the loss scale does not need it.
 
         Returns:
-          `update_op` and `should_apply_gradients`, as `update` does.
+          `update_op` and `should_apply_gradients`, as `update` does. In a graph, a step
+          is bad, too, if its `largest` is not a finite number from 0 on.
 
         Raises:
-          TypeError: The loss scale needs `largest`, and it is None.
+          TypeError: `is_finite` is no bool, or the loss scale needs `largest`, and it
+            is no number. Nothing has changed then.
+          ValueError: `is_finite` or `largest` has more than one element; in eager mode,
+            `largest` is not a finite number from 0 on, though `is_finite` is True.
+            Nothing has changed then.
         """
+        is_finite, largest = self._checked(is_finite, largest)
         if not self.checks_gradients:
             return group_ops([]), True
-        is_finite = tf.convert_to_tensor(is_finite, tf.bool)
-        arguments = adjusting.arguments_of(self, is_finite, largest)
-        decision = adjusting.decision_of(self, arguments)
-        adjust = partial(adjusting.adjust_state, self)
-        update_op = replicas.merge_call(adjust, *arguments, *decision)
-        return update_op, decision[0] if decision else is_finite
+        should_apply, *decided = self._decide(is_finite, largest)
+        run = self._adjust_once
+        return replicas.merge_call(run, is_finite, largest, decided), should_apply
 
-    # The next two methods save time; a subclass overrides both or none. In a graph the
-    # rule is then in a branch, and a good step that only counts does not take it.
+    def _adjust_once(
+        self, is_finite: Flag, largest: Optional[Scalar], decided: List[Any]
+    ) -> Op:
+        """Runs the rule and counts the step, once for all replicas."""
+        is_finite = replicas.local_result(is_finite)
+        told, results = [is_finite], []
+        if largest is not None:
+            largest = replicas.local_result(largest)
+            results.append(self.last_largest.assign(largest, read_value=False))
+            told += [largest] if self.needs_largest else []
+        results.append(self._adjust(*told, *map(replicas.local_result, decided)))
+        skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
+        in_a_row = (tf.convert_to_tensor(self.consecutive_skipped_steps) + 1) * skipped
+        results += [
+            self.last_step_finite.assign(is_finite, read_value=False),
+            self.skipped_steps.assign_add(skipped, read_value=False),
+            self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
+        ]
+        return group_ops(results)
 
-    def _stays(self) -> Any:
-        """Returns whether the rule would only count a good step, and move nothing else.
+    def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
+        """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
+
+        The magnitude is at most float32's largest number, and infinite on a bad step.
+        It is None if it is not kept.
+        """
+        is_finite = _one_element("is_finite", is_finite, "a bool", _is_bool)
+        if self.needs_largest and largest is None:
+            raise TypeError(
+                "`largest` must be the greatest magnitude of the step's unscaled "
+                f"gradients, since {type(self).__name__} needs it, got None. "
+                "`update(grads)` computes it."
+            )
+        if self.last_largest is None or largest is None:
+            return is_finite, None
+        given, largest = largest, _one_element("largest", largest, "a number", _is_real)
+        wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
+        is_magnitude = tf.logical_and(wide >= 0.0, wide < float("inf"))
+        if mode.current().knows_values and is_finite and not is_magnitude:
+            raise ValueError(
+                "`largest` must be a finite number from 0 on if the gradients were "
+                f"finite, got {shown(given)}. If they were not, pass is_finite=False."
+            )
+        is_finite = tf.logical_and(is_finite, is_magnitude)
+        magnitude = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
+        return is_finite, tf.where(is_finite, magnitude, float("inf"))
+
+    def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
+        """Decides by the state before the step. `SpikeGuard` overrides it.
 
         Returns:
-          A `bool` tensor of shape `[]`. None if that is not known before the step.
+          Whether to apply the step, then any further arguments for `_adjust`.
         """
-        return None
+        del largest
+        return (is_finite,)
 
-    def _count_good(self) -> Any:
-        """Counts a good step, as `_adjust` does where `_stays` holds."""
-        raise NotImplementedError
+    def _should_apply(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Flag:
+        """Returns whether `adjust` would apply such a step. Changes nothing."""
+        return self._decide(*self._checked(is_finite, largest))[0]
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -247,7 +351,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         self.has_scaled = True
         if self._noted_by is not None:
             self._noted_by.note_read(loss_scale)
-        return scaling.multiply(loss, loss_scale)
+        return arithmetic.multiply(loss, loss_scale)
 
     @do_not_convert
     def unscale(self, grads: Any) -> Any:
@@ -279,22 +383,139 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
           grads: A nest of gradients.
           loss_scale: The value that `scale_by` was given.
         """
-        divisor = scaling.opaque_divisor(loss_scale, self.skipped_steps)
-        return scaling.divide(grads, divisor)
+        divisor = arithmetic.opaque_divisor(loss_scale, self.skipped_steps)
+        return arithmetic.divide(grads, divisor)
+
+    def _read_as_number(self, as_type: Callable[[Any], _Number]) -> _Number:
+        number = as_type(self._value())
+        if self._noted_by is not None:
+            self._noted_by.note_float()
+        return number
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
-        """Returns a new scalar variable, checkpointed as `name`.
+        """Returns a new variable, checkpointed as `name`.
 
         Assign it to an attribute. This method has the name that it has in TensorFlow's
         LossScale, so that subclasses of that class work here, too.
         """
-        variable = scalar(name, initial_value, dtype)
+        variable = new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
 
     def __repr__(self) -> str:
-        return described(self)
+        shown = {}
+        if mode.current().knows_values:
+            for name, value in vars(self).items():
+                if isinstance(value, tf.Variable) and not value.shape.rank:
+                    shown[name] = value.numpy()
+        shown.update(self.get_config())
+        for name, value in vars(self).items():
+            # A loss scale within shows its own state, not its config.
+            if name in shown and isinstance(value, tf.Module):
+                shown[name] = value
+        listed = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({listed})"
+
+
+def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
+    """Returns a new variable that has the same value on all replicas."""
+    with tf.init_scope():  # a loss scale may be created while a function is traced
+        settings = {
+            "name": name,
+            "dtype": dtype,
+            "trainable": False,
+            # Every replica computes the same value, so any of them will do.
+            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        }
+        if mode.current().knows_values:
+            return tf.Variable(initial_value, **settings)
+        # With tf.Variable a graph's collections would hold each replica's copy.
+        return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
+
+
+def usable(current: Scalar, floor: float, initial: float) -> Scalar:
+    """Returns `current`, or if no loss scale can have that value, what replaces it.
+
+    A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
+    multiplies would never leave 0, NaN or infinity. So a policy brings such a value
+    back at the next step, before anything else, and that step moves it no further:
+
+    ```
+    usable(S) = max(S, floor) if 0 < S < inf else initial
+    ```
+
+    In eager mode it warns. A graph cannot, but computes the same.
+    """
+    is_number = tf.logical_and(current > 0.0, current < float("inf"))
+    found = tf.where(is_number, tf.maximum(current, floor), initial)
+    if mode.current().knows_values and current != found:
+        warn(
+            f"The loss scale was {float(current)!r}, below its floor or no number that "
+            f"it can be. It goes on with {float(found)!r}. If it was restored from a "
+            "file, check where that came from."
+        )
+    return found
+
+
+def adjust_by_check(loss_scale: LossScale, check: Check) -> Tuple[Op, Any]:
+    """Adjusts a loss scale to the agreed check of a step, as `LossScale.adjust`."""
+    # A subclass's `adjust` may take the flag alone.
+    known = [] if check.largest is None else [check.largest]
+    return tuple(loss_scale.adjust(check.exact(), *known))
+
+
+def unguarded(loss_scale: LossScale) -> Any:
+    """Returns the loss scale that a `SpikeGuard` holds, and any other unchanged."""
+    is_guard = getattr(loss_scale, "skips_spikes", False)
+    return loss_scale.loss_scale if is_guard else loss_scale
+
+
+def _one_element(
+    name: str, value: Any, kind: str, is_kind: Callable[[tf.DType], bool]
+) -> Tensor:
+    """Returns an argument as a tensor of shape `[]`, or raises."""
+
+    def refused(error: Type[Exception]) -> Exception:
+        return error(
+            f"`{name}` must be {kind}, or a tensor of one element, got {shown(value)}. "
+            "Reduce several to one: tf.reduce_all for flags, tf.reduce_max for numbers."
+        )
+
+    # TensorFlow would keep a tensor for each Python number that it was ever given.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        tensor = tf.convert_to_tensor(np.asarray(value) if is_number else value)
+    except (TypeError, ValueError) as error:
+        raise refused(TypeError) from error
+    if not is_kind(tensor.dtype):
+        raise refused(TypeError)
+    if tensor.shape.num_elements() not in {None, 1}:
+        raise refused(ValueError)
+    return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
+
+
+def _is_bool(dtype: tf.DType) -> bool:
+    return bool(dtype.is_bool)
+
+
+def _is_real(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+def _to_tensor(
+    value: LossScale, dtype: Any = None, name: Any = None, as_ref: bool = False
+) -> Tensor:
+    """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
+    del as_ref  # TensorFlow passes it
+    current = tf.identity(value._value(), name)
+    value.has_been_read = True
+    if value._noted_by is not None:
+        value._noted_by.note_read(current)
+    if dtype is not None and not dtype.is_compatible_with(current.dtype):
+        # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
+        raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")
+    return current
 
 
 # Code written for Keras 2 reads `optimizer.loss_scale` as a tensor.
-tf.register_tensor_conversion_function(LossScale, listening.to_tensor)
+tf.register_tensor_conversion_function(LossScale, _to_tensor)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from functools import partial
+from typing import Any, Dict, Optional, Sequence
 
 import tensorflow as tf
 
 from lossscale import arguments, presets
-from lossscale.runtime import mode, registry
-from lossscale.runtime.aliases import Flag
-from lossscale.scales import moves
-from lossscale.scales.base import LossScale
-from lossscale.scales.variables import assign, value_of, where
+from lossscale.arguments import or_none
+from lossscale.gradients import arithmetic
+from lossscale.runtime import registry
+from lossscale.runtime.aliases import Flag, Results, Scalar
+from lossscale.scales.base import LossScale, usable
 
 #: The events that may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
-#: A config holds these arguments only if they are not None.
-_NEWER = ("search_period", "backoff_cooldown", "overflow_tolerance")
+_ARGUMENTS = arguments.Declared(
+    "search_period",
+    "backoff_cooldown",
+    "overflow_tolerance",
+    initial_loss_scale=arguments.loss_scale,
+    increment_period=arguments.count,
+    multiplier=partial(arguments.factor, above=1.0),
+    backoff_factor=or_none(arguments.factor, above=0.0, below=1.0),
+    hysteresis=arguments.count,
+    hysteresis_reset=partial(arguments.names, allowed=HYSTERESIS_RESETS),
+    min_loss_scale=arguments.loss_scale,
+    max_loss_scale=or_none(arguments.loss_scale),
+    search_period=or_none(arguments.count),
+    backoff_cooldown=or_none(arguments.count),
+    overflow_tolerance=or_none(arguments.share),
+)
 
 
 @registry.serializable
@@ -26,8 +41,11 @@ class DynamicLossScale(LossScale):
     With its defaults it is TensorFlow's rule, bit for bit.
 
     ```
-    state   S = initial_loss_scale, good = 0, bad = 0
+    state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
     adjust(is_finite):
+      if not min_loss_scale <= S < inf:     # restored from some file: see below
+        S = min_loss_scale if 0 < S < min_loss_scale else initial_loss_scale
+        and nothing else in this step moves S
       searches = search_period is not None and no step was bad so far
       if is_finite:
         good += 1
@@ -42,13 +60,14 @@ class DynamicLossScale(LossScale):
         bad += 1
         if bad >= hysteresis and cooldown == 0 and not tolerated:
           cooldown = backoff_cooldown       # it counts down at each step
-          S = min(S, max(S * backoff_factor, min_loss_scale))
+          S = max(S * backoff_factor, min_loss_scale)
           if "backoff" in hysteresis_reset: bad = 0
       should_apply_gradients = is_finite
     ```
 
-    The outer `min` matters only for a scale restored from below the floor: an overflow
-    never raises the scale.
+    A file may hold a scale that is 0, negative, infinite, NaN or below the floor. The
+    next step brings it back, with a warning in eager mode. Otherwise an overflow never
+    raises the scale.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:
@@ -124,54 +143,23 @@ class DynamicLossScale(LossScale):
         backoff_cooldown: Optional[int] = None,
         overflow_tolerance: Optional[float] = None,
     ) -> None:
-        initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
-        period = arguments.count("increment_period", increment_period)
-        growth = arguments.factor("multiplier", multiplier, above=1.0)
-        backoff = arguments.optional(
-            arguments.factor, "backoff_factor", backoff_factor, above=0.0, below=1.0
-        )
-        steps = arguments.count("hysteresis", hysteresis)
-        resets = arguments.names(
-            "hysteresis_reset", hysteresis_reset, HYSTERESIS_RESETS
-        )
-        floor = arguments.loss_scale("min_loss_scale", min_loss_scale)
-        ceiling = arguments.optional(
-            arguments.loss_scale, "max_loss_scale", max_loss_scale
-        )
-        search = arguments.optional(arguments.count, "search_period", search_period)
-        cooldown = arguments.optional(
-            arguments.count, "backoff_cooldown", backoff_cooldown
-        )
-        tolerance = arguments.optional(
-            arguments.share, "overflow_tolerance", overflow_tolerance
-        )
-        arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
-        if ceiling is not None:
-            arguments.ordered("initial_loss_scale", initial, "max_loss_scale", ceiling)
+        _ARGUMENTS.keep(self, locals())
+        arguments.ordered(vars(self), "min_loss_scale", "initial_loss_scale")
+        arguments.ordered(vars(self), "initial_loss_scale", "max_loss_scale")
         super().__init__()
-        self.initial_loss_scale = initial
-        self.increment_period = period
-        self.multiplier = growth
-        self.backoff_factor = backoff
-        self.hysteresis = steps
-        self.hysteresis_reset = resets
-        self.min_loss_scale = floor
-        self.max_loss_scale = ceiling
-        self.search_period = search
-        self.backoff_cooldown = cooldown
-        self.overflow_tolerance = tolerance
         # The first two names are also TensorFlow's: its checkpoints restore into them.
         self.current_loss_scale = self._add_weight(
-            "current_loss_scale", initial, tf.float32
+            "current_loss_scale", self.initial_loss_scale, tf.float32
         )
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
         self.bad_steps = self._add_weight("bad_steps", 0, tf.int64)
+        # A file holds the rest only if it is used.
         self.cooldown_steps: Any = None
-        if cooldown is not None:  # without a cooldown no file holds this variable
+        if self.backoff_cooldown is not None:
             self.cooldown_steps = self._add_weight("cooldown_steps", 0, tf.int64)
         self.window_steps: Any = None
         self.window_bad_steps: Any = None
-        if tolerance is not None:  # without a tolerance no file holds these
+        if self.overflow_tolerance is not None:
             self.window_steps = self._add_weight("window_steps", 0, tf.int64)
             self.window_bad_steps = self._add_weight("window_bad_steps", 0, tf.int64)
 
@@ -201,93 +189,72 @@ class DynamicLossScale(LossScale):
     _current_loss_scale = property(lambda self: self.current_loss_scale)
     _num_good_steps = property(lambda self: self.good_steps)
 
-    def _adjust(self, is_finite: Flag) -> Any:
-        # In eager mode Python computes the rule: one operation takes longer than that.
-        knows = mode.current().knows_values
-        return self._rule(bool(is_finite) if knows else is_finite)
+    def _adjust(self, is_finite: Flag) -> Results:
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        zero = tf.constant(0, tf.int64)
 
-    def _rule(self, is_finite: Flag, grows: Any = None) -> List[Any]:
-        """Moves the state by one step. Returns the operations that do so.
+        period = tf.constant(self.increment_period, tf.int64)
+        if self.search_period is not None:
+            # A session may have counted a bad step already. Nothing grows then.
+            searches = tf.convert_to_tensor(self.skipped_steps) < 1
+            first = tf.constant(self.search_period, tf.int64)
+            period = tf.where(searches, first, period)
+        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
+        grows = good >= period  # never on a bad step: `good` is 0
 
-        Args:
-          is_finite: The flag: a tensor, or a Python bool if its value is known here.
-          grows: False if the loss scale surely does not grow at this step, else None.
-        """
-        knows = isinstance(is_finite, bool)
-        zero = 0 if knows else tf.constant(0, tf.int64)
-        results, bad, backs_off = [], None, False
-        if grows is False:
-            results.append(self.good_steps.assign_add(1, read_value=False))
-        else:
-            good = where(is_finite, value_of(self.good_steps) + 1, zero)
-            # `grows` is False on a bad step, since `good` is 0 there.
-            grows = self._in_period(lambda period: good >= period)
-            good = where(grows, zero, good)
-            results.append(assign(self.good_steps, good))
-        if is_finite is not True:
-            bad = value_of(self.bad_steps)
-            bad = where(is_finite, bad, bad + 1)
-            backs_off = where(is_finite, False, bad >= self.hysteresis)
+        bad = tf.convert_to_tensor(self.bad_steps)
+        bad = tf.where(is_finite, bad, bad + 1)
+        backs_off = tf.logical_and(tf.logical_not(is_finite), bad >= self.hysteresis)
+        results = []
         if self.overflow_tolerance is not None:
-            window = moves.window(self, is_finite)
-            backs_off = moves.tolerate(self, backs_off, *window)
-        if self.cooldown_steps is not None:
-            backs_off = moves.cool_down(self, backs_off, results)
+            steps = tf.convert_to_tensor(self.window_steps) + 1
+            bad_ones = tf.convert_to_tensor(self.window_bad_steps)
+            bad_ones = tf.where(is_finite, bad_ones, bad_ones + 1)
+            share = bad_ones / steps  # float64, as in Python
+            backs_off = tf.logical_and(backs_off, share >= self.overflow_tolerance)
+        if self.backoff_cooldown is not None:
+            left = tf.convert_to_tensor(self.cooldown_steps)
+            backs_off = tf.logical_and(backs_off, left < 1)
+            whole = tf.constant(self.backoff_cooldown, tf.int64)
+            left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
+            results.append(self.cooldown_steps.assign(left, read_value=False))
         if self.overflow_tolerance is not None:
-            moves.move_window(self, *window, grows, backs_off, results)
-        resets = {"good": is_finite, "growth": grows, "backoff": backs_off}
+            steps = tf.where(tf.logical_or(grows, backs_off), zero, steps)
+            bad_ones = tf.where(backs_off, zero, bad_ones)
+            results.append(self.window_steps.assign(steps, read_value=False))
+            results.append(self.window_bad_steps.assign(bad_ones, read_value=False))
+
+        events = {"good": is_finite, "growth": grows, "backoff": backs_off}
         for name in self.hysteresis_reset:
-            if resets[name] is not False:
-                bad = where(resets[name], zero, bad)
-        if bad is not None:
-            results.append(assign(self.bad_steps, bad))
-        if grows is not False or backs_off is not False:
-            results.append(self._move(grows, backs_off))
-        return results
+            bad = tf.where(events[name], zero, bad)
+        moved = tf.where(
+            grows,
+            self._grown(scale),
+            tf.where(backs_off, self._backed_off(scale), scale),
+        )
+        moved = tf.where(tf.equal(current, scale), moved, scale)
+        return [
+            *results,
+            self.current_loss_scale.assign(moved, read_value=False),
+            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
+            self.bad_steps.assign(bad, read_value=False),
+        ]
 
-    def _stays(self) -> Any:
-        if (type(self).adjust, type(self)._adjust) != _RULE:
-            return None  # a subclass has a rule of its own
-        # The same as good + 1 < period, without an addition at each step.
-        good = tf.convert_to_tensor(self.good_steps)
-        return self._in_period(lambda period: good < period - 1)
+    def _grown(self, scale: Scalar) -> Scalar:
+        larger = scale * self.multiplier
+        if self.max_loss_scale is not None:
+            return tf.minimum(larger, self.max_loss_scale)
+        return tf.where(tf.math.is_finite(larger), larger, scale)
 
-    def _in_period(self, holds: Callable[[int], Any]) -> Any:
-        """Returns `holds(period)`, with the period that is in force now.
-
-        That is `search_period` until `skipped_steps` counts a bad step. In a session a
-        bad step may change it before this reads it. No harm: nothing grows then.
-        """
-        usual = holds(self.increment_period)
-        if self.search_period is None:
-            return usual
-        searches = value_of(self.skipped_steps) < 1
-        return where(searches, holds(self.search_period), usual)
-
-    def _count_good(self) -> Any:
-        return self._rule(is_finite=True, grows=False)
-
-    def _move(self, grows: Any, backs_off: Any) -> Any:
-        scale = self._value()
-        moved = where(grows, moves.grown(self, scale), scale)
-        moved = where(backs_off, moves.backed_off(self, scale), moved)
-        return self.current_loss_scale.assign(moved, read_value=False)
+    def _backed_off(self, scale: Scalar) -> Scalar:
+        if self.backoff_factor is not None:
+            return tf.maximum(scale * self.backoff_factor, self.min_loss_scale)
+        # Compilers must not see the constant, or they would multiply by 1 / multiplier.
+        # So the result is the same in every mode, to the last bit.
+        multiplier = tf.constant(self.multiplier, tf.float32)
+        divisor = arithmetic.opaque_divisor(multiplier, self.skipped_steps)
+        return tf.maximum(scale / divisor, self.min_loss_scale)
 
     def get_config(self) -> Dict[str, Any]:
-        config = {
-            "initial_loss_scale": self.initial_loss_scale,
-            "increment_period": self.increment_period,
-            "multiplier": self.multiplier,
-            "backoff_factor": self.backoff_factor,
-            "hysteresis": self.hysteresis,
-            "hysteresis_reset": list(self.hysteresis_reset),  # JSON has no tuples
-            "min_loss_scale": self.min_loss_scale,
-            "max_loss_scale": self.max_loss_scale,
-        }
-        # Without these three, older versions of this package can read the config.
-        newer = {name: getattr(self, name) for name in _NEWER}
-        return {**config, **{k: v for k, v in newer.items() if v is not None}}
-
-
-#: The rule that `_stays` and `_count_good` shorten: no subclass may have changed it.
-_RULE = (DynamicLossScale.adjust, DynamicLossScale._adjust)
+        return _ARGUMENTS.config(self)

@@ -12,6 +12,10 @@ from lossscale.runtime.aliases import Flag
 from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 
+_ARGUMENTS = arguments.Declared(
+    loss_scale_value=arguments.loss_scale, skip_nonfinite=arguments.boolean
+)
+
 
 @registry.serializable
 class FixedLossScale(LossScale):
@@ -45,23 +49,17 @@ class FixedLossScale(LossScale):
     _can_change = False
 
     def __init__(self, loss_scale_value: float, skip_nonfinite: bool = False) -> None:
-        value = arguments.loss_scale("loss_scale_value", loss_scale_value)
-        skip = arguments.boolean("skip_nonfinite", skip_nonfinite)
+        _ARGUMENTS.keep(self, locals())
         super().__init__()
-        self.loss_scale_value = value
-        self.skip_nonfinite = skip
-        self.checks_gradients = skip
+        self.checks_gradients = self.skip_nonfinite
 
     def __call__(self) -> Any:
         value = tf.constant(self.loss_scale_value, tf.float32)
         # Gradients of branches and loops get copies of constants, unknown to us.
         return tf.ensure_shape(value, []) if is_building() else value
 
-    def _adjust(self, is_finite: Flag) -> Any:
+    def _adjust(self, is_finite: Flag) -> None:
         del is_finite  # the scale never changes
 
     def get_config(self) -> Dict[str, Any]:
-        return {
-            "loss_scale_value": self.loss_scale_value,
-            "skip_nonfinite": self.skip_nonfinite,
-        }
+        return _ARGUMENTS.config(self)

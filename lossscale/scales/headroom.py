@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.arguments import or_none
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Scalar
-from lossscale.scales.base import LossScale
+from lossscale.runtime.aliases import Flag, Results, Scalar
+from lossscale.scales.base import LossScale, usable
 
 #: The largest number of float16. Scaled gradients must not be larger.
 FLOAT16_MAX = 65504.0
@@ -17,6 +19,14 @@ FLOAT16_MAX = 65504.0
 _HIGHEST = 2.0**127
 #: The bits of a float32 that hold its exponent.
 _EXPONENT = 0x7F800000
+_ARGUMENTS = arguments.Declared(
+    initial_loss_scale=arguments.loss_scale,
+    headroom=partial(arguments.count, least=0, most=126),
+    half_life=partial(arguments.factor, above=0.0),
+    increment_period=arguments.count,
+    min_loss_scale=arguments.loss_scale,
+    max_loss_scale=or_none(arguments.loss_scale),
+)
 
 
 @registry.serializable
@@ -33,6 +43,9 @@ class HeadroomLossScale(LossScale):
             highest = 2**127 if max_loss_scale is None else max_loss_scale
             ceiling = highest
     adjust(is_finite, largest):
+      if not min_loss_scale <= S < inf:   # restored, as in `DynamicLossScale`
+        S = min_loss_scale if 0 < S < min_loss_scale else initial_loss_scale
+        and nothing else in this step moves S
       if is_finite:
         peak = max(largest, peak * 2**(-1 / half_life))
         good += 1
@@ -92,61 +105,48 @@ class HeadroomLossScale(LossScale):
         min_loss_scale: float = 1.0,
         max_loss_scale: Optional[float] = None,
     ) -> None:
-        initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
-        doublings = arguments.count("headroom", headroom, least=0, most=126)
-        life = arguments.factor("half_life", half_life, above=0.0)
-        period = arguments.count("increment_period", increment_period)
-        floor = arguments.loss_scale("min_loss_scale", min_loss_scale)
-        ceiling = arguments.optional(
-            arguments.loss_scale, "max_loss_scale", max_loss_scale
-        )
-        highest = _HIGHEST if ceiling is None else ceiling
-        arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
-        arguments.ordered("initial_loss_scale", initial, "max_loss_scale", highest)
+        _ARGUMENTS.keep(self, locals())
+        arguments.ordered(vars(self), "min_loss_scale", "initial_loss_scale")
+        self._highest = self.max_loss_scale or _HIGHEST
+        bounds = {**vars(self), "max_loss_scale": self._highest}
+        arguments.ordered(bounds, "initial_loss_scale", "max_loss_scale")
         super().__init__()
-        self.initial_loss_scale = initial
-        self.headroom = doublings
-        self.half_life = life
-        self.increment_period = period
-        self.min_loss_scale = floor
-        self.max_loss_scale = ceiling
-        self._highest = highest
         self.current_loss_scale = self._add_weight(
-            "current_loss_scale", initial, tf.float32
+            "current_loss_scale", self.initial_loss_scale, tf.float32
         )
         self.peak = self._add_weight("peak", 0.0, tf.float32)
-        self.ceiling = self._add_weight("ceiling", highest, tf.float32)
+        self.ceiling = self._add_weight("ceiling", self._highest, tf.float32)
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
 
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)
 
-    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Any:
-        peak, good = map(tf.convert_to_tensor, (self.peak, self.good_steps))
+    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        peak = tf.convert_to_tensor(self.peak)
+        ceiling = tf.convert_to_tensor(self.ceiling)
         zero = tf.constant(0, tf.int64)
+
         lasting = peak * 2.0 ** (-1.0 / self.half_life)
         peak = tf.where(is_finite, tf.maximum(largest, lasting), peak)
-        good = tf.where(is_finite, good + 1, zero)
-        grows = good >= self.increment_period  # never on a bad step: good is 0
-        good = tf.where(grows, zero, good)
-        ceiling = self._ceiling(is_finite, grows)
-        wanted = tf.where(peak > 0.0, self._scale_for(peak), self._value())
-        scale = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
-        pairs = [(self.peak, peak), (self.good_steps, good), (self.ceiling, ceiling)]
-        pairs.append((self.current_loss_scale, scale))
-        return [variable.assign(value, read_value=False) for variable, value in pairs]
-
-    def _ceiling(self, is_finite: Flag, grows: Any) -> Any:
-        ceiling = tf.convert_to_tensor(self.ceiling)
+        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
+        grows = good >= self.increment_period  # never on a bad step: `good` is 0
         # Compared with half of it, since twice the highest may overflow float32.
         raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
-        lowered = tf.maximum(
-            tf.minimum(ceiling, self._value()) / 2.0, self.min_loss_scale
-        )
-        kept = tf.where(grows, raised, ceiling)
-        return tf.where(is_finite, kept, lowered)
+        lowered = tf.maximum(tf.minimum(ceiling, scale) / 2.0, self.min_loss_scale)
+        ceiling = tf.where(is_finite, tf.where(grows, raised, ceiling), lowered)
+        wanted = tf.where(peak > 0.0, self._scale_for(peak), scale)
+        moved = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
+        moved = tf.where(tf.equal(current, scale), moved, scale)
+        return [
+            self.peak.assign(peak, read_value=False),
+            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
+            self.ceiling.assign(ceiling, read_value=False),
+            self.current_loss_scale.assign(moved, read_value=False),
+        ]
 
-    def _scale_for(self, peak: Any) -> Any:
+    def _scale_for(self, peak: Scalar) -> Scalar:
         """Returns the scale, a power of two, that leaves `headroom` above `peak`."""
         # The exponent bits are the power of two. A logarithm would round.
         bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
@@ -154,11 +154,4 @@ class HeadroomLossScale(LossScale):
         return power * 2.0**-self.headroom
 
     def get_config(self) -> Dict[str, Any]:
-        return {
-            "initial_loss_scale": self.initial_loss_scale,
-            "headroom": self.headroom,
-            "half_life": self.half_life,
-            "increment_period": self.increment_period,
-            "min_loss_scale": self.min_loss_scale,
-            "max_loss_scale": self.max_loss_scale,
-        }
+        return _ARGUMENTS.config(self)

@@ -1,19 +1,118 @@
 """import_state, export_state: continue another system's run here, or one of ours there.
 
-`state_formats` is the table of what each system saves, and under which names.
+A state is a dict of plain numbers under the names that the system itself uses; the
+table `STATE_FORMATS` has them. TensorFlow's `DynamicLossScale` and each Keras's
+`LossScaleOptimizer` have two variables; torch, NeMo and Paddle have
+`GradScaler.state_dict()`; Megatron has its grad scaler's, and apex has
+`amp.state_dict()`. The rest are arguments of that system.
+
+Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from lossscale import arguments, presets
-from lossscale.scales.adjusting import unguarded
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unguarded
 from lossscale.scales.dynamic import DynamicLossScale
-from lossscale.scales.state_formats import CHECKS, STATE, STATE_FORMATS, StateFormat
+
+
+class StateFormat(NamedTuple):
+    """What one system saves, and under which names.
+
+    Attributes:
+      preset: The name of the preset with that system's schedule.
+      keys: Its key -> our attribute. `bad_steps_left` is `hysteresis - bad_steps`.
+      fixed: Our argument -> its unchangeable value there. None means our None.
+      constants: Those of its keys that must have one given value.
+      inside: The key of the dict that holds the state, if it is nested.
+      in_an_array: Whether its scale is an array of one entry.
+      has_ceiling: Whether it can have a maximum loss scale.
+    """
+
+    preset: str
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any] = {}
+    constants: Mapping[str, Any] = {}
+    inside: str = ""
+    in_an_array: bool = False
+    has_ceiling: bool = False
+
+
+_TORCH_KEYS = {
+    "scale": "current_loss_scale",
+    "growth_factor": "multiplier",
+    "backoff_factor": "backoff_factor",
+    "growth_interval": "increment_period",
+    "_growth_tracker": "good_steps",
+}
+_KERAS2_KEYS = {"current_loss_scale": "current_loss_scale", "good_steps": "good_steps"}
+_DOUBLING = {"multiplier": 2.0, "backoff_factor": 0.5, "hysteresis": 1}
+
+#: The system's name -> its `StateFormat`.
+STATE_FORMATS: Mapping[str, StateFormat] = {
+    "tensorflow": StateFormat(
+        "tensorflow", _KERAS2_KEYS, {"backoff_factor": None, "hysteresis": 1}
+    ),
+    "tf_keras": StateFormat("tensorflow", _KERAS2_KEYS, _DOUBLING),
+    "keras3": StateFormat(
+        "keras3",
+        {"dynamic_scale": "current_loss_scale", "step_counter": "good_steps"},
+        _DOUBLING,
+    ),
+    "torch": StateFormat("torch", _TORCH_KEYS, {"hysteresis": 1}),
+    # NeMo's own loader misspells the last key, and then takes 1.
+    "nemo": StateFormat(
+        "nemo", {**_TORCH_KEYS, "_hysteresis_tracker": "bad_steps_left"}
+    ),
+    "megatron": StateFormat(
+        "megatron",
+        {
+            "scale": "current_loss_scale",
+            "growth_tracker": "good_steps",
+            "hysteresis_tracker": "bad_steps_left",
+        },
+    ),
+    "apex": StateFormat(
+        "apex",
+        {"loss_scale": "current_loss_scale", "unskipped": "good_steps"},
+        {**_DOUBLING, "increment_period": 2000},
+        inside="loss_scaler0",
+        has_ceiling=True,
+    ),
+    "paddle": StateFormat(
+        "paddle",
+        {
+            "scale": "current_loss_scale",
+            "incr_ratio": "multiplier",
+            "decr_ratio": "backoff_factor",
+            "incr_every_n_steps": "increment_period",
+            "decr_every_n_nan_or_inf": "hysteresis",
+            "incr_count": "good_steps",
+            "decr_count": "bad_steps",
+        },
+        constants={"use_dynamic_loss_scaling": True},
+        in_an_array=True,
+    ),
+}
+
+#: The check of each attribute's value.
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "current_loss_scale": arguments.loss_scale,
+    "multiplier": partial(arguments.factor, above=1.0),
+    "backoff_factor": partial(arguments.factor, above=0.0, below=1.0),
+    "increment_period": arguments.count,
+    "hysteresis": arguments.count,
+    "good_steps": partial(arguments.count, least=0, most=arguments.MOST_STEPS),
+    "bad_steps": partial(arguments.count, least=0, most=arguments.MOST_STEPS),
+    "bad_steps_left": partial(arguments.count, least=-arguments.MOST_STEPS),
+}
+#: The attributes above that are state. The others are arguments.
+_STATE = ("current_loss_scale", "good_steps", "bad_steps", "bad_steps_left")
 
 
 def import_state(
@@ -38,7 +137,7 @@ def import_state(
 
     Args:
       system: The system's name, such as "torch" or "megatron". A wrong name raises an
-        error that lists all; the table is `lossscale.scales.state_formats`.
+        error that lists all; the table is in `lossscale.scales.interchange`.
       state: A dict with exactly that system's keys. Its values are numbers of Python or
         NumPy, or tensors and variables of any framework with one entry. Nothing is
         unpickled here.
@@ -61,7 +160,7 @@ def import_state(
     call = f"import_state({system!r}, state"
     settings = presets.preset_arguments(theirs.preset, overrides, call)
     settings["initial_loss_scale"] = found["current_loss_scale"]
-    settings.update({k: v for k, v in found.items() if k not in STATE})
+    settings.update({k: v for k, v in found.items() if k not in _STATE})
     settings.update(overrides)
     _check_bounds(theirs, found["current_loss_scale"], settings)
     if "bad_steps_left" in found:
@@ -129,9 +228,9 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
 
 def _state_format(name: Any) -> StateFormat:
     if not isinstance(name, str) or name not in STATE_FORMATS:
-        listed = ", ".join(map(repr, STATE_FORMATS))
         raise ValueError(
-            f"`system` must be one of {listed}, got {arguments.shown(name)}."
+            f"`system` must be one of {arguments.one_of([*STATE_FORMATS])}, got "
+            f"{arguments.shown(name)}."
         )
     return STATE_FORMATS[name]
 
@@ -152,7 +251,7 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
                 "FixedLossScale."
             )
     return {
-        ours: CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
+        ours: _CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
         for key, ours in theirs.keys.items()
     }
 
@@ -190,11 +289,11 @@ def _check_bounds(theirs: StateFormat, scale: float, settings: Dict[str, Any]) -
     name = f"state[{_key(theirs, 'current_loss_scale')!r}]"
     floor = settings.get("min_loss_scale", 1.0)
     floor = arguments.loss_scale("min_loss_scale", floor)
-    arguments.ordered("min_loss_scale", floor, name, scale)
     ceiling = settings.get("max_loss_scale")
-    if ceiling is not None:
-        ceiling = arguments.loss_scale("max_loss_scale", ceiling)
-        arguments.ordered(name, scale, "max_loss_scale", ceiling)
+    ceiling = arguments.optional(arguments.loss_scale, "max_loss_scale", ceiling)
+    given = {"min_loss_scale": floor, name: scale, "max_loss_scale": ceiling}
+    arguments.ordered(given, "min_loss_scale", name)
+    arguments.ordered(given, name, "max_loss_scale")
 
 
 def _key(theirs: StateFormat, attribute: str) -> str:
@@ -212,7 +311,7 @@ def _bad_steps(name: str, hysteresis: int, left: int) -> int:
 
 
 def _backoff_factor(loss_scale: DynamicLossScale) -> float:
-    return loss_scale.backoff_factor or 1.0 / loss_scale.multiplier
+    return float(loss_scale.backoff_factor or 1.0 / loss_scale.multiplier)
 
 
 def _check_it_can(

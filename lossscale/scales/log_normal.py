@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Dict
 
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Scalar, Variable
-from lossscale.scales.base import LossScale
+from lossscale.runtime.aliases import Flag, Results, Scalar, Variable
+from lossscale.scales.base import LossScale, usable
+
+_ARGUMENTS = arguments.Declared(
+    initial_loss_scale=arguments.loss_scale,
+    log2_max=partial(arguments.factor, above=-127.0, below=128.0),
+    beta1=partial(arguments.factor, above=0.0, below=1.0),
+    beta2=partial(arguments.factor, above=0.0, below=1.0),
+    standard_deviations=partial(arguments.factor, above=0.0),
+    min_loss_scale=arguments.loss_scale,
+    max_loss_scale=arguments.loss_scale,
+)
 
 
 @registry.serializable
@@ -23,7 +34,10 @@ class LogNormalLossScale(LossScale):
     ```
     state   S = initial_loss_scale, t = 0, mean = slow_mean = slow_square = 0
     adjust(is_finite, largest):
-      if is_finite and largest == 0: nothing changes
+      if not min_loss_scale <= S < inf:   # restored, as in `DynamicLossScale`
+        S = min_loss_scale if 0 < S < min_loss_scale else initial_loss_scale
+        and nothing else in this step moves S
+      if is_finite and largest == 0: nothing else changes
       x = log2(largest) if is_finite else log2_max - log2(S) + 1
       t += 1
       mean        = beta1 * mean        + (1 - beta1) * x
@@ -87,27 +101,12 @@ class LogNormalLossScale(LossScale):
         min_loss_scale: float = 1.0,
         max_loss_scale: float = 2.0**24,
     ) -> None:
-        initial = arguments.loss_scale("initial_loss_scale", initial_loss_scale)
-        top = arguments.factor("log2_max", log2_max, above=-127.0, below=128.0)
-        fast = arguments.factor("beta1", beta1, above=0.0, below=1.0)
-        slow = arguments.factor("beta2", beta2, above=0.0, below=1.0)
-        deviations = arguments.factor(
-            "standard_deviations", standard_deviations, above=0.0
-        )
-        floor = arguments.loss_scale("min_loss_scale", min_loss_scale)
-        ceiling = arguments.loss_scale("max_loss_scale", max_loss_scale)
-        arguments.ordered("min_loss_scale", floor, "initial_loss_scale", initial)
-        arguments.ordered("initial_loss_scale", initial, "max_loss_scale", ceiling)
+        _ARGUMENTS.keep(self, locals())
+        arguments.ordered(vars(self), "min_loss_scale", "initial_loss_scale")
+        arguments.ordered(vars(self), "initial_loss_scale", "max_loss_scale")
         super().__init__()
-        self.initial_loss_scale = initial
-        self.log2_max = top
-        self.beta1 = fast
-        self.beta2 = slow
-        self.standard_deviations = deviations
-        self.min_loss_scale = floor
-        self.max_loss_scale = ceiling
         self.current_loss_scale = self._add_weight(
-            "current_loss_scale", initial, tf.float32
+            "current_loss_scale", self.initial_loss_scale, tf.float32
         )
         self.seen_steps = self._add_weight("seen_steps", 0, tf.int64)
         # The variance is a difference of squares: in float32 mere rounding error.
@@ -118,14 +117,22 @@ class LogNormalLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.convert_to_tensor(self.current_loss_scale)
 
-    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Any:
-        says_nothing = tf.logical_and(is_finite, tf.equal(largest, 0.0))
-        overflowed = self.log2_max + 1.0 - _log2(self._value())
+    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        restored = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        is_silent = tf.logical_and(is_finite, tf.equal(largest, 0.0))
+        overflowed = self.log2_max + 1.0 - _log2(restored)
         x = tf.where(is_finite, _log2(largest), overflowed)
-        steps = tf.convert_to_tensor(self.seen_steps) + 1
-        mean = _averaged(self.mean, x, self.beta1)
-        slow_mean = _averaged(self.slow_mean, x, self.beta2)
-        slow_square = _averaged(self.slow_square, x * x, self.beta2)
+
+        def averaged(variable: Variable, value: Any, beta: float) -> Any:
+            old = tf.convert_to_tensor(variable)
+            return tf.where(is_silent, old, beta * old + (1.0 - beta) * value)
+
+        seen = tf.convert_to_tensor(self.seen_steps)
+        steps = tf.where(is_silent, seen, seen + 1)
+        mean = averaged(self.mean, x, self.beta1)
+        slow_mean = averaged(self.slow_mean, x, self.beta2)
+        slow_square = averaged(self.slow_square, x * x, self.beta2)
         m = mean / _weight(self.beta1, steps)
         s = slow_mean / _weight(self.beta2, steps)
         variance = slow_square / _weight(self.beta2, steps) - s * s
@@ -136,37 +143,22 @@ class LogNormalLossScale(LossScale):
         log2_scale = tf.minimum(log2_scale, math.log2(self.max_loss_scale))
         scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), log2_scale), tf.float32)
         scale = tf.minimum(tf.maximum(scale, self.min_loss_scale), self.max_loss_scale)
-        moved = [
-            (self.current_loss_scale, scale),
-            (self.seen_steps, steps),
-            (self.mean, mean),
-            (self.slow_mean, slow_mean),
-            (self.slow_square, slow_square),
+        stays = tf.logical_or(is_silent, tf.not_equal(current, restored))
+        scale = tf.where(stays, restored, scale)
+        return [
+            self.current_loss_scale.assign(scale, read_value=False),
+            self.seen_steps.assign(steps, read_value=False),
+            self.mean.assign(mean, read_value=False),
+            self.slow_mean.assign(slow_mean, read_value=False),
+            self.slow_square.assign(slow_square, read_value=False),
         ]
-        results = []
-        for variable, value in moved:
-            kept = tf.where(says_nothing, tf.convert_to_tensor(variable), value)
-            results.append(variable.assign(kept, read_value=False))
-        return results
 
     def get_config(self) -> Dict[str, Any]:
-        return {
-            "initial_loss_scale": self.initial_loss_scale,
-            "log2_max": self.log2_max,
-            "beta1": self.beta1,
-            "beta2": self.beta2,
-            "standard_deviations": self.standard_deviations,
-            "min_loss_scale": self.min_loss_scale,
-            "max_loss_scale": self.max_loss_scale,
-        }
+        return _ARGUMENTS.config(self)
 
 
-def _log2(value: Any) -> Any:
+def _log2(value: Scalar) -> Any:
     return tf.math.log(tf.cast(value, tf.float64)) / math.log(2.0)
-
-
-def _averaged(variable: Variable, value: Any, beta: float) -> Any:
-    return beta * tf.convert_to_tensor(variable) + (1.0 - beta) * value
 
 
 def _weight(beta: float, steps: Any) -> Any:

@@ -7,6 +7,7 @@ any manager, also one of your own, to `LossScaleOptimizer`.
 from __future__ import annotations
 
 import abc
+from functools import partial
 from typing import Any, Dict
 
 import tensorflow as tf
@@ -16,6 +17,15 @@ from lossscale.runtime.aliases import Flag
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
+
+#: The arguments of `ExponentialUpdateLossScaleManager`, so that errors name its own.
+_EXPONENTIAL = arguments.Declared(
+    init_loss_scale=partial(arguments.loss_scale, least=1.0),
+    incr_every_n_steps=arguments.count,
+    decr_every_n_nan_or_inf=arguments.count,
+    incr_ratio=partial(arguments.factor, above=1.0),
+    decr_ratio=partial(arguments.factor, above=0.0, below=1.0),
+)
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
@@ -85,8 +95,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
     """
 
     def __init__(self, loss_scale: float) -> None:
-        value = arguments.loss_scale("loss_scale", loss_scale)
-        arguments.at_least_one("loss_scale", value)
+        value = arguments.loss_scale("loss_scale", loss_scale, least=1.0)
         super().__init__()
         self.loss_scale = FixedLossScale(value, skip_nonfinite=True)
 
@@ -127,20 +136,14 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ) -> None:
-        # Checked here, too, so that an error names this class's arguments.
-        initial = arguments.loss_scale("init_loss_scale", init_loss_scale)
-        arguments.at_least_one("init_loss_scale", initial)
-        period = arguments.count("incr_every_n_steps", incr_every_n_steps)
-        hysteresis = arguments.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
-        growth = arguments.factor("incr_ratio", incr_ratio, above=1.0)
-        backoff = arguments.factor("decr_ratio", decr_ratio, above=0.0, below=1.0)
+        _EXPONENTIAL.keep(self, locals())
         super().__init__()
         self.loss_scale = DynamicLossScale(
-            initial,
-            period,
-            growth,
-            backoff_factor=backoff,
-            hysteresis=hysteresis,
+            self.init_loss_scale,
+            self.incr_every_n_steps,
+            self.incr_ratio,
+            backoff_factor=self.decr_ratio,
+            hysteresis=self.decr_every_n_nan_or_inf,
             hysteresis_reset=("growth", "backoff"),
             min_loss_scale=1.0,
         )

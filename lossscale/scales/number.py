@@ -12,44 +12,40 @@ from typing import Any, Callable, Dict, Optional, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from lossscale.scales.listening import Listener
+from lossscale.runtime.aliases import Scalar, Tensor
 
 _Number = TypeVar("_Number")
 
 
-def _as_tensor(name: str) -> Callable[..., Any]:
-    """Returns the operator `name`, which converts the loss scale to a tensor."""
+class _Operator:
+    """An operator of a tensor. It takes its name from where it stands in a class."""
 
-    def operate(self: Any, *others: Any) -> Any:
-        return getattr(tf.convert_to_tensor(self), name)(*others)
+    def __init__(self, as_tensor: Callable[[Any], Tensor]) -> None:
+        self._as_tensor = as_tensor
 
-    operate.__name__ = name
-    return operate
+    def __set_name__(self, owner: type, name: str) -> None:
+        def operate(loss_scale: ReadsAsNumber, *others: Any) -> Tensor:
+            return getattr(self._as_tensor(loss_scale), name)(*others)
+
+        operate.__name__ = name
+        setattr(owner, name, operate)
+
+    def __call__(self, *others: Any) -> Tensor:  # what type checkers see
+        raise NotImplementedError
 
 
-def _compared(self: Any) -> Any:
-    """Returns the loss scale as a tensor to compare. That does not count as a read."""
-    was_read = self.has_been_read
-    tensor = tf.convert_to_tensor(self)
-    self.has_been_read = was_read
+def _compared(loss_scale: ReadsAsNumber) -> Tensor:
+    """Returns a loss scale as a tensor to compare. That does not count as a read."""
+    was_read = loss_scale.has_been_read
+    tensor = tf.convert_to_tensor(loss_scale)
+    loss_scale.has_been_read = was_read
     return tensor
 
 
-def _order(name: str) -> Callable[[Any, Any], Any]:
-    """Returns the comparison `name` of the loss scale's value with another."""
-    return lambda self, other: getattr(_compared(self), name)(other)
-
-
-def _if_number(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Returns an operator that compares values with a number, otherwise identities."""
-
-    def operate(self: Any, other: Any) -> Any:
-        is_number = isinstance(other, (numbers.Number, np.number, np.ndarray))
-        if isinstance(other, bool) or not (is_number or tf.is_tensor(other)):
-            return NotImplemented  # Python asks `other`, then compares identities
-        return compare(_compared(self), other)
-
-    return operate
+def _is_number(other: object) -> bool:
+    """Tells whether to compare values. If not, Python compares identities."""
+    is_number = isinstance(other, (numbers.Number, np.number, np.ndarray))
+    return (is_number and not isinstance(other, bool)) or bool(tf.is_tensor(other))
 
 
 class ReadsAsNumber:
@@ -60,23 +56,17 @@ class ReadsAsNumber:
     number. In a graph there is none, and TensorFlow raises an error.
     """
 
-    _noted_by: Optional[Listener]
+    has_been_read: bool
     #: Higher than NumPy's, so that NumPy uses our operators. A graph can trace those.
     __array_priority__ = 100
 
-    def _value(self) -> Any:
-        """Returns the same as `__call__`, but the listener does not learn of it.
-
-        That is the number, a `float32` tensor of shape `[]`.
-        """
+    def _value(self) -> Scalar:
+        """Returns the same as `__call__`, but nobody is told of the read."""
         raise NotImplementedError  # a loss scale's own `__call__` takes its place
 
     def _read_as_number(self, as_type: Callable[[Any], _Number]) -> _Number:
-        """Returns the number as `as_type` converts it, and tells the listener."""
-        number = as_type(self._value())
-        if self._noted_by is not None:
-            self._noted_by.note_float()
-        return number
+        """Returns the number as `as_type` converts it."""
+        raise NotImplementedError
 
     def _to_show(self) -> float:
         """Returns the number for display. Compute nothing with it."""
@@ -89,7 +79,7 @@ class ReadsAsNumber:
     @property
     def __array_interface__(self) -> Dict[str, Any]:
         # Not `__array__`: tf.function would take an argument that has it for an array,
-        # and make a constant of it (seen on 2.4 to 2.21).
+        # and make a constant of it.
         number = np.array(float(self), np.float32)
         data, kind = number.tobytes(), number.dtype.str
         return {"version": 3, "shape": (), "typestr": kind, "data": data}
@@ -111,30 +101,23 @@ class ReadsAsNumber:
     def __format__(self, spec: str) -> str:
         return format(self._to_show(), spec) if spec else str(self)
 
+    def __pos__(self) -> Tensor:
+        return tf.convert_to_tensor(self)  # a tensor itself has no such operator
+
+    __neg__ = __abs__ = _Operator(tf.convert_to_tensor)
+    __add__ = __sub__ = __mul__ = __truediv__ = _Operator(tf.convert_to_tensor)
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _Operator(tf.convert_to_tensor)
+    __floordiv__ = __mod__ = __pow__ = _Operator(tf.convert_to_tensor)
+    __rfloordiv__ = __rmod__ = __rpow__ = _Operator(tf.convert_to_tensor)
+    __lt__ = __le__ = __gt__ = __ge__ = _Operator(_compared)
+
     # Two loss scales of equal value are different keys of a dictionary.
     __hash__ = object.__hash__
-    __eq__ = _if_number(tf.equal)
-    __ne__ = _if_number(tf.not_equal)
-    __lt__ = _order("__lt__")
-    __le__ = _order("__le__")
-    __gt__ = _order("__gt__")
-    __ge__ = _order("__ge__")
-    __neg__ = _as_tensor("__neg__")
-    __abs__ = _as_tensor("__abs__")
-    __add__ = _as_tensor("__add__")
-    __radd__ = _as_tensor("__radd__")
-    __sub__ = _as_tensor("__sub__")
-    __rsub__ = _as_tensor("__rsub__")
-    __mul__ = _as_tensor("__mul__")
-    __rmul__ = _as_tensor("__rmul__")
-    __truediv__ = _as_tensor("__truediv__")
-    __rtruediv__ = _as_tensor("__rtruediv__")
-    __floordiv__ = _as_tensor("__floordiv__")
-    __rfloordiv__ = _as_tensor("__rfloordiv__")
-    __mod__ = _as_tensor("__mod__")
-    __rmod__ = _as_tensor("__rmod__")
-    __pow__ = _as_tensor("__pow__")
-    __rpow__ = _as_tensor("__rpow__")
 
-    def __pos__(self) -> Any:
-        return tf.convert_to_tensor(self)
+    def __eq__(self, other: object) -> Any:
+        return tf.equal(_compared(self), other) if _is_number(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        if not _is_number(other):
+            return NotImplemented
+        return tf.not_equal(_compared(self), other)

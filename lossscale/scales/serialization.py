@@ -6,13 +6,15 @@ import inspect
 import numbers
 from typing import Any, Dict, Optional
 
+import tensorflow as tf
+
 from lossscale import presets
-from lossscale.arguments import shown
-from lossscale.runtime import registry
-from lossscale.scales import tensorflows
+from lossscale.arguments import one_of, shown
+from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
+from lossscale.scales.interchange import import_state
 from lossscale.scales.managers import LossScaleManager
 
 _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
@@ -47,17 +49,17 @@ def get(identifier: Any) -> Optional[LossScale]:
     if isinstance(identifier, LossScaleManager):
         return identifier.as_loss_scale()
     if isinstance(identifier, dict):
-        return deserialize(identifier)
+        return _deserialized("loss_scale", identifier)
     if isinstance(identifier, str):
         if identifier in presets.PRESETS:
             return DynamicLossScale.from_preset(identifier)
-        listed = ", ".join(map(repr, sorted(presets.PRESETS)))
         raise ValueError(
-            f"`loss_scale` must be one of the names {listed}, got {identifier!r}."
+            f"`loss_scale` must be one of the names {one_of(sorted(presets.PRESETS))}, "
+            f"got {identifier!r}."
         )
     if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
         return FixedLossScale(identifier)  # type: ignore[arg-type]
-    ours = tensorflows.as_ours(identifier)
+    ours = _as_ours(identifier)
     if ours is not None:
         return ours
     raise TypeError(
@@ -103,9 +105,16 @@ def deserialize(
       TypeError: `config` is not such a dict.
       ValueError: The class is unknown, or its arguments are wrong.
     """
+    return _deserialized("config", config, custom_objects)
+
+
+def _deserialized(
+    argument: str, config: Any, custom_objects: Optional[Dict[str, Any]] = None
+) -> LossScale:
+    """Like `deserialize`, but `argument` is what errors call the config."""
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
         raise TypeError(
-            '`config` must be a dict with the keys "class_name" and "config", got '
+            f'`{argument}` must be a dict with the keys "class_name" and "config", got '
             f"{shown(config)}. lossscale.serialize makes one."
         )
     name = config.get("registered_name")
@@ -114,37 +123,50 @@ def deserialize(
     cls = cls or registry.registered_class(name, custom_objects)
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         raise ValueError(
-            f"`config` must name a LossScale class that is registered, got {name!r}. "
-            "Pass custom_objects={...}, or register the class with "
+            f"`{argument}` must name a LossScale class that is registered, got "
+            f"{name!r}. Pass custom_objects={...}, or register the class with "
             "keras.saving.register_keras_serializable()."
         )
     given = {} if config.get("config") is None else config["config"]
     if not isinstance(given, dict):
         raise TypeError(
-            f'`config["config"]` must be a dict of the arguments of {name}, got '
+            f'`{argument}["config"]` must be a dict of the arguments of {name}, got '
             f"{shown(given)}."
         )
-    _check_signature(cls, given)
-    return cls.from_config(
-        {name: _built(value, custom_objects) for name, value in given.items()}
-    )
+    # A user's class may read its config in its own way.
+    if getattr(cls.from_config, "__func__", None) is _FROM_CONFIG:
+        try:
+            inspect.signature(cls).bind(**given)
+        except TypeError as error:
+            raise TypeError(
+                f'`{argument}["config"]` must hold the arguments of {cls.__name__}, '
+                f"got {shown(given)}: {error}."
+            ) from error
+    built = {}
+    for key, value in given.items():
+        is_config = isinstance(value, dict) and {"class_name", "config"} <= set(value)
+        built[key] = deserialize(value, custom_objects) if is_config else value
+    return cls.from_config(built)
 
 
-def _built(argument: Any, custom_objects: Optional[Dict[str, Any]]) -> Any:
-    """Returns a loss scale if the argument is the config of one, else the argument."""
-    if isinstance(argument, dict) and {"class_name", "config"} <= set(argument):
-        return deserialize(argument, custom_objects)
-    return argument
+def _as_ours(theirs: Any) -> Optional[LossScale]:
+    """Returns one of TensorFlow's own loss scales as ours, with its rule and state.
 
-
-def _check_signature(cls: Any, given: Dict[Any, Any]) -> None:
-    """Raises unless the constructor takes these arguments."""
-    if getattr(cls.from_config, "__func__", None) is not _FROM_CONFIG:
-        return  # the user's class reads its config in its own way
-    try:
-        inspect.signature(cls).bind(**given)
-    except TypeError as error:
-        raise TypeError(
-            f'`config["config"]` must hold the arguments of {cls.__name__}, got '
-            f"{shown(given)}: {error}."
-        ) from error
+    A graph cannot read that state: there ours begins anew. None for anything else, and
+    for subclasses, which may have another rule.
+    """
+    # The only public name that all versions share.
+    names = getattr(tf.compat.v1.mixed_precision, "experimental", None)
+    if type(theirs) is getattr(names, "FixedLossScale", None):
+        return FixedLossScale(**theirs.get_config())
+    if type(theirs) is not getattr(names, "DynamicLossScale", None):
+        return None
+    config = theirs.get_config()
+    if config["initial_loss_scale"] < 1:  # or ours would start below its floor of 1
+        config["min_loss_scale"] = config["initial_loss_scale"]
+    with tf.init_scope():
+        if not mode.current().knows_values:
+            return DynamicLossScale(**config)
+        # The counter is not public.
+        state = {"current_loss_scale": theirs(), "good_steps": theirs._num_good_steps}
+        return import_state("tensorflow", state, **config)

@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Tuple
+from functools import partial
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.check import Check
-from lossscale.runtime import mode, registry
-from lossscale.runtime.aliases import Flag, Scalar
+from lossscale.runtime import registry
+from lossscale.runtime.aliases import Flag, Results, Scalar
 from lossscale.runtime.control import with_dependencies
-from lossscale.runtime.graphs import let_bodies_go
-from lossscale.scales import adjusting, serialization
+from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
-from lossscale.scales.variables import scalar, value_of, where
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
 #: The logarithm of float32's largest number.
 _LOG_MAX = math.log(arguments.FLOAT32_MAX)
+
+
+def _to_guard(name: str, identifier: Any) -> LossScale:
+    """Returns the loss scale that `identifier` stands for, if a guard can hold it."""
+    del name  # `get` and the errors below have the same
+    found = serialization.get(identifier)
+    if found is None:
+        raise TypeError(
+            "`loss_scale` must be a loss scale to guard, got None. For bfloat16 and "
+            "float32, which need no loss scale, write SpikeGuard(1)."
+        )
+    if isinstance(found, SpikeGuard):
+        raise ValueError(
+            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
+            "loss scale that it holds: SpikeGuard(guard.loss_scale)."
+        )
+    if type(found).update is not LossScale.update:
+        raise TypeError(
+            "`loss_scale` must work with `adjust`, got "
+            f"{type(found).__name__}, which overrides `update` and needs the gradients "
+            "there. Write its rule in `_adjust(is_finite)`."
+        )
+    return found
+
+
+_ARGUMENTS = arguments.Declared(
+    threshold=partial(arguments.factor, above=0.0),
+    window=partial(arguments.count, least=2, most=_WIDEST),
+    max_in_a_row=partial(arguments.count, most=arguments.MOST_STEPS),
+    min_ratio=partial(arguments.factor, above=1.0),
+    loss_scale=_to_guard,  # comes last, since it may create variables
+)
 
 
 @registry.serializable
@@ -124,6 +154,9 @@ class SpikeGuard(LossScale):
 
     needs_largest = True
     skips_spikes = True
+    # Keras's files have only the names of variables, and the loss scale that this guard
+    # holds has counters of the same names.
+    _prefix = "guard_"
 
     def __init__(
         self,
@@ -134,21 +167,10 @@ class SpikeGuard(LossScale):
         *,
         min_ratio: float = 2.0,
     ) -> None:
-        deviations = arguments.factor("threshold", threshold, above=0.0)
-        steps = arguments.count("window", window, least=2, most=_WIDEST)
-        in_a_row = arguments.count(
-            "max_in_a_row", max_in_a_row, most=arguments.MOST_STEPS
-        )
-        ratio = arguments.factor("min_ratio", min_ratio, above=1.0)
-        inner = _to_guard(loss_scale)
+        _ARGUMENTS.keep(self, locals())
         super().__init__()
-        self.loss_scale = inner
-        self.threshold = deviations
-        self.window = steps
-        self.max_in_a_row = in_a_row
-        self.min_ratio = ratio
-        self._can_change = inner._can_change
-        self.recent = self._add_weight("recent", [0.0] * steps, tf.float32)
+        self._can_change = self.loss_scale._can_change
+        self.recent = self._add_weight("recent", [0.0] * self.window, tf.float32)
         self.limit = self._add_weight("limit", arguments.FLOAT32_MAX, tf.float32)
         self.spikes = self._add_weight("spikes", 0, tf.int64)
         self.above_in_a_row = self._add_weight("above_in_a_row", 0, tf.int64)
@@ -156,101 +178,55 @@ class SpikeGuard(LossScale):
     def __call__(self) -> Any:
         return self.loss_scale._value()
 
-    def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
-        # Keras's files have only the names of variables, and the loss scale that this
-        # guard holds has counters of the same names.
-        variable = scalar(f"guard_{name}", initial_value, dtype)
-        self._track_trackable(variable, name)
-        return variable
-
-    def _decide(self, is_finite: Flag, largest: Scalar = None) -> Tuple[Any, ...]:
-        # In eager mode Python decides: one operation takes as long as all of this.
-        before, zero = value_of(self.above_in_a_row), tf.constant(0, tf.int64)
-        bounded = tf.minimum(largest, tf.float32.max)
-        is_above = bounded > tf.convert_to_tensor(self.limit)
-        if mode.current().knows_values:
-            is_finite, is_above, zero = bool(is_finite), bool(is_above), 0
-        above = where(is_finite, where(is_above, before + 1, zero), before)
-        should_apply = is_finite & ((above < 1) | (above > self.max_in_a_row))
-        return tf.convert_to_tensor(should_apply), tf.convert_to_tensor(above, tf.int64)
+    def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
+        before, zero = (
+            tf.convert_to_tensor(self.above_in_a_row),
+            tf.constant(0, tf.int64),
+        )
+        is_above = largest > tf.convert_to_tensor(self.limit)
+        above = tf.where(is_finite, tf.where(is_above, before + 1, zero), before)
+        gives_way = tf.logical_or(above < 1, above > self.max_in_a_row)
+        return tf.logical_and(is_finite, gives_way), above
 
     def _adjust(
-        self,
-        is_finite: Flag,
-        largest: Scalar = None,
-        should_apply: Flag = None,
-        above: Scalar = None,
-    ) -> Any:
-        results = [self.above_in_a_row.assign(above, read_value=False)]
-        if mode.current().knows_values:
-            if should_apply or not is_finite:
-                return [*results, self._go_on(is_finite, largest)]
-            return [*results, self.spikes.assign_add(1, read_value=False)]
-        is_spike = tf.logical_and(is_finite, tf.logical_not(should_apply))
+        self, is_finite: Flag, largest: Scalar = None, above: Scalar = None
+    ) -> Results:
+        is_spike = tf.logical_and(is_finite, above >= 1)
+        is_spike = tf.logical_and(is_spike, above <= self.max_in_a_row)
         went_on = tf.cond(
             is_spike,
             lambda: tf.constant(False),
             lambda: with_dependencies(self._go_on(is_finite, largest), True),
         )
-        let_bodies_go(went_on)
-        more = tf.cast(is_spike, tf.int64)
-        return [*results, went_on, self.spikes.assign_add(more, read_value=False)]
+        return [
+            went_on,
+            self.above_in_a_row.assign(above, read_value=False),
+            self.spikes.assign_add(tf.cast(is_spike, tf.int64), read_value=False),
+        ]
 
-    def _go_on(self, is_finite: Flag, largest: Scalar) -> Any:
+    def _go_on(self, is_finite: Flag, largest: Scalar) -> Results:
         """Adjusts the loss scale within to a step that is no spike, and keeps it."""
-        inner = self.loss_scale
-        told = None if inner.last_largest is None else largest
-        update_op, _ = adjusting.adjust_by_check(inner, Check(is_finite, largest=told))
+        known = [] if self.loss_scale.last_largest is None else [largest]
+        update_op, _ = self.loss_scale.adjust(is_finite, *known)
         recent = tf.convert_to_tensor(self.recent)
         moved = tf.concat([recent[1:], tf.reshape(largest, [1])], 0)
         enters = tf.logical_and(is_finite, largest >= arguments.FLOAT32_MIN)
         recent = tf.where(enters, moved, recent)
-        return [
-            update_op,
-            self.recent.assign(recent, read_value=False),
-            self.limit.assign(self._limit(recent), read_value=False),
-        ]
-
-    def _limit(self, recent: Any) -> Any:
-        """Returns the limit above which a gradient is a spike."""
-        # From float64 every mode rounds to the same float32.
+        # From float64 every mode rounds the limit to the same float32.
         present = tf.maximum(recent, arguments.FLOAT32_MIN)
         logs = tf.math.log(tf.cast(present, tf.float64))
         mean = tf.reduce_mean(logs)
         distances = logs - mean
         deviation = tf.sqrt(tf.reduce_mean(distances * distances))
         room = tf.maximum(self.threshold * deviation, math.log(self.min_ratio))
-        limit = tf.exp(tf.minimum(mean + room, _LOG_MAX))
-        is_full = recent[0] > 0.0
-        return tf.where(is_full, tf.cast(limit, tf.float32), tf.float32.max)
+        limit = tf.cast(tf.exp(tf.minimum(mean + room, _LOG_MAX)), tf.float32)
+        limit = tf.where(recent[0] > 0.0, limit, tf.float32.max)
+        return [
+            update_op,
+            self.recent.assign(recent, read_value=False),
+            self.limit.assign(limit, read_value=False),
+        ]
 
     def get_config(self) -> Dict[str, Any]:
-        return {
-            "loss_scale": serialization.serialize(self.loss_scale),
-            "threshold": self.threshold,
-            "window": self.window,
-            "max_in_a_row": self.max_in_a_row,
-            "min_ratio": self.min_ratio,
-        }
-
-
-def _to_guard(identifier: Any) -> LossScale:
-    """Returns the loss scale that `identifier` stands for, if a guard can hold it."""
-    found = serialization.get(identifier)
-    if found is None:
-        raise TypeError(
-            "`loss_scale` must be a loss scale to guard, got None. For bfloat16 and "
-            "float32, which need no loss scale, write SpikeGuard(1)."
-        )
-    if isinstance(found, SpikeGuard):
-        raise ValueError(
-            f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
-            "loss scale that it holds: SpikeGuard(guard.loss_scale)."
-        )
-    if type(found).update is not LossScale.update:
-        raise TypeError(
-            "`loss_scale` must work with `adjust`, got "
-            f"{type(found).__name__}, which overrides `update` and needs the gradients "
-            "there. Write its rule in `_adjust(is_finite)`."
-        )
-    return found
+        within = serialization.serialize(self.loss_scale)
+        return {**_ARGUMENTS.config(self), "loss_scale": within}

@@ -17,7 +17,7 @@ from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21
 )
 
 import lossscale
-from lossscale.gradients.finite import sum_stays_finite
+from lossscale.gradients.check import sum_stays_finite
 from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
 

@@ -79,7 +79,8 @@ def test_what_one_replica_decides_with_is_equal_on_all(
 def test_one_replica_divides_once(family, unscales):
     """In the branch that applies, unless the program asked for the quotients."""
     weight = variable_of(family, tf.ones([100, 100]))
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), DynamicLossScale())
+    loss_scale = DynamicLossScale(backoff_factor=0.5)  # it multiplies
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
 
     @tf.function(autograph=False)
     def step():

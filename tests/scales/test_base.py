@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from driving import MODES, drive
+from every_loss_scale import CASES
+from models import compiled
 
-from lossscale import DynamicLossScale, FixedLossScale
+from lossscale import (
+    DynamicLossScale,
+    ExponentialUpdateLossScaleManager,
+    FixedLossScale,
+    HeadroomLossScale,
+    LogNormalLossScale,
+    LossScale,
+    LossScaleWarning,
+    SpikeGuard,
+)
 
-KINDS = {"fixed": FixedLossScale, "dynamic": DynamicLossScale}
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def make(request):
+    return request.param
+
+
+def state(loss_scale):
+    return [variable.numpy().tolist() for variable in loss_scale.variables]
 
 
 class TestReadsAsATensor:
     """Code written for Keras 2 reads `optimizer.loss_scale` as a tensor."""
 
-    @pytest.mark.parametrize("kind", ["fixed", "dynamic"])
+    @pytest.mark.parametrize("kind", [FixedLossScale, DynamicLossScale])
     def test_wherever_tensorflow_takes_one(self, kind):
-        loss_scale = KINDS[kind](8.0)
+        loss_scale = kind(8.0)
         assert float(tf.constant(2.0) * loss_scale) == 16
         assert float(loss_scale * tf.constant(2.0)) == 16
         assert float(1.0 / tf.convert_to_tensor(loss_scale)) == 0.125
@@ -34,3 +57,210 @@ class TestReadsAsATensor:
     def test_not_as_another_dtype(self):
         with pytest.raises((TypeError, ValueError)):
             tf.convert_to_tensor(FixedLossScale(8), tf.int32)
+
+
+FLAGS = {
+    "bool": bool,
+    "numpy": np.bool_,
+    "array": np.array,
+    "array1": lambda flag: np.array([flag]),
+    "tensor": tf.constant,
+    "tensor1": lambda flag: tf.constant([flag]),
+    "tensor2": lambda flag: tf.constant([[flag]]),
+    "variable": lambda flag: tf.Variable(flag, trainable=False),
+}
+
+
+class TestAdjustChecksFirst:
+    """What it cannot take is an error by name, and nothing has changed."""
+
+    @pytest.mark.parametrize("kind", FLAGS)
+    def test_flags(self, make, kind):
+        by_bool, by_kind = make(), make()
+        for flag in (True, False, False, True):
+            expected = by_bool.adjust(flag, 1.0)[1]
+            assert bool(by_kind.adjust(FLAGS[kind](flag), 1.0)[1]) == bool(expected)
+            assert state(by_kind) == state(by_bool)
+
+    @pytest.mark.parametrize("mode", ["graph", "xla"])
+    def test_a_flag_of_shape_1_in_a_graph(self, mode):
+        loss_scale = DynamicLossScale(8.0)
+        step = compiled(lambda flag: loss_scale.adjust(flag)[1], mode)
+        assert step(tf.constant([False])).shape == ()
+        assert float(loss_scale) == 4.0
+
+    @pytest.mark.parametrize(
+        ("value", "error"),
+        [
+            (None, TypeError),
+            (1, TypeError),
+            (0.0, TypeError),
+            ("x", TypeError),
+            (np.float64("nan"), TypeError),
+            (np.array("x"), TypeError),
+            (object(), TypeError),
+            (tf.constant(1), TypeError),
+            (tf.constant([True, False]), ValueError),
+            (np.zeros([0], bool), ValueError),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_flag(self, make, value, error):
+        loss_scale = make()
+        before = state(loss_scale)
+        with pytest.raises(error, match=r"`is_finite` must be a bool, .*, got"):
+            loss_scale.adjust(value, 1.0)
+        assert state(loss_scale) == before
+
+    @pytest.mark.parametrize("value", [NAN, INF, -INF, -1.0, -1, np.array([-1.0])])
+    @pytest.mark.parametrize("name", ["headroom", "log-normal", "spike-guard"])
+    def test_what_is_no_magnitude(self, name, value):
+        loss_scale = CASES[name]()
+        before = state(loss_scale)
+        with pytest.raises(ValueError, match="`largest` must be a finite number from"):
+            loss_scale.adjust(True, value)
+        assert state(loss_scale) == before
+        assert not bool(loss_scale.adjust(False, value)[1])  # then any will do
+
+    @pytest.mark.parametrize("value", ["x", True, 1j, object(), [1.0, 2.0]], ids=str)
+    def test_what_is_no_number(self, value):
+        loss_scale = HeadroomLossScale()
+        before = state(loss_scale)
+        with pytest.raises((TypeError, ValueError), match="`largest` must be a number"):
+            loss_scale.adjust(True, value)
+        assert state(loss_scale) == before
+
+    @pytest.mark.parametrize("mode", ["graph", "xla"])
+    @pytest.mark.parametrize("name", ["headroom", "log-normal", "spike-guard-headroom"])
+    def test_in_a_graph_a_bad_magnitude_is_a_bad_step(self, name, mode):
+        by_flag, by_size = CASES[name](), CASES[name]()
+        step = compiled(lambda size: by_size.adjust(tf.constant(True), size)[1], mode)
+        told = compiled(lambda size: by_flag.adjust(tf.constant(False), size)[1], mode)
+        for value in (NAN, -1.0, INF, -INF):
+            assert not bool(step(tf.constant(value)))
+            told(tf.constant(1.0))
+            assert state(by_size) == state(by_flag)
+        assert bool(step(tf.constant(1.0)))
+        assert np.isfinite(np.hstack(state(by_size)[:3])).all()
+
+    @pytest.mark.parametrize("value", [3, np.float16(3), np.array([3.0]), 1e300, 0])
+    def test_magnitudes_of_any_make(self, value):
+        loss_scale = HeadroomLossScale()
+        loss_scale.adjust(True, value)
+        assert loss_scale.peak.numpy() == min(float(np.max(value)), tf.float32.max)
+
+    @pytest.mark.parametrize("value", [None, "x", ["x"], [object()]], ids=str)
+    def test_what_are_no_gradients(self, value):
+        for loss_scale in (DynamicLossScale(8.0), HeadroomLossScale()):
+            before = state(loss_scale)
+            with pytest.raises(TypeError, match=r"`grads` must be a nest of .*, got"):
+                loss_scale.update(value)
+            assert state(loss_scale) == before
+
+
+FLOOR, INITIAL = 2.0, 64.0
+#: Each policy with a variable scale, and how to reach that variable.
+POLICIES = {
+    "dynamic": lambda: DynamicLossScale(INITIAL, 1, min_loss_scale=FLOOR),
+    "hysteresis": lambda: DynamicLossScale(
+        INITIAL, 1, hysteresis=2, min_loss_scale=FLOOR, backoff_cooldown=1
+    ),
+    "headroom": lambda: HeadroomLossScale(INITIAL, min_loss_scale=FLOOR),
+    "log-normal": lambda: LogNormalLossScale(INITIAL, min_loss_scale=FLOOR),
+    "guard": lambda: SpikeGuard(DynamicLossScale(INITIAL, 1, min_loss_scale=FLOOR)),
+}
+#: A restored scale -> what the next step makes of it.
+RESTORED = {0.0: INITIAL, -8.0: INITIAL, NAN: INITIAL, INF: INITIAL, 1.0: FLOOR}
+
+
+def restored(name, value):
+    loss_scale = POLICIES[name]()
+    within = loss_scale.loss_scale if name == "guard" else loss_scale
+    within.current_loss_scale.assign(value)
+    return loss_scale
+
+
+class TestARestoredScaleComesBack:
+    """Keras 3's own wrapper can write 0, and a rule that multiplies never leaves it."""
+
+    @pytest.mark.parametrize("value", RESTORED)
+    @pytest.mark.parametrize("name", POLICIES)
+    @pytest.mark.parametrize("flag", [True, False])
+    def test_once_and_with_a_warning(self, name, value, flag):
+        loss_scale = restored(name, value)
+        with pytest.warns(LossScaleWarning, match=r"was .*, below its floor") as caught:
+            loss_scale.adjust(flag, 2.0**-12)
+        assert [each.filename for each in caught] == [__file__]
+        assert float(loss_scale) == RESTORED[value]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(4):
+                loss_scale.adjust(True, 2.0**-12)
+        assert all(np.isfinite(np.hstack(state(loss_scale))))
+        assert float(loss_scale) > RESTORED[value]
+
+    @pytest.mark.parametrize("value", RESTORED)
+    @pytest.mark.parametrize("name", POLICIES)
+    @pytest.mark.parametrize("mode", ["graph", "xla"])
+    def test_in_a_graph(self, name, value, mode):
+        loss_scale = restored(name, value)
+        step = compiled(lambda flag: loss_scale.adjust(flag, 0.25)[1], mode)
+        step(tf.constant(False))
+        assert float(loss_scale) == RESTORED[value]
+
+    @pytest.mark.filterwarnings("ignore::lossscale.LossScaleWarning")
+    @pytest.mark.parametrize("mode", [m for m in MODES if m != "v1"])
+    def test_in_every_mode(self, mode, mirrored):
+        scales, _ = drive(lambda: restored("dynamic", 0.0), [False], mode, mirrored)
+        assert scales == [INITIAL]
+
+    def test_of_a_manager(self):
+        manager = ExponentialUpdateLossScaleManager(INITIAL, 1)
+        manager.loss_scale.current_loss_scale.assign(0.0)
+        with pytest.warns(LossScaleWarning):
+            manager.update_loss_scale(False)
+        assert float(manager.get_loss_scale()) == INITIAL
+
+
+def test_a_subclass_with_a_rule_of_its_own_is_asked_at_each_step():
+    class Own(DynamicLossScale):
+        seen = 0
+
+        def _adjust(self, is_finite):
+            type(self).seen += 1
+            return super()._adjust(is_finite)
+
+    loss_scale = Own(64.0)
+    update = tf.function(lambda grad: loss_scale.update([grad])[1])
+    assert bool(update(tf.ones([2])))
+    assert Own.seen == 1
+
+
+def test_what_optimizers_are_told_of():
+    class Notes:
+        """A Listener that keeps what it is told."""
+
+        def __init__(self):
+            self.told = []
+
+        def __getattr__(self, name):
+            return lambda *values: self.told.append((name, *values))
+
+    loss_scale, notes = DynamicLossScale(8.0), Notes()
+    loss_scale._noted_by = notes
+    loss, grad = tf.constant(1.0), tf.constant([16.0])
+
+    def names(call):
+        notes.told.clear()
+        call()
+        return [name for name, *_ in notes.told]
+
+    assert names(loss_scale) == ["note_read"]
+    assert names(lambda: loss_scale.scale(loss)) == ["note_loss", "note_read"]
+    assert notes.told[0][1] is loss
+    assert names(lambda: loss_scale.unscale([grad])) == ["note_unscaled_by"]
+    unscaled, scaled, divisor = notes.told[0][1:]
+    assert (float(unscaled[0][0]), scaled[0] is grad, float(divisor)) == (2, True, 8)
+    assert names(lambda: float(loss_scale)) == ["note_float"]
+    assert names(lambda: repr(loss_scale)) == names(lambda: loss_scale.adjust(True))
+    assert isinstance(loss_scale, LossScale)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from models import compiled as compile_for
 
 from lossscale import DynamicLossScale, simulate
+from lossscale.scales.dynamic import HYSTERESIS_RESETS
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -116,8 +119,7 @@ def test_growth_catches_up_with_a_restored_counter():
 
 @pytest.mark.peer_defect(21)
 def test_an_overflow_never_raises_the_scale():
-    loss_scale = DynamicLossScale(8)
-    loss_scale.current_loss_scale.assign(0.25)  # as restored from a checkpoint
+    loss_scale = DynamicLossScale(0.25, min_loss_scale=0.25)
     loss_scale.adjust(False)
     assert float(loss_scale) == 0.25
 
@@ -221,6 +223,52 @@ def test_settings_are_plain_attributes():
     assert loss_scale.increment_period == 3
     assert type(loss_scale.increment_period) is int
     assert loss_scale.hysteresis_reset == ("growth", "backoff")
+
+
+#: A state that no run leads to, but that a checkpoint may have left.
+STATES = st.fixed_dictionaries(
+    {
+        "good_steps": st.integers(0, 6),
+        "bad_steps": st.integers(0, 4),
+        "skipped_steps": st.integers(0, 9),
+        "consecutive_skipped_steps": st.integers(0, 3),
+        "last_step_finite": st.booleans(),
+    }
+)
+#: Finite; finite with a sum that is not, so that each is looked at; an infinity; a NaN.
+GRADIENTS = {"T": [1, 1], "O": [3e38, 3e38], "I": [1, np.inf], "N": [1, np.nan]}
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.lists(st.sampled_from(HYSTERESIS_RESETS), unique=True),
+    STATES,
+    st.text("TOIN", min_size=1, max_size=12),
+)
+def test_from_any_state_a_graph_goes_on_as_eager_mode_does(
+    period, hysteresis, reset, state, letters
+):
+    def made():
+        loss_scale = DynamicLossScale(
+            1.0,
+            period,
+            hysteresis=hysteresis,
+            hysteresis_reset=reset,
+            min_loss_scale=0.25,
+        )
+        for name, value in state.items():
+            getattr(loss_scale, name).assign(value)
+        return loss_scale
+
+    by_rule, in_graph = made(), made()
+    update = tf.function(lambda grad: in_graph.update([grad])[1])
+    for letter in letters:
+        applied = bool(update(tf.constant(GRADIENTS[letter], tf.float32)))
+        assert applied == bool(by_rule.adjust(letter in "TO")[1])
+        for one, other in zip(by_rule.variables, in_graph.variables):
+            assert one.numpy() == other.numpy(), one.name
 
 
 @pytest.mark.parametrize("multiplier", [1.5, 3.0, 1.1, 2.0**0.001])

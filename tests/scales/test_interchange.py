@@ -16,7 +16,7 @@ from driving import run
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, export_state, import_state
 from lossscale.presets import PRESETS
-from lossscale.scales.state_formats import STATE_FORMATS
+from lossscale.scales.interchange import STATE_FORMATS
 
 STEPS = 16
 

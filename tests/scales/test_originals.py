@@ -27,7 +27,7 @@ from installed import families
 import lossscale
 from lossscale import DynamicLossScale
 from lossscale.presets import PRESETS
-from lossscale.scales.state_formats import STATE_FORMATS
+from lossscale.scales.interchange import STATE_FORMATS
 
 RUNS = 300
 STEPS = 14

@@ -11,7 +11,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from lossscale import presets
-from lossscale.scales.state_formats import STATE_FORMATS
+from lossscale.scales.interchange import STATE_FORMATS
 
 FLOAT32 = np.finfo(np.float32)
 #: Numbers at which something changes; they are drawn with their neighbours.

@@ -1,0 +1,169 @@
+"""Arithmetic on one replica's gradients, in float32 or wider.
+
+A loss is multiplied by the loss scale, gradients are divided by it, and loss scales may
+ask for their greatest magnitude.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale.gradients.check import all_finite, floating_values
+from lossscale.gradients.packing import in_order, pack
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import (
+    Divisors,
+    Flag,
+    Grad,
+    Grads,
+    Scalar,
+    Tensor,
+)
+
+
+def multiply(loss: Tensor, loss_scale: Any) -> Any:
+    """Returns `loss * loss_scale` in float32, or in `loss`'s dtype if that is wider.
+
+    float16 ends at 65504: a loss of 2 times 2**15 would be infinite there.
+    """
+    loss = widened(loss)
+    return loss * tf.cast(loss_scale, loss.dtype)
+
+
+def widened(tensor: Tensor) -> Any:
+    """Returns a tensor in `float32`, or unchanged if its dtype is wider."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype in (tf.float64, tf.complex64, tf.complex128):
+        return tensor
+    return tf.cast(tensor, tf.float32)
+
+
+def divide(grads: Any, divisor: Scalar) -> Any:
+    """Returns the nest `grads` divided by a `float32` scalar.
+
+    Each gradient keeps its dtype and sparsity, and None stays None. Tensors that are
+    not floating are returned unchanged. float16 gradients are divided in float32, where
+    a divisor of 2**16 is finite; in float16 it is not.
+
+    Under XLA they are multiplied by its reciprocal. At powers of two that is as exact;
+    otherwise the last bit may differ. XLA fuses a multiplication into the operations
+    that use the result, but would store a quotient in memory.
+    """
+    fused = mode.current().divides_by_reciprocal
+    quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
+    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
+
+
+def opaque_divisor(loss_scale: Any, count: Any) -> Any:
+    """Returns a loss scale as a divisor whose value compilers cannot know.
+
+    A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
+    and flushes to zero (TensorFlow 2.4 to 2.21). It cannot know a variable's value.
+
+    Args:
+      loss_scale: A `float32` tensor of shape `[]`.
+      count: A variable that is never negative. Compilers do not know this.
+    """
+    if not mode.current().knows_constants:  # each operation runs as it stands
+        return loss_scale
+    operation = getattr(loss_scale, "op", None)
+    if operation is not None and operation.type == "ReadVariableOp":
+        return loss_scale
+    return loss_scale * tf.cast(count >= 0, tf.float32)
+
+
+def _divide(grad: Grad, divisor: Scalar, quotient: Callable[[Any], Any]) -> Any:
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        values = _divide(grad.values, divisor, quotient)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    grad = tf.convert_to_tensor(grad)
+    dtype = grad.dtype
+    if dtype.is_complex:
+        # Complex division squares the divisor, which overflows at 2**64.
+        real = _divide(tf.math.real(grad), divisor, quotient)
+        return tf.complex(real, _divide(tf.math.imag(grad), divisor, quotient))
+    if not dtype.is_floating:
+        return grad
+    if dtype == tf.float64:
+        return grad / tf.cast(divisor, tf.float64)
+    return tf.cast(quotient(tf.cast(grad, tf.float32)), dtype)
+
+
+def _by_reciprocal(divisor: Scalar) -> Callable[[Any], Any]:
+    # 1 / 2**127 is subnormal and flushes to zero, so there are two factors. A caller
+    # must hide a constant divisor (`opaque_divisor`), or XLA joins the factors again.
+    first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
+    second = 1.0 / (divisor * first)
+    return lambda value: value * first * second
+
+
+def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
+    """Returns the greatest magnitude of gradients after their division.
+
+    It divides only the greatest: rounding keeps the order of the quotients.
+
+    Args:
+      grads: A list of gradients; some may be None.
+      divisors: For each gradient the number that still has to divide it, a `float32`
+        tensor of shape `[]`, or None if it is unscaled. None: all are unscaled.
+
+    Returns:
+      A `float32` tensor of shape `[]`, 0 without gradients, and at most float32's
+      largest number. It can have any value if a gradient is not finite.
+    """
+    divisors = divisors or [None] * len(grads)
+    of_divisor: Dict[int, Tuple[Any, List[Any]]] = {}
+    for grad, divisor in zip(grads, divisors):
+        _, values = of_divisor.setdefault(id(divisor), (divisor, []))
+        values.extend(floating_values([grad]))
+    quotients = [tf.constant(0.0)]
+    for divisor, values in of_divisor.values():
+        magnitudes = [_magnitude(value) for value in pack(values)[0]]
+        if magnitudes:
+            greatest = tf.reduce_max(tf.stack(magnitudes))
+            quotients.append(greatest if divisor is None else greatest / divisor)
+    return tf.minimum(tf.reduce_max(tf.stack(quotients)), tf.float32.max)
+
+
+def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
+    """Returns the greatest magnitude of each gradient, in their order.
+
+    Args:
+      packed: A list of finite gradients, as `packing.pack` returns it.
+      groups: For each of them, the positions of the gradients packed into it.
+
+    Returns:
+      A `float32` tensor of shape `[gradients]`, finite, and 0 for None.
+    """
+    found = [tf.zeros([0])]
+    for grad, group in zip(packed, groups):
+        magnitudes = tf.zeros([len(group)])
+        for value in floating_values([grad]):
+            rows = tf.reshape(tf.abs(value), [len(group), -1])
+            greatest = tf.cast(tf.reduce_max(rows, axis=1), tf.float32)
+            magnitudes = tf.maximum(magnitudes, greatest)  # `greatest` may be -inf
+        found.append(magnitudes)
+    numbers = in_order(tf.concat(found, 0), groups)
+    return tf.minimum(numbers, tf.float32.max)
+
+
+def largest_if_finite(grads: Any) -> Any:
+    """Returns the greatest magnitude in a nest, inf if a gradient is not finite."""
+    found = largest_magnitude(floating_values(grads))
+    return bounded(all_finite(grads), found)
+
+
+def bounded(is_finite: Flag, largest: Scalar) -> Any:
+    """Returns `largest` if the step was finite, at most float32's maximum, else inf."""
+    return tf.where(is_finite, tf.minimum(largest, tf.float32.max), float("inf"))
+
+
+def _magnitude(value: Any) -> Any:
+    # Two reads, and no write: tf.abs would write as much as it reads, which takes a
+    # fourth longer on a CPU, and twice as long under XLA.
+    either_end = tf.maximum(tf.reduce_max(value), -tf.reduce_min(value))
+    return tf.cast(either_end, tf.float32)

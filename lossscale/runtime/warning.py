@@ -1,0 +1,23 @@
+"""LossScaleWarning, and the function that gives it."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+#: The packages whose lines a user did not write.
+_NOT_THE_USERS = {"lossscale", "tensorflow", "keras", "tf_keras"}
+
+
+class LossScaleWarning(UserWarning):
+    """There is a loss scale, but it does not do its work."""
+
+
+def warn(message: str) -> None:
+    """Gives a `LossScaleWarning` that points at the user's line which led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_USERS:
+            break
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, LossScaleWarning, stacklevel=level)
