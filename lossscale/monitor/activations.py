@@ -31,6 +31,7 @@ from lossscale.ranges.calls import Call, Watcher, things_of
 from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import current_graph
 
 #: How many steps with finite outputs `recent` keeps.
 STEPS = 8
@@ -320,4 +321,4 @@ def _zeros(shape: List[int]) -> Any:
 
 def _graph() -> Any:
     """Returns the graph that is being built, None in eager mode."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return current_graph()

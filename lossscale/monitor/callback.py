@@ -7,7 +7,6 @@ import warnings
 from typing import Any, List, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.monitor import diagnosis
@@ -20,6 +19,7 @@ from lossscale.monitor.watched import (
 )
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
+from lossscale.runtime.graphs import is_building
 from lossscale.simulation.run_file import check_writable, save_run
 
 ON_STALL = ("warn", "raise", "stop")
@@ -343,7 +343,7 @@ def _warnings_of(monitor: Any) -> List[str]:
 
 def _check(optimizers: List[Any], record: Any, check_underflow: bool) -> None:
     """Raises unless a monitor can watch these optimizers."""
-    if not tf.executing_eagerly():
+    if is_building():
         raise RuntimeError(
             "`LossScaleMonitor` must read variables between steps, got `fit` in a "
             "tf.compat.v1 graph, where it cannot. Remove this callback."

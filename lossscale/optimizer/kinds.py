@@ -29,7 +29,7 @@ from lossscale.runtime.aliases import (
     Tensors,
     Variable,
 )
-from lossscale.runtime.graphs import BODIES, current_graph, graph_of, notes_of
+from lossscale.runtime.graphs import current_graph, graph_of, notes_of
 
 #: The loss scale S itself.
 SCALE = "scale"
@@ -90,10 +90,19 @@ _COMPARISONS |= {"ApproximateEqual"}
 #: Operations whose results are the same, whatever S is.
 _FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle", "InTopK", "InTopKV2"}
 #: Operations whose results are numbers, whatever they are given.
-_NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank"}
+_NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank", "Snapshot"}
 _CHOICES = {"Select", "SelectV2"}
 #: A number is compared with as if it was 0 if it is no larger, as an epsilon is.
 _SMALL = 1.01e-3
+
+#: Operations that call functions, or hold arguments: nothing is known of their results.
+_CALLS = {
+    *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If"),
+    *("StatelessIf", "Case", "StatelessCase", "ScanDataset", "ReduceDataset"),
+    *("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2", "FlatMapDataset"),
+    *("MapAndBatchDataset", "InterleaveDataset", "ParallelInterleaveDatasetV2"),
+    *("ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4", "Placeholder"),
+}
 
 #: So many operations in a row that have nothing to do with S are listened to in eager
 #: mode, and so many of any kind after a step was applied.
@@ -175,6 +184,11 @@ def made_of(
     if operation in _QUOTIENTS:
         return _multiplied(kinds, [1.0, -1.0])
     return _added(found)
+
+
+def _is_call(operation: str) -> bool:
+    """Tells whether an operation calls a function. Eager mode has those by name."""
+    return operation in _CALLS or operation.startswith("__")
 
 
 def _power_of(
@@ -299,7 +313,7 @@ class Kinds:
         """Takes note of an operation of eager mode: see `callbacks.Listener`."""
         del attrs
         kinds = [self._eager_kind(each) for each in inputs]
-        if any(kinds) or kind in BODIES or kind.startswith("__"):
+        if any(kinds) or _is_call(kind):
             for output, made in _made(kind, inputs, kinds, outputs):
                 if made is not None:  # momentum would have a source of each step
                     made = made._replace(sources=made.sources[-_SOURCES:])  # noqa: PLW2901
@@ -367,10 +381,7 @@ def _made(
     ]
     names = as_values if any(as_values) else names
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
-    if operation in BODIES or operation == "Placeholder" or operation.startswith("__"):
-        name: Optional[str] = UNKNOWN
-    else:
-        name = made_of(operation, names, lambda i: _number(inputs[i]))
+    name = made_of(operation, names, lambda i: _number(inputs[i]))
     sources = _joined(kinds)
     for output in outputs:
         dtype = output.dtype.base_dtype

@@ -293,8 +293,7 @@ class Pending:
         self._warned: set[str] = set()
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
-        in_session = not tf.compat.v1.executing_eagerly_outside_functions()
-        has_state = not (in_session or replicas.train_apart())
+        has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         self.observer.optimizers.add(self)
 

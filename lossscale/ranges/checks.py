@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lossscale.ranges import magnitudes
 from lossscale.runtime import kerases
+from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 
 _NO_LOSS = """\
@@ -26,7 +27,7 @@ def keras_of(model: Any, asked_by: str) -> Any:
     keras = owner_of(model)
     if keras is None:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
-    if not tf.executing_eagerly() or tf.distribute.has_strategy():
+    if is_building() or tf.distribute.has_strategy():
         raise RuntimeError(
             f"{asked_by} must be called eagerly and outside strategy.scope(), "
             "got a graph or a strategy. Call it before or after training."

@@ -18,6 +18,7 @@ from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
 from lossscale.ranges.origins import Origin, Origins
 from lossscale.runtime import kerases
+from lossscale.runtime.graphs import is_building
 
 _NOTHING = """\
 All outputs of layers are finite, and so are the loss and the gradients at the loss \
@@ -211,7 +212,7 @@ class _Forward(Origins):
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         args, kwargs = super().begin(call, args, kwargs)
-        if tf.executing_eagerly():
+        if not is_building():
             args, kwargs = tf.nest.map_structure(_copy, (args, kwargs))
             call.inputs = floats_in((args, kwargs))
         return args, kwargs

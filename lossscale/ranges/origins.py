@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-import tensorflow as tf
-
 from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
 from lossscale.ranges.magnitudes import floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS
 from lossscale.runtime import callbacks
 from lossscale.runtime.callbacks import key_of
+from lossscale.runtime.graphs import is_building
 
 
 class Origin:
@@ -111,7 +110,7 @@ class Origins(Watcher):
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Ascribes a cast of the layer's inputs that overflowed to the layer."""
-        if not tf.executing_eagerly():  # for example within a dataset's function
+        if is_building():  # for example within a dataset's function
             return args, kwargs
         for tensor in floats_in((args, kwargs)):
             origin = self.found.get(key_of(tensor))
@@ -125,7 +124,7 @@ class Origins(Watcher):
 
     def end(self, call: Call, outputs: Any) -> Any:
         """Casts outputs if the advice says so."""
-        if self._advice is not None and tf.executing_eagerly():
+        if self._advice is not None and not is_building():
             outputs = self._advice.outputs(call, outputs)
         return outputs
 

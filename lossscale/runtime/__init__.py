@@ -5,11 +5,9 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `aliases`: the types that signatures name;
 * `warning`: LossScaleWarning, and the function that gives it;
 * `autograph`: keeps AutoGraph from rewriting our functions;
-* `graphs`: which graph is being built, which others it can use, and their bodies;
+* `graphs`: which graph is being built, and what is in sight from there;
 * `checkpoints`: tells a checkpoint's question from a user's;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
-* `op_types`: tells operations apart that share a type;
-* `bodies`: the operations of a graph or a function, in order;
 * `callbacks`: tells listeners of each operation that eager mode runs;
 * `tapes`: what the open tapes record;
 * `control`: the branches and the order of operations in a graph;

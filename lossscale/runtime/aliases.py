@@ -16,7 +16,6 @@ from typing import (
     Callable,
     ContextManager,
     List,
-    Mapping,
     Optional,
     Protocol,
     Sequence,
@@ -52,8 +51,6 @@ Scalar = Annotated[Any, "float32", "[]"]
 Flag = Annotated[Any, "bool", "[]"]
 #: A number for each gradient, in the order of the gradients.
 PerGradient = Annotated[Any, "float32", "[gradients]"]
-#: A tensor that names a variable, as eager mode and graphs pass it to operations.
-Handle = Annotated[Any, "resource", "[]"]
 #: A `tf.Variable` or a Keras variable, mirrored or not.
 Variable = Annotated[Any, "any dtype", "any shape", "assignable"]
 #: A gradient: a tensor, `tf.IndexedSlices` or None.
@@ -62,8 +59,6 @@ Grad = Annotated[Any, "a floating-point dtype", "its variable's shape"]
 Grads = List[Grad]
 #: What each gradient must still be divided by. None: it is unscaled.
 Divisors = List[Optional[Scalar]]
-#: A gradient and its divisor.
-Pair = Tuple[Grad, Optional[Scalar]]
 #: An operation of a graph. None in eager mode, where it has run already.
 Op = Annotated[Any, "an Operation, or None"]
 #: What functions return to a graph: tensors, operations and None, as `tf.nest` has it.
@@ -108,33 +103,13 @@ class Operation(Protocol):
 
     Attributes:
       type: What it does, as `"MatMul"`.
-      node_def: It as a definition has it.
     """
 
     type: str
     graph: Graph
     inputs: Tensors
     outputs: Tensors
-    node_def: NodeDef
 
     def get_attr(self, name: str) -> Any: ...
 
-    def _set_attr(self, name: str, value: Any) -> None: ...
-
     def _get_control_flow_context(self) -> Optional[Context]: ...
-
-
-class NodeDef(Protocol):
-    """An operation in a definition: a protocol buffer.
-
-    Attributes:
-      name: Its name in the function.
-      op: What it does: the `type` of an operation.
-      input: The names of its inputs. "^" comes before one that it only waits for.
-      attr: Its attributes by name.
-    """
-
-    name: str
-    op: str
-    input: Sequence[str]
-    attr: Mapping[str, Any]

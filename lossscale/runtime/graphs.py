@@ -1,4 +1,4 @@
-"""Which graph is being built, which others it can use, and the bodies in a graph."""
+"""Which graph is being built, and what is in sight from there."""
 
 from __future__ import annotations
 
@@ -16,23 +16,10 @@ Place = Tuple[Optional[Graph], Optional[Context]]
 #: The attribute of a graph that holds our notes on it.
 _NOTES = "_lossscale_notes"
 
-LOOPS = {"While", "StatelessWhile"}
-BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
-#: Datasets that call a function with their elements. AutoGraph's `for batch in dataset`
-#: is among them, and so are functions that return datasets of their own.
-DATASETS = {
-    *("ScanDataset", "ReduceDataset", "MapDataset", "ParallelMapDataset"),
-    *("ParallelMapDatasetV2", "MapAndBatchDataset", "FlatMapDataset"),
-    *("InterleaveDataset", "ParallelInterleaveDatasetV2"),
-    *("ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4"),
-}
-#: Operations with bodies, and the attributes that name the bodies.
-BODIES = {
-    **dict.fromkeys(LOOPS, ("body", "cond")),
+#: The attributes that name the branches of an operation that branches.
+_BRANCHES = {
     **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
     **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
-    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
-    **dict.fromkeys(DATASETS, ("f",)),
 }
 
 
@@ -49,11 +36,6 @@ def is_building() -> bool:
 def graph_of(tensor: Tensor) -> Optional[Graph]:
     """Returns the graph that a tensor belongs to, None in eager mode."""
     return getattr(tensor, "graph", None)  # an eager tensor raises AttributeError
-
-
-def is_eager(tensor: Tensor) -> bool:
-    """Tells whether a tensor belongs to eager mode."""
-    return graph_of(tensor) is None
 
 
 def visible_graphs() -> Iterator[Optional[Graph]]:
@@ -120,18 +102,6 @@ def _context_of(where: Union[Operation, Graph, None]) -> Optional[Context]:
     return None if where is None else where._get_control_flow_context()
 
 
-def is_in_reach(graph: Optional[Graph]) -> bool:
-    """Tells whether the current graph can use the tensors of a graph.
-
-    It can if that graph is the current one or around it: a function captures tensors
-    from around it.
-    """
-    around = current_graph()
-    while around is not None and around is not graph:
-        around = getattr(around, "outer_graph", None)
-    return around is not None
-
-
 def is_nested() -> bool:
     """Tells whether the current graph is a part of another graph.
 
@@ -192,29 +162,6 @@ def _is_branch(graph: Optional[Graph]) -> bool:
     return type(graph).__name__ == "CondBranchFuncGraph"
 
 
-def graphs_around_branches() -> Iterator[Optional[Graph]]:
-    """Yields the visible graphs that are no branches of a `tf.cond`, innermost first.
-
-    The first is the function, or the body of the loop, that is being traced.
-    """
-    for graph in visible_graphs():
-        if graph is above_branches(graph):
-            yield graph
-
-
-def is_traced_in_place(graph: Optional[Graph]) -> bool:
-    """Tells whether a graph is visible, or a loop or a branch in a visible graph.
-
-    Any other graph is a function's: it is traced once and called anywhere.
-    """
-    visible = list(visible_graphs())
-    while graph is not None and _is_part_of_outer(graph):
-        if any(graph is each for each in visible):
-            break
-        graph = graph.outer_graph
-    return any(graph is each for each in visible)
-
-
 def is_other_branch(graph: Optional[Graph]) -> bool:
     """Tells whether `graph` is in the other branch of a `tf.cond` that is being built.
 
@@ -226,48 +173,17 @@ def is_other_branch(graph: Optional[Graph]) -> bool:
         inner, graph = graph, getattr(graph, "outer_graph", None)
     if graph is None or not _is_branch(inner):
         return False
-    forks = (each for each in graph.get_operations() if each.type in BRANCHES)
-    return not any(inner is each for fork in forks for each in bodies(fork))
+    forks = [each for each in graph.get_operations() if each.type in _BRANCHES]
+    return not any(inner is each for fork in forks for each in _branches_of(fork))
 
 
-def bodies(operation: Operation) -> List[Optional[Graph]]:
-    """Returns the graphs of an operation's bodies, None in place of an unknown one.
-
-    Args:
-      operation: An operation of a type in `BODIES`.
-    """
-    # Not public, and the same on TensorFlow 2.4, 2.8, 2.10, 2.15 and 2.21. The name of
-    # a graph does not identify it: one name may belong to several functions.
-    functions = map(operation.graph._get_function, names_of_bodies(operation))
-    return [getattr(function, "graph", None) for function in functions]
-
-
-def let_bodies_go(result: Tensor) -> None:
-    """Frees the graphs of the two branches of the `tf.cond` that returned a tensor.
-
-    TensorFlow keeps these graphs with the graph around them, to find gradients. If it
-    needs one later, it builds the graph again. The branches' functions still run, since
-    they are known by their names.
-    """
-    operation = result.op
-    while operation.type == "Identity":  # `tf.cond` returns an Identity of its result
-        operation = operation.inputs[0].op
-    if operation.type not in BRANCHES:  # a `tf.compat.v1` graph has other branches
-        return
-    for name in names_of_bodies(operation):
-        function = operation.graph._get_function(name)
-        # Not public (seen on 2.15 to 2.21). A TensorFlow without this name, as 2.13,
-        # keeps the graphs.
-        if hasattr(function, "_cached_graph"):
-            function._cached_graph = None
-            operation._true_graph = operation._false_graph = None
-
-
-def names_of_bodies(operation: Operation) -> List[str]:
-    """Returns the names of the functions that are an operation's bodies."""
-    values = [operation.get_attr(name) for name in BODIES[operation.type]]
+def _branches_of(fork: Operation) -> List[Optional[Graph]]:
+    """Returns the graphs of an operation's branches, None for an unknown one."""
+    values = [fork.get_attr(name) for name in _BRANCHES[fork.type]]
     named = values[0] if isinstance(values[0], list) else values
-    return [each.name for each in named]
+    # Not public. A graph's name does not identify it: several functions may have it.
+    functions = [fork.graph._get_function(each.name) for each in named]
+    return [getattr(function, "graph", None) for function in functions]
 
 
 def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:

@@ -19,9 +19,6 @@ ANY_SHAPES = {
     else "experimental_relax_shapes": True,
 }
 _VERSION = tuple(map(int, tf.__version__.split(".")[:2]))
-#: Whether `tf.vectorized_map` accepts operations with attributes that it does not know.
-#: TensorFlow 2.4 refuses them, 2.8 and later accept them (seen up to 2.21).
-VECTORIZES_MARKED = _VERSION >= (2, 8)
 #: Whether XLA computes `x * a * b` as it is written. On TensorFlow 2.4 and 2.8 XLA
 #: computes `x * (a * b)`; from 2.10 on it no longer does (seen up to 2.21).
 _XLA_KEEPS_FACTORS = _VERSION >= (2, 10)

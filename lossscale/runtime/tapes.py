@@ -14,11 +14,6 @@ except ImportError:
 from lossscale.runtime.aliases import Tensor
 
 
-def are_open() -> bool:
-    """Tells whether any tape may record the operations that run now."""
-    return bool(record.could_possibly_record())
-
-
 def record_what_uses(tensor: Tensor) -> bool:
     """Tells whether a tape records operations on this tensor now."""
     return isinstance(tensor, tf.Tensor) and bool(

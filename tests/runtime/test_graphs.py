@@ -10,14 +10,13 @@ import tensorflow as tf
 from version_1 import running
 
 from lossscale.runtime import graphs
-from lossscale.runtime.mode import COMPILED_BY_XLA
 
 
 def test_eager_mode_builds_none():
     assert graphs.current_graph() is None
     assert not graphs.is_building()
     assert list(graphs.visible_graphs()) == [None]
-    assert graphs.is_eager(tf.constant(1.0))
+    assert graphs.graph_of(tf.constant(1.0)) is None
     assert not graphs.is_nested()
 
 
@@ -54,9 +53,8 @@ class Seen:
 
     @staticmethod
     def _here():
-        around = [id(each) for each in graphs.graphs_around_branches()]
         visible = [id(each) for each in graphs.visible_graphs()]
-        return graphs.current_graph(), visible, around, graphs.is_nested()
+        return graphs.current_graph(), visible, graphs.is_nested()
 
 
 def test_a_branch_and_a_loop_see_what_is_around_them_and_a_function_does_not():
@@ -64,25 +62,10 @@ def test_a_branch_and_a_loop_see_what_is_around_them_and_a_function_does_not():
     outer, branch, loop, nested = (
         id(each[0]) for each in (seen.outer, seen.branch, seen.loop, seen.nested)
     )
-    assert seen.outer[1:] == ([outer], [outer], False)
-    assert seen.branch[1:] == ([branch, outer], [outer], True)
-    assert seen.loop[1:] == ([loop, outer], [loop, outer], True)
-    assert seen.nested[1:] == ([nested], [nested], True)
-
-
-def test_where_a_graph_was_traced():
-    seen, told = Seen(), []
-
-    def at_the_end():
-        branch, loop, nested = seen.branch[0], seen.loop[0], seen.nested[0]
-        told.extend(map(graphs.is_traced_in_place, (branch, loop, nested)))
-        told.append(graphs.above_branches(branch) is seen.outer[0])
-        told.append(graphs.above_branches(loop) is loop)
-        # The operation that has the branches is there: none is the other one any more.
-        told.append(graphs.is_other_branch(branch))
-
-    seen.trace(at_the_end)
-    assert told == [True, True, False, True, True, False]
+    assert seen.outer[1:] == ([outer], False)
+    assert seen.branch[1:] == ([branch, outer], True)
+    assert seen.loop[1:] == ([loop, outer], True)
+    assert seen.nested[1:] == ([nested], True)
 
 
 @pytest.mark.parametrize("mode", ["function", "session", "session-of-1"])
@@ -188,46 +171,3 @@ def test_notes_end_with_their_graph_and_with_their_owner():
     del notes, owner
     gc.collect()
     assert kept() is None
-
-
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_graphs_of_branches_that_were_let_go_are_not_kept(jit_compile):
-    kept, taken = [], tf.Variable(0.0)
-
-    def branch(x):
-        kept.append(weakref.ref(graphs.current_graph()))
-        taken.assign(x)
-        return tf.square(x)
-
-    @tf.function(autograph=False, **(COMPILED_BY_XLA if jit_compile else {}))
-    def differentiated(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.cond(x > 0.0, lambda: branch(x), lambda: tf.identity(x))
-            graphs.let_bodies_go(y)
-        return y, tape.gradient(y, x)
-
-    @tf.function(autograph=False, **(COMPILED_BY_XLA if jit_compile else {}))
-    def run(x):
-        y = tf.cond(x > 0.0, lambda: branch(x), lambda: tf.identity(x))
-        graphs.let_bodies_go(y)
-        return y
-
-    assert float(run(tf.constant(3.0))) == 9.0
-    assert float(taken) == 3.0
-    gc.collect()
-    has_names = hasattr(run.get_concrete_function(tf.constant(3.0)), "inference_fn")
-    assert [each() is None for each in kept[:1]] == [has_names]
-    # Who asks for a gradient all the same has it.
-    assert tuple(map(float, differentiated(tf.constant(3.0)))) == (9.0, 6.0)
-    assert tuple(map(float, differentiated(tf.constant(-3.0)))) == (-3.0, 1.0)
-
-
-def test_what_has_no_branch_has_nothing_to_let_go():
-    @tf.function(autograph=False)
-    def run(x):
-        graphs.let_bodies_go(x)
-        graphs.let_bodies_go(tf.identity(x) + 1.0)
-        return x
-
-    assert float(run(tf.constant(3.0))) == 3.0
