@@ -145,7 +145,7 @@ class Activations(Watcher):
         self.calls.setdefault(number, call)
         for each in returned[:1]:
             self._dtypes[number] = each.dtype.name
-        if _graph() is step.graph:
+        if current_graph() is step.graph:
             step.add(number, returned)
             step.add(self.count + number, given)
             return outputs
@@ -286,7 +286,7 @@ class _Step:
     """
 
     def __init__(self) -> None:
-        self.graph = _graph()
+        self.graph = current_graph()
         self.names: List[str] = []
         self.magnitudes: List[Any] = []
         self.places: List[Tuple[int, int]] = []
@@ -317,8 +317,3 @@ def _zeros(shape: List[int]) -> Any:
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.SUM,  # unused: each copy is read by itself
     )
-
-
-def _graph() -> Any:
-    """Returns the graph that is being built, None in eager mode."""
-    return current_graph()

@@ -146,16 +146,17 @@ def made_of(
       kinds: The kinds of its inputs. None: a number.
       number_at: Returns the value of an input that is a number. None: it is not known.
     """
-    if (
-        operation == "Maximum"
-        and SCALE in kinds
-        and _are_at_most(1.0, kinds, number_at)
-    ):
-        return SCALE  # S never falls below 1 by default, so the bound changes nothing
+    if _is_call(operation):
+        return UNKNOWN
+    is_of_scale = operation == "Maximum" and SCALE in kinds
+    if is_of_scale and _are_at_most(1.0, kinds, number_at):
+        return SCALE  # S does not fall below 1 by default, so nothing is changed
     if operation in {"Cast", "Identity"}:
         return kinds[0]
     if operation in _NUMBERS:
         return None
+    if operation in _COMPARISONS and {*kinds} == {SCALE, None}:
+        return None  # how large S is says nothing of a gradient
     kinds = [SCALED if kind == SCALE else kind for kind in kinds]
     if operation in _CHOICES and kinds[0] != CHANGED and any(kinds[1:]):
         kinds = kinds[1:]
@@ -183,6 +184,8 @@ def made_of(
         return _multiplied(kinds, [1.0] * len(kinds))
     if operation in _QUOTIENTS:
         return _multiplied(kinds, [1.0, -1.0])
+    if operation in _CHOICES and {SCALED, SQUARED} <= found:
+        found.remove(SQUARED)  # a norm, or its square where that is 0
     return _added(found)
 
 

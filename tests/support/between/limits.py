@@ -6,7 +6,7 @@ make a finite number of an infinity have it applied, if no warning says so.
 
 from __future__ import annotations
 
-#: They take an overflow out of gradients that nobody has checked. One warning says so.
+#: They take an overflow out of gradients that nobody has checked.
 TAKES_INFINITIES_OUT = {
     "where(is_finite(g), g, 0)",
     "where(is_nan(g), 0, g)",
@@ -46,6 +46,76 @@ BRANCHES = {
     "cond(all is_finite, g, 0)",
     "while halves",
     "numpy_function halves",
+}
+#: What is done within them is not seen. By hand, they are divided again, and told.
+BODIES = {
+    "a function",
+    "a function clips",
+    "a function normalizes",
+    "a function of flags",
+    "a function thresholds",
+    "cond clips",
+    "cond of a sign",
+    "cond of numbers",
+    "cond(norm > 1)",
+    "cond(sum > 0)",
+    "flip and rot90",
+    "foldl",
+    "map_fn",
+    "map_fn clips",
+    "map_fn signs",
+    "matrix_exp",
+    "scan",
+    "scan multiplies",
+    "switch_case",
+    "switch_case of a sign",
+    "tf.case",
+    "vectorized_map",
+    "vectorized_map doubles",
+    "while adds",
+    "while halves",
+    "zero_fraction",
+}
+#: Matrix functions and products of scaled gradients: some are told without need, the
+#: others are divided by S in silence, as by both Kerases.
+MATRICES = {
+    "atan2(g, transpose(g))",
+    "by power iteration",
+    "cholesky",
+    "conv2d with itself",
+    "cross(g, transpose(g))",
+    "eigh vectors",
+    "fused batch norm",
+    "g // mean(abs(g))",
+    "gram ** -0.5 @ g",
+    "gram ** 0.5",
+    "histogram of its own range",
+    "lu",
+    "norm of order 3",
+    "of rank one",
+    "orthogonal by svd",
+    "pinv",
+    "qr q",
+    "slogdet sign",
+    "solve(g, g)",
+    "solve(g, other)",
+    "sqrtm",
+    "svd again",
+    "svd vectors",
+    "triangular_solve(g, other)",
+    "xlogy(other, abs(g))",
+}
+#: A number stands beside scaled gradients, and is divided with them in silence.
+BESIDE = {
+    "bitcast and back",
+    "bitcast, masked",
+    "dilation2d with ones",
+    "g + 0.1 * w",
+    "set_diag with ones",
+    "tensor_scatter_nd_add with 1",
+    "tensor_scatter_nd_update with 1",
+    "where(constant, g, 1)",
+    "where(g > 0, g, 1)",
 }
 #: Of degree 0: an infinity has a sign, a rank and a place in an order as any number.
 FLAGS = {
@@ -177,4 +247,6 @@ def known_to_be_missed(state, mode):
     found = NUMBERS | (BRANCHES if mode == "eager" else set())
     if state != "unscaled":
         found = found | FLAGS | FLAGS_BEFORE | CHOICES
+        found = found | TAKES_INFINITIES_OUT | MAY_TAKE_THEM_OUT
+        found = found | BODIES | MATRICES | BESIDE
     return found | BOUNDS if state == "by hand" else found
