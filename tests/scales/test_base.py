@@ -139,7 +139,9 @@ class TestAdjustChecksFirst:
         for value in (NAN, -1.0, INF, -INF):
             assert not bool(step(tf.constant(value)))
             told(tf.constant(1.0))
-            assert state(by_size) == state(by_flag)
+            for one, other in zip(by_size.variables, by_flag.variables):
+                # Of two programs XLA may round a logarithm in two ways.
+                np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6)
         assert bool(step(tf.constant(1.0)))
         assert np.isfinite(np.hstack(state(by_size)[:3])).all()
 
