@@ -342,28 +342,33 @@ class Pending:
                 "`grads` must be gradients of the scaled loss, got one that "
                 "get_unscaled_gradients returned already. Unscale each gradient once."
             )
-        default: Optional[Scalar] = None
+        return self._divisors_of_scaled(grads, kinds)
+
+    def _divisors_of_scaled(
+        self, grads: Grads, kinds: List[Optional[Kind]]
+    ) -> Divisors:
+        """Returns what divides each gradient if those of unknown kind are scaled."""
+        scaled_by: Optional[Scalar] = None
         divisors: Divisors = []
         for grad, kind in zip(grads, kinds):
-            divisor = None if kind is None else _scale_of(kind)
-            if grad is None or (kind is not None and kind.name == UNSCALED):
-                divisors.append(None)
-                continue
-            if divisor is None:
-                default = self._scaled_by() if default is None else default
-            divisors.append(default if divisor is None else divisor)
+            is_unscaled = kind is not None and kind.name == UNSCALED
+            divisor = None
+            if grad is not None and not is_unscaled:
+                divisor = None if kind is None else _scale_of(kind)
+                if divisor is None:
+                    scaled_by = self._scaled_by() if scaled_by is None else scaled_by
+                    divisor = scaled_by
+            divisors.append(divisor)
         return divisors
 
     def _scaled_by(self) -> Scalar:
         """Returns what multiplied the last loss, a `float32` tensor of shape `[]`."""
-        losses = self.observer.losses()
-        if losses and is_visible(losses[-1][1]):
-            return losses[-1][1]
         now = self.loss_scale._value()
-        if self.state is None:
-            return now
-        scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
-        return tf.where(scaled_by > 0.0, scaled_by, now)
+        if self.state is not None:
+            scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
+            return tf.where(scaled_by > 0.0, scaled_by, now)
+        losses = [each for _, each in self.observer.losses() if is_visible(each)]
+        return losses[-1] if losses else now
 
     def resolve(self, grads: Grads) -> Bundle:
         """Returns the gradients to apply, with their divisors and checks.
@@ -425,23 +430,13 @@ class Pending:
         has_changed = bool({CHANGED, SQUARED, INVERSE} & {*names})
         if has_changed:
             self._warn(warnings.CHANGED)
-        rest = self._if_pending() if {*names} - _PLAIN else None
+        rest = self._if_pending() if self.is_keras and {*names} - _PLAIN else None
         if not has_changed and self._may_be_divided_twice(names, rest):
             self._warn(warnings.READ)
-        scaled_by: Optional[Scalar] = None
-        divisors: Divisors = []
-        for grad, kind in zip(grads, kinds):
-            if grad is None or (kind is not None and kind.name == UNSCALED):
-                divisors.append(None)
-            elif kind is None or kind.name not in _PLAIN:
-                divisors.append(rest)
-            else:
-                divisor = _scale_of(kind)
-                if divisor is None:
-                    scaled_by = self._scaled_by() if scaled_by is None else scaled_by
-                    divisor = scaled_by
-                divisors.append(divisor)
-        return divisors
+        return [
+            rest if kind is None or kind.name not in _PLAIN else divisor
+            for kind, divisor in zip(kinds, self._divisors_of_scaled(grads, kinds))
+        ]
 
     def _if_pending(self) -> Optional[Scalar]:
         """Returns the divisor of gradients of unknown kind. None: they are unscaled."""
