@@ -112,8 +112,8 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
         tensor of shape `[]`, or None if it is unscaled. None: all are unscaled.
 
     Returns:
-      A `float32` tensor of shape `[]`, 0 without gradients, and at most float32's
-      largest number. It can have any value if a gradient is not finite.
+      A `float32` tensor of shape `[]`, 0 without gradients. It can have any value if a
+      gradient is not finite.
     """
     divisors = divisors or [None] * len(grads)
     of_divisor: Dict[int, Tuple[Any, List[Any]]] = {}
@@ -126,7 +126,7 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
         if magnitudes:
             greatest = tf.reduce_max(tf.stack(magnitudes))
             quotients.append(greatest if divisor is None else greatest / divisor)
-    return tf.minimum(tf.reduce_max(tf.stack(quotients)), tf.float32.max)
+    return tf.reduce_max(tf.stack(quotients))
 
 
 def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:

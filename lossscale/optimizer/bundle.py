@@ -137,7 +137,8 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
             worst=lambda: worst_of_each(examined.quotients(), few.groups)
         )
     if bundle.loss_scale.last_largest is not None:
-        check = check._replace(largest=largest_magnitude(few.grads, few.divisors))
+        largest = largest_magnitude(few.grads, few.divisors)
+        check = check._replace(largest=tf.minimum(largest, tf.float32.max))
     return quotients.unscaled(), check
 
 
@@ -221,14 +222,20 @@ def _worst_as_applied(bundle: Bundle) -> PerGradient:
 
 
 def largest_unscaled(bundle: Bundle) -> Scalar:
-    """Returns the greatest magnitude of the gradients before the user clipped them."""
-    when_unscaled = bundle.check.largest
-    if when_unscaled is None:
-        return largest_magnitude(bundle.grads, bundle.divisors)
-    if bundle.is_checked:
-        return when_unscaled
-    pairs = zip(bundle.grads, bundle.divisors)
-    still_scaled = [(grad, divisor) for grad, divisor in pairs if divisor is not None]
-    if not still_scaled:
-        return when_unscaled
-    return greater(when_unscaled, largest_magnitude(*map(list, zip(*still_scaled))))
+    """Returns the greatest magnitude of the gradients before the user clipped them.
+
+    It is at most float32's largest number.
+    """
+    largest = bundle.check.largest
+    if largest is not None and bundle.is_checked:
+        return largest
+    left = [
+        (grad, divisor)
+        for grad, divisor in zip(bundle.grads, bundle.divisors)
+        if largest is None or divisor is not None
+    ]
+    if left or largest is None:
+        grads, divisors = [grad for grad, _ in left], [divisor for _, divisor in left]
+        now = tf.minimum(largest_magnitude(grads, divisors), tf.float32.max)
+        largest = greater(largest, now)
+    return largest

@@ -217,7 +217,7 @@ def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
 
     Args:
       are_added: Whether the optimizer adds their gradients up.
-      are_summed: Whether that is done already: `communication.summed`.
+      are_summed: Whether that is done already, by `summed`.
     """
     if replicas.count() == 1:
         return OneReplica()
@@ -258,30 +258,13 @@ def checked_dtype(value: Any) -> Optional[str]:
 
 
 def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> None:
-    """Raises if the wrapper cannot sum gradients in the inner optimizer's place.
+    """Raises a ValueError if the wrapper cannot sum in the inner optimizer's place.
 
     Args:
       dtype: The argument `communication_dtype`.
       inner_optimizer: The inner optimizer.
-      way: How the inner optimizer sums gradients in its own way, in words that complete
-        the error. None: it does not.
-
-    Raises:
-      ValueError: The inner optimizer does, the strategy's workers do not train in step,
-        or this TensorFlow cannot sum the dtype across replicas.
+      way: How it sums in its own way, in words that complete the error, or None.
     """
-    _refuse_where(dtype)
-    modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
-    way = _OF_HOROVOD if "horovod" in modules else way
-    if way is not None:
-        raise ValueError(
-            "`communication_dtype` must be None if the inner optimizer sums gradients "
-            f"in its own way, got {dtype!r} and {inner_optimizer!r}, which {way}."
-        )
-
-
-def _refuse_where(dtype: str) -> None:
-    """Raises if this strategy or this TensorFlow cannot sum gradients in a dtype."""
     if not replicas.can_sum(dtype):
         raise ValueError(
             "`communication_dtype` must be 'float16' or None with this TensorFlow, got "
@@ -293,6 +276,13 @@ def _refuse_where(dtype: str) -> None:
             "`communication_dtype` must be None under ParameterServerStrategy, got "
             f"{dtype!r}. Each worker applies its own gradients there, so replicas "
             "exchange no sum. Leave out `communication_dtype`."
+        )
+    modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
+    way = _OF_HOROVOD if "horovod" in modules else way
+    if way is not None:
+        raise ValueError(
+            "`communication_dtype` must be None if the inner optimizer sums gradients "
+            f"in its own way, got {dtype!r} and {inner_optimizer!r}, which {way}."
         )
 
 
@@ -321,63 +311,40 @@ def refuse_unsummed(dtype: str) -> None:
 def summed(bundle: Bundle, dtype: str) -> Bundle:
     """Returns the sum of all replicas' gradients, still scaled and equal on all.
 
-    Call it in replica context, on several replicas.
-
-    Args:
-      bundle: This replica's gradients.
-      dtype: The dtype in which the gradients of wider dtypes cross.
-
-    Returns:
-      A bundle that is still to be divided and checked.
+    Whether what was unscaled had overflowed crosses with it: the sum does not show an
+    overflow that was clipped since then. Call it in replica context.
     """
     scale = bundle.loss_scale._value()
     sent = [
         _as_sent(grad, scale if divisor is None else None, dtype)
         for grad, divisor in zip(bundle.grads, bundle.divisors)
     ]
-    divisors = [scale if each is None else each for each in bundle.divisors]
-    check, sums = _sum_with(bundle.check.without_gradients(bundle.count), sent)
-    grads = [
-        None if grad is None else tf.cast(total, grad.dtype)
-        for total, grad in zip(sums, bundle.grads)
-    ]
-    return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
-
-
-def _sum_with(check: Check, sent: Grads) -> Tuple[Check, Grads]:
-    """Sums gradients, and together with them the replicas whose check has failed.
-
-    Args:
-      check: The check of when this replica's gradients were unscaled. The sum does not
-        show an overflow that was clipped since then.
-      sent: The gradients as they cross.
-
-    Returns:
-      The check of all replicas together, and the sums.
-    """
+    check = bundle.check.without_gradients(bundle.count)
     if check.is_clean:
-        return CLEAN, replicas.all_reduce_sums(sent)
-    is_finite = check.exact()
-    dtype = next(each.dtype for each in sent if each is not None)
-    is_bad = tf.cast(tf.logical_not(is_finite), dtype)
-    *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
-    largest = check.largest
-    if largest is not None:
-        largest = replicas.greatest(bounded(is_finite, largest))
-    # A replica at fault reports which of its gradients were; the others report none.
-    count = len(sent)
-    return Check(tf.equal(bad, 0), None, lambda: check.worst_of(count), largest), sums
+        sums, check = replicas.all_reduce_sums(sent), CLEAN
+    else:
+        is_finite, largest = check.exact(), check.largest
+        of_gradients = next(each.dtype for each in sent if each is not None)
+        is_bad = tf.cast(tf.logical_not(is_finite), of_gradients)
+        *sums, bad = replicas.all_reduce_sums([*sent, is_bad])
+        if largest is not None:
+            largest = replicas.greatest(bounded(is_finite, largest))
+        # A replica at fault tells which of its gradients were, the others tell none.
+        count, own = bundle.count, check
+        check = Check(tf.equal(bad, 0), None, lambda: own.worst_of(count), largest)
+    return bundle.but(
+        grads=[
+            None if grad is None else tf.cast(total, grad.dtype)
+            for total, grad in zip(sums, bundle.grads)
+        ],
+        divisors=[scale if each is None else each for each in bundle.divisors],
+        check=check,
+        is_checked=False,
+    )
 
 
 def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
-    """Returns a gradient in the form in which it crosses.
-
-    Args:
-      grad: A gradient, or None.
-      factor: The loss scale, if it must multiply the gradient. None: the gradient is
-        still scaled.
-      dtype: The dtype in which the gradient crosses, if its own dtype is wider.
-    """
+    """Returns a gradient as it crosses: times `factor`, in the narrower dtype."""
     if grad is None:
         return None
     if isinstance(grad, tf.IndexedSlices):
@@ -395,15 +362,9 @@ _OF_ALL = "all replicas"
 
 
 def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
-    """Says how an optimizer sums gradients, if the wrapper cannot do it instead.
+    """Says how an optimizer sums gradients, in words that complete an error.
 
-    Args:
-      optimizer: An inner optimizer.
-      base: The base class of all optimizers of its Keras.
-      method: The name of the method in which these sum gradients.
-
-    Returns:
-      Words that complete an error, with the fix. None: the wrapper can sum them.
+    None: by nothing but the `method` of `base`, which the wrapper can replace.
     """
     for each in _parts(optimizer):
         steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
@@ -430,13 +391,7 @@ class InnerSum:
     """
 
     def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
-        """Replaces the method that sums, also in the parts of a `MultiOptimizer`.
-
-        Args:
-          optimizer: The inner optimizer.
-          method: The name of the method.
-          is_left_out: Whether the wrapper sums instead. If not, nothing is replaced.
-        """
+        """Replaces `method` if it is left out, in parts of a `MultiOptimizer`, too."""
         self._optimizer, self._method = optimizer, method
         self._is_left_out = is_left_out
         self._depth = 0  # in how many calls of `left_out` we are now
@@ -449,12 +404,8 @@ class InnerSum:
     def left_out(self, grads: Grads) -> Iterator[None]:
         """Leaves out the sum of what the optimizer applies within.
 
-        Args:
-          grads: The gradients that it applies; some may be None.
-
-        Raises:
-          ValueError: The optimizer did not call the method for each gradient, so it may
-            have summed them a second time.
+        Raises a ValueError if it did not call the method for each gradient: it may have
+        summed them a second time.
         """
         if not self._is_left_out or replicas.count() == 1:
             yield

@@ -194,11 +194,11 @@ class DynamicLossScale(LossScale):
         scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
         zero = tf.constant(0, tf.int64)
 
-        period = tf.constant(self.increment_period, tf.int64)
+        period = tf.convert_to_tensor(self.increment_period, tf.int64)
         if self.search_period is not None:
             # A session may have counted a bad step already. Nothing grows then.
             searches = tf.convert_to_tensor(self.skipped_steps) < 1
-            first = tf.constant(self.search_period, tf.int64)
+            first = tf.convert_to_tensor(self.search_period, tf.int64)
             period = tf.where(searches, first, period)
         good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
         grows = good >= period  # never on a bad step: `good` is 0
@@ -216,7 +216,7 @@ class DynamicLossScale(LossScale):
         if self.backoff_cooldown is not None:
             left = tf.convert_to_tensor(self.cooldown_steps)
             backs_off = tf.logical_and(backs_off, left < 1)
-            whole = tf.constant(self.backoff_cooldown, tf.int64)
+            whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
             results.append(self.cooldown_steps.assign(left, read_value=False))
         if self.overflow_tolerance is not None:

@@ -6,6 +6,7 @@ import pytest
 
 from lossscale import LossScaleWarning
 from lossscale.optimizer import warnings
+from lossscale.runtime.warning import warn
 
 TEXTS = {
     name: text
@@ -16,12 +17,12 @@ TEXTS = {
 
 def test_a_warning_is_of_the_users_line():
     with pytest.warns(LossScaleWarning, match="something") as caught:
-        warnings.warn("something")
+        warn("something")
     assert caught[0].filename == __file__
 
 
 def test_lines_of_ours_and_of_keras_are_no_users():
-    program = "from lossscale.optimizer.warnings import warn\nwarn('it')"
+    program = "from lossscale.runtime.warning import warn\nwarn('it')"
     with pytest.warns(LossScaleWarning) as caught:
         exec(  # noqa: S102 - as if this line stood in Keras
             compile(program, "keras.py", "exec"), {"__name__": "keras.src.optimizers"}
