@@ -252,7 +252,7 @@ class DynamicLossScale(LossScale):
             return tf.maximum(scale * self.backoff_factor, self.min_loss_scale)
         # Compilers must not see the constant, or they would multiply by 1 / multiplier.
         # So the result is the same in every mode, to the last bit.
-        multiplier = tf.constant(self.multiplier, tf.float32)
+        multiplier = tf.convert_to_tensor(self.multiplier, tf.float32)
         divisor = arithmetic.opaque_divisor(multiplier, self.skipped_steps)
         return tf.maximum(scale / divisor, self.min_loss_scale)
 

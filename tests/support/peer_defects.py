@@ -127,7 +127,8 @@ DEFECTS = {
     21: Row(
         "K2, TF",
         "started at 0.25, an overflow raises the scale to 1",
-        "an overflow never raises the scale, unless it was restored from below its floor",
+        "an overflow never raises the scale, except back to its floor if it was "
+        "restored below it",
     ),
     22: Row(
         "TF",
