@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 import way
 from matplotlib import pyplot as plt
-from matplotlib.patches import Ellipse, FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch
 
 import lossscale
 
@@ -236,7 +236,7 @@ def reliability() -> Any:
 
 
 #: White text is read on each of these, and each is seen on white and on black.
-_GROUNDS = {"0": "#1f6f5c", "1": "#a8480b", "0, 1": "#5b4b9a"}
+_GROUNDS = {"unscaled": "#1f6f5c", "scaled": "#a8480b", "either": "#5b4b9a"}
 _LINE = "#808080"
 
 
@@ -244,19 +244,21 @@ def _station(axes: Any, station: way.Station, left: float, top: float) -> float:
     """Draws one station of the way. Returns its width."""
     width = {True: 350, False: 390}[station.is_optional]
     width = 185 if station in way.ENDS else width
-    ground = _GROUNDS[station.exponent]
+    ground = _GROUNDS[station.kind]
     style = {"boxstyle": "round,pad=0,rounding_size=6", "linewidth": 0}
     axes.add_patch(FancyBboxPatch((left, top), width, 46, facecolor=ground, **style))
     if station.is_optional:
         inner = {**style, "linewidth": 1, "linestyle": "--", "edgecolor": "white"}
         inset = (left + 3, top + 3)
         axes.add_patch(FancyBboxPatch(inset, width - 6, 40, facecolor="none", **inner))
-    axes.add_patch(Ellipse((left + 26, top + 23), 36, 28, facecolor="white"))
-    middle = {"ha": "center", "va": "center"}
-    axes.text(left + 26, top + 23, station.exponent, color=ground, **middle)
+    pill = {"boxstyle": "round,pad=0,rounding_size=9", "linewidth": 0}
+    around = FancyBboxPatch((left + 7, top + 13), 54, 20, facecolor="white", **pill)
+    axes.add_patch(around)
+    middle = {"ha": "center", "va": "center", "size": 8.4}
+    axes.text(left + 34, top + 23, station.kind, color=ground, **middle)
     line = {"color": "white", "va": "center"}
-    axes.text(left + 54, top + 15, station.what, weight="bold", size=9.5, **line)
-    axes.text(left + 54, top + 33, station.who, family="monospace", size=8.4, **line)
+    axes.text(left + 68, top + 15, station.what, weight="bold", size=9.5, **line)
+    axes.text(left + 68, top + 33, station.who, family="monospace", size=8.4, **line)
     return width
 
 

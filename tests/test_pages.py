@@ -177,7 +177,7 @@ def test_the_drawing_and_its_table_take_the_same_way(way):
 def test_the_traced_step_prints_what_the_page_shows(tmp_path, capsys):
     skip_without("the pages", families()[0])
     text = PAGES["inside"].read_text()
-    found = re.search(r"```python\n([^`]*units_of.*?)```.*?```\n(.*?)```", text, re.S)
+    found = re.search(r"```python\n([^`]*kinds_of.*?)```.*?```\n(.*?)```", text, re.S)
     program = tmp_path / "step.py"  # AutoGraph reads the source of a file
     program.write_text(found[1])
     runpy.run_path(str(program))

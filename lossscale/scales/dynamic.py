@@ -213,7 +213,7 @@ class DynamicLossScale(LossScale):
             bad_ones = tf.where(is_finite, bad_ones, bad_ones + 1)
             share = bad_ones / steps  # float64, as in Python
             backs_off = tf.logical_and(backs_off, share >= self.overflow_tolerance)
-        if self.backoff_cooldown is not None:
+        if self.cooldown_steps is not None:
             left = tf.convert_to_tensor(self.cooldown_steps)
             backs_off = tf.logical_and(backs_off, left < 1)
             whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)

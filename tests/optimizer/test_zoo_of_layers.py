@@ -50,7 +50,8 @@ def numbers(model):
 
 def trained(family, name, module, mode, wrap):
     """Returns a network's weights before and after `fit`, and our warnings."""
-    for seed in (random.seed, np.random.seed, tf.random.set_seed):
+    of_keras = getattr(family.keras.utils, "set_random_seed", lambda _: None)
+    for seed in (of_keras, random.seed, np.random.seed, tf.random.set_seed):
         seed(5)  # initial weights, and masks that are drawn
     rng = np.random.default_rng(5)
     data = LAYERS[name].inputs(12, rng), rng.normal(size=(12, 1)).astype(np.float32)
