@@ -68,14 +68,14 @@ ARRANGED = (
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    *("tests/optimizer/provenance", "tests/units", "tests/runtime"),
+    "tests/runtime",
     "tests/blocks/test_layers.py",
     *("tests/test_pages.py", "tests/test_peer_defects.py", "tests/test_public_api.py"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (
-            *("fit", "foreign_loops", "golden", "loops", "persistence"),
-            "strategies",
+            *("fit", "foreign_loops", "golden", "kinds", "loops", "pending"),
+            *("persistence", "strategies"),
         )
     ),
 )
