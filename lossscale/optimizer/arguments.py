@@ -129,7 +129,15 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
                 f"`{each}` must be given once, got {shown(value)} by position and "
                 f"{each}={shown(others[each])} by name. Leave out one of the two."
             )
-    return {**others, **placed}
+    found = {**others, **placed}
+    is_fixed = "dynamic" in placed and not placed["dynamic"]
+    if is_fixed and found.get("initial_scale") is None:
+        raise ValueError(
+            "`loss_scale` must not be False without a value, got False. Write "
+            "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale, which "
+            "is dynamic=False with initial_scale=128.0 in Keras 2's words."
+        )
+    return found
 
 
 def _is_number(value: Any) -> bool:
@@ -140,7 +148,8 @@ def _refuse_others(others: Mapping[str, Any]) -> None:
     """Raises if no wrapper takes an argument, or takes it at its default only."""
     for name, value in others.items():
         if name not in _WITHOUT_MEANING:
-            listed = ", ".join(["loss_scale", "name", *OF_THE_SCALE])
+            ours = ["loss_scale", "name", *OF_THE_SCALE, "communication_dtype"]
+            listed = ", ".join(ours)
             raise TypeError(
                 f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
                 f"got {name}={shown(value)}. If it is an argument of the inner "

@@ -48,7 +48,8 @@ class Keras2Base(LossScaleOptimizer):
     _keras: Any
     _is_legacy: bool
     _own_name: str
-    _track_trackable: Any
+    _lookup_dependency: Any
+    _maybe_initialize_trackable: Any
     _create_all_weights: Any
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
@@ -67,6 +68,22 @@ class Keras2Base(LossScaleOptimizer):
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
                 self._keras_module.backend.track_variable(variable)
+
+    def _track_trackable(
+        self, trackable: Any, name: str, overwrite: bool = False
+    ) -> Any:
+        # Under this name Keras's constructor tracks a reader of TensorFlow 2.2's files.
+        # An optimizer that averages another one's weights may track that one so.
+        self._maybe_initialize_trackable()
+        tracked = self._lookup_dependency(name)
+        if name == "base_optimizer" and self._is_optimizer(tracked):
+            return trackable
+        track: Any = super()._track_trackable  # type: ignore[misc]
+        return track(trackable, name, overwrite)
+
+    @classmethod
+    def _is_optimizer(cls, tracked: Any) -> bool:
+        return isinstance(tracked, cls._optimizer_class)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -115,6 +132,7 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
+        wrappers.check_shapes(grads, variables)
         self._build_before_apply(variables)
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
@@ -156,10 +174,15 @@ class Keras2Base(LossScaleOptimizer):
         # attributes are private to TensorFlow (seen on 2.4 to 2.21).
         inner_optimizer._maybe_initialize_trackable()
         tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
-        kept = [each for each in tracked if each.name not in _TRACKED]
+        gone = [
+            each
+            for each in tracked
+            if each.name in _TRACKED and not cls._is_optimizer(each.ref)
+        ]
+        kept = [each for each in tracked if each not in gone]
         inner_optimizer._self_unconditional_checkpoint_dependencies = kept
-        for name in _TRACKED:
-            inner_optimizer._self_unconditional_dependency_names.pop(name, None)
+        for each in gone:
+            inner_optimizer._self_unconditional_dependency_names.pop(each.name, None)
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
@@ -243,6 +266,9 @@ class _Legacy(Keras2Base):
     _is_legacy = True
     _summing_method = "_aggregate_gradients"
 
+    # TensorFlow 2.4 forwards these only where they are hyperparameters.
+    learning_rate = forwarded("learning_rate")
+    lr = forwarded("lr")
     gradient_aggregator = forwarded("gradient_aggregator")
     gradient_transformers = forwarded("gradient_transformers")
 

@@ -24,6 +24,29 @@ from lossscale.scales.base import LossScale
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
 
 
+class _AsKerasVariable(keras.Variable):  # type: ignore[misc]
+    """A variable of the loss scale as Keras lists it: it has no state of its own."""
+
+    def __init__(self, variable: Variable, path: str) -> None:
+        self._shown, self._shown_path = variable, path
+        zeros = np.zeros(variable.shape, variable.dtype.as_numpy_dtype)
+        dtype = variable.dtype.name
+        super().__init__(zeros, dtype=dtype, trainable=False, autocast=False)
+
+    def _initialize(self, value: Any) -> None:
+        # Private, but Keras has no public way to wrap a variable that exists.
+        del value
+        self._value = self._shown
+
+    @property
+    def name(self) -> str:
+        return str(self._shown.name)
+
+    @property
+    def path(self) -> str:
+        return self._shown_path
+
+
 @wrappers.wraps(keras.optimizers.Optimizer)
 class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     LossScaleOptimizer, keras.optimizers.LossScaleOptimizer
@@ -34,6 +57,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     # its bases. Nothing of that class's own loss scaling is used.
     _unscales_in_apply = True
     _looked_up: Set[str]
+    #: The loss scale's variables by name, as `variables` lists them.
+    _listed: Dict[str, Variable]
     #: Where an optimizer sums gradients over the replicas. It is private, but no public
     #: method can turn the sum off (seen on Keras 3.3 to 3.15).
     _summing_method = "_all_reduce_sum_gradients"
@@ -51,8 +76,11 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
+        listed = {}
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
+            listed[key] = _AsKerasVariable(variable, variable.path)
+        object.__setattr__(self, "_listed", listed)
         # The variables for which the inner optimizer was built before it was wrapped.
         # The attribute is not public. Only a call of `apply` without variables needs it
         # (seen on Keras 3.3 to 3.15).
@@ -113,7 +141,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @property
     def variables(self) -> List[Variable]:
         """The loss scale's variables, then the inner optimizer's."""
-        return [*self._loss_scale.variables, *self.inner_optimizer.variables]
+        return [*self._listed.values(), *self.inner_optimizer.variables]
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `variables`."""
@@ -144,15 +172,22 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             trainable_variables = self._built_with(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
         rest, values = self._apart(grads, trained)
+        # A bare optimizer's own method is called, which may accumulate or centralize.
+        own = self._optimizer_class.apply_gradients  # type: ignore[attr-defined]
+        is_overridden = type(inner).apply_gradients is not own
 
         def apply(grads: Grads, _: Any) -> None:
             merged = [v if g is None else g for g, v in zip(grads, values)]
             with self._inner_sum.left_out(grads):
-                inner.apply(merged, trainable_variables)
+                if is_overridden and trained:
+                    inner.apply_gradients(list(zip(merged, trained)))
+                else:
+                    inner.apply(merged, trainable_variables)
 
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error
             return
+        wrappers.check_shapes(rest, trained)
         self._apply_or_skip(rest, list(trained), apply, values=values)
 
     def _apart(self, grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
@@ -202,11 +237,37 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return self.iterations
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the values of `variables`, in the order of `variables`."""
-        own = self._loss_scale.variables
-        for variable, weight in zip(own, weights):
-            variable.assign(weight)
-        self.inner_optimizer.set_weights(list(weights)[len(own) :])
+        """Sets the values of `variables`, in the order of `variables`.
+
+        It also takes the list of Keras's own wrapper, and that of an optimizer without
+        a wrapper, which leaves the loss scale as it is.
+
+        Raises:
+          ValueError: `weights` is none of these lists. Nothing has changed then.
+        """
+        weights = list(weights)
+        inner = self.inner_optimizer
+        if not inner.built:
+            inner.set_weights(weights)  # Keras's own error
+        own = list(self._listed.values())
+        # Keras's wrapper lists iteration, learning rate, counter and scale.
+        theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
+        theirs[2] = self._listed.get("good_steps", theirs[2])
+        theirs[3] = self._listed.get("current_loss_scale", theirs[3])
+        for before in (own, theirs, []):
+            listed = [*before, *inner.variables]
+            if len(listed) == len(weights) and all(map(_fits, listed, weights)):
+                inner.set_weights(weights[len(before) :])
+                for variable, weight in zip(before, weights):
+                    if isinstance(variable, _AsKerasVariable):
+                        variable.assign(weight)
+                return
+        raise ValueError(
+            "`weights` must be the values of `variables`, of the `variables` of "
+            "Keras's own LossScaleOptimizer, or of `inner_optimizer.variables`, got "
+            f"{len(weights)} values that fit none of these lists. Pass "
+            "[v.numpy() for v in optimizer.variables] of the other optimizer."
+        )
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
@@ -264,6 +325,19 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
         return "loss_scale_factor" in inner_config
+
+
+def _fits(variable: Any, value: Any) -> bool:
+    """Tells whether a variable can hold a value, and holds values of that kind."""
+    held, given = tf.as_dtype(variable.dtype), tf.convert_to_tensor(value)
+    if not given.shape.is_compatible_with(variable.shape):
+        return False
+    if held.is_floating:
+        return bool(given.dtype.is_floating or given.dtype.is_integer)
+    return bool(
+        held.is_integer == given.dtype.is_integer
+        and held.is_bool == given.dtype.is_bool
+    )
 
 
 # Other code tells an optimizer's kind by this name. Files find the class by the

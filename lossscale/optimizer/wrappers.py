@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Dict
+from typing import Any, Dict, Iterable, Sequence
 
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import kerases, registry
+from lossscale.runtime.aliases import Grad, Variable
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
@@ -230,6 +231,35 @@ def check_keras_own(optimizer: Any) -> None:
 def _is_loss_scale_wrapper(optimizer: Any) -> bool:
     ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
     return isinstance(optimizer, ours) or kerases.is_own_wrapper(optimizer)
+
+
+def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
+    """Raises in eager mode if no optimizer can apply a gradient, for its shape.
+
+    The inner optimizer would raise only after the loss scale has counted the step. In a
+    graph it raises while the graph is built, before anything is counted.
+    """
+    if not tf.executing_eagerly():
+        return
+    for grad, variable in zip(grads, variables):
+        if not tf.is_tensor(grad) or _broadcasts(grad.shape, variable.shape):
+            continue
+        raise ValueError(
+            f"`grads` must have the shapes of their variables, got {grad.shape} for "
+            f"{kerases.variable_name(variable)!r} of shape {variable.shape}. Pass each "
+            "gradient with the variable that it was computed for."
+        )
+
+
+def _broadcasts(shape: Any, to: Any) -> bool:
+    """Tells whether a shape can be broadcast to another one, as some optimizers do."""
+    if shape.rank is None or tf.TensorShape(to).rank is None:
+        return True
+    last = tf.TensorShape(to).as_list()[::-1]
+    given = shape.as_list()[::-1]
+    return len(given) <= len(last) and all(
+        one in (1, None, other) or other is None for one, other in zip(given, last)
+    )
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:

@@ -190,7 +190,7 @@ def test_a_name_is_a_name_in_any_order(family, args, kwargs):
     ("args", "kwargs", "error", "message"),
     [
         ((), {"dynamic": False}, ValueError, "`initial_scale` .* got None. Write Loss"),
-        ((False,), {}, ValueError, "`initial_scale` .* got None"),
+        ((False,), {}, ValueError, "`loss_scale` must .* got False. Write"),
         (
             (False, 64, 7),
             {},
@@ -218,7 +218,12 @@ def test_a_name_is_a_name_in_any_order(family, args, kwargs):
         ((None,), {"dynamic": True}, TypeError, "`dynamic` must not .*_scale=None"),
         (("dynamic", 5), {}, TypeError, "`name` must be a string, got 5"),
         ((), {"clipnorm": 1.0}, ValueError, "`clipnorm` must be set on .*inner.*= ..."),
-        ((), {"dynamik": True}, TypeError, "`dynamik` must be one of .*dynamic.* got"),
+        (
+            (),
+            {"dynamik": True},
+            TypeError,
+            "`dynamik` .*one of .*communication_dtype, got",
+        ),
     ],
     ids=str,
 )

@@ -1,0 +1,209 @@
+"""Keras's own calls, and optimizers of the user's that Keras calls as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import assert_same, data, optimizer_state, regression, variable_of
+
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+
+QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
+
+
+def only_keras3(family):
+    if family.name != "keras3":
+        pytest.skip("Keras 2 has no such call")
+
+
+def trained(family, rng, loss_scale=None):
+    """Returns a model after four steps."""
+    loss_scale = DynamicLossScale(64.0, 7) if loss_scale is None else loss_scale
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.25), loss_scale)
+    model = regression(family, optimizer)
+    model.fit(*data(rng), **QUIET)
+    return model
+
+
+def scale_state(optimizer):
+    return [variable.numpy() for variable in optimizer.loss_scale.variables]
+
+
+def test_the_state_of_a_model_is_got_and_set_as_a_tree(family, rng):
+    only_keras3(family)
+    if not hasattr(family.keras.Model, "get_state_tree"):
+        pytest.skip("this Keras has no state tree")
+    model = trained(family, rng)
+    for value_format in ("backend_tensor", "numpy_array"):
+        tree = model.get_state_tree(value_format)["optimizer_variables"]
+        mine = tree["loss_scale_optimizer"]
+        assert np.array(mine["current_loss_scale"]) == 64.0
+        assert np.array(mine["good_steps"]) == 4
+    tree = model.get_state_tree("numpy_array")
+    weights, state = model.get_weights(), scale_state(model.optimizer)
+    model.fit(*data(rng), **QUIET)
+    model.optimizer.loss_scale.adjust(False)
+    model.set_state_tree(tree)
+    assert_same(model.get_weights(), weights)
+    assert_same(scale_state(model.optimizer), state)
+
+
+def test_variables_are_keras_variables_of_the_loss_scale(family, rng):
+    only_keras3(family)
+    optimizer = trained(family, rng).optimizer
+    own = optimizer.loss_scale.variables
+    for listed, variable in zip(optimizer.variables, own):
+        assert isinstance(listed, family.keras.Variable)
+        assert (listed.name, listed.path) == (variable.name, variable.path)
+        assert listed.value is variable
+    names = [variable.name for variable in optimizer.variables]
+    optimizer.variables[names.index(optimizer.dynamic_scale.name)].assign(8)
+    assert float(optimizer.loss_scale) == 8.0
+
+
+@pytest.mark.parametrize("kind", [DynamicLossScale, FixedLossScale])
+def test_weights_of_keras_own_wrapper_are_taken(family, rng, kind):
+    only_keras3(family)
+    own = family.keras.optimizers.LossScaleOptimizer(
+        family.optimizers.Adam(0.25), initial_scale=1024.0
+    )
+    model = regression(family, own)
+    model.fit(*data(rng), **QUIET)
+    optimizer = trained(family, rng, kind(64.0)).optimizer
+    optimizer.set_weights([np.array(v.numpy()) for v in own.variables])
+    trainable = model.trainable_variables
+    assert_same(optimizer_state(optimizer, trainable), optimizer_state(own, trainable))
+    if kind is DynamicLossScale:
+        assert float(optimizer.loss_scale) == 1024.0
+        assert optimizer.loss_scale.good_steps.numpy() == 4
+    else:
+        assert float(optimizer.loss_scale) == 64.0
+
+
+def test_weights_of_a_bare_optimizer_leave_the_loss_scale(family, rng):
+    only_keras3(family)
+    bare = family.optimizers.Adam(0.25)
+    model = regression(family, bare)
+    model.fit(*data(rng), **QUIET)
+    optimizer = trained(family, rng).optimizer
+    before = scale_state(optimizer)
+    optimizer.set_weights([np.array(v.numpy()) for v in bare.variables])
+    assert_same(scale_state(optimizer), before)
+    trainable = model.trainable_variables
+    assert_same(optimizer_state(optimizer, trainable), optimizer_state(bare, trainable))
+
+
+@pytest.mark.parametrize("wrong", ["short", "long", "swapped", "shape"])
+def test_other_weights_are_refused_before_anything_changes(family, rng, wrong):
+    only_keras3(family)
+    model = trained(family, rng)
+    optimizer = model.optimizer
+    weights = [np.array(v.numpy()) + 1 for v in optimizer.variables]
+    weights[4] = np.array(False)
+    if wrong == "swapped":
+        weights[2:4] = [np.array(3, np.int64), np.array(1.5, np.float32)]
+    elif wrong == "shape":
+        weights[-1] = np.zeros([3, 3, 3], np.float32)
+    else:
+        weights = weights[1:] if wrong == "short" else [*weights, weights[-1]]
+    before = [np.array(v.numpy()) for v in optimizer.variables]
+    with pytest.raises(ValueError, match=r"`weights` must be .* got \d+ values"):
+        optimizer.set_weights(weights)
+    assert_same([np.array(v.numpy()) for v in optimizer.variables], before)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_an_apply_gradients_of_the_inner_optimizers_own_is_called(family, eagerly):
+    class Centralizing(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            pairs = [(g - tf.reduce_mean(g), v) for g, v in grads_and_vars]
+            return super().apply_gradients(pairs, *args, **kwargs)
+
+    weights = []
+    for wrap in (False, True):
+        optimizer = Centralizing(0.125)
+        optimizer = LossScaleOptimizer(optimizer, 64.0) if wrap else optimizer
+        model = regression(family, optimizer, run_eagerly=eagerly)
+        model.fit(*data(np.random.default_rng(1)), **QUIET)
+        weights.append(model.get_weights())
+    assert_same(*weights)
+    plain = regression(family, family.optimizers.SGD(0.125))
+    plain.fit(*data(np.random.default_rng(1)), **QUIET)
+    assert not np.array_equal(plain.get_weights()[0], weights[0][0])
+
+
+@pytest.mark.either_keras2
+def test_a_gradient_of_a_wrong_shape_is_no_good_step(family):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
+    variables = [variable_of(family, [1.0, 2.0]), variable_of(family, [1.0], name="w")]
+    optimizer.build(variables)
+    before = scale_state(optimizer)
+    grads = [tf.constant([1.0, 1.0]), tf.constant([1.0, 1.0, 1.0])]
+    with pytest.raises(ValueError, match=r"`grads` must .* got \(3,\) for 'w'"):
+        optimizer.apply_gradients(zip(grads, variables))
+    assert_same(scale_state(optimizer), before)
+    np.testing.assert_array_equal(variables[0].numpy(), [1.0, 2.0])
+    assert optimizer.iterations.numpy() == 0
+
+
+def test_an_optimizer_that_tracks_a_base_optimizer_is_wrapped(family, tmp_path):
+    if family.name == "keras3":
+        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
+
+    class Averaging(
+        family.optimizers.SGD
+    ):  # as Model Garden's ExponentialMovingAverage
+        def __init__(self, optimizer):
+            super().__init__(0.5)
+            self._track_trackable(optimizer, "base_optimizer")
+
+    def made(rate):
+        base = family.optimizers.SGD(rate)
+        base.iterations.assign(int(rate * 8))
+        return base, LossScaleOptimizer(Averaging(base), DynamicLossScale(rate * 64))
+
+    first, second = made(1.0), made(2.0)
+    path = tf.train.Checkpoint(optimizer=first[1]).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(optimizer=second[1]).read(path).expect_partial()
+    assert second[0].iterations.numpy() == 8
+    assert float(second[1].loss_scale) == 64.0
+    kind = type(second[1])
+    inner = second[1].inner_optimizer
+    kind._release(inner)  # as `from_keras` and copies do
+    assert inner._lookup_dependency("base_optimizer") is second[0]
+
+
+def test_learning_rates_that_are_properties_are_forwarded(family):
+    if family.name != "keras2-legacy":
+        pytest.skip("only legacy optimizers keep their learning rate in a dict")
+
+    class Outer(family.optimizers.SGD):  # as Model Garden's averaging optimizers
+        def __init__(self, optimizer):
+            super().__init__(0.5)
+            self._inner_sgd = optimizer
+            self._hyper.pop("learning_rate")
+
+        @property
+        def learning_rate(self):
+            return self._inner_sgd.learning_rate
+
+        @learning_rate.setter
+        def learning_rate(self, value):
+            if hasattr(self, "_inner_sgd"):
+                self._inner_sgd.learning_rate = value
+
+        @property
+        def lr(self):
+            return self.learning_rate
+
+        @lr.setter
+        def lr(self, value):
+            self.learning_rate = value
+
+    base = family.optimizers.SGD(0.25)
+    optimizer = LossScaleOptimizer(Outer(base))
+    for name in ("learning_rate", "lr"):
+        assert float(getattr(optimizer, name)) == float(base.learning_rate)
+        setattr(optimizer, name, float(base.learning_rate) / 2)
+    assert float(base.learning_rate) == 0.0625
