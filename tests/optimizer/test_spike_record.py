@@ -161,8 +161,9 @@ def test_in_a_graph_and_session(family):
         factors = tf.compat.v1.placeholder(tf.float32, [2])
         variables = [tf.Variable([1.0]), tf.Variable([1.0])]
         train = []
-        for variable, factor in zip(variables, tf.unstack(factors)):
-            optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), guard)
+        # Both before either applies: nothing else tells the first that it shares.
+        pair = [LossScaleOptimizer(family.optimizers.SGD(1.0), guard) for _ in range(2)]
+        for optimizer, variable, factor in zip(pair, variables, tf.unstack(factors)):
             loss = lambda f=factor, v=variable: f * v  # noqa: E731
             train.append(optimizer.minimize(loss, [variable]))
         session.run(tf.compat.v1.global_variables_initializer())
