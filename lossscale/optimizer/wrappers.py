@@ -11,6 +11,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.runtime import kerases, registry
 from lossscale.runtime.aliases import Grad, Variable
+from lossscale.runtime.graphs import is_building
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
@@ -239,7 +240,7 @@ def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
     The inner optimizer would raise only after the loss scale has counted the step. In a
     graph it raises while the graph is built, before anything is counted.
     """
-    if not tf.executing_eagerly():
+    if is_building():
         return
     for grad, variable in zip(grads, variables):
         if not tf.is_tensor(grad) or _broadcasts(grad.shape, variable.shape):
