@@ -24,7 +24,7 @@ from lossscale.scales.base import LossScale
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
 
 
-class _AsKerasVariable(keras.Variable):  # type: ignore[misc]
+class _AsKerasVariable(keras.Variable):
     """A variable of the loss scale as Keras lists it: it has no state of its own."""
 
     def __init__(self, variable: Variable, path: str) -> None:
@@ -38,13 +38,9 @@ class _AsKerasVariable(keras.Variable):  # type: ignore[misc]
         del value
         self._value = self._shown
 
-    @property
-    def name(self) -> str:
-        return str(self._shown.name)
-
-    @property
-    def path(self) -> str:
-        return self._shown_path
+    # Before Keras 3.4 the constructor assigns both.
+    name = property(lambda self: self._shown.name, lambda self, _: None)
+    path = property(lambda self: self._shown_path, lambda self, _: None)
 
 
 @wrappers.wraps(keras.optimizers.Optimizer)
@@ -173,7 +169,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
         rest, values = self._apart(grads, trained)
         # A bare optimizer's own method is called, which may accumulate or centralize.
-        own = self._optimizer_class.apply_gradients  # type: ignore[attr-defined]
+        own = self._optimizer_class.apply_gradients
         is_overridden = type(inner).apply_gradients is not own
 
         def apply(grads: Grads, _: Any) -> None:
