@@ -39,8 +39,8 @@ class _AsKerasVariable(keras.Variable):
         self._value = self._shown
 
     # Before Keras 3.4 the constructor assigns both.
-    name = property(lambda self: self._shown.name, lambda self, _: None)
-    path = property(lambda self: self._shown_path, lambda self, _: None)
+    name = property(lambda self: self._shown.name, lambda *_: None)
+    path = property(lambda self: self._shown_path, lambda *_: None)
 
 
 @wrappers.wraps(keras.optimizers.Optimizer)
