@@ -38,8 +38,8 @@ class _AsKerasVariable(keras.Variable):
         del value
         self._value = self._shown
 
-    # Before Keras 3.4 the constructor assigns both.
-    name = property(lambda self: self._shown.name, lambda *_: None)
+    # Keras 3.3 sets both names in its constructor: they are those of the variable.
+    name = property(lambda self: str(self._shown.name), lambda *_: None)
     path = property(lambda self: self._shown_path, lambda *_: None)
 
 
