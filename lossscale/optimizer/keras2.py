@@ -48,8 +48,6 @@ class Keras2Base(LossScaleOptimizer):
     _keras: Any
     _is_legacy: bool
     _own_name: str
-    _lookup_dependency: Any
-    _maybe_initialize_trackable: Any
     _create_all_weights: Any
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
@@ -74,8 +72,9 @@ class Keras2Base(LossScaleOptimizer):
     ) -> Any:
         # Under this name Keras's constructor tracks a reader of TensorFlow 2.2's files.
         # An optimizer that averages another one's weights may track that one so.
-        self._maybe_initialize_trackable()
-        tracked = self._lookup_dependency(name)
+        inner = self.inner_optimizer
+        inner._maybe_initialize_trackable()
+        tracked = inner._lookup_dependency(name)
         if name == "base_optimizer" and self._is_optimizer(tracked):
             return trackable
         track: Any = super()._track_trackable  # type: ignore[misc]
