@@ -273,6 +273,8 @@ class Kinds:
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
         self._patience, self._has_stepped = 0, False
+        #: The number of the first tensor of eager mode of which we could hear.
+        self._since = 0
         self.note_variables([scale_variable], Kind(SCALE))
 
     def note(self, tensor: Tensor, kind: Kind) -> None:
@@ -283,6 +285,8 @@ class Kinds:
             return
         setattr(tensor, self._attribute, kind)
         if current_graph() is None:
+            if not callbacks.is_telling():
+                self._since = callbacks.key_of(tensor)
             callbacks.add(self)
             self._patience, self._has_stepped = _PATIENCE, False
 
@@ -317,7 +321,7 @@ class Kinds:
         del attrs
         kinds = [self._eager_kind(each) for each in inputs]
         if any(kinds) or _is_call(kind):
-            for output, made in _made(kind, inputs, kinds, outputs):
+            for output, made in _made(kind, inputs, kinds, outputs, self._since):
                 if made is not None:  # momentum would have a source of each step
                     made = made._replace(sources=made.sources[-_SOURCES:])  # noqa: PLW2901
                     setattr(output, self._attribute, made)
@@ -371,8 +375,13 @@ def _made(
     inputs: Tensors,
     kinds: Sequence[Optional[Kind]],
     outputs: Tensors,
+    since: int = 0,
 ) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
-    """Yields each output of an operation with its kind."""
+    """Yields each output of an operation with its kind.
+
+    An eager tensor with a number below `since` may be a gradient that a function
+    returned before anybody listened.
+    """
     if operation == "IdentityN":  # what `tf.custom_gradient` returns
         yield from zip(outputs, kinds)
         return
@@ -384,7 +393,12 @@ def _made(
     ]
     names = as_values if any(as_values) else names
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
-    name = made_of(operation, names, lambda i: _number(inputs[i]))
+
+    def number_at(i: int) -> Optional[Array]:
+        is_unheard = since and operation in _SUMS and callbacks.key_of(inputs[i]) < since
+        return None if is_unheard else _number(inputs[i])
+
+    name = made_of(operation, names, number_at)
     sources = _joined(kinds)
     for output in outputs:
         dtype = output.dtype.base_dtype

@@ -99,16 +99,18 @@ class StepState:
             now = tf.where(is_finite, earlier, SEEN)
             self.overflow.assign(now, read_value=False)
 
-    def count_overflow(self, is_known: bool) -> Flag:
+    def count_overflow(self, kind: str) -> Flag:
         """An apply counts an overflow. Returns whether there was none.
 
+        An overflow that was counted counts again for what was made of that list: for
+        gradients of unknown kind in the same step, and never for scaled ones.
+
         Args:
-          is_known: Whether the gradients are known to be made of what was unscaled. If
-            not, an overflow that was counted counts again only in the same step.
+          kind: The kind of the gradients, `UNSCALED`, `UNKNOWN` or `SCALED`.
         """
         held = tf.convert_to_tensor(self.overflow)
-        is_bad = held > NONE
-        if not is_known:
+        is_bad = tf.equal(held, SEEN) if kind == SCALED else held > NONE
+        if kind == UNKNOWN:
             is_same_step = tf.convert_to_tensor(self.pending) < 0.0
             is_bad = tf.where(is_same_step, is_bad, tf.equal(held, SEEN))
         self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
@@ -289,7 +291,7 @@ class Pending:
         """
         self.loss_scale, self.is_keras = loss_scale, is_keras
         self.observer = observer_of(loss_scale)
-        self._divides_in_apply = divides_in_apply
+        self._divides_in_apply, self._has_unscaled = divides_in_apply, False
         self._warned: set[str] = set()
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
@@ -318,6 +320,7 @@ class Pending:
         scaled = as_they_are(grads)
         with callbacks.paused():
             divisors = self._to_unscale(scaled)
+            self._has_unscaled = True
             bundle = Bundle(self.loss_scale, scaled, divisors)
             unscaled, check = unscale_and_check(bundle)
             check = check.without_gradients(len(scaled))
@@ -402,11 +405,14 @@ class Pending:
         lists = _lists_among(kinds)
         check = _joined(lists, len(grads))
         returned = _as_returned(bundle, check)
-        known = {each.pending for each in lists}
-        optimizers = known | ({self} if UNKNOWN in names else set())
+        unscaled_by = dict.fromkeys((each.pending for each in lists), UNSCALED)
+        if UNKNOWN in names:
+            unscaled_by.setdefault(self, UNKNOWN)
+        elif self._has_unscaled:
+            unscaled_by.setdefault(self, SCALED)
         flags = [
-            each.state.count_overflow(each in known)
-            for each in optimizers
+            each.state.count_overflow(kind)
+            for each, kind in unscaled_by.items()
             if each.state is not None
         ]
         # What momentum carries on from earlier steps does not overflow again.

@@ -89,6 +89,8 @@ class Grad:
       roots: Pairs of a `Check` and a position: what it was computed from.
       rumours: Those of the sides of branches that were not taken.
       scopes: Where its losses were scaled: the blocks around each.
+      is_by_hand: Whether it was divided by hand.
+      is_returned: Whether a function, a branch or a loop has returned it.
     """
 
     values: Any
@@ -96,6 +98,8 @@ class Grad:
     roots: frozenset = frozenset()
     rumours: frozenset = frozenset()
     scopes: frozenset = frozenset()
+    is_by_hand: bool = False
+    is_returned: bool = False
 
     def changed(self, values):
         return dataclasses.replace(self, values=values)
@@ -231,6 +235,7 @@ class Optimizer:
     weights: List[Any]
     scale: Scale
     steps: int = 0
+    dropped: Any = dataclasses.field(default_factory=set)
 
 
 class Meaning:
@@ -301,6 +306,8 @@ class Meaning:
         self._divide(by, grads)
         each = [grad.is_finite for grad in grads]
         check = Check(each, self.scope)
+        if not check.is_finite:
+            by.dropped.add(check)
         is_shown = self._is_within() and not all(each)
         self.names[node.name] = [
             Grad(
@@ -321,8 +328,11 @@ class Meaning:
     def _byhand(self, node: ByHand):
         by, grads = self.optimizers[node.by], self.names[node.source]
         now = by.scale.state[0]
+        if any(grad.is_returned for grad in grads):
+            raise Open("divided by hand after it was returned")
         self.names[node.name] = [
-            Grad(_unscaled(g, now), 1.0, g.roots, g.rumours) for g in grads
+            Grad(_unscaled(g, now), 1.0, g.roots, g.rumours, is_by_hand=True)
+            for g in grads
         ]
 
     def _divide(self, by, grads):
@@ -345,6 +355,8 @@ class Meaning:
         grads = self.names[node.source]
         values = [exact(each) for each in CHANGES[node.how](grads)]
         found = [grad.changed(new) for grad, new in zip(grads, values)]
+        if node.is_nested:
+            found = _returned(found)
         if node.how in MIXING:
             _one_scale(grads)
             found = [_merged(g.values, g.scale, grads) for g in found]
@@ -382,6 +394,8 @@ class Meaning:
         self.scope = (*scope, node.name or id(node))
         self._block(block)
         found = None if node.name is None else self.names[result]
+        if found is not None and not self.is_eager:
+            found = _returned(found)
         self.names, self.scope = outside, scope
         if found is not None:
             used = names_in(others) | {other}
@@ -400,13 +414,15 @@ class Meaning:
             self._block(node.block)
             found = [_sum(*pair) for pair in zip(found, self.names[node.result])]
             self.names = dict(outside)
+        if not self.is_eager:
+            found = _returned(found)
         self.names[node.name], self.scope = found, scope
 
     def _nested(self, node: Nested):
         outside, scope = dict(self.names), self.scope
         self.scope = (*scope, _Function(node.name))
         self._block(node.block)
-        found = [grad.changed(grad.values) for grad in self.names[node.result]]
+        found = _returned(self.names[node.result])
         self.names, self.scope = {**outside, node.name: found}, scope
 
     # How a step ends.
@@ -422,6 +438,9 @@ class Meaning:
             raise Open("a part of a list of which another part was not finite")
         if not self._is_seen(grads, checks, were_finite) and is_finite:
             raise Open("an overflow that nobody sees")
+        if by.dropped - checks and is_finite and were_finite:
+            raise Open("an overflow that was unscaled, and applied by nobody")
+        by.dropped = set()
         self._end(node, by, grads, is_finite and were_finite)
 
     def _end(self, node, by, grads, is_good):
@@ -482,7 +501,16 @@ def _merged(values, scale, grads):
     """Returns a gradient that is computed from several."""
     names = "roots", "rumours", "scopes"
     every = [frozenset().union(*(getattr(g, name) for g in grads)) for name in names]
-    return Grad(values, scale, *every)
+    names = "is_by_hand", "is_returned"
+    flags = [any(getattr(g, name) for g in grads) for name in names]
+    return Grad(values, scale, *every, *flags)
+
+
+def _returned(grads):
+    """Returns what a function, a branch or a loop returns of gradients."""
+    if any(grad.is_by_hand for grad in grads):
+        raise Open("divided by hand, and returned")
+    return [dataclasses.replace(grad, is_returned=True) for grad in grads]
 
 
 def _heard(grads, rumours):

@@ -49,6 +49,7 @@ BRANCHES = {
 }
 #: What is done within them is not seen. By hand, they are divided again, and told.
 BODIES = {
+    "cond(all is_finite, g, 0)",
     "a function",
     "a function clips",
     "a function normalizes",
@@ -109,8 +110,11 @@ MATRICES = {
 BESIDE = {
     "bitcast and back",
     "bitcast, masked",
+    "concat with w",
     "dilation2d with ones",
+    "g + 0.1 * sign(w)",
     "g + 0.1 * w",
+    "g + stop_gradient(w)",
     "set_diag with ones",
     "tensor_scatter_nd_add with 1",
     "tensor_scatter_nd_update with 1",
