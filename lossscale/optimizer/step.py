@@ -25,7 +25,7 @@ from lossscale.runtime.aliases import (
     Tensor,
     Variable,
 )
-from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.runtime.control import group_ops, run_either
 from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
 
@@ -114,17 +114,12 @@ class Step:
             agreed = self._reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(agreed, bundle)
 
-            def apply_all() -> Any:
-                done = replicas.call_for_each_replica(_applied, bundle, apply)
-                return with_dependencies([done], True)
-
-            def skip() -> Any:
-                return with_dependencies([self.skip(bundle, agreed)], True)
-
-            # A rule that applies every step needs no branch.
-            if should_apply is True:
-                return group_ops([apply_all(), update_op])
-            return group_ops([either(should_apply, apply_all, skip), update_op])
+            done = run_either(
+                should_apply,
+                lambda: replicas.call_for_each_replica(_applied, bundle, apply),
+                lambda: self.skip(bundle, agreed),
+            )
+            return group_ops([done, update_op])
 
     def _decide_eagerly(
         self, contributions: Tensor, bundle: Bundle
@@ -164,10 +159,10 @@ class Step:
         if not self._loss_scale.skips_spikes:
             return self._write_faults(bundle, agreed)
         is_spike = replicas.local_result(self._loss_scale.last_step_finite)
-        return either(
+        return run_either(
             tf.convert_to_tensor(is_spike),
-            lambda: with_dependencies([self._write_spike(bundle, agreed)], True),
-            lambda: with_dependencies([self._write_faults(bundle, agreed)], True),
+            lambda: self._write_spike(bundle, agreed),
+            lambda: self._write_faults(bundle, agreed),
         )
 
     def _write_faults(self, bundle: Bundle, agreed: Check) -> Any:

@@ -5,7 +5,7 @@ Eager mode has both by itself: Python's `if`, and the order of calls.
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Callable, Optional
 
 import tensorflow as tf
 
@@ -58,12 +58,34 @@ def either(
     Returns:
       The results of the function that was called.
     """
-    known = condition if mode.current().knows_values else tf.get_static_value(condition)
+    known = _known(condition)
     if known is not None:
         return true_fn() if known else false_fn()
     if mode.current().cond_runs_both:
         return tf.cond(condition, true_fn, lambda: _with_a_draw(false_fn()))
     return tf.cond(condition, true_fn, false_fn)
+
+
+def run_either(
+    condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
+) -> Results:
+    """Runs one of two functions for what they change. `group_ops` takes the result."""
+    known = _known(condition)
+    if known is not None:
+        return true_fn() if known else false_fn()
+    return either(
+        condition,
+        lambda: with_dependencies([true_fn()], True),
+        lambda: with_dependencies([false_fn()], True),
+    )
+
+
+def _known(condition: Flag) -> Optional[bool]:
+    """Returns a condition that is known while a graph is built, or None."""
+    if mode.current().knows_values:
+        return bool(condition)
+    known = tf.get_static_value(condition)
+    return None if known is None else bool(known)
 
 
 def _with_a_draw(results: Results) -> Results:

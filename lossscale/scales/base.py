@@ -15,9 +15,9 @@ from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import Check, all_finite
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Flag, Grads, Op, Results, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import either, group_ops, with_dependencies
+from lossscale.runtime.control import either, group_ops, run_either, with_dependencies
 from lossscale.runtime.warning import warn
 from lossscale.scales.number import ReadsAsNumber
 
@@ -257,7 +257,12 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             `largest` is not a finite number from 0 on, though `is_finite` is True.
             Nothing has changed then.
         """
-        is_finite, largest = self._checked(is_finite, largest)
+        return self._adjust_checked(*self._checked(is_finite, largest))
+
+    def _adjust_checked(
+        self, is_finite: Flag, largest: Optional[Scalar]
+    ) -> Tuple[Op, Any]:
+        """Adjusts the loss scale to what `_checked` returned."""
         if not self.checks_gradients:
             return group_ops([]), True
         should_apply, *decided = self._decide(is_finite, largest)
@@ -275,19 +280,21 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             results.append(self.last_largest.assign(largest, read_value=False))
             told += [largest] if self.needs_largest else []
         results.append(self._adjust(*told, *map(replicas.local_result, decided)))
-        results.append(either(is_finite, self._count_good, self._count_bad))
+        results.append(run_either(is_finite, self._count_good, self._count_bad))
         return group_ops(results)
 
-    def _count_good(self) -> Flag:
-        finite = self.last_step_finite.assign(True, read_value=False)
-        in_a_row = self.consecutive_skipped_steps.assign(0, read_value=False)
-        return with_dependencies([finite, in_a_row], True)
+    def _count_good(self) -> Results:
+        return [
+            self.last_step_finite.assign(True, read_value=False),
+            self.consecutive_skipped_steps.assign(0, read_value=False),
+        ]
 
-    def _count_bad(self) -> Flag:
-        finite = self.last_step_finite.assign(False, read_value=False)
-        skipped = self.skipped_steps.assign_add(1, read_value=False)
-        in_a_row = self.consecutive_skipped_steps.assign_add(1, read_value=False)
-        return with_dependencies([finite, skipped, in_a_row], True)
+    def _count_bad(self) -> Results:
+        return [
+            self.last_step_finite.assign(False, read_value=False),
+            self.skipped_steps.assign_add(1, read_value=False),
+            self.consecutive_skipped_steps.assign_add(1, read_value=False),
+        ]
 
     def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
         """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
@@ -438,16 +445,15 @@ def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
-def usable(current: Scalar, floor: float, initial: float, moved: Scalar) -> Scalar:
-    """Returns `moved` if a loss scale can be `current`, else what replaces `current`.
+def usable(current: Scalar, floor: float, initial: float) -> Scalar:
+    """Returns `current`, or if no loss scale can have that value, what replaces it.
 
     A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
     multiplies would never leave 0, NaN or infinity. So the next step brings such a
     value back, and moves it no further:
 
     ```
-    usable = moved if floor <= current < inf else
-             floor if 0 < current < floor else initial
+    usable(S) = max(S, floor) if 0 < S < inf else initial
     ```
 
     In eager mode it warns. A graph cannot, but computes the same.
@@ -455,7 +461,7 @@ def usable(current: Scalar, floor: float, initial: float, moved: Scalar) -> Scal
     if mode.current().knows_values:
         value = float(current)
         if floor <= value < float("inf"):
-            return moved
+            return current
         found = floor if 0.0 < value < floor else initial
         warn(
             f"The loss scale was {value!r}, below its floor or no number that it can "
@@ -463,9 +469,9 @@ def usable(current: Scalar, floor: float, initial: float, moved: Scalar) -> Scal
             "where that came from."
         )
         return tf.constant(found)
-    is_usable = tf.logical_and(current >= floor, current < float("inf"))
-    is_low = tf.logical_and(current > 0.0, current < floor)
-    return tf.where(is_usable, moved, tf.where(is_low, floor, initial))
+    # The logarithm of 0, of infinity, of a negative number and of NaN is not finite.
+    is_number = tf.math.is_finite(tf.math.log(current))
+    return tf.where(is_number, tf.maximum(current, floor), initial)
 
 
 def adjust_by_check(loss_scale: LossScale, check: Check) -> Tuple[Op, Any]:
@@ -475,23 +481,32 @@ def adjust_by_check(loss_scale: LossScale, check: Check) -> Tuple[Op, Any]:
     and a bad one in the branch of the exact check.
     """
 
-    def adjusted(flag: Flag) -> Tuple[Op, Any]:
-        # A subclass's `adjust` may take the flag alone.
-        known = [] if check.largest is None else [check.largest]
-        return tuple(loss_scale.adjust(flag, *known))
-
     def in_branch(flag: Flag) -> Flag:
-        update_op, should_apply = adjusted(flag)
+        update_op, should_apply = adjust_known(loss_scale, flag, check.largest)
         return with_dependencies([update_op], should_apply)
 
     if check.exact_check is None:
-        return adjusted(check.quick)
+        return adjust_known(loss_scale, check.quick, check.largest)
     should_apply = either(
         check.quick,
         lambda: in_branch(tf.constant(True)),
         lambda: in_branch(check.exact_in_branch()),
     )
     return group_ops([should_apply]), should_apply
+
+
+def adjust_known(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+) -> Tuple[Op, Any]:
+    """Adjusts a loss scale to what we have computed ourselves: nothing is checked."""
+    if type(loss_scale).adjust is not LossScale.adjust:
+        # A subclass's `adjust` may take the flag alone.
+        known = [] if largest is None else [largest]
+        return tuple(loss_scale.adjust(is_finite, *known))
+    if loss_scale.last_largest is None or largest is None:
+        return loss_scale._adjust_checked(is_finite, None)
+    largest = tf.where(is_finite, largest, float("inf"))
+    return loss_scale._adjust_checked(is_finite, largest)
 
 
 def unguarded(loss_scale: LossScale) -> Any:

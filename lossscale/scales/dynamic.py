@@ -12,7 +12,7 @@ from lossscale.arguments import or_none
 from lossscale.gradients import arithmetic
 from lossscale.runtime import mode, registry
 from lossscale.runtime.aliases import Flag, Op, Results, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, with_dependencies
+from lossscale.runtime.control import run_either
 from lossscale.scales.base import LossScale, usable
 
 #: The events that may clear the count of bad steps.
@@ -191,9 +191,9 @@ class DynamicLossScale(LossScale):
     _num_good_steps = property(lambda self: self.good_steps)
 
     def _adjust(self, is_finite: Flag) -> Results:
-        return either(is_finite, self._after_good, self._after_bad)
+        return run_either(is_finite, self._after_good, self._after_bad)
 
-    def _after_good(self) -> Tensor:
+    def _after_good(self) -> Results:
         zero = tf.constant(0, tf.int64)
         period = tf.convert_to_tensor(self.increment_period, tf.int64)
         if self.search_period is not None:
@@ -218,9 +218,9 @@ class DynamicLossScale(LossScale):
         if self.overflow_tolerance is not None:
             steps = tf.convert_to_tensor(self.window_steps) + 1
             results += _assigned(self.window_steps, tf.where(grows, zero, steps))
-        return with_dependencies(results, True)
+        return results
 
-    def _after_bad(self) -> Tensor:
+    def _after_bad(self) -> Results:
         zero, results = tf.constant(0, tf.int64), []
         bad = tf.convert_to_tensor(self.bad_steps) + 1
         backs_off = bad >= self.hysteresis
@@ -245,7 +245,7 @@ class DynamicLossScale(LossScale):
         results += _assigned(self.bad_steps, bad)
         results += _assigned(self.good_steps, zero)
         results += [self._move(backs_off, self._backed_off)]
-        return with_dependencies(results, True)
+        return results
 
     def _backs_off_at_once(self) -> bool:
         """Tells whether each bad step moves the scale, and none is left to count."""
@@ -256,9 +256,10 @@ class DynamicLossScale(LossScale):
     def _move(self, moves: Flag, moved: Callable[[Scalar], Scalar]) -> Op:
         """Moves the scale, unless a file held one that nobody can use."""
         current = tf.convert_to_tensor(self.current_loss_scale)
-        may_move = not mode.current().knows_values or bool(moves)
-        scale = tf.where(moves, moved(current), current) if may_move else current
-        scale = usable(current, self.min_loss_scale, self.initial_loss_scale, scale)
+        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        if not mode.current().knows_values or (scale is current and moves):
+            moves = tf.logical_and(moves, tf.equal(current, scale))
+            scale = tf.where(moves, moved(scale), scale)
         return self.current_loss_scale.assign(scale, read_value=False)
 
     def _grown(self, scale: Scalar) -> Scalar:

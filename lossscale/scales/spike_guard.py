@@ -13,7 +13,7 @@ from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Results, Scalar
 from lossscale.runtime.control import with_dependencies
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, adjust_known
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
@@ -179,20 +179,21 @@ class SpikeGuard(LossScale):
         return self.loss_scale._value()
 
     def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
-        before, zero = (
-            tf.convert_to_tensor(self.above_in_a_row),
-            tf.constant(0, tf.int64),
-        )
+        before = tf.convert_to_tensor(self.above_in_a_row)
+        zero = tf.constant(0, tf.int64)
         is_above = largest > tf.convert_to_tensor(self.limit)
         above = tf.where(is_finite, tf.where(is_above, before + 1, zero), before)
         gives_way = tf.logical_or(above < 1, above > self.max_in_a_row)
-        return tf.logical_and(is_finite, gives_way), above
+        return tf.logical_and(is_finite, gives_way), above, gives_way
 
     def _adjust(
-        self, is_finite: Flag, largest: Scalar = None, above: Scalar = None
+        self,
+        is_finite: Flag,
+        largest: Scalar = None,
+        above: Scalar = None,
+        gives_way: Flag = True,
     ) -> Results:
-        is_spike = tf.logical_and(is_finite, above >= 1)
-        is_spike = tf.logical_and(is_spike, above <= self.max_in_a_row)
+        is_spike = tf.logical_and(is_finite, tf.logical_not(gives_way))
         went_on = tf.cond(
             is_spike,
             lambda: tf.constant(False),
@@ -206,8 +207,7 @@ class SpikeGuard(LossScale):
 
     def _go_on(self, is_finite: Flag, largest: Scalar) -> Results:
         """Adjusts the loss scale within to a step that is no spike, and keeps it."""
-        known = [] if self.loss_scale.last_largest is None else [largest]
-        update_op, _ = self.loss_scale.adjust(is_finite, *known)
+        update_op, _ = adjust_known(self.loss_scale, is_finite, largest)
         recent = tf.convert_to_tensor(self.recent)
         moved = tf.concat([recent[1:], tf.reshape(largest, [1])], 0)
         enters = tf.logical_and(is_finite, largest >= arguments.FLOAT32_MIN)
