@@ -332,9 +332,9 @@ class Kinds:
         return self._patience > 0
 
     def _eager_kind(self, tensor: Tensor) -> Optional[Kind]:
-        if tensor.dtype == tf.resource:
-            return self._handles.get(callbacks.key_of(tensor), Kind(UNKNOWN))
         found: Optional[Kind] = vars(tensor).get(self._attribute)
+        if found is None and tensor.dtype == tf.resource:
+            return self._handles.get(callbacks.key_of(tensor), Kind(UNKNOWN))
         return found
 
     def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
@@ -388,15 +388,17 @@ def _made(
     names = [None if kind is None else kind.name for kind in kinds]
     # Positions, shapes and counts say where values go, and are no values among others.
     as_values = [
-        None if tensor.dtype.is_integer and name != CHANGED else name
+        None if name not in {None, CHANGED} and tensor.dtype.is_integer else name
         for name, tensor in zip(names, inputs)
     ]
     names = as_values if any(as_values) else names
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
 
     def number_at(i: int) -> Optional[Array]:
-        is_unheard = since and operation in _SUMS and callbacks.key_of(inputs[i]) < since
-        return None if is_unheard else _number(inputs[i])
+        may_be_unheard = since and operation in _SUMS
+        if may_be_unheard and callbacks.key_of(inputs[i]) < since:
+            return None
+        return _number(inputs[i])
 
     name = made_of(operation, names, number_at)
     sources = _joined(kinds)

@@ -32,7 +32,9 @@ def group_ops(results: Results) -> Op:
 def with_dependencies(results: Results, value: Tensor) -> Tensor:
     """Returns `value` as a tensor, which is computed after all `results` have run."""
     op = group_ops(results)
-    with tf.control_dependencies([] if op is None else [op]):
+    if op is None:
+        return value
+    with tf.control_dependencies([op]):
         return tf.identity(value)
 
 
@@ -56,8 +58,9 @@ def either(
     Returns:
       The results of the function that was called.
     """
-    if mode.current().knows_values:
-        return true_fn() if condition else false_fn()
+    known = condition if mode.current().knows_values else tf.get_static_value(condition)
+    if known is not None:
+        return true_fn() if known else false_fn()
     if mode.current().cond_runs_both:
         return tf.cond(condition, true_fn, lambda: _with_a_draw(false_fn()))
     return tf.cond(condition, true_fn, false_fn)

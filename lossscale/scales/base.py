@@ -17,7 +17,7 @@ from lossscale.gradients.check import Check, all_finite
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import group_ops
+from lossscale.runtime.control import either, group_ops, with_dependencies
 from lossscale.runtime.warning import warn
 from lossscale.scales.number import ReadsAsNumber
 
@@ -282,14 +282,19 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             results.append(self.last_largest.assign(largest, read_value=False))
             told += [largest] if self.needs_largest else []
         results.append(self._adjust(*told, *map(replicas.local_result, decided)))
-        skipped = tf.cast(tf.logical_not(is_finite), tf.int64)
-        in_a_row = (tf.convert_to_tensor(self.consecutive_skipped_steps) + 1) * skipped
-        results += [
-            self.last_step_finite.assign(is_finite, read_value=False),
-            self.skipped_steps.assign_add(skipped, read_value=False),
-            self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
-        ]
+        results.append(either(is_finite, self._count_good, self._count_bad))
         return group_ops(results)
+
+    def _count_good(self) -> Flag:
+        finite = self.last_step_finite.assign(True, read_value=False)
+        in_a_row = self.consecutive_skipped_steps.assign(0, read_value=False)
+        return with_dependencies([finite, in_a_row], True)
+
+    def _count_bad(self) -> Flag:
+        finite = self.last_step_finite.assign(False, read_value=False)
+        skipped = self.skipped_steps.assign_add(1, read_value=False)
+        in_a_row = self.consecutive_skipped_steps.assign_add(1, read_value=False)
+        return with_dependencies([finite, skipped, in_a_row], True)
 
     def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
         """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
@@ -440,35 +445,60 @@ def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
-def usable(current: Scalar, floor: float, initial: float) -> Scalar:
-    """Returns `current`, or if no loss scale can have that value, what replaces it.
+def usable(current: Scalar, floor: float, initial: float, moved: Scalar) -> Scalar:
+    """Returns `moved` if a loss scale can be `current`, else what replaces `current`.
 
     A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
-    multiplies would never leave 0, NaN or infinity. So a policy brings such a value
-    back at the next step, before anything else, and that step moves it no further:
+    multiplies would never leave 0, NaN or infinity. So the next step brings such a
+    value back, and moves it no further:
 
     ```
-    usable(S) = max(S, floor) if 0 < S < inf else initial
+    usable = moved if floor <= current < inf else
+             floor if 0 < current < floor else initial
     ```
 
     In eager mode it warns. A graph cannot, but computes the same.
     """
-    is_number = tf.logical_and(current > 0.0, current < float("inf"))
-    found = tf.where(is_number, tf.maximum(current, floor), initial)
-    if mode.current().knows_values and current != found:
+    if mode.current().knows_values:
+        value = float(current)
+        if floor <= value < float("inf"):
+            return moved
+        found = floor if 0.0 < value < floor else initial
         warn(
-            f"The loss scale was {float(current)!r}, below its floor or no number that "
-            f"it can be. It goes on with {float(found)!r}. If it was restored from a "
-            "file, check where that came from."
+            f"The loss scale was {value!r}, below its floor or no number that it can "
+            f"be. It goes on with {found!r}. If it was restored from a file, check "
+            "where that came from."
         )
-    return found
+        return tf.constant(found)
+    is_usable = tf.logical_and(current >= floor, current < float("inf"))
+    is_low = tf.logical_and(current > 0.0, current < floor)
+    return tf.where(is_usable, moved, tf.where(is_low, floor, initial))
 
 
 def adjust_by_check(loss_scale: LossScale, check: Check) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to the agreed check of a step, as `LossScale.adjust`."""
-    # A subclass's `adjust` may take the flag alone.
-    known = [] if check.largest is None else [check.largest]
-    return tuple(loss_scale.adjust(check.exact(), *known))
+    """Adjusts a loss scale to the agreed check of a step, as `LossScale.adjust`.
+
+    A good step, which the quick check proves, is adjusted to in one branch of a graph,
+    and a bad one in the branch of the exact check.
+    """
+
+    def adjusted(flag: Flag) -> Tuple[Op, Any]:
+        # A subclass's `adjust` may take the flag alone.
+        known = [] if check.largest is None else [check.largest]
+        return tuple(loss_scale.adjust(flag, *known))
+
+    def in_branch(flag: Flag) -> Flag:
+        update_op, should_apply = adjusted(flag)
+        return with_dependencies([update_op], should_apply)
+
+    if check.exact_check is None:
+        return adjusted(check.quick)
+    should_apply = either(
+        check.quick,
+        lambda: in_branch(tf.constant(True)),
+        lambda: in_branch(check.exact_in_branch()),
+    )
+    return group_ops([should_apply]), should_apply
 
 
 def unguarded(loss_scale: LossScale) -> Any:

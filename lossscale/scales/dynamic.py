@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
 from lossscale import arguments, presets
 from lossscale.arguments import or_none
 from lossscale.gradients import arithmetic
-from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Results, Scalar
+from lossscale.runtime import mode, registry
+from lossscale.runtime.aliases import Flag, Op, Results, Scalar, Tensor, Variable
+from lossscale.runtime.control import either, with_dependencies
 from lossscale.scales.base import LossScale, usable
 
 #: The events that may clear the count of bad steps.
@@ -190,56 +191,75 @@ class DynamicLossScale(LossScale):
     _num_good_steps = property(lambda self: self.good_steps)
 
     def _adjust(self, is_finite: Flag) -> Results:
-        current = tf.convert_to_tensor(self.current_loss_scale)
-        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
-        zero = tf.constant(0, tf.int64)
+        return either(is_finite, self._after_good, self._after_bad)
 
+    def _after_good(self) -> Tensor:
+        zero = tf.constant(0, tf.int64)
         period = tf.convert_to_tensor(self.increment_period, tf.int64)
         if self.search_period is not None:
             # A session may have counted a bad step already. Nothing grows then.
             searches = tf.convert_to_tensor(self.skipped_steps) < 1
-            first = tf.convert_to_tensor(self.search_period, tf.int64)
-            period = tf.where(searches, first, period)
-        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
-        grows = good >= period  # never on a bad step: `good` is 0
-
-        bad = tf.convert_to_tensor(self.bad_steps)
-        bad = tf.where(is_finite, bad, bad + 1)
-        backs_off = tf.logical_and(tf.logical_not(is_finite), bad >= self.hysteresis)
-        results = []
+            period = tf.where(
+                searches, tf.constant(self.search_period, tf.int64), period
+            )
+        good = tf.convert_to_tensor(self.good_steps) + 1
+        grows = good >= period
+        results = [self._move(grows, self._grown)]
+        results += _assigned(self.good_steps, tf.where(grows, zero, good))
+        if not self._backs_off_at_once():
+            bad = tf.convert_to_tensor(self.bad_steps)
+            if "growth" in self.hysteresis_reset:
+                bad = tf.where(grows, zero, bad)
+            bad = zero if "good" in self.hysteresis_reset else bad
+            results += _assigned(self.bad_steps, bad)
+        if self.cooldown_steps is not None:
+            left = tf.maximum(tf.convert_to_tensor(self.cooldown_steps) - 1, zero)
+            results += _assigned(self.cooldown_steps, left)
         if self.overflow_tolerance is not None:
             steps = tf.convert_to_tensor(self.window_steps) + 1
-            bad_ones = tf.convert_to_tensor(self.window_bad_steps)
-            bad_ones = tf.where(is_finite, bad_ones, bad_ones + 1)
+            results += _assigned(self.window_steps, tf.where(grows, zero, steps))
+        return with_dependencies(results, True)
+
+    def _after_bad(self) -> Tensor:
+        zero, results = tf.constant(0, tf.int64), []
+        bad = tf.convert_to_tensor(self.bad_steps) + 1
+        backs_off = bad >= self.hysteresis
+        if self.overflow_tolerance is not None:
+            steps = tf.convert_to_tensor(self.window_steps) + 1
+            bad_ones = tf.convert_to_tensor(self.window_bad_steps) + 1
             share = bad_ones / steps  # float64, as in Python
             backs_off = tf.logical_and(backs_off, share >= self.overflow_tolerance)
         if self.cooldown_steps is not None:
             left = tf.convert_to_tensor(self.cooldown_steps)
             backs_off = tf.logical_and(backs_off, left < 1)
-            whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
+            whole = tf.constant(self.backoff_cooldown, tf.int64)
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
-            results.append(self.cooldown_steps.assign(left, read_value=False))
+            results += _assigned(self.cooldown_steps, left)
         if self.overflow_tolerance is not None:
-            steps = tf.where(tf.logical_or(grows, backs_off), zero, steps)
+            steps = tf.where(backs_off, zero, steps)
             bad_ones = tf.where(backs_off, zero, bad_ones)
-            results.append(self.window_steps.assign(steps, read_value=False))
-            results.append(self.window_bad_steps.assign(bad_ones, read_value=False))
+            results += _assigned(self.window_steps, steps)
+            results += _assigned(self.window_bad_steps, bad_ones)
+        if "backoff" in self.hysteresis_reset:
+            bad = tf.where(backs_off, zero, bad)
+        results += _assigned(self.bad_steps, bad)
+        results += _assigned(self.good_steps, zero)
+        results += [self._move(backs_off, self._backed_off)]
+        return with_dependencies(results, True)
 
-        events = {"good": is_finite, "growth": grows, "backoff": backs_off}
-        for name in self.hysteresis_reset:
-            bad = tf.where(events[name], zero, bad)
-        moved = tf.where(
-            grows,
-            self._grown(scale),
-            tf.where(backs_off, self._backed_off(scale), scale),
-        )
-        moved = tf.where(tf.equal(current, scale), moved, scale)
-        return [
-            *results,
-            self.current_loss_scale.assign(moved, read_value=False),
-            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
-            self.bad_steps.assign(bad, read_value=False),
-        ]
+    def _backs_off_at_once(self) -> bool:
+        """Tells whether each bad step moves the scale, and none is left to count."""
+        is_delayed = self.hysteresis > 1 or self.cooldown_steps is not None
+        is_delayed = is_delayed or self.overflow_tolerance is not None
+        return not is_delayed and "backoff" in self.hysteresis_reset
+
+    def _move(self, moves: Flag, moved: Callable[[Scalar], Scalar]) -> Op:
+        """Moves the scale, unless a file held one that nobody can use."""
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        may_move = not mode.current().knows_values or bool(moves)
+        scale = tf.where(moves, moved(current), current) if may_move else current
+        scale = usable(current, self.min_loss_scale, self.initial_loss_scale, scale)
+        return self.current_loss_scale.assign(scale, read_value=False)
 
     def _grown(self, scale: Scalar) -> Scalar:
         larger = scale * self.multiplier
@@ -258,3 +278,7 @@ class DynamicLossScale(LossScale):
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)
+
+
+def _assigned(variable: Variable, value: Tensor) -> List[Op]:
+    return [variable.assign(value, read_value=False)]
