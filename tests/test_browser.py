@@ -1,4 +1,4 @@
-"""Each page of docs/ in a real browser: nothing of it is beyond the window's edge.
+"""Each page of docs/ in a real browser: nothing is beyond the window's edge, or cut.
 
 It needs Chromium, its driver, Sphinx and selenium: on Debian and Ubuntu
 `apt-get install chromium chromium-driver`, and `pip install ".[docs,test]"`.
@@ -46,6 +46,31 @@ const pictures = [...document.querySelectorAll("article img")];
 return pictures.filter(beyond).map(e => e.src).concat(tables
   .filter(few).filter(cut)
   .map(e => e.textContent.trim().slice(0, 60)));
+"""
+
+#: Words in the first column of a table that are broken within, without a hyphen.
+BROKEN_WORDS = """
+const found = [];
+for (const cell of document.querySelectorAll("article tr > :first-child")) {
+  const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    for (const word of node.data.matchAll(/[^\\s\\/-]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const tops = [...range.getClientRects()].map(e => Math.round(e.top));
+      if (new Set(tops).size > 1) found.push(word[0]);
+    }
+}
+return found;
+"""
+
+#: Blocks of code or output whose lines are wrapped, or that cannot be scrolled.
+WRAPPED = """
+return [...document.querySelectorAll("article pre")].filter(e => {
+  const style = getComputedStyle(e);
+  return style.whiteSpace !== "pre" || !["auto", "scroll"].includes(style.overflowX);
+}).map(e => e.textContent.slice(0, 60));
 """
 
 #: Nothing that loads, or no words for those who cannot see it.
@@ -112,6 +137,7 @@ def test_no_page_slides_sideways(browser, built, name):
     assert slides == 0
     assert not beyond
     assert not browser.execute_script(CUT, FEW_COLUMNS)
+    assert not browser.execute_script(WRAPPED)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -119,6 +145,7 @@ def test_in_a_wide_window_no_table_is_cut(browser, built, name):
     show(browser, f"{built}/{name}.html", WIDE)
     assert browser.execute_script(OVER_THE_EDGE)[0] == 0
     assert not browser.execute_script(CUT, 99)
+    assert not browser.execute_script(BROKEN_WORDS)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -134,6 +161,17 @@ def test_a_drawing_is_read_on_a_phone_and_in_the_dark(browser, built):
     assert (
         ground == "rgba(0, 0, 0, 0)"
     )  # the page's own, which its colours are made for
+
+
+def test_a_broken_word_and_a_wrapped_block_are_found(browser, tmp_path):
+    page = tmp_path / "page.html"
+    style = "width: 30px; overflow-wrap: anywhere"
+    table = f"<table><tr><td style='{style}'>gradients</td><td>of</td></tr></table>"
+    block = "<pre style='white-space: pre-wrap; overflow: auto'>a b</pre>"
+    page.write_text(f"<article>{table}{block}<pre style='overflow: auto'>a</pre>")
+    show(browser, page, WIDE)
+    assert browser.execute_script(BROKEN_WORDS) == ["gradients"]
+    assert browser.execute_script(WRAPPED) == ["a b"]
 
 
 def test_a_page_that_slides_is_found(browser, tmp_path):

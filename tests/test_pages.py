@@ -184,6 +184,40 @@ def test_the_traced_step_prints_what_the_page_shows(tmp_path, capsys):
     assert capsys.readouterr().out == found[2]
 
 
+def private_names():
+    """Yields what the package uses that TensorFlow and Keras do not publish."""
+    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    defined = {getattr(node, "name", None) for node in nodes}
+    defined |= {
+        getattr(node, "attr", getattr(node, "id", None))
+        for node in nodes
+        if isinstance(getattr(node, "ctx", None), ast.Store)
+    }
+    # Attributes of ours that are set in other ways.
+    defined |= {"_listed", "_built_for", "_asked_class"}
+    # Python's, TensorFlow Privacy's and torch's.
+    others = {"_getframe", "_was_dp_gradients_called"}
+    others |= {"_growth_tracker", "_hysteresis_tracker"}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "tensorflow.python"
+        ):
+            yield from (each.name for each in node.names)
+        name = getattr(node, "attr", getattr(node, "value", None))
+        is_private = isinstance(name, str) and re.fullmatch(r"_[a-zA-Z]\w*", name)
+        is_ours = is_private and (name in defined or name.startswith("_lossscale"))
+        if is_private and not is_ours and name not in others:
+            yield name
+
+
+def test_the_page_on_the_inside_names_each_private_name():
+    page = PAGES["inside"].read_text().split("## Private names")[1]
+    found = set(private_names())
+    assert len(found) >= 25
+    assert found <= set(re.findall(r"\w+", page))
+
+
 def test_what_to_change_names_files_that_are_there():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     section = text.split("## What you want to change, and where")[1].split("\n## ")[0]

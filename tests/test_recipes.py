@@ -11,7 +11,7 @@ import tensorflow as tf
 from limits import skip_without, slow_on_the_newest
 
 #: Its programs, in the order of the page.
-REPEAT, REPEAT_IN_FIT, EACH_LOSS, EACH_LOSS_IN_FIT = pages.blocks(
+REPEAT, REPEAT_IN_FIT, EACH_LOSS, EACH_LOSS_IN_FIT, *_ = pages.blocks(
     pages.PAGES["recipes"]
 )
 BATCHES = 8

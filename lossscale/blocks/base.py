@@ -24,16 +24,18 @@ _TRAINING = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, defaul
 class ScaledBlock:
     """A layer whose gradients are computed at a scale of their own.
 
-    One loss scale serves gradients within float16's 40 doublings. The gradients of a
-    deep network can be further apart: then the last blocks overflow before the first
-    ones get any gradient. A `ScaledBlock` around each block fits the gradients into
-    float16 again:
+    float16 reaches from 2**-24 to 65504, which is 40 doublings. If the gradients of a
+    deep network are further apart, no single loss scale serves all of them: at a scale
+    at which the gradients of the first layers are above zero, those of the last layers
+    overflow. Put a `ScaledBlock` around each block of layers, and each block fits its
+    own gradients into float16:
 
     ```
     x = x + lossscale.ScaledBlock(keras.Sequential([norm, dense]))(x)
     ```
 
-    The forward pass is the layer's, with its result in `float32`. The backward pass:
+    The forward pass is that of the layer. Its result is cast to `float32`. The backward
+    pass:
 
     ```
     incoming = the gradients that the block receives
@@ -45,35 +47,37 @@ class ScaledBlock:
     the gradients of inputs and weights = outgoing / scale, in float32
     ```
 
-    The gradients that leave the block are in `float32` and free of its scale. So code
-    outside need not know of it: it works with any optimizer, with or without a loss
-    scale, and on replicas, each of which has its own scales. It keeps no state.
+    The gradients that leave the block are in `float32`, and already divided by its
+    scale. So no code outside of the block changes: a block works with any optimizer,
+    with or without a loss scale. On several replicas each has its own scales. The block
+    has no variables besides those of its layer.
 
-    It computes the gradients of its arguments and of the variables that its layer
-    reads. Pass every other tensor that has a gradient as an argument: if the layer has
-    it from elsewhere, as after `layer.w = v * 2.0`, that is an error.
+    The block computes the gradients of its arguments and of the variables that its
+    layer reads. If the layer uses another tensor whose gradient you need, pass it as an
+    argument. To give it to the layer in another way, as by `layer.w = v * 2.0`, is an
+    error.
 
     Values between blocks should be `float32`, as the sum above is. If a gradient passes
-    through float16 there, it is rounded to zero as it would be without blocks. A layer
+    through float16 between blocks, it can become zero there, as without blocks. A layer
     that does not compute in float16 is called without any scaling.
 
     Args:
-      layer: A layer or model of any Keras, called with any nests of arguments.
-      headroom: The largest incoming gradient is scaled to this many doublings below
-        float16's 65504. Gradients within the block may grow by as much before they
-        overflow and the block tries again.
-      recompute: Whether the backward pass computes the layer's forward pass again, as
-        `tf.recompute_grad` does. Then no value of the first forward pass is kept.
-      **kwargs: `name`, and other arguments of that Keras's layers, except dtypes.
+      layer: A layer or model of any Keras. Its `call` may take any nest of tensors.
+      headroom: How many doublings below float16's 65504 the largest incoming gradient
+        is scaled to. Within the block gradients may grow by so much. If they grow more,
+        they overflow, and the block tries a smaller scale. From 0 to 24.
+      recompute: Whether to save memory: no value of the forward pass is kept, and the
+        backward pass computes it again, as `tf.recompute_grad` does.
+      **kwargs: `name` and other arguments of a layer of that Keras, but no dtype.
 
     Raises:
-      TypeError: `layer` is no layer of a Keras on TensorFlow, or another argument has
-        the wrong type.
-      ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. In a call:
-        the layer has synchronized batch normalization on several replicas, or reads a
-        tensor that has a gradient and is no argument of the call, or a tape watches a
-        variable of it that is not trainable. Where a tape cannot tell, the gradient
-        raises the error.
+      TypeError: `layer` is not a layer of a Keras on TensorFlow, or another argument
+        has the wrong type.
+      ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. Also when the
+        block is called: the layer has synchronized batch normalization, and there are
+        several replicas; the layer reads a tensor that has a gradient and is not an
+        argument; a tape watches a variable of the layer that is not trainable. In a
+        graph the second one may be raised later, when the gradient is computed.
 
     Source: Ramesh et al., "Zero-Shot Text-to-Image Generation" (arXiv 2102.12092),
     section 2.4 and appendix D: a scale per residual block. Theirs is kept and adjusted

@@ -39,12 +39,13 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     replica when they were computed, and are still finite when they are applied.
     Otherwise nothing changes but the loss scale; `global_step` does not advance either.
 
-    Like `lossscale.LossScaleOptimizer`, this traces the applied gradients back to the
-    computed ones, through operations, functions, loops and branches. A step needs every
-    gradient of that `compute_gradients` to be finite, even those that you do not apply,
-    so a session computes them all. It cannot trace gradients that went through NumPy, a
-    placeholder or, in a session, a variable, which another run may have assigned. These
-    count as unscaled, and the optimizer misses an overflow that was clipped before.
+    A step needs all gradients that `compute_gradients` returned to be finite, even
+    those that you do not apply or have clipped. In eager mode and in a `tf.function`
+    the optimizer remembers whether they were. In a session, which runs any part of a
+    graph, it traces the applied gradients back to the computed ones, and computes them
+    all. There it cannot trace gradients that went through NumPy, a placeholder or a
+    variable, which another run may have assigned: it misses an overflow that was
+    clipped before.
 
     If optimizers share a loss scale, each `apply_gradients` adjusts it. In this it
     differs from `lossscale.LossScaleOptimizer`.

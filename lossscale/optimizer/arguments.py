@@ -296,16 +296,17 @@ class Configurable:
     def from_config(
         cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
     ) -> Any:
-        """Returns a new optimizer from a config.
+        """Returns a new optimizer with the arguments of another one, and a new state.
 
         Args:
-          config: What `get_config` of this wrapper returned, or of the wrapper of
-            Keras 2, of Keras 3 or of TensorFlow 2.0 to 2.3. The inner optimizer's
-            config decides which Keras the new optimizer belongs to.
-          custom_objects: Your own classes by name. Registered classes need no entry.
+          config: What `get_config` returned: of this wrapper, or of the wrapper that
+            Keras 2, Keras 3 or TensorFlow 2.0 to 2.3 has. The new optimizer belongs to
+            the Keras of the inner optimizer.
+          custom_objects: A dict from names to your own classes. A class that is
+            registered with Keras needs no entry.
 
         Raises:
-          TypeError: `config` is none of these.
+          TypeError: `config` is not the config of one of these wrappers.
         """
         config = config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls

@@ -77,7 +77,8 @@ class NonfiniteReport:
         result, or in the gradient that the layer received.
       loss_scale: The number that multiplied the loss.
       variables: The names of weights that are not finite, if `where` is `"weights"`.
-      is_hidden: Whether the loss is finite nevertheless.
+      is_hidden: Whether the loss is finite although the value is not, because a later
+        layer has made a finite number of it. Such a loss is wrong.
       to_write: What to do, if a layer is at fault. Of a forward pass, all that makes it
         finite on this batch.
     """

@@ -171,7 +171,14 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale from a config. Scale and counters start afresh."""
+        """Returns a new loss scale with the arguments of another one.
+
+        The state is not among them: the scale begins at its first value, and the
+        counters at 0. A checkpoint restores the state.
+
+        Args:
+          config: What `get_config` returned.
+        """
         return cls(**config)
 
     @do_not_convert

@@ -73,8 +73,10 @@ class HeadroomLossScale(LossScale):
       initial_loss_scale: The scale of the first step.
       headroom: The largest scaled gradient is kept this many doublings below float16's
         65504. A whole number, so that the scale stays a power of two.
-      half_life: After this many steps a peak counts half, and the scale may double.
-      increment_period: The ceiling doubles after this many good steps in a row.
+      half_life: If gradients become smaller, the largest one is remembered: at every
+        step it counts a little less, and after this many steps half. Then the scale is
+        twice as high. A number of steps above 0.
+      increment_period: After this many good steps in a row the ceiling doubles.
       min_loss_scale: The floor.
       max_loss_scale: The highest ceiling. None: 2**127.
 

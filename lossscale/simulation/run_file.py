@@ -38,13 +38,18 @@ _KINDS = {"booleans": "b", "floats": "f", "numbers": "iuf"}
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A recorded run. `is_finite, loss_scale = run` works.
+    """What happened at each step of a run: what `load_run` reads from a file.
+
+    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on it. As
+    in older versions, `is_finite, loss_scale = run` gives the first two arrays.
 
     Attributes:
-      is_finite: A `bool` array of shape `[steps]`.
-      loss_scale: A `float32` array of shape `[steps]`. None if it was not recorded.
-      largest: A `float32` array of shape `[steps]`: of each step the greatest magnitude
-        of any unscaled gradient. None if it was not recorded.
+      is_finite: A `bool` array of shape `[steps]`: whether all gradients of a step were
+        finite.
+      loss_scale: A `float32` array of shape `[steps]`: what multiplied the loss of a
+        step. None if it was not recorded.
+      largest: A `float32` array of shape `[steps]`: the largest magnitude among the
+        unscaled gradients of a step. None if it was not recorded.
     """
 
     is_finite: Array

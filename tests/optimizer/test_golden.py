@@ -151,7 +151,7 @@ def test_files_of_2_4_and_of_2_15_are_here():
 
 
 #: Of each version of lossscale a folder per family.
-VERSIONS = ("0.1.0", "1.0.0")
+VERSIONS = ("0.1.0", "1.0.0", "1.1.0")
 
 
 def written():

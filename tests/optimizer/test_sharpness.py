@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization: the recipe of docs/custom-loops.md restores exactly."""
+"""Sharpness-aware minimization: the recipe of docs/recipes.md restores exactly."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_one_file_asks_in_which_mode_it_is():
     assert asking == {"runtime/mode.py", "runtime/graphs.py"}
 
 
-def test_the_page_on_the_inside_names_each_difference():
-    page = (ROOT / "docs" / "inside.md").read_text()
+def test_the_page_on_modes_names_each_difference():
+    page = (ROOT / "docs" / "modes.md").read_text()
     for field in mode.Mode._fields:
         assert f"`{field}`" in page, field

@@ -8,7 +8,8 @@ multiplication can change a bit. So `tests/data/` holds for every version of Ten
     python tests/support/golden.py files         # writes tests/data/lossscale-X.Y.Z/
 
 The first was made on TensorFlow 2.15; the second on 2.4, 2.15 and 2.16 with Keras 3.3;
-the third by lossscale 0.1.0 and 1.0.0, on 2.15 and, of Keras 3, on 2.21 with 3.15.
+the third by lossscale 0.1.0, 1.0.0 and 1.1.0, on 2.15 and, of Keras 3, on 2.21 with
+3.15.
 """
 
 from __future__ import annotations
