@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from lossscale import arguments
 from lossscale.monitor import diagnosis
 from lossscale.monitor.activations import Activations
-from lossscale.monitor.watched import (
-    Watched,
-    given_optimizers,
-    optimizers_of,
-    read,
-)
+from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of, read
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
@@ -149,12 +144,12 @@ class LossScaleMonitor(_Callback):
         if self.record:
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
+        self._is_begun = False
         self._batch = -1
         self._activations: Optional[Activations] = None
         self._recorded: Any = None
-        self._flags: List[bool] = []
-        self._scales: List[float] = []
-        self._largest: List[float] = []
+        #: Of each step: whether it was applied, its loss scale, its largest gradient.
+        self._steps: List[Tuple[bool, float, Optional[float]]] = []
 
     def __repr__(self) -> str:
         given = inspect.signature(LossScaleMonitor).parameters
@@ -164,30 +159,59 @@ class LossScaleMonitor(_Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         found = self.optimizers or optimizers_of(self.model)
-        _check(list(found.values()), self.record, self.check_underflow)
-        (optimizer, *_) = found.values()
-        if self._flags and optimizer is not self._recorded:
-            raise ValueError(
-                f"`record` must hold one run, got a second optimizer for {self.record}."
-                " Create a LossScaleMonitor for each."
-            )
-        self._recorded = optimizer
-        for message in _warnings_of(self):
+        self._check(list(found.values()))
+        for message in self._warnings():
             _warn(message)
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
             known.get(id(each)) or Watched(each, name, self.patience)
             for name, each in found.items()
         ]
-        scales = [id(each.optimizer.loss_scale) for each in self._watched]
-        for each, scale in zip(self._watched, scales):
-            each.start, each.shares = None, scales.count(scale) > 1
-        if self.check_underflow:
-            self._keep_largest()
+        self._is_begun = False
+        scales = [each.optimizer.loss_scale for each in self._watched]
+        for each in self._watched:
+            each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
+        if self.check_underflow and any(one.last_largest is None for one in scales):
+            with self.model.distribute_strategy.scope():
+                for scale in scales:
+                    scale.keep_largest()
+            self.model.train_function = None  # the old trace does not keep it
+            self.model.make_train_function()
         self._end_activations()
         if self.check_activations:
-            scales = [each.optimizer.loss_scale for each in self._watched]
             self._activations = Activations(self.model, scales)
+
+    def _check(self, optimizers: List[Any]) -> None:
+        """Raises unless these optimizers can be watched, and recorded."""
+        if is_building():
+            raise RuntimeError(
+                "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+                "tf.compat.v1 graph, where it cannot. Remove this callback."
+            )
+        if self.record and len(optimizers) > 1:
+            raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
+        for scale in [optimizer.loss_scale for optimizer in optimizers]:
+            if self.record and not scale.checks_gradients:
+                raise ValueError(_NOT_CHECKED.format("record", None, scale))
+            if self.check_underflow and not scale.checks_gradients:
+                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
+        if self._steps and optimizers[0] is not self._recorded:
+            raise ValueError(
+                f"`record` must hold one run, got a second optimizer for {self.record}."
+                " Create a LossScaleMonitor for each."
+            )
+        self._recorded = optimizers[0]
+
+    def _warnings(self) -> Iterator[str]:
+        """Yields what to warn of when training begins."""
+        if type(self.model).__name__ == "SharpnessAwareMinimization":
+            yield _SHARPNESS
+        for each in kerases.callbacks_beside(self) if self.on_stall == "stop" else []:
+            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
+                # Without this argument it always deletes the backup, as in Keras 2.4.
+                deletes = getattr(each, "delete_checkpoint", None)
+                if deletes is not False:
+                    yield _BACKUP.format(other="" if deletes is None else _OTHER)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
@@ -201,14 +225,14 @@ class LossScaleMonitor(_Callback):
         self._look()
         for message in filter(None, [each.underflow() for each in self._watched]):
             _warn(message)
-        if self._skipped() != self._skipped_when_checked:
+        if self._skipped != self._skipped_when_checked:
             self._check_statistics()
         self._add_to(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._end_activations()
-        if not self._watched or self._watched[0].start is None:  # no epoch has run
+        if not self._is_begun:  # no epoch has run
             return
         self._save()
         for each in self._watched:
@@ -234,16 +258,6 @@ class LossScaleMonitor(_Callback):
                 self._look()
             self._add_to(logs)
 
-    def _keep_largest(self) -> None:
-        scales = [each.optimizer.loss_scale for each in self._watched]
-        if all(scale.last_largest is not None for scale in scales):
-            return
-        with self.model.distribute_strategy.scope():
-            for scale in scales:
-                scale.keep_largest()
-        self.model.train_function = None  # the old trace does not keep it
-        self.model.make_train_function()
-
     def _end_activations(self) -> None:
         if self._activations is not None:
             self._activations.end_fit()
@@ -255,16 +269,17 @@ class LossScaleMonitor(_Callback):
         """
         if not self._watched:
             self.on_train_begin()
-        if self._watched[0].start is not None:
+        if self._is_begun:
             return
+        self._is_begun = True
         for each in self._watched:
             each.begin()
-        self._skipped_when_checked = self._skipped()
-        recorded = self._watched[0].last
-        self._steps_kept = recorded.applied + recorded.skipped
+        self._skipped_when_checked = self._skipped
+        self._kept = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
         self._unseen = 0
 
+    @property
     def _skipped(self) -> List[int]:
         return [each.last.skipped for each in self._watched]
 
@@ -291,67 +306,28 @@ class LossScaleMonitor(_Callback):
 
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the last warning did."""
-        self._skipped_when_checked = self._skipped()
+        self._skipped_when_checked = self._skipped
         found = diagnosis.of_statistics(self.model)
         if found is not None and found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found
 
     def _keep(self) -> None:
-        now = read(self._recorded)
-        before, self._steps_kept = self._steps_kept, now.applied + now.skipped
-        if self._steps_kept - before > 1:
-            raise ValueError(_SEVERAL_STEPS.format(self._steps_kept - before))
-        self._scales.append(self._taken_with)
-        self._flags.append(now.in_a_row == 0)
-        if now.largest is not None:
-            self._largest.append(now.largest)
+        before, self._kept = self._kept, read(self._recorded)
+        now, skipped = self._kept, self._kept.skipped - before.skipped
+        steps = now.applied - before.applied + skipped
+        if steps > 1:
+            raise ValueError(_SEVERAL_STEPS.format(steps))
+        self._steps.append((not skipped, self._taken_with, now.largest))
 
     def _save(self) -> None:
         if self.record:
-            scales, largest = (
-                np.asarray(each, np.float32) for each in (self._scales, self._largest)
-            )
-            # If recording began before `keep_largest`, the first steps have none.
-            known = len(largest) == len(scales)
-            save_run(self.record, self._flags, scales, largest if known else None)
+            flags, scales, largest = zip(*self._steps) if self._steps else ((), (), ())
+            # Steps from before `keep_largest` have none.
+            known = None if None in largest else np.asarray(largest, np.float32)
+            save_run(self.record, flags, np.asarray(scales, np.float32), known)
 
 
 def _warn(message: str) -> None:
     # Level 1, since the caller is Keras's code, which the user does not know.
     warnings.warn(message, LossScaleWarning, stacklevel=1)
-
-
-def _warnings_of(monitor: Any) -> List[str]:
-    """Returns the warnings that a monitor should give when training begins.
-
-    Args:
-      monitor: A `LossScaleMonitor` whose `on_train_begin` runs now.
-    """
-    found = []
-    if type(monitor.model).__name__ == "SharpnessAwareMinimization":
-        found.append(_SHARPNESS)
-    if monitor.on_stall == "stop":
-        for each in kerases.callbacks_beside(monitor):
-            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
-                # Without this argument it always deletes the backup (seen on 2.4).
-                deletes = getattr(each, "delete_checkpoint", None)
-                other = "" if deletes is None else _OTHER
-                found += [] if deletes is False else [_BACKUP.format(other=other)]
-    return found
-
-
-def _check(optimizers: List[Any], record: Any, check_underflow: bool) -> None:
-    """Raises unless a monitor can watch these optimizers."""
-    if is_building():
-        raise RuntimeError(
-            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
-            "tf.compat.v1 graph, where it cannot. Remove this callback."
-        )
-    if record and len(optimizers) > 1:
-        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
-    for scale in [optimizer.loss_scale for optimizer in optimizers]:
-        if record and not scale.checks_gradients:
-            raise ValueError(_NOT_CHECKED.format("record", None, scale))
-        if check_underflow and not scale.checks_gradients:
-            raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))

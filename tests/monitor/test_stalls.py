@@ -9,13 +9,19 @@ from lossscale.monitor.watched import Reading, Stalls
 from lossscale.optimizer.record import OwnSteps
 
 
+def reading_of(loss_scale, skipped, in_a_row, applied, bad_losses=0):
+    """Returns the reading of the only optimizer that a loss scale has."""
+    own = OwnSteps(skipped, in_a_row, bad_losses)
+    return Reading(float(loss_scale), skipped, applied, own)
+
+
 def told(loss_scale, run, every, patience=3):
     """Returns the steps after which a stall is told of, reading every so many."""
     stalls, found = Stalls(patience), []
     applied = in_a_row = skipped = 0
 
     def reading():
-        return Reading(float(loss_scale), skipped, in_a_row, applied)
+        return reading_of(loss_scale, skipped, in_a_row, applied)
 
     stalls.start(reading())
     for step, letter in enumerate(run, 1):
@@ -87,8 +93,8 @@ def test_another_rule_is_given_until_the_next_reading():
 def test_beginning_again_tells_again():
     scale = FixedLossScale(8, skip_nonfinite=True)
     stalls = Stalls(2)
-    now = Reading(8.0, 2, 2, 5)
-    stalls.start(Reading(8.0, 0, 0, 5))
+    now = reading_of(8.0, 2, 2, 5)
+    stalls.start(reading_of(8.0, 0, 0, 5))
     assert stalls.see(now, scale)
     assert not stalls.see(now, scale)
     stalls.start(now)
@@ -98,11 +104,10 @@ def test_beginning_again_tells_again():
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_a_loss_that_is_not_finite_itself_is_told_of_while_the_scale_falls(every):
     loss_scale, stalls, found = DynamicLossScale(2.0**60), Stalls(10), []
-    stalls.start(Reading(2.0**60, 0, 0, 0))
+    stalls.start(reading_of(2.0**60, 0, 0, 0))
     for step in range(1, 13):
         loss_scale.adjust(False)
-        own = OwnSteps(step, step, step)
-        reading = Reading(float(loss_scale), step, step, 0, own=own)
+        reading = reading_of(loss_scale, step, step, 0, bad_losses=step)
         if step % every == 0 and stalls.see(reading, loss_scale):
             found.append(step)
     assert found == [every if every > 3 else 3]  # once

@@ -21,7 +21,8 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
-from lossscale.monitor.watched import Reading, Underflow, Watched, headroom
+from lossscale.monitor.watched import Reading, Underflow, Watched
+from lossscale.optimizer.record import OwnSteps
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
@@ -54,14 +55,14 @@ def trained(family, rng, loss_scale, monitor, epochs=4, **compiled_by):
 
 def reading(log2_scale, log2_largest, skipped=0):
     largest = None if log2_largest is None else 2.0**log2_largest
-    return Reading(2.0**log2_scale, skipped, 0, 100, largest)
+    return Reading(2.0**log2_scale, skipped, 100, OwnSteps(skipped, 0, 0), largest)
 
 
 def test_headroom_of_a_reading():
-    assert headroom(reading(10, 2)) == pytest.approx(4, abs=1e-3)
-    assert headroom(reading(10, None)) is None
-    assert headroom(reading(10, -np.inf)) is None  # all gradients are zero
-    assert headroom(Reading(2.0, 1, 1, 1, np.inf)) is None
+    assert reading(10, 2).headroom == pytest.approx(4, abs=1e-3)
+    assert reading(10, None).headroom is None
+    assert reading(10, -np.inf).headroom is None  # all gradients are zero
+    assert reading(1, np.inf, skipped=1).headroom is None
 
 
 @pytest.mark.parametrize(
