@@ -11,7 +11,13 @@ import numpy as np
 from lossscale import arguments
 from lossscale.monitor import diagnosis
 from lossscale.monitor.activations import Activations
-from lossscale.monitor.watched import Watched, given_optimizers, optimizers_of, read
+from lossscale.monitor.watched import (
+    Reading,
+    Watched,
+    given_optimizers,
+    optimizers_of,
+    read,
+)
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
@@ -115,6 +121,9 @@ class LossScaleMonitor(_Callback):
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """
 
+    #: The last reading of the recorded optimizer.
+    _before: Reading
+
     def __init__(
         self,
         patience: int = 10,
@@ -145,7 +154,8 @@ class LossScaleMonitor(_Callback):
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
         self._is_begun = False
-        self._batch = -1
+        #: The last batch that has run, and how many since the device was read.
+        self._batch, self._unseen = -1, 0
         self._activations: Optional[Activations] = None
         self._recorded: Any = None
         #: Of each step: whether it was applied, its loss scale, its largest gradient.
@@ -160,8 +170,7 @@ class LossScaleMonitor(_Callback):
         del logs
         found = self.optimizers or optimizers_of(self.model)
         self._check(list(found.values()))
-        for message in self._warnings():
-            _warn(message)
+        _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
             known.get(id(each)) or Watched(each, name, self.patience)
@@ -223,8 +232,7 @@ class LossScaleMonitor(_Callback):
         self._begin()
         self._save()
         self._look()
-        for message in filter(None, [each.underflow() for each in self._watched]):
-            _warn(message)
+        _warn(*[each.underflow() for each in self._watched])
         if self._skipped != self._skipped_when_checked:
             self._check_statistics()
         self._add_to(logs)
@@ -235,11 +243,11 @@ class LossScaleMonitor(_Callback):
         if not self._is_begun:  # no epoch has run
             return
         self._save()
+        self._check_statistics()
         for each in self._watched:
             each.read()
-        self._check_statistics()
-        for each in self._watched if self.verbose else []:
-            print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
+            if self.verbose:
+                print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
         del batch, logs
@@ -252,7 +260,13 @@ class LossScaleMonitor(_Callback):
         self._unseen += batch - self._batch
         self._batch = batch
         if self.record:
-            self._keep()
+            before, now = self._before, read(self._recorded)
+            skipped = now.skipped - before.skipped
+            steps = now.applied - before.applied + skipped
+            self._before = now
+            if steps > 1:
+                raise ValueError(_SEVERAL_STEPS.format(steps))
+            self._steps.append((not skipped, self._taken_with, now.largest))
         if self.every:
             if self._unseen >= self.every:
                 self._look()
@@ -275,7 +289,7 @@ class LossScaleMonitor(_Callback):
         for each in self._watched:
             each.begin()
         self._skipped_when_checked = self._skipped
-        self._kept = self._watched[0].last
+        self._before = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
         self._unseen = 0
 
@@ -292,8 +306,7 @@ class LossScaleMonitor(_Callback):
         self._unseen = 0
         for each in self._watched:
             each.read()
-        for message in filter(None, [each.spike() for each in self._watched]):
-            _warn(message)
+        _warn(*[each.spike() for each in self._watched])
         messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
@@ -308,17 +321,9 @@ class LossScaleMonitor(_Callback):
         """Warns of statistics that are not finite, unless the last warning did."""
         self._skipped_when_checked = self._skipped
         found = diagnosis.of_statistics(self.model)
-        if found is not None and found != self._told_of_statistics:
+        if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found
-
-    def _keep(self) -> None:
-        before, self._kept = self._kept, read(self._recorded)
-        now, skipped = self._kept, self._kept.skipped - before.skipped
-        steps = now.applied - before.applied + skipped
-        if steps > 1:
-            raise ValueError(_SEVERAL_STEPS.format(steps))
-        self._steps.append((not skipped, self._taken_with, now.largest))
 
     def _save(self) -> None:
         if self.record:
@@ -328,6 +333,7 @@ class LossScaleMonitor(_Callback):
             save_run(self.record, flags, np.asarray(scales, np.float32), known)
 
 
-def _warn(message: str) -> None:
-    # Level 1, since the caller is Keras's code, which the user does not know.
-    warnings.warn(message, LossScaleWarning, stacklevel=1)
+def _warn(*messages: Optional[str]) -> None:
+    for message in filter(None, messages):
+        # Level 1, since the caller is Keras's code, which the user does not know.
+        warnings.warn(message, LossScaleWarning, stacklevel=1)
