@@ -9,15 +9,9 @@ from typing import Any, Iterator, List, Optional, Tuple
 import numpy as np
 
 from lossscale import arguments
-from lossscale.monitor import diagnosis
+from lossscale.monitor import diagnosis, watched
 from lossscale.monitor.activations import Activations
-from lossscale.monitor.watched import (
-    Reading,
-    Watched,
-    given_optimizers,
-    optimizers_of,
-    read,
-)
+from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
@@ -122,7 +116,7 @@ class LossScaleMonitor(_Callback):
     """
 
     #: The last reading of the recorded optimizer.
-    _before: Reading
+    _before: watched.Reading
 
     def __init__(
         self,
@@ -145,7 +139,9 @@ class LossScaleMonitor(_Callback):
         self.check_activations = arguments.boolean(
             "check_activations", check_activations
         )
-        self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
+        self.optimizers = arguments.optional(
+            watched.given_optimizers, "optimizers", optimizers
+        )
         super().__init__()
         # Keras is faster if a callback overrides none of these.
         if self.every or self.record:
@@ -168,7 +164,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        found = self.optimizers or optimizers_of(self.model)
+        found = self.optimizers or watched.optimizers_of(self.model)
         self._check(list(found.values()))
         _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
@@ -245,7 +241,7 @@ class LossScaleMonitor(_Callback):
         self._save()
         self._check_statistics()
         for each in self._watched:
-            each.read()
+            each.see(watched.read(each.optimizer))
             if self.verbose:
                 print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
 
@@ -260,7 +256,7 @@ class LossScaleMonitor(_Callback):
         self._unseen += batch - self._batch
         self._batch = batch
         if self.record:
-            before, now = self._before, read(self._recorded)
+            before, now = self._before, watched.read(self._recorded)
             skipped = now.skipped - before.skipped
             steps = now.applied - before.applied + skipped
             self._before = now
@@ -287,7 +283,7 @@ class LossScaleMonitor(_Callback):
             return
         self._is_begun = True
         for each in self._watched:
-            each.begin()
+            each.begin(watched.read(each.optimizer))
         self._skipped_when_checked = self._skipped
         self._before = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
@@ -305,7 +301,7 @@ class LossScaleMonitor(_Callback):
     def _look(self) -> None:
         self._unseen = 0
         for each in self._watched:
-            each.read()
+            each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
         messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):

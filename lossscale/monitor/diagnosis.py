@@ -56,16 +56,10 @@ them, and keep the data and that layer's inputs finite."""
 def of_stall(
     optimizer: Any, model: Any, own: OwnSteps, activations: Optional[str] = None
 ) -> str:
-    """Returns the message about steps that were skipped in a row.
+    """Returns the message about steps that an optimizer skipped in a row.
 
-    Args:
-      optimizer: A `LossScaleOptimizer`.
-      model: The model that it trains, of any Keras.
-      own: The steps that this optimizer itself skipped.
-      activations: The finding about the layers' outputs, None if they are not watched.
-
-    Returns:
-      A message of several lines. The first says what happened, each other is a finding.
+    The first line says what happened, each other is a finding. `activations` is that
+    about the layers' outputs, None if they are not watched.
     """
     now = scale_text(optimizer.loss_scale._to_show())
     unit = unit_of(optimizer)

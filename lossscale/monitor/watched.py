@@ -11,7 +11,7 @@ from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import OwnSteps
 from lossscale.plotting import scale_text
 from lossscale.runtime import kerases
-from lossscale.scales.base import LossScale, unguarded
+from lossscale.scales.base import unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
 
 #: Warn after this many losses in a row that are not finite before they are scaled.
@@ -98,70 +98,24 @@ def read(optimizer: Any) -> Reading:
     )
 
 
-class Stalls:
-    """Reports each stall once. A stall is `patience` skipped steps in a row.
+class Watched:
+    """One optimizer that a monitor watches: its readings, and when to warn.
 
-    Until the first step is applied, it counts only steps that did not lower the loss
-    scale, since a scale that starts too high must fall until it fits. No scale helps a
-    loss that is not finite before it is scaled, so the third such loss is a stall, too.
+    A stall is `patience` skipped steps in a row. Until the first step is applied, it
+    counts only steps that did not lower the loss scale, since a scale that starts too
+    high must fall until it fits. No scale helps a loss that is not finite before it is
+    scaled, so the third such loss is a stall, too.
 
     ```
-    see(reading):
+    is_stall:                  # whenever it was read
       if applied == 0:
         lowered = how many of the steps since the last reading lowered the scale
         stuck = (stuck if lowered == 0 else 0) + steps - lowered
       is_stall = in_a_row >= patience and (applied > 0 or stuck >= patience)
       is_stall = is_stall or bad_losses >= BAD_LOSSES
       return is_stall and it has not reported this run of skipped steps
-    ```
-    """
 
-    _last: Reading
-    _told: Optional[int]
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-        self._stuck = 0.0
-
-    def start(self, reading: Reading) -> None:
-        """Begins, or begins again. Then it reports a stall that goes on once more."""
-        self._last, self._told = reading, None
-
-    def see(self, reading: Reading, loss_scale: LossScale) -> bool:
-        """Returns whether to report a stall now, given a reading of `loss_scale`."""
-        before, self._last = self._last, reading
-        own = reading.own
-        is_stall = own.in_a_row >= self._patience
-        if reading.applied == 0:
-            scales = before.loss_scale, reading.loss_scale
-            lowered = _steps_that_lowered(unguarded(loss_scale), *scales)
-            stuck = max(own.skipped - before.own.skipped - lowered, 0.0)
-            self._stuck = stuck if lowered else self._stuck + stuck
-            is_stall = is_stall and self._stuck >= self._patience
-        if not is_stall and own.bad_losses < BAD_LOSSES:
-            return False
-        # The number of steps skipped before it identifies each run of skipped steps.
-        told, self._told = self._told, own.skipped - own.in_a_row
-        return told != self._told
-
-
-def _steps_that_lowered(loss_scale: Any, high: float, low: float) -> float:
-    """Returns how many bad steps lowered the scale from `high` to `low`."""
-    if low >= high:
-        return 0
-    multiplier = getattr(loss_scale, "multiplier", None)
-    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
-    if backoff >= 1:  # not DynamicLossScale's rule: perhaps all steps lowered it
-        return math.inf
-    falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
-    return falls * int(getattr(loss_scale, "hysteresis", 1))
-
-
-class Underflow:
-    """Reports once that a loss scale stays far too low.
-
-    ```
-    see(reading):              # at the end of each epoch
+    underflow:                 # at the end of each epoch
       if the epoch skipped a step, or headroom <= FAR_BELOW: epochs = 0
       elif headroom is known: epochs += 1
       return epochs == patience, and never again
@@ -169,39 +123,6 @@ class Underflow:
 
     After an overflow the scale is not too low for all gradients: those of activations
     count, too.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-        self._epochs = 0
-        self._least = math.inf
-        self._skipped: Optional[int] = None
-        self._told = False
-
-    def see(self, reading: Reading) -> Optional[str]:
-        """Returns the message about underflow, None if there is none now."""
-        room = reading.headroom
-        skipped, self._skipped = self._skipped, reading.skipped
-        if skipped not in (None, reading.skipped) or (room or math.inf) <= FAR_BELOW:
-            self._epochs, self._least = 0, math.inf
-        elif room is not None:
-            self._epochs, self._least = self._epochs + 1, min(self._least, room)
-        if self._told or self._epochs < self._patience:
-            return None
-        self._told = True
-        least = math.floor(self._least)
-        borne = 2.0 ** (math.floor(math.log2(reading.loss_scale) + self._least) - 1)
-        return _UNDERFLOW.format(
-            epochs=self._epochs,
-            room=least,
-            left=max(_DOUBLINGS - least, 0),
-            now=scale_text(reading.loss_scale),
-            borne=scale_text(borne),
-        )
-
-
-class Watched:
-    """One optimizer that a monitor watches, and the readings of it.
 
     Attributes:
       optimizer: A `LossScaleOptimizer`.
@@ -217,30 +138,50 @@ class Watched:
     def __init__(self, optimizer: Any, name: str, patience: int) -> None:
         self.optimizer, self.name = optimizer, name
         self.shares = False
-        self._stalls = Stalls(patience)
-        self._underflow = Underflow(patience)
-        self._told_of_spike = False
+        self._patience = patience
+        self._stuck = 0.0
+        self._epochs, self._least = 0, math.inf
+        self._skipped_before: Optional[int] = None
+        self._told_of_underflow = self._told_of_spike = False
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
 
-    def begin(self) -> None:
-        """Reads the starting values, which later readings are compared with."""
-        self.start = self.last = read(self.optimizer)
-        self._lowest = self._highest = self.start.loss_scale
-        self._stalls.start(self.start)
+    def begin(self, reading: Reading) -> None:
+        """Begins, or begins again. Then it reports a stall that goes on once more."""
+        self.start = self.last = self._judged = reading
+        self._lowest = self._highest = reading.loss_scale
+        self._told: Optional[int] = None
 
-    def read(self) -> None:
-        """Reads the device."""
-        self.last = now = read(self.optimizer)
-        self._room = self._room if now.headroom is None else now.headroom
-        if now.largest is not None and math.isfinite(now.largest):
-            self._largest = now.largest
-        self._lowest = min(self._lowest, now.loss_scale)
-        self._highest = max(self._highest, now.loss_scale)
+    def see(self, reading: Reading) -> None:
+        """Takes note of a reading."""
+        self.last = reading
+        self._room = self._room if reading.headroom is None else reading.headroom
+        if reading.largest is not None and math.isfinite(reading.largest):
+            self._largest = reading.largest
+        self._lowest = min(self._lowest, reading.loss_scale)
+        self._highest = max(self._highest, reading.loss_scale)
+
+    def is_stall(self) -> bool:
+        """Returns whether to report a stall now, after a new reading."""
+        before, now = self._judged, self.last
+        self._judged, own = now, now.own
+        is_stall = own.in_a_row >= self._patience
+        if now.applied == 0:
+            lowered = _steps_that_lowered(
+                unguarded(self.optimizer.loss_scale), before.loss_scale, now.loss_scale
+            )
+            stuck = max(own.skipped - before.own.skipped - lowered, 0.0)
+            self._stuck = stuck if lowered else self._stuck + stuck
+            is_stall = is_stall and self._stuck >= self._patience
+        if not is_stall and own.bad_losses < BAD_LOSSES:
+            return False
+        # The number of steps skipped before it identifies each run of skipped steps.
+        told, self._told = self._told, own.skipped - own.in_a_row
+        return told != self._told
 
     def stall(self, model: Any, activations: Any = None) -> Optional[str]:
         """Returns the message about a stall, None if there is none now."""
-        if not self._stalls.see(self.last, self.optimizer.loss_scale):
+        if not self.is_stall():
             return None
         finding = activations.finding() if activations else None
         own = self.last.own
@@ -248,7 +189,27 @@ class Watched:
 
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
-        return self._named(self._underflow.see(self.last))
+        now, before = self.last, self._skipped_before
+        self._skipped_before = now.skipped
+        if before not in (None, now.skipped) or (now.headroom or math.inf) <= FAR_BELOW:
+            self._epochs, self._least = 0, math.inf
+        elif now.headroom is not None:
+            self._epochs += 1
+            self._least = min(self._least, now.headroom)
+        if self._told_of_underflow or self._epochs < self._patience:
+            return None
+        self._told_of_underflow = True
+        least = math.floor(self._least)
+        borne = 2.0 ** (math.floor(math.log2(now.loss_scale) + self._least) - 1)
+        return self._named(
+            _UNDERFLOW.format(
+                epochs=self._epochs,
+                room=least,
+                left=max(_DOUBLINGS - least, 0),
+                now=scale_text(now.loss_scale),
+                borne=scale_text(borne),
+            )
+        )
 
     def spike(self) -> Optional[str]:
         """Returns the message about the first spike, None if there is none now."""
@@ -303,16 +264,20 @@ class Watched:
         return reading.own.skipped if self.shares else reading.skipped
 
 
+def _steps_that_lowered(loss_scale: Any, high: float, low: float) -> float:
+    """Returns how many bad steps lowered the scale from `high` to `low`."""
+    if low >= high:
+        return 0
+    multiplier = getattr(loss_scale, "multiplier", None)
+    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
+    if backoff >= 1:  # not DynamicLossScale's rule: perhaps all steps lowered it
+        return math.inf
+    falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
+    return falls * int(getattr(loss_scale, "hysteresis", 1))
+
+
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
-    """Returns an argument's optimizers by name. A single one has an empty name.
-
-    Args:
-      name: The argument's name.
-      value: One `LossScaleOptimizer`, a list of them, or a dict of them by name.
-
-    Raises:
-      TypeError: `value` is none of these.
-    """
+    """Returns the optimizers of the argument `name`. A single one has an empty name."""
     found = value
     if isinstance(value, (list, tuple)):
         found = {f"optimizer_{i}": each for i, each in enumerate(value)}
@@ -335,10 +300,8 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
     """Returns the optimizers of a model by the names of its attributes.
 
     They are the compiled one, and those in its attributes, as a GAN has them, also in
-    lists and dicts. A single one has an empty name.
-
-    Raises:
-      TypeError: None of them is a `LossScaleOptimizer`.
+    lists and dicts. A single one has an empty name. Raises a TypeError if there is no
+    `LossScaleOptimizer`.
     """
     compiled = getattr(model, "optimizer", None)
     pairs = [("optimizer", compiled)]

@@ -23,15 +23,8 @@ def first_batches(
 ) -> Tuple[Batch, Iterator[Batch], int]:
     """Returns the first batch, an iterator that begins with it, and its length.
 
-    Args:
-      data: `(x, y, sample_weight)` as the user passed them.
-      batch_size: The rows of a batch, if `x` holds arrays.
-      batches: The most batches to return. None: all.
-
-    Raises:
-      TypeError: `x` is no data, or an argument has the wrong type.
-      ValueError: There is no batch, or no end; lengths disagree; or an argument is
-        given that does not go with `x`.
+    Raises a TypeError or ValueError unless `data`, which is `(x, y, sample_weight)` as
+    the user passed them, and the other arguments are such as the public tools take.
     """
     batches = arguments.optional(arguments.count, "batches", batches)
     batch_size = arguments.optional(arguments.count, "batch_size", batch_size)

@@ -18,12 +18,7 @@ the loss that the model is trained with, such as loss="mse"."""
 
 
 def keras_of(model: Any, asked_by: str) -> Any:
-    """Returns the Keras of a model. Raises if it is no model that we can compute.
-
-    Args:
-      model: The argument that the user passed.
-      asked_by: The name of the public function that the user called.
-    """
+    """Returns the Keras of a model. Raises if it is no model that we can compute."""
     keras = owner_of(model)
     if keras is None:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
@@ -96,12 +91,8 @@ def loss_function(keras: Any, model: Any, loss: Any) -> Callable[..., Any]:
     """Returns a function that computes the loss of a batch, as `fit` does.
 
     It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
-    model's added losses, so after a forward pass of the model.
-
-    Args:
-      keras: The Keras of the model.
-      model: The model.
-      loss: A loss as `compile` takes it. None: the compiled loss.
+    losses that the model's last forward pass added. `loss` is as `compile` takes it,
+    None for the compiled one.
     """
     compiled = model
     if loss is not None:

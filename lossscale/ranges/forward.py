@@ -9,18 +9,12 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale.ranges import checks, exponents
+from lossscale.ranges import checks, exponents, model_state
 from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.batches import first_batches, with_progress
 from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
 from lossscale.ranges.magnitudes import floats_in
-from lossscale.ranges.model_state import (
-    SIXTEEN_BITS,
-    all_in_float32,
-    in_float16,
-    in_float32,
-    unchanged,
-)
+from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.origins import Origin, Origins
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
@@ -204,7 +198,7 @@ def forward_ranges(
     checks.finite_data(first[0])
     checks.build(model, first[0])
     counter = _Counter(keras, model)
-    with unchanged(model):
+    with model_state.unchanged(model):
         for batch in with_progress(keras, found, length, verbose):
             counter.see(batch[0])
     return counter.result()
@@ -226,13 +220,14 @@ class _Counter:
         checks.finite_data(x)
         self._batches += 1
         first = _Float32Pass(self._rows)
-        everywhere = in_float32(self._keras, kerases.layers_of(self._model))
+        layers = kerases.layers_of(self._model)
         watched = first.watching(things_of(self._model))
-        with everywhere, without_functions(), watched:
+        in_float32 = model_state.in_float32(self._keras, layers)
+        with in_float32, without_functions(), watched:
             self._model(x, training=True)
         outside = [call for call in first.calls if id(call) in first.overflowing]
         self._overflows = self._overflows or bool(outside)
-        with in_float16(self._keras, self._model) as can_try:
+        with model_state.in_float16(self._keras, self._model) as can_try:
             # Keras 2 cannot try a model that is all in float32.
             self._can_try = can_try and self._can_try
             if self._can_try:
@@ -298,9 +293,10 @@ class _Counter:
             notes = [_NEEDED, *lines, ""] if lines else []
             notes += advice.sentences
             notes += [_INSIDE.format(", ".join(inside)), _MANY] if inside else [_MANY]
-        every = kerases.layers_of(self._model)
-        is_mixed = not all_in_float32(self._model)
-        kept = [each for each in every if is_mixed and each.compute_dtype == "float32"]
+        paths = [path for layer in layers for path in _paths(layer)]
+        if not all_in_float32(self._model):
+            every = kerases.layers_of(self._model)
+            paths += [_path(one) for one in every if one.compute_dtype == "float32"]
         return ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
@@ -311,7 +307,7 @@ class _Counter:
             classes=tuple(type(layer).__name__ for layer in layers),
             is_inside_known=self._can_try,
             _is_keras3=kerases.is_keras3(self._keras),
-            _paths=(*(p for each in layers for p in _paths(each)), *map(_path, kept)),
+            _paths=tuple(paths),
             need_cast=tuple(advice.casts),
             _told=tuple(notes),
         )
