@@ -29,6 +29,7 @@ from lossscale.ranges import checks
 from lossscale.ranges.advice import Fault, for_faults
 from lossscale.ranges.calls import Call, Watcher, things_of
 from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
+from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.graphs import current_graph
@@ -76,14 +77,9 @@ class Activations(Watcher):
         with model.distribute_strategy.scope():
             self.last, self._inside = (_zeros([2 * self.count]) for _ in range(2))
             self.recent, self.meant = _zeros([STEPS, self.count]), _zeros([self.count])
-        self._here = threading.local()  # a replica is a thread
         self._lock, self._steps = threading.Lock(), 0
-        self._changes = contextlib.ExitStack()
-        self._begin_fit()
-
-    def _begin_fit(self) -> None:
-        model, step = self._model, self._step
-        original = model.train_step
+        self._watching, self._fit = contextlib.ExitStack(), contextlib.ExitStack()
+        original, step, make = model.train_step, self._step, model.make_train_function
 
         # AutoGraph converts this and all that it calls, as it would the model's own.
         def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -92,43 +88,38 @@ class Activations(Watcher):
 
         def make_train_function(*args: Any, **kwargs: Any) -> Any:
             self.end_fit()
-            return model.make_train_function(*args, **kwargs)
+            return make(*args, **kwargs)
 
         ours = {"train_step": train_step, "make_train_function": make_train_function}
-        self._before: Dict[str, Any] = {n: vars(model).get(n) for n in ours}
-        make = model.make_train_function
-        for name, function in ours.items():
-            object.__setattr__(model, name, function)
+        changes = [(model, name, function) for name, function in ours.items()]
+        self._is_in_fit = True
+        self._fit.enter_context(changed(changes))
         model.train_function = None  # the old trace measures nothing
         make()
 
     def end_fit(self) -> None:
         """Restores the original methods. A second call does nothing."""
-        before, self._before = self._before, {}
-        for name, function in before.items():
-            if function is None:
-                object.__delattr__(self._model, name)
-            else:
-                object.__setattr__(self._model, name, function)
-        if before:
+        if self._is_in_fit:
+            self._is_in_fit = False
+            self._fit.close()
             self._model.train_function = None  # the old trace would go on measuring
 
     @do_not_convert
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         """Measures all calls within as one step, and keeps the result at its end."""
-        self._here.step = step = _Step()
+        self._here.step = step = _Step()  # a replica is a thread
         with self._lock:  # replicas take turns, and a step may be interrupted
             self._steps += 1
             if self._steps == 1:
-                self._changes.enter_context(self.watching(self._things))
+                self._watching.enter_context(self.watching(self._things))
         try:
             yield
         finally:
             with self._lock:
                 self._steps -= 1
                 if self._steps == 0:
-                    self._changes.close()
+                    self._watching.close()
             self._here.step = None
         self._keep(step)
 
@@ -141,48 +132,45 @@ class Activations(Watcher):
         step = getattr(self._here, "step", None)
         if step is None:  # this is another thread, as in a dataset's function
             return outputs
-        number, returned = self._numbers[id(call.layer)], floats_in(outputs)
+        number, returned = self._number(call), floats_in(outputs)
         self.calls.setdefault(number, call)
         for each in returned[:1]:
             self._dtypes[number] = each.dtype.name
-        if current_graph() is step.graph:
-            step.add(number, returned)
-            step.add(self.count + number, given)
-            return outputs
-        # This is a loop's body or a branch. Its tensors cannot be used outside.
-        inside = _Step()
-        inside.add(number, returned)
-        inside.add(self.count + number, given)
-        found = inside.rows(2 * self.count)
-        self._inside.assign(tf.maximum(tf.convert_to_tensor(self._inside), found))
+        is_inside = current_graph() is not step.graph
+        here = _Step() if is_inside else step
+        here.add(number, returned)
+        here.add(self.count + number, given)
+        if is_inside:
+            # This is a loop's body or a branch. Its tensors cannot be used outside.
+            found = here.rows(2 * self.count)
+            self._inside.assign(tf.maximum(tf.convert_to_tensor(self._inside), found))
         return outputs
 
     def _keep(self, step: _Step) -> None:
-        inside = tf.convert_to_tensor(self._inside)
+        inside, recent, meant = map(
+            tf.convert_to_tensor, (self._inside, self.recent, self.meant)
+        )
         last = tf.maximum(step.rows(2 * self.count), inside)
         output = last[: self.count]
         is_finite = output < MASK
-        meant = tf.logical_and(self._was_applied(), tf.logical_not(is_finite))
-        recent = tf.convert_to_tensor(self.recent)
+        was_applied = tf.constant(False)  # whether the step was good for every scale
+        if all(scale.checks_gradients for scale in self._loss_scales):
+            flags = [scale.last_step_finite for scale in self._loss_scales]
+            was_applied = tf.reduce_all(
+                tf.stack(list(map(tf.convert_to_tensor, flags)))
+            )
+        is_meant = tf.logical_and(was_applied, tf.logical_not(is_finite))
         later = tf.concat([output[None], recent[:-1]], axis=0)
         is_new = tf.logical_and(is_finite, output > 0.0)  # 0 if it was not called
         is_new = tf.broadcast_to(is_new, [STEPS, self.count])
         self.recent.assign(tf.where(is_new, later, recent))
-        before = tf.convert_to_tensor(self.meant)
-        self.meant.assign(tf.maximum(before, tf.cast(meant, tf.float32)))
+        self.meant.assign(tf.maximum(meant, tf.cast(is_meant, tf.float32)))
         self.last.assign(last)
         self._inside.assign(tf.zeros_like(inside))
 
-    def _was_applied(self) -> Any:
-        """Returns whether this step was good for every loss scale."""
-        if not all(scale.checks_gradients for scale in self._loss_scales):
-            return tf.constant(False)
-        flags = [tf.convert_to_tensor(s.last_step_finite) for s in self._loss_scales]
-        return tf.reduce_all(tf.stack(flags))
-
     def finding(self) -> str:
         """Reads the device. Returns a sentence about the last step's outputs."""
-        last = self._read(self.last)
+        last, given = np.split(self._read(self.last), 2)
         called = [number for number in self.calls if last[number] > 0]
         bad = [number for number in called if last[number] >= MASK]
         meant = self._read(self.meant) > 0
@@ -191,7 +179,7 @@ class Activations(Watcher):
         least = INF if any(last[number] >= INF for number in called) else least
         new = [number for number in bad if last[number] >= least and not meant[number]]
         if new:
-            return self._of_first(new[0], last, bad)
+            return self._of_first(new[0], last, given, bad)
         finite = [number for number in called if number not in bad]
         if not finite:
             return _NONE
@@ -203,61 +191,61 @@ class Activations(Watcher):
             largest=power_text(last[largest]),
         )
 
-    def _of_first(self, first: int, last: Any, bad: List[int]) -> str:
-        given, advice = last[self.count + first], _DATA
-        faults = self._faults(self.calls[first], last)
-        if given == MASK and bad[0] != first:
+    def _of_first(self, first: int, last: Any, given: Any, bad: List[int]) -> str:
+        call, advice = self.calls[first], _DATA
+        of_model = [call, *call.around][-1]
+        faults = self._faults(call, last, given)
+        if given[first] == MASK and bad[0] != first:
             advice = _MASKED.format(path=self.calls[bad[0]].path)
         elif faults:
-            made = faults[0].call.owner
-            if given >= MASK and self.calls[first].is_within(made) and made.parent:
-                first = self._numbers[id(made.layer)]  # an operation or a state of it
-            dtype = self._dtypes.get(self._numbers[id(faults[0].call.layer)], "float16")
-            if faults[0].call.is_written_around_layers:  # its layers have other dtypes
+            at_fault = faults[0].call
+            made = at_fault.owner
+            dtype = self._dtypes.get(self._number(at_fault), "float16")
+            if at_fault.is_written_around_layers:  # its layers have other dtypes
                 dtype = "float16"
             keras = checks.owner_of(self._model)
             found, otherwise = for_faults(keras, faults, dtype)
             advice = found.in_one_line or otherwise
-        elif self._given(self.calls[first].model, last) < MASK:
+            if given[first] >= MASK and made in call.around and made.parent:
+                first = self._number(made)  # an operation or a state of it
+        elif given[self._number(of_model)] < MASK:
             advice = _LARGE_DATA
         recent = self._read(self.recent)[:, first].max()
         said = _FIRST.format(
             path=self.calls[first].path,
             kind=WORDS[kind_of(float(last[first])) or "inf"],
             before=f", after {power_text(recent)}" if recent > 0 else "",
-            inputs="finite" if last[self.count + first] < MASK else "not",
+            inputs="finite" if given[first] < MASK else "not",
         )
         return said + advice
 
-    def _faults(self, call: Call, last: Any) -> List[Fault]:
+    def _faults(self, call: Call, last: Any, given: Any) -> List[Fault]:
         """Returns what may have made an output not finite; nothing if the data did."""
-        above = call.parent
-        while self._given(call, last) >= MASK:
-            if above is None:
-                return []
-            if self._given(above, last) < MASK:
-                return self._between(call, above, last)
-            call, above = above, above.parent
-        return [Fault(call)]
+        for above in call.around:
+            if given[self._number(call)] < MASK:
+                break
+            if given[self._number(above)] < MASK:
+                return self._between(call, above, last, given)
+            call = above
+        return [Fault(call)] if given[self._number(call)] < MASK else []
 
-    def _between(self, call: Call, above: Call, last: Any) -> List[Fault]:
+    def _between(self, call: Call, above: Call, last: Any, given: Any) -> List[Fault]:
         """Returns what made a call's inputs, if those of the one around it are finite.
 
         That is the cast of large values, or an operation that has no row of its own: in
         a `call` that a user wrote, within a library's layer, or in a loop's state.
         """
         beside = [
-            float(last[number])
+            last[number]
             for number, each in self.calls.items()
             if each.parent is not None and each.parent.layer is above.layer
         ]
-        is_large = any(_FLOAT16_MAX < each < MASK for each in beside)
         by_cast = Fault(call, is_cast=True)
         if above.hides_operations:
             return [Fault(call)]
-        if is_large:
+        if any(_FLOAT16_MAX < each < MASK for each in beside):
             return [by_cast]
-        if above.parent is None and self._given(above, last) > _FLOAT16_MAX:
+        if above.parent is None and given[self._number(above)] > _FLOAT16_MAX:
             return []
         if not above.is_written_around_layers:
             return [by_cast]
@@ -265,9 +253,8 @@ class Activations(Watcher):
         casts = kerases.casts_inputs(call.layer) and call.is_layer
         return [Fault(above), by_cast] if casts else [Fault(above)]
 
-    def _given(self, call: Call, last: Any) -> float:
-        """Returns the largest magnitude of the inputs of a call's layer."""
-        return float(last[self.count + self._numbers[id(call.layer)]])
+    def _number(self, call: Call) -> int:
+        return self._numbers[id(call.layer)]
 
     def _read(self, variable: Any) -> Any:
         """Returns the largest value over all replicas."""
@@ -276,38 +263,29 @@ class Activations(Watcher):
 
 
 class _Step:
-    """The measurements of one replica's training step so far.
-
-    Attributes:
-      graph: The graph in which the step is traced, None in eager mode.
-      names: The names of the layers whose calls run now.
-      magnitudes: The measurements in that graph, `float32` of shape `[]`.
-      places: Pairs of a row and an index in `magnitudes`.
-    """
+    """The measurements of one replica's training step so far, in one graph."""
 
     def __init__(self) -> None:
-        self.graph = current_graph()
-        self.names: List[str] = []
-        self.magnitudes: List[Any] = []
-        self.places: List[Tuple[int, int]] = []
+        self.graph = current_graph()  # None in eager mode
+        #: Pairs of a row and a magnitude, `float32` of shape `[]`.
+        self._measured: List[Tuple[int, Any]] = []
         # The tensor is kept, too, since Python reuses the ids of deleted objects.
-        self._known: Dict[int, Tuple[Any, int]] = {}
+        self._known: Dict[int, Tuple[Any, Any]] = {}
 
     def add(self, row: int, tensors: Sequence[Any]) -> None:
         """Measures tensors for a row. It measures each tensor only once."""
         for tensor in tensors:
             if id(tensor) not in self._known:
-                self._known[id(tensor)] = (tensor, len(self.magnitudes))
-                self.magnitudes.append(on_device(tensor))
-            self.places.append((row, self._known[id(tensor)][1]))
+                self._known[id(tensor)] = (tensor, on_device(tensor))
+            self._measured.append((row, self._known[id(tensor)][1]))
 
     def rows(self, count: int) -> Any:
         """Returns the largest of each row, 0 if it is empty: `float32`, `[count]`."""
-        if not self.places:
+        if not self._measured:
             return tf.zeros([count])
-        rows, numbers = zip(*self.places)
-        values = tf.gather(tf.stack(self.magnitudes), numbers)
-        return tf.maximum(tf.math.unsorted_segment_max(values, rows, count), 0.0)
+        rows, values = zip(*self._measured)
+        found = tf.math.unsorted_segment_max(tf.stack(values), rows, count)
+        return tf.maximum(found, 0.0)
 
 
 def _zeros(shape: List[int]) -> Any:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any, List, Optional
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from lossscale import arguments
-from lossscale.monitor import diagnosis
+from lossscale.monitor import diagnosis, watched
 from lossscale.monitor.activations import Activations
-from lossscale.monitor.watched import (
-    Watched,
-    given_optimizers,
-    optimizers_of,
-    read,
-)
+from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
@@ -120,6 +115,9 @@ class LossScaleMonitor(_Callback):
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """
 
+    #: The last reading of the recorded optimizer.
+    _before: watched.Reading
+
     def __init__(
         self,
         patience: int = 10,
@@ -141,7 +139,9 @@ class LossScaleMonitor(_Callback):
         self.check_activations = arguments.boolean(
             "check_activations", check_activations
         )
-        self.optimizers = arguments.optional(given_optimizers, "optimizers", optimizers)
+        self.optimizers = arguments.optional(
+            watched.given_optimizers, "optimizers", optimizers
+        )
         super().__init__()
         # Keras is faster if a callback overrides none of these.
         if self.every or self.record:
@@ -149,12 +149,13 @@ class LossScaleMonitor(_Callback):
         if self.record:
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
-        self._batch = -1
+        self._is_begun = False
+        #: The last batch that has run, and how many since the device was read.
+        self._batch, self._unseen = -1, 0
         self._activations: Optional[Activations] = None
         self._recorded: Any = None
-        self._flags: List[bool] = []
-        self._scales: List[float] = []
-        self._largest: List[float] = []
+        #: Of each step: whether it was applied, its loss scale, its largest gradient.
+        self._steps: List[Tuple[bool, float, Optional[float]]] = []
 
     def __repr__(self) -> str:
         given = inspect.signature(LossScaleMonitor).parameters
@@ -163,31 +164,59 @@ class LossScaleMonitor(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        found = self.optimizers or optimizers_of(self.model)
-        _check(list(found.values()), self.record, self.check_underflow)
-        (optimizer, *_) = found.values()
-        if self._flags and optimizer is not self._recorded:
-            raise ValueError(
-                f"`record` must hold one run, got a second optimizer for {self.record}."
-                " Create a LossScaleMonitor for each."
-            )
-        self._recorded = optimizer
-        for message in _warnings_of(self):
-            _warn(message)
+        found = self.optimizers or watched.optimizers_of(self.model)
+        self._check(list(found.values()))
+        _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
             known.get(id(each)) or Watched(each, name, self.patience)
             for name, each in found.items()
         ]
-        scales = [id(each.optimizer.loss_scale) for each in self._watched]
-        for each, scale in zip(self._watched, scales):
-            each.start, each.shares = None, scales.count(scale) > 1
-        if self.check_underflow:
-            self._keep_largest()
+        self._is_begun = False
+        scales = [each.optimizer.loss_scale for each in self._watched]
+        for each in self._watched:
+            each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
+        if self.check_underflow and any(one.last_largest is None for one in scales):
+            with self.model.distribute_strategy.scope():
+                for scale in scales:
+                    scale.keep_largest()
+            self.model.train_function = None  # the old trace does not keep it
+            self.model.make_train_function()
         self._end_activations()
         if self.check_activations:
-            scales = [each.optimizer.loss_scale for each in self._watched]
             self._activations = Activations(self.model, scales)
+
+    def _check(self, optimizers: List[Any]) -> None:
+        """Raises unless these optimizers can be watched, and recorded."""
+        if is_building():
+            raise RuntimeError(
+                "`LossScaleMonitor` must read variables between steps, got `fit` in a "
+                "tf.compat.v1 graph, where it cannot. Remove this callback."
+            )
+        if self.record and len(optimizers) > 1:
+            raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
+        for scale in [optimizer.loss_scale for optimizer in optimizers]:
+            if self.record and not scale.checks_gradients:
+                raise ValueError(_NOT_CHECKED.format("record", None, scale))
+            if self.check_underflow and not scale.checks_gradients:
+                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
+        if self._steps and optimizers[0] is not self._recorded:
+            raise ValueError(
+                f"`record` must hold one run, got a second optimizer for {self.record}."
+                " Create a LossScaleMonitor for each."
+            )
+        self._recorded = optimizers[0]
+
+    def _warnings(self) -> Iterator[str]:
+        """Yields what to warn of when training begins."""
+        if type(self.model).__name__ == "SharpnessAwareMinimization":
+            yield _SHARPNESS
+        for each in kerases.callbacks_beside(self) if self.on_stall == "stop" else []:
+            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
+                # Without this argument it always deletes the backup, as in Keras 2.4.
+                deletes = getattr(each, "delete_checkpoint", None)
+                if deletes is not False:
+                    yield _BACKUP.format(other="" if deletes is None else _OTHER)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
@@ -199,23 +228,22 @@ class LossScaleMonitor(_Callback):
         self._begin()
         self._save()
         self._look()
-        for message in filter(None, [each.underflow() for each in self._watched]):
-            _warn(message)
-        if self._skipped() != self._skipped_when_checked:
+        _warn(*[each.underflow() for each in self._watched])
+        if self._skipped != self._skipped_when_checked:
             self._check_statistics()
         self._add_to(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._end_activations()
-        if not self._watched or self._watched[0].start is None:  # no epoch has run
+        if not self._is_begun:  # no epoch has run
             return
         self._save()
-        for each in self._watched:
-            each.read()
         self._check_statistics()
-        for each in self._watched if self.verbose else []:
-            print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
+        for each in self._watched:
+            each.see(watched.read(each.optimizer))
+            if self.verbose:
+                print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
         del batch, logs
@@ -228,21 +256,17 @@ class LossScaleMonitor(_Callback):
         self._unseen += batch - self._batch
         self._batch = batch
         if self.record:
-            self._keep()
+            before, now = self._before, watched.read(self._recorded)
+            skipped = now.skipped - before.skipped
+            steps = now.applied - before.applied + skipped
+            self._before = now
+            if steps > 1:
+                raise ValueError(_SEVERAL_STEPS.format(steps))
+            self._steps.append((not skipped, self._taken_with, now.largest))
         if self.every:
             if self._unseen >= self.every:
                 self._look()
             self._add_to(logs)
-
-    def _keep_largest(self) -> None:
-        scales = [each.optimizer.loss_scale for each in self._watched]
-        if all(scale.last_largest is not None for scale in scales):
-            return
-        with self.model.distribute_strategy.scope():
-            for scale in scales:
-                scale.keep_largest()
-        self.model.train_function = None  # the old trace does not keep it
-        self.model.make_train_function()
 
     def _end_activations(self) -> None:
         if self._activations is not None:
@@ -255,16 +279,17 @@ class LossScaleMonitor(_Callback):
         """
         if not self._watched:
             self.on_train_begin()
-        if self._watched[0].start is not None:
+        if self._is_begun:
             return
+        self._is_begun = True
         for each in self._watched:
-            each.begin()
-        self._skipped_when_checked = self._skipped()
-        recorded = self._watched[0].last
-        self._steps_kept = recorded.applied + recorded.skipped
+            each.begin(watched.read(each.optimizer))
+        self._skipped_when_checked = self._skipped
+        self._before = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
         self._unseen = 0
 
+    @property
     def _skipped(self) -> List[int]:
         return [each.last.skipped for each in self._watched]
 
@@ -276,9 +301,8 @@ class LossScaleMonitor(_Callback):
     def _look(self) -> None:
         self._unseen = 0
         for each in self._watched:
-            each.read()
-        for message in filter(None, [each.spike() for each in self._watched]):
-            _warn(message)
+            each.see(watched.read(each.optimizer))
+        _warn(*[each.spike() for each in self._watched])
         messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
@@ -291,67 +315,21 @@ class LossScaleMonitor(_Callback):
 
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the last warning did."""
-        self._skipped_when_checked = self._skipped()
+        self._skipped_when_checked = self._skipped
         found = diagnosis.of_statistics(self.model)
-        if found is not None and found != self._told_of_statistics:
+        if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found
 
-    def _keep(self) -> None:
-        now = read(self._recorded)
-        before, self._steps_kept = self._steps_kept, now.applied + now.skipped
-        if self._steps_kept - before > 1:
-            raise ValueError(_SEVERAL_STEPS.format(self._steps_kept - before))
-        self._scales.append(self._taken_with)
-        self._flags.append(now.in_a_row == 0)
-        if now.largest is not None:
-            self._largest.append(now.largest)
-
     def _save(self) -> None:
         if self.record:
-            scales, largest = (
-                np.asarray(each, np.float32) for each in (self._scales, self._largest)
-            )
-            # If recording began before `keep_largest`, the first steps have none.
-            known = len(largest) == len(scales)
-            save_run(self.record, self._flags, scales, largest if known else None)
+            flags, scales, largest = zip(*self._steps) if self._steps else ((), (), ())
+            # Steps from before `keep_largest` have none.
+            known = None if None in largest else np.asarray(largest, np.float32)
+            save_run(self.record, flags, np.asarray(scales, np.float32), known)
 
 
-def _warn(message: str) -> None:
-    # Level 1, since the caller is Keras's code, which the user does not know.
-    warnings.warn(message, LossScaleWarning, stacklevel=1)
-
-
-def _warnings_of(monitor: Any) -> List[str]:
-    """Returns the warnings that a monitor should give when training begins.
-
-    Args:
-      monitor: A `LossScaleMonitor` whose `on_train_begin` runs now.
-    """
-    found = []
-    if type(monitor.model).__name__ == "SharpnessAwareMinimization":
-        found.append(_SHARPNESS)
-    if monitor.on_stall == "stop":
-        for each in kerases.callbacks_beside(monitor):
-            if any(c.__name__ == "BackupAndRestore" for c in type(each).__mro__):
-                # Without this argument it always deletes the backup (seen on 2.4).
-                deletes = getattr(each, "delete_checkpoint", None)
-                other = "" if deletes is None else _OTHER
-                found += [] if deletes is False else [_BACKUP.format(other=other)]
-    return found
-
-
-def _check(optimizers: List[Any], record: Any, check_underflow: bool) -> None:
-    """Raises unless a monitor can watch these optimizers."""
-    if is_building():
-        raise RuntimeError(
-            "`LossScaleMonitor` must read variables between steps, got `fit` in a "
-            "tf.compat.v1 graph, where it cannot. Remove this callback."
-        )
-    if record and len(optimizers) > 1:
-        raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
-    for scale in [optimizer.loss_scale for optimizer in optimizers]:
-        if record and not scale.checks_gradients:
-            raise ValueError(_NOT_CHECKED.format("record", None, scale))
-        if check_underflow and not scale.checks_gradients:
-            raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
+def _warn(*messages: Optional[str]) -> None:
+    for message in filter(None, messages):
+        # Level 1, since the caller is Keras's code, which the user does not know.
+        warnings.warn(message, LossScaleWarning, stacklevel=1)

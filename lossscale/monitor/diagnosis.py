@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from lossscale.optimizer.record import OwnSteps
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
-from lossscale.scales.base import LossScale, unguarded
+from lossscale.scales.base import unguarded
 
 #: The most variables that a message names.
 _NAMED = 5
@@ -53,40 +54,31 @@ them, and keep the data and that layer's inputs finite."""
 
 
 def of_stall(
-    optimizer: Any,
-    model: Any,
-    steps: int,
-    bad_losses: int = 0,
-    activations: Optional[str] = None,
+    optimizer: Any, model: Any, own: OwnSteps, activations: Optional[str] = None
 ) -> str:
-    """Returns the message about `steps` steps that were skipped in a row.
+    """Returns the message about steps that an optimizer skipped in a row.
 
-    Args:
-      optimizer: A `LossScaleOptimizer`.
-      model: The model that it trains, of any Keras.
-      steps: The number of steps.
-      bad_losses: The number of last steps at which the loss itself was not finite.
-      activations: The finding about the layers' outputs, None if they are not watched.
-
-    Returns:
-      A message of several lines. The first says what happened, each other is a finding.
+    The first line says what happened, each other is a finding. `activations` is that
+    about the layers' outputs, None if they are not watched.
     """
     now = scale_text(optimizer.loss_scale._to_show())
     unit = unit_of(optimizer)
-    first = f"{steps} steps in a row were skipped{unit}. The loss scale is {now}."
+    first = (
+        f"{own.in_a_row} steps in a row were skipped{unit}. The loss scale is {now}."
+    )
     loss = optimizer.nonfinite_loss()
     faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
     ask = "" if activations else _ASK
     findings = [
-        _of_loss(model, WORDS[loss], bad_losses) + ask if loss else None,
+        _of_loss(model, WORDS[loss], own.bad_losses) + ask if loss else None,
         activations,
         _named(_GRADIENTS, faults),
         _BACKWARD if faults and not loss else None,
-        _named(_WEIGHTS, nonfinite(model, model.trainable_weights)),
+        _nonfinite(_WEIGHTS, model, model.trainable_weights),
         of_statistics(model),
         None if loss else _of_scale(optimizer.loss_scale),
     ]
-    return "\n  * ".join([first, *(found for found in findings if found)])
+    return "\n  * ".join([first, *filter(None, findings)])
 
 
 def of_spike(optimizer: Any) -> str:
@@ -113,25 +105,22 @@ def unit_of(optimizer: Any) -> str:
 
 def of_statistics(model: Any) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
-    return _named(_STATISTICS, nonfinite(model, model.non_trainable_weights))
+    return _nonfinite(_STATISTICS, model, model.non_trainable_weights)
 
 
 def _of_loss(model: Any, kind: str, bad_losses: int) -> str:
     """Returns the finding about a loss that is not finite before it is scaled."""
-    loss = getattr(model, "loss", None)  # a nest of names, functions and objects
-    names = [
-        each
-        if isinstance(each, str)
-        else getattr(each, "__name__", None) or getattr(each, "name", None)
-        for each in tf.nest.flatten(loss)
-    ]
-    named = ", ".join(name for name in names if isinstance(name, str))
-    name = f" ({named})" if named else ""
+    names = []
+    # A nest of names, functions and objects.
+    for each in tf.nest.flatten(getattr(model, "loss", None)):
+        named = getattr(each, "__name__", None) or getattr(each, "name", each)
+        names += [named] if isinstance(named, str) else []
+    name = f" ({', '.join(names)})" if names else ""
     often = f", at each of the last {bad_losses} steps" if bad_losses > 1 else ""
     return _LOSS.format(kind=kind, name=name, often=often)
 
 
-def _of_scale(loss_scale: LossScale) -> Optional[str]:
+def _of_scale(loss_scale: Any) -> Optional[str]:
     if not loss_scale._can_change:
         return _FIXED
     floor = getattr(unguarded(loss_scale), "min_loss_scale", 0.0)
@@ -140,20 +129,18 @@ def _of_scale(loss_scale: LossScale) -> Optional[str]:
     return (_FLOOR if floor > 1 else _FLOOR_OF_ONE).format(floor=scale_text(floor))
 
 
-def nonfinite(model: Any, variables: Sequence[Any]) -> List[Tuple[Any, str]]:
-    """Returns pairs of a variable that is not finite, and a key of `WORDS`."""
-    kinds = [(variable, _kind(model, variable)) for variable in variables]
-    return [(variable, kind) for variable, kind in kinds if kind]
-
-
-def _kind(model: Any, variable: Any) -> Optional[str]:
-    if not tf.as_dtype(variable.dtype).is_floating:
-        return None
-    # Each replica has its own statistics. Perhaps those of one are not finite.
-    tensor = kerases.tensor_of(variable)
-    copies = model.distribute_strategy.experimental_local_results(tensor)
-    # The device looks: of a large variable only one number comes to the host.
-    return kind_of(max(float(on_device(copy)) for copy in copies))
+def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[str]:
+    """Returns `sentence` with the names of variables that are not finite."""
+    faults = []
+    for variable in variables:
+        if tf.as_dtype(variable.dtype).is_floating:
+            # Each replica has its own statistics. Perhaps those of one are not finite.
+            tensor = kerases.tensor_of(variable)
+            copies = model.distribute_strategy.experimental_local_results(tensor)
+            # Of a large variable only one number comes from the device to the host.
+            kind = kind_of(max(float(on_device(copy)) for copy in copies))
+            faults += [(variable, kind)] if kind else []
+    return _named(sentence, faults)
 
 
 def _named(sentence: str, faults: Sequence[Tuple[Any, str]]) -> Optional[str]:

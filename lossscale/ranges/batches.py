@@ -8,59 +8,42 @@ from typing import Any, Iterable, Iterator, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale.arguments import shown
+from lossscale import arguments
 from lossscale.runtime import kerases
 
 #: x, y and sample weights, as tensors; None where there are none.
 Batch = Tuple[Any, Any, Any]
 
-
-_NO_DATA = """\
-`{name}` must be {wanted}, got {got} of type {kind}. {instead}"""
+_NAMES = ("x", "y", "sample_weight")
 _WANTED = "arrays, a tf.data.Dataset, or a PyDataset or Sequence of Keras"
-_EMPTY = "`x` must hold at least one batch, got none."
 
 
 def first_batches(
-    data: Tuple[Any, Any, Any],
-    batch_size: Optional[int],
-    batches: Optional[int],
-) -> Tuple[Iterator[Batch], Optional[int]]:
-    """Returns an iterator over the first batches, in order, and how many there are.
+    data: Batch, batch_size: Optional[int], batches: Optional[int]
+) -> Tuple[Batch, Iterator[Batch], int]:
+    """Returns the first batch, an iterator that begins with it, and its length.
 
-    Args:
-      data: `(x, y, sample_weight)` as the user passed them.
-      batch_size: The rows of a batch, if `x` holds arrays.
-      batches: The most batches to return. None: all.
+    Raises a TypeError or ValueError unless `data`, which is `(x, y, sample_weight)` as
+    the user passed them, and the other arguments are such as the public tools take.
     """
-    x = data[0]
-    if _is_dataset(x) or _is_sequence(x):
-        _only_x(data, batch_size)
-        found, length = _made_by(x)
-        if length is None and batches is None:
-            raise ValueError(
-                "`batches` must be a number if the length of the data is unknown or "
-                "infinite, got None. Say how many batches to look at."
-            )
-    else:
-        for name, part in zip(("x", "y", "sample_weight"), data):
-            if part is not None:
-                _check_arrays(name, part)
-        size = batch_size or 32
-        length = -(-_rows(data) // size)
-        found = _slices(data, size, length)
-    if not length and length is not None:
-        raise ValueError(_EMPTY)
-    limits = [number for number in (length, batches) if number is not None]
+    batches = arguments.optional(arguments.count, "batches", batches)
+    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
+    found, length = _all_batches(data, batch_size)
+    if length is None and batches is None:
+        raise ValueError(
+            "`batches` must be a number if the length of the data is unknown or "
+            "infinite, got None. Say how many batches to look at."
+        )
     found = map(_tensors, itertools.islice(found, batches))
-    first = next(found, None)  # an empty dataset may have an unknown length
+    first = next(found, None)
     if first is None:
-        raise ValueError(_EMPTY)
-    return itertools.chain([first], found), min(limits, default=None)
+        raise ValueError("`x` must hold at least one batch, got none.")
+    limits = [number for number in (length, batches) if number is not None]
+    return first, itertools.chain([first], found), min(limits)
 
 
 def with_progress(
-    keras: Any, batches: Iterable[Batch], length: Optional[int], verbose: int
+    keras: Any, batches: Iterable[Batch], length: int, verbose: int
 ) -> Iterator[Batch]:
     """Yields batches, with Keras's own progress bar."""
     bar, number = keras.utils.Progbar(length, verbose=verbose), 0
@@ -70,8 +53,38 @@ def with_progress(
     bar.update(number, finalize=True)
 
 
-def _is_dataset(x: Any) -> bool:
-    return isinstance(x, tf.data.Dataset)
+def _all_batches(
+    data: Batch, batch_size: Optional[int]
+) -> Tuple[Iterator[Any], Optional[int]]:
+    """Returns an iterator, and its length. None: it is unknown or infinite."""
+    x = data[0]
+    is_dataset = isinstance(x, tf.data.Dataset)
+    if is_dataset or _is_sequence(x):
+        given = dict(zip((*_NAMES[1:], "batch_size"), (*data[1:], batch_size)))
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` must be None where `x` is a {type(x).__name__}, got "
+                    f"{value!r:.60}. Let `x` yield whole batches: (x, y) or "
+                    "(x, y, sample_weight)."
+                )
+    if is_dataset:
+        length = int(tf.data.experimental.cardinality(x).numpy())
+        return iter(x), None if length < 0 else length
+    if _is_sequence(x):
+        return (x[number] for number in range(len(x))), len(x)
+    for name, part in zip(_NAMES, data):
+        if part is not None:
+            _check_arrays(name, part)
+    shapes = [np.shape(part) for part in tf.nest.flatten(data) if part is not None]
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) != 1:
+        raise ValueError(
+            "`x`, `y` and `sample_weight` must have the same number of rows, got "
+            f"shapes {', '.join(map(str, shapes))}."
+        )
+    rows, size = lengths.pop(), batch_size or 32
+    return (_rows(data, n, n + size) for n in range(0, rows, size)), -(-rows // size)
 
 
 def _is_sequence(x: Any) -> bool:
@@ -106,69 +119,29 @@ def _check_arrays(name: str, x: Any) -> None:
         else:
             instead = "Pass the data that you pass to `fit`."
         thing = x if len(leaves) > 1 else leaf
-        kind = type(thing).__name__
-        wanted = _WANTED if name == "x" else "an array"
         raise TypeError(
-            _NO_DATA.format(
-                name=name, wanted=wanted, got=shown(thing), kind=kind, instead=instead
-            )
+            f"`{name}` must be {_WANTED if name == 'x' else 'an array'}, got "
+            f"{arguments.shown(thing)} of type {type(thing).__name__}. {instead}"
         )
 
 
-def _only_x(data: Tuple[Any, Any, Any], batch_size: Optional[int]) -> None:
-    given = dict(zip(("y", "sample_weight", "batch_size"), (*data[1:], batch_size)))
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"`{name}` must be None where `x` is a {type(data[0]).__name__}, got "
-                f"{value!r:.60}. Let `x` yield whole batches: (x, y) or "
-                "(x, y, sample_weight)."
-            )
-
-
-def _made_by(x: Any) -> Tuple[Iterator[Batch], Optional[int]]:
-    if _is_dataset(x):
-        length = int(tf.data.experimental.cardinality(x).numpy())
-        return map(_unpacked, iter(x)), None if length < 0 else length
-    length = len(x)
-    return (_unpacked(x[index]) for index in range(length)), length
-
-
-def _unpacked(batch: Any) -> Batch:
-    if not isinstance(batch, (tuple, list)):
-        return batch, None, None
-    x, y, sample_weight = (*batch, None, None)[:3]
-    return x, y, sample_weight
-
-
-def _rows(data: Tuple[Any, Any, Any]) -> int:
-    shapes = [np.shape(part) for part in tf.nest.flatten(data) if part is not None]
-    lengths = {shape[0] if shape else 0 for shape in shapes}
-    if len(lengths) != 1:
-        raise ValueError(
-            "`x`, `y` and `sample_weight` must have the same number of rows, got "
-            f"shapes {', '.join(map(str, shapes))}."
-        )
-    return int(lengths.pop())
-
-
-def _slices(data: Tuple[Any, Any, Any], size: int, length: int) -> Iterator[Batch]:
-    for start in range(0, length * size, size):
-        yield tf.nest.map_structure(
-            lambda part: None if part is None else part[start : start + size],  # noqa: B023 - used at once
-            data,
-        )
-
-
-def _tensors(batch: Batch) -> Batch:
-    x, y, sample_weight = (
-        None if part is None else tf.nest.map_structure(_tensor, part) for part in batch
+def _rows(data: Batch, start: int, end: int) -> Any:
+    return tf.nest.map_structure(
+        lambda part: None if part is None else part[start:end], data
     )
+
+
+def _tensors(batch: Any) -> Batch:
+    if not isinstance(batch, (tuple, list)):
+        batch = (batch,)
+    x, y, sample_weight = tf.nest.map_structure(_tensor, (*batch, None, None)[:3])
     return x, y, sample_weight
 
 
 def _tensor(part: Any) -> Any:
     # float64 becomes float32, as in fit. Ragged and sparse tensors stay unchanged.
+    if part is None:
+        return None
     if not tf.is_tensor(part):
         part = np.asarray(part)
         if part.dtype == np.float64:

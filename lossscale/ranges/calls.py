@@ -40,12 +40,15 @@ class Call:
         self.outputs: List[Any] = []
 
     @property
+    def around(self) -> List[Call]:
+        """The calls that this call is part of. The last is that of the model."""
+        return [] if self.parent is None else [self.parent, *self.parent.around]
+
+    @property
     def path(self) -> str:
         """The names of the enclosing layers and of this one, as encoder/ffn_3."""
-        above = self.parent
-        if above is None or above.parent is None:
-            return str(self.layer.name)
-        return f"{above.path}/{self.layer.name}"
+        names = [str(call.layer.name) for call in (self, *self.around)]
+        return "/".join(reversed(names[:-1] or names))
 
     @property
     def is_layer(self) -> bool:
@@ -67,9 +70,8 @@ class Call:
     def is_given_layers(self) -> bool:
         """Whether this layer of a library is given the layers that it calls."""
         # The user gives a cell to an RNN. LSTM and the like create their own.
-        if type(self.layer).__name__ == "RNN":
-            return True
-        return any(hasattr(self.layer, name) for name in _GIVEN)
+        is_rnn = type(self.layer).__name__ == "RNN"
+        return is_rnn or any(hasattr(self.layer, name) for name in _GIVEN)
 
     @property
     def hides_operations(self) -> bool:
@@ -100,42 +102,22 @@ class Call:
         above = self.parent
         if above is None or above.parent is None:
             return self
-        return (
-            above.owner if above.is_of_library and not above.is_given_layers else self
-        )
-
-    @property
-    def model(self) -> Call:
-        """The call of the model, which all others are part of."""
-        return self if self.parent is None else self.parent.model
-
-    def is_within(self, other: Call) -> bool:
-        """Tells whether this call is part of another, at any depth."""
-        above = self.parent
-        while above is not None and above is not other:
-            above = above.parent
-        return above is other
-
-
-class _Open(threading.local):
-    """The calls that run now on one thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.calls: List[Call] = []
+        is_made = above.is_of_library and not above.is_given_layers
+        return above.owner if is_made else self
 
 
 class Watcher:
     """Is told of each call. A subclass may replace arguments and outputs."""
 
     def __init__(self) -> None:
-        self._open = _Open()
+        self._here = threading.local()
         #: The innermost call that raised an error, None if there was no error.
         self.failed: Optional[Call] = None
 
     @property
     def innermost(self) -> Optional[Call]:
         """The innermost call that runs now on this thread, None outside of a model."""
-        return self._open.calls[-1] if self._open.calls else None
+        return getattr(self._here, "call", None)
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Notes a call that begins. Returns the arguments to call the layer with."""
@@ -155,13 +137,14 @@ class Watcher:
 
     def _watched(self, thing: Any) -> Callable[..., Any]:
         original = thing.call
+        begin, end = do_not_convert(self.begin), do_not_convert(self.end)
 
         # AutoGraph converts this and all that it calls, as it would the layer's `call`.
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._opened(thing) as this:
-                given, named = self._begin(this, args, kwargs)
-                outputs = self._end(this, original(*given, **named))
+                given, named = begin(this, args, kwargs)
+                outputs = end(this, original(*given, **named))
             return outputs  # noqa: RET504 - AutoGraph returns from no context
 
         return call
@@ -170,22 +153,14 @@ class Watcher:
     @contextlib.contextmanager
     def _opened(self, thing: Any) -> Iterator[Call]:
         this = Call(thing, self.innermost)
-        self._open.calls.append(this)
+        self._here.call = this
         try:
             yield this
         except Exception:
             self.failed = self.failed or this
             raise
         finally:
-            self._open.calls.pop()
-
-    @do_not_convert
-    def _begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        return self.begin(call, args, kwargs)
-
-    @do_not_convert
-    def _end(self, call: Call, outputs: Any) -> Any:
-        return self.end(call, outputs)
+            self._here.call = this.parent
 
 
 @contextlib.contextmanager

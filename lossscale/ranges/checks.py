@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -18,12 +18,7 @@ the loss that the model is trained with, such as loss="mse"."""
 
 
 def keras_of(model: Any, asked_by: str) -> Any:
-    """Returns the Keras of a model. Raises if it is no model that we can compute.
-
-    Args:
-      model: The argument that the user passed.
-      asked_by: The name of the public function that the user called.
-    """
+    """Returns the Keras of a model. Raises if it is no model that we can compute."""
     keras = owner_of(model)
     if keras is None:
         raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
@@ -48,12 +43,15 @@ def owner_of(model: Any) -> Any:
     return next(owners, None)
 
 
-def has_loss(model: Any, loss: Any) -> None:
-    """Raises a ValueError unless there is a loss to compute."""
+def check_loss(model: Any, loss: Any, y: Any, asked_by: str) -> None:
+    """Raises a ValueError if there is no loss to compute, or it has no targets."""
     if loss is None and getattr(model, "optimizer", None) is None:
+        raise ValueError(_NO_LOSS)
+    has_loss = loss is not None or getattr(model, "loss", None)
+    if y is None and has_loss and not overrides_loss(model):
         raise ValueError(
-            "`model` must be compiled, or `loss` given, got a model without a loss. "
-            'Pass the loss that the model is trained with, such as loss="mse".'
+            "`y` must be the targets that the loss needs, got None. Write "
+            f"{asked_by}(model, x, y), or pass batches that hold both."
         )
 
 
@@ -76,8 +74,12 @@ def build(model: Any, x: Any) -> None:
 def finite_data(*batch: Any) -> None:
     """Raises a ValueError if a batch holds inf or NaN."""
     for name, part in zip(("x", "y", "sample_weight"), batch):
-        floats = magnitudes.floats_in(list(map(_dense, tf.nest.flatten(part))))
-        bad = sum(magnitudes.look(each).bad for each in floats)
+        # Ragged tensors hold values, and sparse ones.
+        values = [
+            getattr(each, "flat_values", getattr(each, "values", each))
+            for each in tf.nest.flatten(part)
+        ]
+        bad = sum(magnitudes.look(each).bad for each in magnitudes.floats_in(values))
         if bad:
             raise ValueError(
                 f"`{name}` must be finite, got {bad:,} values that are inf or NaN. "
@@ -85,40 +87,32 @@ def finite_data(*batch: Any) -> None:
             )
 
 
-def _dense(tensor: Any) -> Any:
-    """Returns the values of a ragged or sparse tensor, a dense one as it is."""
-    for name in ("flat_values", "values"):
-        tensor = getattr(tensor, name, tensor)
-    return tensor
+def loss_function(keras: Any, model: Any, loss: Any) -> Callable[..., Any]:
+    """Returns a function that computes the loss of a batch, as `fit` does.
 
-
-class Loss:
-    """Computes the loss of a batch as `fit` does, with the model's added losses.
-
-    Args:
-      keras: The Keras of the model.
-      model: The model.
-      loss: A loss as `compile` takes it. None: the compiled loss.
+    It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
+    losses that the model's last forward pass added. `loss` is as `compile` takes it,
+    None for the compiled one.
     """
+    compiled = model
+    if loss is not None:
+        compiled = keras.Sequential()
+        compiled.compile(loss=loss)
 
-    def __init__(self, keras: Any, model: Any, loss: Any) -> None:
-        self._model = model
-        #: The model whose compiled loss is computed: an empty one for a given loss.
-        self._loss_model = model
-        if loss is not None:
-            self._loss_model = keras.Sequential()
-            self._loss_model.compile(loss=loss)
+    def compute(x: Any, y: Any, outputs: Any, sample_weight: Any) -> Any:
+        has_loss = loss is not None or getattr(model, "loss", None) or model.losses
+        if not has_loss and not overrides_loss(model):
+            raise ValueError(_NO_LOSS)
+        if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
+            found = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
+        else:
+            accepted = inspect.signature(compiled.compute_loss).parameters
+            # Newer versions of Keras 3 take `training`; 3.3 does not.
+            training = {"training": True} if "training" in accepted else {}
+            found = compiled.compute_loss(x, y, outputs, sample_weight, **training)
+        return found if compiled is model else tf.add_n([found, *model.losses])
 
-    def __call__(self, *batch: Any) -> Any:
-        """Returns the loss of `(x, y, outputs, sample_weight)`, a float tensor."""
-        if self._loss_model is self._model:
-            model = self._model
-            has_own = model.losses or overrides_loss(model)
-            if not getattr(model, "loss", None) and not has_own:
-                raise ValueError(_NO_LOSS)
-            return _compute_loss(model, *batch)
-        found = _compute_loss(self._loss_model, *batch)
-        return tf.add_n([found, *self._model.losses])
+    return compute
 
 
 def scale_of(model: Any) -> float:
@@ -134,29 +128,8 @@ def scale_of(model: Any) -> float:
     return 1.0
 
 
-def check_targets(model: Any, loss: Any, y: Any, asked_by: str) -> None:
-    """Raises if the loss needs targets, and there are none."""
-    has_loss = loss is not None or getattr(model, "loss", None)
-    if y is None and has_loss and not overrides_loss(model):
-        raise ValueError(
-            "`y` must be the targets that the loss needs, got None. Write "
-            f"{asked_by}(model, x, y), or pass batches that hold both."
-        )
-
-
 def overrides_loss(model: Any) -> bool:
     """Tells whether the model's class overrides `compute_loss`."""
     method = getattr(type(model), "compute_loss", None)
     home = (getattr(method, "__module__", None) or "keras").split(".")[0]
     return home not in ("keras", "tf_keras", "tensorflow")
-
-
-def _compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Returns the compiled loss of a batch, with the model's added losses."""
-    # TensorFlow 2.4 has no such method; 2.8 and later have it (seen on 2.8 to 2.21).
-    if not hasattr(model, "compute_loss"):
-        return model.compiled_loss(y, y_pred, sample_weight, model.losses)
-    accepted = inspect.signature(model.compute_loss).parameters
-    # Newer versions of Keras 3 take `training` (seen on 3.15; 3.3 does not).
-    training = {"training": True} if "training" in accepted else {}
-    return model.compute_loss(x, y, y_pred, sample_weight, **training)

@@ -11,7 +11,7 @@ scale. Two limits lie within an exponent, so each exponent has three bins:
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -28,12 +28,13 @@ _ROUNDED_UP = 0x7FF000
 _FIELD = np.repeat(np.arange(256), KINDS)
 _KIND = np.tile(np.arange(KINDS), 256)
 #: The exponent of each bin. float32's subnormals, field 0, are all below 2**-126.
-EXPONENT = _FIELD - 127
+_EXPONENT = _FIELD - 127
 
 _IS_ZERO = (_FIELD == 0) & (_KIND == 0)
 _IS_INF = (_FIELD == 255) & (_KIND == 0)
 _IS_NAN = (_FIELD == 255) & (_KIND > 0)
-IS_NUMBER = ~(_IS_ZERO | _IS_INF | _IS_NAN)
+#: What is neither zero nor infinity nor NaN.
+_IS_NUMBER = ~(_IS_ZERO | _IS_INF | _IS_NAN)
 
 
 def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
@@ -66,57 +67,38 @@ def _magnitude(values: Any) -> Any:
     return tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF)
 
 
-def total(counts: Any) -> Any:
-    """Returns how many values were counted. `counts` has the shape `[..., BINS]`."""
-    return counts.sum(-1)
+def tally(counts: Any, power: int = 0) -> Dict[str, Any]:
+    """Returns how many values there are of each kind.
 
+    Args:
+      counts: An array of shape `[..., BINS]`.
+      power: The values are multiplied by 2**power before float16 rounds them.
 
-def numbers(counts: Any) -> Any:
-    """Returns how many values are neither zero nor infinity nor NaN."""
-    return counts[..., IS_NUMBER].sum(-1)
-
-
-def zeros(counts: Any) -> Any:
-    """Returns how many values are zero in float32 already."""
-    return counts[..., _IS_ZERO].sum(-1)
-
-
-def infinities(counts: Any) -> Any:
-    """Returns how many values are infinite in float32 already."""
-    return counts[..., _IS_INF].sum(-1)
-
-
-def nans(counts: Any) -> Any:
-    """Returns how many values are NaN."""
-    return counts[..., _IS_NAN].sum(-1)
-
-
-def _flushed_bins(power: int) -> Any:
-    scaled = EXPONENT + power
-    return IS_NUMBER & ((scaled < ZERO) | ((scaled == ZERO) & (_KIND == 0)))
-
-
-def flushed(counts: Any, power: int) -> Any:
-    """Returns how many values, times 2**power, float16 rounds to zero: up to 2**-25."""
-    return counts[..., _flushed_bins(power)].sum(-1)
-
-
-def subnormal(counts: Any, power: int) -> Any:
-    """Returns how many values, times 2**power, lose digits: from 2**-25 to 2**-14."""
-    bins = IS_NUMBER & (EXPONENT + power < NORMAL) & ~_flushed_bins(power)
-    return counts[..., bins].sum(-1)
-
-
-def overflowing(counts: Any, power: int) -> Any:
-    """Returns how many values, times 2**power, become infinite: from 65520 on."""
-    scaled = EXPONENT + power
-    bins = IS_NUMBER & ((scaled > TOP) | ((scaled == TOP) & (_KIND == KINDS - 1)))
-    return counts[..., bins].sum(-1)
+    Returns:
+      Arrays of shape `[...]`. `values`: all. `zeros`, `infinities`, `nans`: those that
+      are so in float32 already. `numbers`: the others. Of these, `flushed`: those that
+      float16 rounds to zero, up to 2**-25. `subnormal`: those that lose digits, from
+      there to 2**-14. `overflowing`: those that become infinite, from 65520 on.
+    """
+    scaled = _EXPONENT + power
+    flushed = _IS_NUMBER & ((scaled < ZERO) | ((scaled == ZERO) & (_KIND == 0)))
+    is_large = (scaled > TOP) | ((scaled == TOP) & (_KIND == KINDS - 1))
+    bins = {
+        "values": np.ones(BINS, bool),
+        "zeros": _IS_ZERO,
+        "infinities": _IS_INF,
+        "nans": _IS_NAN,
+        "numbers": _IS_NUMBER,
+        "flushed": flushed,
+        "subnormal": _IS_NUMBER & (scaled < NORMAL) & ~flushed,
+        "overflowing": _IS_NUMBER & is_large,
+    }
+    return {name: counts[..., which].sum(-1) for name, which in bins.items()}
 
 
 def by_exponent(counts: Any) -> Tuple[Any, Any]:
     """Returns the exponents from -127 to 127, and how many values have each."""
-    numbered = np.where(IS_NUMBER, counts, 0)
+    numbered = np.where(_IS_NUMBER, counts, 0)
     summed = numbered.reshape(*counts.shape[:-1], 256, KINDS).sum(-1)
     return np.arange(-127, 128), summed[..., :255]
 

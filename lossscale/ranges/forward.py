@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import warnings
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from lossscale import arguments
-from lossscale.ranges import checks, exponents
+from lossscale.ranges import checks, exponents, model_state
 from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.batches import first_batches, with_progress
 from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
 from lossscale.ranges.magnitudes import floats_in
-from lossscale.ranges.model_state import (
-    SIXTEEN_BITS,
-    all_in_float32,
-    in_float16,
-    in_float32,
-    unchanged,
-)
-from lossscale.ranges.origins import Origins
+from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
+from lossscale.ranges.origins import Origin, Origins
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
+
+#: By a layer's path and the row's name: counts of shape `[BINS]`, and the largest
+#: finite magnitude.
+_Rows = Dict[Tuple[str, str], Tuple[Any, float]]
 
 _ALL_FIT = "None of them overflows in float16: no layer needs float32."
 _COVERED = """\
@@ -78,6 +74,7 @@ class ForwardRanges(Ranges):
     _told: Tuple[str, ...] = ()
 
     loss_scale = 1.0
+    _title = "Outputs of layers,"
     _what = "outputs of layers"
     _is_scaled = False
 
@@ -130,29 +127,12 @@ class ForwardRanges(Ranges):
         )
 
     @property
-    def _heading(self) -> str:
-        return (
-            f"Outputs of layers, {self._batches_text} in float32, and what float16 "
-            "makes of them:"
-        )
-
-    @property
     def _notes(self) -> List[str]:
         return list(self._told or [_ALL_FIT])
 
-    @property
-    def _counts(self) -> Tuple[Any, int]:
+    def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
+        del loss_scale  # none multiplies the values
         return self.counts, 0
-
-    @property
-    def _unscaled(self) -> Any:
-        return self.counts
-
-    @property
-    def _all(self) -> ForwardRanges:
-        return dataclasses.replace(
-            self, counts=self.counts.sum(0)[None], largest=self.largest.max()[None]
-        )
 
 
 def forward_ranges(
@@ -214,15 +194,14 @@ def forward_ranges(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = checks.keras_of(model, "forward_ranges")
-    batches = arguments.optional(arguments.count, "batches", batches)
-    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
-    found, length = first_batches((x, None, None), batch_size, batches)
-    first = next(found)
+    first, found, length = first_batches((x, None, None), batch_size, batches)
     checks.finite_data(first[0])
     checks.build(model, first[0])
-    with unchanged(model):
-        every = itertools.chain([first], found)
-        return _Counter(keras, model).run(with_progress(keras, every, length, verbose))
+    counter = _Counter(keras, model)
+    with model_state.unchanged(model):
+        for batch in with_progress(keras, found, length, verbose):
+            counter.see(batch[0])
+    return counter.result()
 
 
 class _Counter:
@@ -230,37 +209,25 @@ class _Counter:
 
     def __init__(self, keras: Any, model: Any) -> None:
         self._keras, self._model = keras, model
-        self._rows: Dict[_Key, Tuple[Any, float]] = {}
+        self._rows: _Rows = {}
         self._advice = Advice(keras)
         #: The paths of layers that overflow inside, though inputs and outputs fit.
         self._inside: Set[str] = set()
         self._batches, self._can_try, self._overflows = 0, True, False
 
-    def run(self, batches: Iterator[Any]) -> ForwardRanges:
-        """Counts all batches, and returns the result."""
-        for x, _, _ in batches:
-            checks.finite_data(x)
-            self._see(x)
-            self._batches += 1
-        if not self._rows:
-            raise TypeError(
-                "`model` must have layers that return float tensors, got "
-                f"{self._model.name!r}, which has none."
-            )
-        return self._report()
-
-    def _see(self, x: Any) -> None:
-        first = _Float32Pass()
-        everywhere = in_float32(self._keras, kerases.layers_of(self._model))
+    def see(self, x: Any) -> None:
+        """Counts a batch, and finds what overflows."""
+        checks.finite_data(x)
+        self._batches += 1
+        first = _Float32Pass(self._rows)
+        layers = kerases.layers_of(self._model)
         watched = first.watching(things_of(self._model))
-        with everywhere, without_functions(), watched:
+        in_float32 = model_state.in_float32(self._keras, layers)
+        with in_float32, without_functions(), watched:
             self._model(x, training=True)
-        for key, (counts, largest) in first.rows.items():
-            before, largest_before = self._rows.get(key, (0, 0.0))
-            self._rows[key] = (before + counts, max(largest, largest_before))
         outside = [call for call in first.calls if id(call) in first.overflowing]
         self._overflows = self._overflows or bool(outside)
-        with in_float16(self._keras, self._model) as can_try:
+        with model_state.in_float16(self._keras, self._model) as can_try:
             # Keras 2 cannot try a model that is all in float32.
             self._can_try = can_try and self._can_try
             if self._can_try:
@@ -271,16 +238,17 @@ class _Counter:
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
         """Runs the model in float16, and tries what helps."""
+        found: List[Fault] = []
         try:
-            found = self._overflows_in(x, _Float16Pass(first, None))
+            origins = self._overflows_in(x, _Float16Pass(first, Advice(self._keras)))
+            found = [origin.fault for origin in origins if origin.fault]
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
             warnings.warn(
                 "The model could not run in float16, so overflows inside its layers "
                 f"are unknown: {error!s:.300}",
-                stacklevel=6,
+                stacklevel=4,
             )
-            found = []
         known = {call.path for call in outside}
         inside = [f.call for f in found if not f.is_cast and f.call.path not in known]
         self._inside |= {call.owner.path for call in inside}
@@ -294,64 +262,64 @@ class _Counter:
         if not self._advice:
             for fault in found:
                 self._advice.add(fault)
+
+        def faults_now() -> List[Fault]:
+            trial = _Float16Pass(first, self._advice)
+            return trial.faults_in(lambda: self._overflows_in(x, trial))
+
         if self._can_try and self._advice:
-            self._advice.try_out(lambda: self._faults_now(x, first))
+            self._advice.try_out(faults_now)
 
-    def _faults_now(self, x: Any, first: _Float32Pass) -> List[Fault]:
-        trial = _Float16Pass(first, self._advice)
-        try:
-            return self._overflows_in(x, trial)
-        except (tf.errors.OpError, TypeError, ValueError):
-            # Two dtypes meet now, in the call that failed.
-            return [Fault(trial.failed, is_mixed=True)] if trial.failed else []
-
-    def _overflows_in(self, x: Any, trial: _Float16Pass) -> List[Fault]:
+    def _overflows_in(self, x: Any, trial: _Float16Pass) -> List[Origin]:
         with trial.noted(self._model):
             self._model(x, training=True)
-        return [fault for each in trial.overflows for fault in each.faults]
+        return trial.overflows
 
-    def _report(self) -> ForwardRanges:
+    def result(self) -> ForwardRanges:
+        """Returns the report of all batches."""
+        if not self._rows:
+            raise TypeError(
+                "`model` must have layers that return float tensors, got "
+                f"{self._model.name!r}, which has none."
+            )
         advice = self._advice
         needed = sorted(advice.layers, key=self._place)
-        layers = [advice.layers[path].layer for path in needed]
         advice.layers = {path: advice.layers[path] for path in needed}
-        every = kerases.layers_of(self._model)
-        is_mixed = not all_in_float32(self._model)
-        kept = [each for each in every if is_mixed and each.compute_dtype == "float32"]
+        layers = [call.layer for call in advice.layers.values()]
+        inside = [path for path in needed if path in self._inside]
+        notes = [_COVERED if self._overflows else _ALL_FIT]
+        if advice:
+            lines = [f"    {line}" for line in advice.lines]
+            notes = [_NEEDED, *lines, ""] if lines else []
+            notes += advice.sentences
+            notes += [_INSIDE.format(", ".join(inside)), _MANY] if inside else [_MANY]
+        paths = [path for layer in layers for path in _paths(layer)]
+        if not all_in_float32(self._model):
+            every = kerases.layers_of(self._model)
+            paths += [_path(one) for one in every if one.compute_dtype == "float32"]
         return ForwardRanges(
-            tuple(key.name for key in self._rows),
-            np.stack([counts for counts, _ in self._rows.values()]),
-            np.array([most for _, most in self._rows.values()], np.float32),
-            self._batches,
-            tuple(needed),
-            tuple(path for path in needed if path in self._inside),
-            tuple(type(layer).__name__ for layer in layers),
-            self._can_try,
-            kerases.is_keras3(self._keras),
-            (*(p for layer in layers for p in _paths(layer)), *map(_path, kept)),
-            tuple(advice.casts),
-            tuple(self._notes([path for path in needed if path in self._inside])),
+            names=tuple(name for _, name in self._rows),
+            counts=np.stack([counts for counts, _ in self._rows.values()]),
+            largest=np.array([most for _, most in self._rows.values()], np.float32),
+            batches=self._batches,
+            need_float32=tuple(needed),
+            inside=tuple(inside),
+            classes=tuple(type(layer).__name__ for layer in layers),
+            is_inside_known=self._can_try,
+            _is_keras3=kerases.is_keras3(self._keras),
+            _paths=tuple(paths),
+            need_cast=tuple(advice.casts),
+            _told=tuple(notes),
         )
-
-    def _notes(self, inside: List[str]) -> List[str]:
-        if not self._advice:
-            return [_COVERED if self._overflows else _ALL_FIT]
-        lines = [f"    {line}" for line in self._advice.lines]
-        return [
-            *([_NEEDED, *lines, ""] if lines else []),
-            *self._advice.sentences,
-            *([_INSIDE.format(", ".join(inside))] if inside else []),
-            _MANY,
-        ]
 
     def _place(self, path: str) -> int:
         """Returns a layer's place on the way from the input to the output."""
-        places = [n for n, key in enumerate(self._rows) if _is_at(key.path, path)]
+        places = [
+            number
+            for number, (each, _) in enumerate(self._rows)
+            if f"{each}/".startswith(f"{path}/")
+        ]
         return min(places, default=len(self._rows))
-
-
-def _is_at(path: str, above: str) -> bool:
-    return path == above or path.startswith(f"{above}/")
 
 
 def _paths(layer: Any) -> List[str]:
@@ -366,82 +334,63 @@ def _path(layer: Any) -> str:
     return str(getattr(layer, "path", None) or layer.name)
 
 
-class _Key(NamedTuple):
-    """The row in which a tensor is counted."""
-
-    path: str
-    number: int
-    is_input: bool
-
-    @property
-    def name(self) -> str:
-        """The row's name: the layer's path, the number of the call, inputs or not."""
-        which = f" (call {self.number})" if self.number > 1 else ""
-        return f"{self.path}{which}{', inputs' if self.is_input else ''}"
-
-
 class _Float32Pass(Watcher):
     """Counts the outputs of each call, and inputs not counted before.
 
     A tensor that several layers return or pass on counts only once, for the first.
+
+    Args:
+      rows: Where to add the counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: _Rows) -> None:
         super().__init__()
-        #: By row: counts of shape `[BINS]`, and the largest finite magnitude.
-        self.rows: Dict[_Key, Tuple[Any, float]] = {}
+        self._rows = rows
         #: Calls in the order in which they returned.
         self.calls: List[Call] = []
         #: The ids of calls whose inputs or outputs overflow in float16, and whether
         #: those are inputs, which the call casts.
         self.overflowing: Dict[int, bool] = {}
-        self._numbers: Dict[Any, int] = {}
-        self._keys: Dict[int, Tuple[str, int]] = {}
-        # The tensor is kept, too, since Python reuses the ids of deleted objects.
+        #: How often each layer was called, and the name of each call, by its id.
+        self._numbers: Dict[Tuple[str, int], int] = {}
+        self._names: Dict[int, str] = {}
+        #: Whether a tensor overflows. It is kept, since Python reuses the ids.
         self._seen: Dict[int, Tuple[Any, bool]] = {}
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         call.inputs = floats_in((args, kwargs))
-        if call.parent is not None:
-            self._keys[id(call)] = (call.path, self._number_of(call))
-            self._see(call, call.inputs, is_input=True)
+        self._names[id(call)] = call.path
+        if not any(each.is_recurrent for each in call.around):  # a loop is one call
+            key = (call.path, id(call.layer))
+            number = self._numbers[key] = self._numbers.get(key, 0) + 1
+            self._names[id(call)] += f" (call {number})" if number > 1 else ""
+        self._see(call, call.inputs, is_input=True)
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
         call.outputs = floats_in(outputs)
         self.calls.append(call)
-        if call.parent is not None:
-            self._see(call, call.outputs, is_input=False)
+        self._see(call, call.outputs, is_input=False)
         return outputs
 
-    def _number_of(self, call: Call) -> int:
-        """Returns the number of a call of its layer, from 1 on; always 1 in a loop."""
-        above = call.parent
-        while above is not None:
-            if above.is_recurrent:
-                return 1
-            above = above.parent
-        key = (call.path, id(call.layer))
-        self._numbers[key] = self._numbers.get(key, 0) + 1
-        return self._numbers[key]
-
     def _see(self, call: Call, tensors: List[Any], is_input: bool) -> None:
+        if call.parent is None:
+            return  # the model's inputs and outputs are those of its layers
+        name = self._names[id(call)] + (", inputs" if is_input else "")
         for tensor in tensors:
             is_new = id(tensor) not in self._seen
             if is_new:
-                self._count(_Key(*self._keys[id(call)], is_input), tensor)
+                self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
+                found, most = exponents.count(tensor)
+                counts, largest = self._rows.get((call.path, name), (0, 0.0))
+                counts += found.numpy().astype(np.int64)
+                largest = max(largest, float(most.numpy()))
+                self._rows[call.path, name] = (counts, largest)
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)
             if overflows and ((is_new and not is_input) or is_cast):
                 self.overflowing.setdefault(id(call), is_input)
-
-    def _count(self, key: _Key, tensor: Any) -> None:
-        found, most = exponents.count(tensor)
-        counts, largest = found.numpy().astype(np.int64), float(most.numpy())
-        self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
-        before, largest_before = self.rows.get(key, (0, 0.0))
-        self.rows[key] = (before + counts, max(largest, largest_before))
 
 
 def _overflows(values: Any) -> bool:
@@ -464,19 +413,16 @@ class _Float16Pass(Origins):
     range, so that a layer that overflows does not spoil the next ones.
     """
 
-    def __init__(self, first: _Float32Pass, advice: Optional[Advice]) -> None:
+    def __init__(self, first: _Float32Pass, advice: Advice) -> None:
         super().__init__(advice)
-        self._first = first
-        self._next, self._in_step = 0, True
+        self._left = list(first.calls)
 
     def end(self, call: Call, outputs: Any) -> Any:
-        place, self._next = self._next, self._next + 1
-        calls = self._first.calls
-        same = place < len(calls) and calls[place].layer is call.layer
-        # If the second pass calls layers in another order, replace nothing from there.
-        self._in_step = self._in_step and same
-        if self._in_step:
-            outputs = _replaced(outputs, calls[place].outputs)
+        before = self._left.pop(0) if self._left else None
+        if before is not None and before.layer is call.layer:
+            outputs = _replaced(outputs, before.outputs)
+        else:  # it calls layers in another order: from here on replace nothing
+            self._left = []
         return super().end(call, outputs)
 
 
@@ -486,15 +432,11 @@ def _replaced(outputs: Any, others: List[Any]) -> Any:
     if len(floats_in(outputs)) != len(left):
         return outputs
     for at, tensor in enumerate(flat):
-        if floats_in(tensor):
-            other = left.pop(0)
-            if other.shape == tensor.shape:
-                flat[at] = _bounded(other, tensor.dtype)
+        other = left.pop(0) if floats_in(tensor) else None
+        if other is not None and other.shape == tensor.shape:
+            if tensor.dtype.name in SIXTEEN_BITS:
+                largest = exponents.LARGEST
+                other = tf.clip_by_value(other, -largest, largest)
+                other = tf.where(tf.math.is_finite(other), other, tf.zeros_like(other))
+            flat[at] = tf.cast(other, tensor.dtype)
     return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _bounded(tensor: Any, dtype: Any) -> Any:
-    if dtype.name in SIXTEEN_BITS:
-        tensor = tf.clip_by_value(tensor, -exponents.LARGEST, exponents.LARGEST)
-        tensor = tf.where(tf.math.is_finite(tensor), tensor, tf.zeros_like(tensor))
-    return tf.cast(tensor, dtype)

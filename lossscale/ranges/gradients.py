@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import warnings
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,11 +14,11 @@ from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import checks, exponents
-from lossscale.ranges.batches import first_batches, with_progress
+from lossscale.ranges.batches import Batch, first_batches, with_progress
 from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
-from lossscale.ranges.report import COLUMNS, Ranges
+from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.kerases import layers_of
 
@@ -49,7 +48,7 @@ class GradientRanges(Ranges):
     batches: int
     blocks: Tuple[str, ...] = ()
 
-    _what = "gradients"
+    _title, _what = "Gradients of", "gradients"
     _is_scaled = True
 
     def at(self, loss_scale: float) -> GradientRanges:
@@ -96,7 +95,8 @@ class GradientRanges(Ranges):
         rows: Dict[str, List[int]] = {}
         for number, block in enumerate(self.blocks or self.names):
             rows.setdefault(block, []).append(number)
-        return self._joined(rows)
+        found: GradientRanges = self._joined(rows)
+        return dataclasses.replace(found, blocks=tuple(rows))
 
     @property
     def need_own_scale(self) -> Tuple[str, ...]:
@@ -110,11 +110,13 @@ class GradientRanges(Ranges):
             return ()
         found = self.by_block
         lost = found.at(scale).flushed
-        return tuple(
-            name
-            for number, name in enumerate(found.names)
-            if lost[number] > 0.1 and 2 * found._own(number) < lost[number]
-        )
+        names = []
+        for number, name in enumerate(found.names):
+            alone: GradientRanges = found._joined({name: [number]})
+            left = alone.at(alone.recommended_scale or 1.0).flushed[0]
+            if lost[number] > 0.1 and 2 * left < lost[number]:
+                names.append(name)
+        return tuple(names)
 
     def __repr__(self) -> str:
         return (
@@ -123,42 +125,9 @@ class GradientRanges(Ranges):
             f"recommended_scale={self.recommended_scale})"
         )
 
-    @property
-    def _all(self) -> GradientRanges:
-        return self._joined({"all": list(range(len(self.names)))})
-
-    def _joined(self, rows: Dict[str, List[int]]) -> GradientRanges:
-        """Returns a report with these rows, each made of several rows of this one."""
-        counts = {
-            key: np.stack([counts[numbers].sum(0) for numbers in rows.values()])
-            for key, counts in self.counts.items()
-        }
-        largest = np.stack([self.largest[numbers].max() for numbers in rows.values()])
-        names = tuple(rows)
-        return dataclasses.replace(
-            self, names=names, counts=counts, largest=largest, blocks=names
-        )
-
-    def _own(self, number: int) -> float:
-        """Returns the share of a row flushed to zero at a scale for that row only."""
-        row = self._joined({self.names[number]: [number]})
-        return float(row.at(row.recommended_scale or 1.0).flushed[0])
-
-    @property
-    def _counts(self) -> Tuple[Any, int]:
-        significand, exponent = math.frexp(self.loss_scale)
+    def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
+        significand, exponent = math.frexp(loss_scale)
         return self.counts[significand * 2], exponent - 1
-
-    @property
-    def _unscaled(self) -> Any:
-        return self.counts[1.0]
-
-    @property
-    def _heading(self) -> str:
-        return (
-            f"Gradients of {self._batches_text} in float32, and what float16 makes of "
-            f"them at loss scale {scale_text(self.loss_scale)}:"
-        )
 
     @property
     def _notes(self) -> List[str]:
@@ -177,7 +146,7 @@ class GradientRanges(Ranges):
         notes = [
             f"Largest safe scale: {scale_text(safe)}. "
             f"Recommended: {scale_text(recommended)}, at which "
-            f"{COLUMNS['flushed'].cell(lost)} are flushed to zero."
+            f"{cell('flushed', lost)} are flushed to zero."
         ]
         if self.need_own_scale:
             notes.append(
@@ -249,22 +218,16 @@ def gradient_ranges(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = checks.keras_of(model, "gradient_ranges")
-    checks.has_loss(model, loss)
-    batches = arguments.optional(arguments.count, "batches", batches)
-    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
     scale = checks.scale_of(model) if loss_scale is None else loss_scale
     scale = arguments.loss_scale("loss_scale", scale)
     arguments.boolean("activations", activations)
-    found, length = first_batches((x, y, sample_weight), batch_size, batches)
-    first = next(found)
-    checks.check_targets(model, loss, first[1], "gradient_ranges")
+    data = (x, y, sample_weight)
+    first, found, length = first_batches(data, batch_size, batches)
+    checks.check_loss(model, loss, first[1], "gradient_ranges")
     _build(model, first[0])
-    significands = sorted({1.0, math.frexp(scale)[0] * 2})
-    with unchanged(model), in_float32(keras, kerases.layers_of(model)):
-        counter = _Counter(keras, model, loss, significands, activations)
-        every = itertools.chain([first], found)
-        batches_seen = with_progress(keras, every, length, verbose)
-        return counter.run(batches_seen).report(scale)
+    with unchanged(model), in_float32(keras, layers_of(model)):
+        counter = _Counter(keras, model, loss, scale, activations)
+        return counter.report(with_progress(keras, found, length, verbose))
 
 
 def _build(model: Any, x: Any) -> None:
@@ -283,132 +246,107 @@ def _build(model: Any, x: Any) -> None:
             )
 
 
-class _Row(NamedTuple):
-    """A row of the report: its name, its block, and the gradients counted in it."""
-
-    name: str
-    block: str
-    grads: List[Any]
-
-
-class _Counter:
+class _Counter(Watcher):
     """Counts the gradients of batches by their exponents, and adds the counts up."""
 
     def __init__(
-        self, keras: Any, model: Any, loss: Any, significands: Any, activations: bool
+        self, keras: Any, model: Any, loss: Any, scale: float, activations: bool
     ) -> None:
-        self.model, self.keras = model, keras
-        self.loss = checks.Loss(keras, model, loss)
-        self.significands, self.activations = significands, activations
-        self.rows: List[_Row] = []
+        super().__init__()
+        self._keras, self._model, self._scale = keras, model, scale
+        self._loss = checks.loss_function(keras, model, loss)
+        layers = layers_of(model) if activations else []
+        self._layers = [layer for layer in layers if layer is not model]
+        self._significands = sorted({1.0, math.frexp(scale)[0] * 2})
+        #: Pairs of a layer, and a float tensor that no inner layer has returned.
+        self._outputs: List[Tuple[Any, Any]] = []
+        #: Of each row the variable or layer and its name, by the id of the first.
+        self._sources: Dict[int, Tuple[Any, str]] = {}
         #: The names of a few operations that compute gradients in 16 bits.
-        self.in_16_bits: List[str] = []
-        self.counts: Any = 0
-        self.largest: Any = 0
-        self.batches = 0
+        self._in_16_bits: List[str] = []
 
-    def run(self, batches: Iterator[Any]) -> _Counter:
-        """Counts all batches."""
+    def end(self, call: Call, outputs: Any) -> Any:
+        inner = {id(tensor) for _, tensor in self._outputs}
+        floats = [each for each in floats_in(outputs) if id(each) not in inner]
+        self._outputs += [(call.layer, each) for each in floats]
+        return outputs
+
+    def report(self, batches: Iterator[Batch]) -> GradientRanges:
+        """Counts all batches. Warns if gradients were not computed in float32."""
         # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
         count = tf.function(
-            self._count, autograph=not kerases.is_keras3(self.keras), **mode.ANY_SHAPES
+            self._count, autograph=not kerases.is_keras3(self._keras), **mode.ANY_SHAPES
         )
+        counts: Any = 0
+        largest, number = 0, 0
         for batch in batches:
-            counts, largest = count(*batch)
-            self.counts = self.counts + counts.numpy().astype(np.int64)
-            self.largest = np.maximum(self.largest, largest.numpy())
-            self.batches += 1
-        return self
+            number += 1
+            found, most = count(*batch)
+            counts = counts + found.numpy().astype(np.int64)
+            largest = np.maximum(largest, most.numpy())
+        if self._in_16_bits:
+            warnings.warn(
+                "These operations compute gradients in 16 bits under any policy of the "
+                "model, so part of the report is not about float32: "
+                f"{self._in_16_bits}.",
+                stacklevel=3,
+            )
+        names = [name for _, name in self._sources.values()]
+        block_of = _blocks_of(self._model)
+        blocks = [block_of.get(key, name) for key, name in zip(self._sources, names)]
+        by_significand = dict(zip(self._significands, counts))
+        return GradientRanges(
+            tuple(_numbered(names)),
+            by_significand,
+            largest,
+            self._scale,
+            number,
+            tuple(blocks),
+        )
 
     def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
-        rows = self._rows(x, y, sample_weight)
-        self.rows = [row._replace(grads=[]) for row in rows]
+        """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
+        every = self._gradients(x, y, sample_weight)
+        grads = [each for each in every if each[2] is not None]
+        if not grads:
+            raise ValueError(
+                "`loss` must depend on the model's weights, got a loss without "
+                "gradients."
+            )
+        self._sources = {id(source): (source, name) for source, name, _ in grads}
         tables, maxima = [], []
-        for row in rows:
-            values = tf.concat([tf.reshape(dense_part(g), [-1]) for g in row.grads], 0)
-            found = [exponents.count(values, s) for s in self.significands]
+        for key in self._sources:
+            parts = [dense_part(grad) for source, _, grad in grads if id(source) == key]
+            values = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+            found = [exponents.count(values, each) for each in self._significands]
             tables.append(tf.stack([counts for counts, _ in found]))
             maxima.append(found[0][1])
         return tf.stack(tables, 1), tf.stack(maxima)
 
-    def _rows(self, x: Any, y: Any, sample_weight: Any) -> List[_Row]:
-        """Returns the report's rows, with their gradients."""
-        outputs_of = _Outputs()
-        layers = layers_of(self.model) if self.activations else []
-        layers = [layer for layer in layers if layer is not self.model]
-        variables = self.model.trainable_variables
+    def _gradients(
+        self, x: Any, y: Any, sample_weight: Any
+    ) -> List[Tuple[Any, str, Any]]:
+        """Returns each variable or layer, its name, and its gradient or None."""
+        self._outputs = []
+        variables = self._model.trainable_variables
         tensors = [kerases.tensor_of(variable) for variable in variables]
-        with tf.GradientTape() as tape, outputs_of.watching(layers):
-            outputs = self.model(x, training=True)
-            loss = self.loss(x, y, outputs, sample_weight)
+        with tf.GradientTape() as tape, self.watching(self._layers):
+            outputs = self._model(x, training=True)
+            loss = self._loss(x, y, outputs, sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         # A tensor inside a loop, as in a recurrent layer, belongs to another graph.
-        watched = [(layer, t) for layer, t in outputs_of.found if t.graph is graph]
+        watched = [(layer, t) for layer, t in self._outputs if t.graph is graph]
         grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
-        self.in_16_bits = [
+        self._in_16_bits = [
             op.name
             for op in graph.get_operations()[before:]
             if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
         ][:3]
         sources = [*variables, *(layer for layer, _ in watched)]
-        names = [_path_of(self.model, variable) for variable in variables]
+        names = [_path_of(self._model, variable) for variable in variables]
         names += [f"output of {layer.name}" for layer, _ in watched]
-        return _rows_of(sources, names, _blocks_of(self.model, names, sources), grads)
-
-    def report(self, scale: float) -> GradientRanges:
-        """Returns the result. Warns if some gradients were not computed in float32."""
-        if self.in_16_bits:
-            warnings.warn(
-                "These operations compute gradients in 16 bits under any policy of the "
-                "model, so part of the report is not about float32: "
-                f"{self.in_16_bits}.",
-                stacklevel=3,
-            )
-        by_significand = dict(zip(self.significands, self.counts))
-        return GradientRanges(
-            tuple(row.name for row in self.rows),
-            by_significand,
-            self.largest,
-            scale,
-            self.batches,
-            tuple(row.block for row in self.rows),
-        )
-
-
-class _Outputs(Watcher):
-    """Notes pairs: a layer, and a float tensor that no inner layer has returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: List[Tuple[Any, Any]] = []
-
-    def end(self, call: Call, outputs: Any) -> Any:
-        inner = {id(tensor) for _, tensor in self.found}
-        floats = [each for each in floats_in(outputs) if id(each) not in inner]
-        self.found += [(call.layer, each) for each in floats]
-        return outputs
-
-
-def _rows_of(
-    sources: List[Any], names: List[str], blocks: List[str], grads: List[Any]
-) -> List[_Row]:
-    """Returns a row, with a unique name, for each variable or layer with a gradient."""
-    rows: Dict[int, _Row] = {}
-    used: Dict[str, int] = {}
-    for source, name, block, grad in zip(sources, names, blocks, grads):
-        if grad is None:
-            continue
-        if id(source) not in rows:
-            used[name] = used.get(name, 0) + 1
-            unique = name if used[name] == 1 else f"{name} ({used[name]})"
-            rows[id(source)] = _Row(unique, block, [])
-        rows[id(source)].grads.append(grad)
-    if not rows:
-        raise ValueError(
-            "`loss` must depend on the model's weights, got a loss without gradients."
-        )
-    return list(rows.values())
+        return list(zip(sources, names, grads))
 
 
 def _path_of(model: Any, variable: Any) -> str:
@@ -418,26 +356,24 @@ def _path_of(model: Any, variable: Any) -> str:
     return found[len(prefix) :] if found.startswith(prefix) else found
 
 
-def _blocks_of(model: Any, names: List[str], sources: List[Any]) -> List[str]:
-    """Returns the name of each source's block, or its own name if it is in no block.
+def _blocks_of(model: Any) -> Dict[int, str]:
+    """Returns the name of each block, by the ids of its variables and layers.
 
     A block is a layer of the model. If a layer contains a `ScaledBlock`, the layers
     that it is made of are the blocks.
-
-    Args:
-      model: The model.
-      names: The names of the sources.
-      sources: Variables and layers.
     """
     found: Dict[int, str] = {}
-    used: Dict[str, int] = {}
-    for block in _blocks(model):
-        used[block.name] = used.get(block.name, 0) + 1
-        number = used[block.name]
-        name = block.name if number == 1 else f"{block.name} ({number})"
+    blocks = list(_blocks(model))
+    for block, name in zip(blocks, _numbered([block.name for block in blocks])):
         for part in (*block.variables, *layers_of(block)):
             found.setdefault(id(part), name)
-    return [found.get(id(source), name) for name, source in zip(names, sources)]
+    return found
+
+
+def _numbered(names: List[str]) -> List[str]:
+    """Returns names, with a number where a name was there before."""
+    numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
+    return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, numbers)]
 
 
 def _blocks(model: Any) -> Iterator[Any]:

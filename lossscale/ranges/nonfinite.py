@@ -12,7 +12,7 @@ from lossscale.gradients.check import dense_part
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import checks
 from lossscale.ranges.advice import Advice, Fault, for_faults
-from lossscale.ranges.batches import first_batches
+from lossscale.ranges.batches import Batch, first_batches
 from lossscale.ranges.calls import Call, with_mask
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
@@ -20,40 +20,43 @@ from lossscale.ranges.origins import Origin, Origins
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
 
-_NOTHING = """\
+#: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
+_TEXTS = {
+    None: """\
 All outputs of layers are finite, and so are the loss and the gradients at the loss \
-scale {scale}. Nothing is at fault."""
-_SCALE = """\
+scale {scale}. Nothing is at fault.""",
+    "scale": """\
 All outputs of layers are finite, and so are the loss and the gradients at the loss \
 scale 1. At {scale} gradients overflow: no layer is at fault, the loss scale is too \
 high. A DynamicLossScale falls until the gradients fit. If it is a FixedLossScale, use \
-a smaller one."""
-_DATA = """\
+a smaller one.""",
+    "data": """\
 The data are finite, but not in {dtype}: the largest value that is finite there is \
 {largest}, and float16 ends at 65504. Divide the data by a number, as in x / 255, \
-before the model gets them."""
-_LOSS = """\
+before the model gets them.""",
+    "loss": """\
 The loss itself is {kind}{operation}, but all outputs of layers that it depends on are \
 finite. Give the last layer dtype="float32". Look in the loss for a logarithm of zero \
-or a division by zero, and add a small number to its argument or divisor."""
+or a division by zero, and add a small number to its argument or divisor.""",
+    "weights": """\
+{layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
+them. Go back to a checkpoint, and lower the learning rate.""",
+    "forward": """\
+{layer} ({layer_class}, {dtype}): {kind}{operation}, after {largest}; its inputs were \
+finite.""",
+    "gradient": """\
+{layer} ({layer_class}, {dtype}): its gradient is {kind}, after {largest}; the \
+gradient that it received was finite, and so is the forward pass. No loss scale helps.\
+""",
+}
+_CAST = """\
+{layer} ({layer_class}, {dtype}): its inputs are {kind}, after {largest}; they were \
+finite before they were cast to {dtype}."""
 _LOSS_GRADIENT = """\
 The loss is finite, but its gradient at the model's outputs is not, at any loss scale. \
 Look in the loss for an infinite derivative, as a square root has at zero, and add a \
 small number to its argument. Give the last layer dtype="float32"."""
-_WEIGHTS = """\
-{layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
-them. Go back to a checkpoint, and lower the learning rate."""
-_FORWARD = """\
-{layer} ({layer_class}, {dtype}): {kind}{operation}, after {largest}; its inputs were \
-finite."""
-_CAST = """\
-{layer} ({layer_class}, {dtype}): its inputs are {kind}, after {largest}; they were \
-finite before they were cast to {dtype}."""
 _HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
-_BACKWARD = """\
-{layer} ({layer_class}, {dtype}): its gradient is {kind}, after {largest}; the \
-gradient that it received was finite, and so is the forward pass. No loss scale helps.\
-"""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -99,21 +102,16 @@ class NonfiniteReport:
         return self.where not in {None, "scale"}
 
     def __str__(self) -> str:
-        texts = {
-            None: _NOTHING,
-            "scale": _SCALE,
-            "data": _DATA,
-            "loss": _LOSS,
-            "weights": _WEIGHTS,
-            "gradient": _BACKWARD if self.layer else _LOSS_GRADIENT,
-            "forward": _CAST if self.operation == "Cast" else _FORWARD,
-        }
-        operation = f" in {self.operation}" if self.operation else ""
-        text = texts[self.where].format(
+        text = _TEXTS[self.where]
+        if self.where == "forward" and self.operation == "Cast":
+            text = _CAST
+        elif self.where == "gradient" and self.layer is None:
+            text = _LOSS_GRADIENT
+        text = text.format(
             scale=scale_text(self.loss_scale),
             kind=WORDS.get(self.kind or ""),
             largest=power_text(self.largest),
-            operation=operation,
+            operation=f" in {self.operation}" if self.operation else "",
             layer=self.layer,
             layer_class=self.layer_class,
             dtype=self.dtype,
@@ -189,14 +187,12 @@ def find_nonfinite(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = checks.keras_of(model, "find_nonfinite")
-    checks.has_loss(model, loss)
-    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
-    batch = next(first_batches((x, y, sample_weight), batch_size, 1)[0])
+    batch, _, _ = first_batches((x, y, sample_weight), batch_size, 1)
     checks.finite_data(*batch)
-    checks.check_targets(model, loss, batch[1], "find_nonfinite")
+    checks.check_loss(model, loss, batch[1], "find_nonfinite")
     checks.build(model, batch[0])
     with unchanged(model):
-        return _Step(keras, model, checks.Loss(keras, model, loss)).take(*batch)
+        return _Step(keras, model, loss, batch).report()
 
 
 class _Forward(Origins):
@@ -206,7 +202,7 @@ class _Forward(Origins):
     that layer hands back.
     """
 
-    def __init__(self, advice: Optional[Advice] = None) -> None:
+    def __init__(self, advice: Advice) -> None:
         super().__init__(advice)
         #: Calls in the order in which they returned, so inner calls come first.
         self.calls: List[Call] = []
@@ -224,136 +220,111 @@ class _Forward(Origins):
         self.calls.append(call)
         return outputs
 
+    def at_fault(self, loss: Any) -> List[Origin]:
+        """Returns what is at fault for a loss, or overflowed though it is finite."""
+        return self.behind(loss) if is_bad(loss) else self.overflows
+
 
 def _copy(value: Any) -> Any:
     return with_mask(tf.identity(value), value) if floats_in(value) else value
 
 
 class _Step:
-    """One step of a model. It looks at every operation."""
+    """One step of a model on a batch. It looks at every operation."""
 
-    def __init__(self, keras: Any, model: Any, loss: checks.Loss) -> None:
-        self._keras, self._model, self._loss = keras, model, loss
+    def __init__(self, keras: Any, model: Any, loss: Any, batch: Batch) -> None:
+        self._keras, self._model, self._batch = keras, model, batch
+        self._loss = checks.loss_function(keras, model, loss)
         self._scale = checks.scale_of(model)
 
-    def take(self, x: Any, y: Any, sample_weight: Any) -> NonfiniteReport:
-        """Takes the step on a batch, and returns what was found."""
-        batch = (x, y, sample_weight)
-        forward = _Forward()
+    def report(self) -> NonfiniteReport:
+        """Takes the step, and returns what was found."""
+        forward = _Forward(Advice(self._keras))
+        data = floats_in(self._batch[0])
         with tf.GradientTape(persistent=True) as tape:
-            tape.watch(floats_in(x))
-            loss = self._loss_of(forward, *batch)
+            tape.watch(data)
+            loss = self._loss_of(forward)
             scaled = loss * self._scale
-        origin = _first(forward, loss)
+        origin = next(iter(forward.at_fault(loss)), None)
         if origin is None and not is_bad(loss):
             return self._of_gradients(tape, loss, scaled, forward.calls)
-        if origin is None or origin.call is None:
-            operation = origin.operation if origin else None
-            return self._report("loss", kind=_kind(origin), operation=operation)
+        found = NonfiniteReport("loss", kind="nan", loss_scale=self._scale)
+        if origin is None:
+            return found
+        kind, operation = origin.kinds[0], origin.operation
+        found = dataclasses.replace(found, kind=kind, operation=operation)
+        fault = origin.fault
+        if fault is None:
+            return found
+        found = dataclasses.replace(
+            found,
+            where="forward",
+            layer=fault.call.path,
+            layer_class=type(fault.call.layer).__name__,
+            dtype=origin.dtype,
+            largest=origin.largest,
+        )
         # The model casts its data, or in Keras 3 its first layer does.
-        largest = [look(each).largest for each in floats_in(x)]
-        if origin.is_cast and origin.largest in largest:
-            return self._report("data", origin)
-        variables = _bad_variables(origin)
-        if variables:
-            return self._report("weights", origin, variables=variables)
-        to_write = self._against(origin.faults[0], origin.dtype, batch)
+        if origin.is_cast and origin.largest in [look(each).largest for each in data]:
+            return dataclasses.replace(found, where="data", layer=None)
+        if operation in {"ReadVariableOp", "ResourceGather", "given"}:
+            weights = getattr(fault.call.layer, "weights", ())
+            bad = [each for each in weights if is_bad(tf.convert_to_tensor(each))]
+            if bad:
+                names = tuple(map(kerases.variable_name, bad))
+                return dataclasses.replace(found, where="weights", variables=names)
+        advice, otherwise = for_faults(self._keras, [fault], origin.dtype)
+        if advice:
+            advice.try_out(lambda: self._faults_with(advice))
+        to_write = str(advice) if advice else otherwise
         is_hidden = not is_bad(loss)
-        return self._report("forward", origin, to_write=to_write, is_hidden=is_hidden)
+        return dataclasses.replace(found, to_write=to_write, is_hidden=is_hidden)
 
-    def _loss_of(self, forward: _Forward, x: Any, y: Any, sample_weight: Any) -> Any:
+    def _loss_of(self, forward: _Forward) -> Any:
+        x, y, sample_weight = self._batch
         with forward.noted(self._model):
             outputs = self._model(x, training=True)
-            _check_outputs(outputs)
+            if not all(map(tf.is_tensor, tf.nest.flatten(outputs))):
+                raise TypeError(
+                    "`model` must return tensors, in any nest, got "
+                    f"{arguments.shown(outputs):.80}."
+                )
             loss = self._loss(x, y, outputs, sample_weight)
             return tf.cast(loss, tf.float32)
 
-    def _against(self, fault: Fault, dtype: str, batch: Any) -> str:
-        """Returns what to write against an overflow, tried on the batch."""
-        advice, otherwise = for_faults(self._keras, [fault], dtype)
+    def _faults_with(self, advice: Advice) -> List[Fault]:
+        """Returns the next fault in 16 bits, as if the advice had been followed."""
+        forward = _Forward(advice)
 
-        def faults_now() -> List[Fault]:
-            forward = _Forward(advice)
-            try:
-                loss = self._loss_of(forward, *batch)
-            except (tf.errors.OpError, TypeError, ValueError):
-                # Two dtypes meet now, in the call that failed.
-                return (
-                    [Fault(forward.failed, None, False, True)] if forward.failed else []
-                )
-            origin = _first(forward, loss)
-            if origin is None or origin.dtype not in SIXTEEN_BITS:
-                return []
-            return origin.faults
+        def run() -> List[Origin]:
+            found = forward.at_fault(self._loss_of(forward))
+            return [each for each in found[:1] if each.dtype in SIXTEEN_BITS]
 
-        if advice:
-            advice.try_out(faults_now)
-        return str(advice) if advice else otherwise
+        return forward.faults_in(run)
 
     def _of_gradients(
         self, tape: Any, loss: Any, scaled: Any, calls: List[Call]
     ) -> NonfiniteReport:
+        scale = self._scale
         if _Gradients(tape, scaled, calls, self._model).are_finite:
-            return self._report(None)
+            return NonfiniteReport(loss_scale=scale)
         found = _Gradients(tape, loss, calls, self._model)
         if found.are_finite:
-            return self._report("scale")
+            return NonfiniteReport("scale", loss_scale=scale)
         call = found.first_bad()
         if call is None:
-            return self._report("gradient", kind="inf")
+            return NonfiniteReport("gradient", kind="inf", loss_scale=scale)
         kind, largest = found.kind_and_largest(call)
         advice, otherwise = for_faults(self._keras, [Fault(call)], call.dtype)
-        return self._report(
+        return NonfiniteReport(
             "gradient",
             layer=call.path,
             layer_class=type(call.layer).__name__,
             kind=kind,
             dtype=call.dtype,
             largest=largest,
+            loss_scale=scale,
             to_write=str(advice) if advice else otherwise,
-        )
-
-    def _report(
-        self, where: Optional[str], origin: Optional[Origin] = None, **fields: Any
-    ) -> NonfiniteReport:
-        if origin is not None and origin.call is not None:
-            of_origin = {
-                "layer": origin.call.path if where != "data" else None,
-                "layer_class": type(origin.call.layer).__name__,
-                "kind": _kind(origin),
-                "operation": origin.operation,
-                "dtype": origin.dtype,
-                "largest": origin.largest,
-            }
-            fields = {**of_origin, **fields}
-        return NonfiniteReport(where, loss_scale=self._scale, **fields)
-
-
-def _first(forward: _Forward, loss: Any) -> Optional[Origin]:
-    """Returns the first operation at fault, None if there is none."""
-    if is_bad(loss):
-        return forward.first_behind(loss)
-    return next(iter(forward.overflows), None)
-
-
-def _kind(origin: Optional[Origin]) -> str:
-    return origin.kinds[0] if origin else "nan"
-
-
-def _bad_variables(origin: Origin) -> Any:
-    """Returns the names of the weights that are not finite and that an origin read."""
-    if origin.operation not in {"ReadVariableOp", "ResourceGather", "given"}:
-        return ()
-    weights = getattr(origin.call.layer, "weights", ()) if origin.call else ()
-    bad = [each for each in weights if is_bad(tf.convert_to_tensor(each))]
-    return tuple(map(kerases.variable_name, bad))
-
-
-def _check_outputs(outputs: Any) -> None:
-    if not all(map(tf.is_tensor, tf.nest.flatten(outputs))):
-        raise TypeError(
-            "`model` must return tensors, in any nest, got "
-            f"{arguments.shown(outputs):.80}."
         )
 
 
@@ -366,15 +337,12 @@ class _Gradients:
         weights = list(model.trainable_variables)
         sources = [*tensors, *(kerases.tensor_of(weight) for weight in weights)]
         found = tape.gradient(loss, sources)
-        keys = [id(each) for each in (*tensors, *weights)]
         self._by_id: Dict[int, Any] = {
-            key: dense_part(grad) for key, grad in zip(keys, found) if grad is not None
+            id(each): dense_part(grad)
+            for each, grad in zip((*tensors, *weights), found)
+            if grad is not None
         }
-
-    @property
-    def are_finite(self) -> bool:
-        """Whether all of these gradients are finite."""
-        return not any(map(is_bad, self._by_id.values()))
+        self.are_finite = not any(map(is_bad, self._by_id.values()))
 
     def first_bad(self) -> Optional[Call]:
         """Returns the first call on the way back that made a finite gradient infinite.
@@ -383,14 +351,13 @@ class _Gradients:
         """
         guilty = [call for call in self._calls if self._is_guilty(call)]
         innermost = [
-            call for call in guilty if not any(o.is_within(call) for o in guilty)
+            call for call in guilty if not any(call in one.around for one in guilty)
         ]
         return innermost[-1] if innermost else None
 
     def kind_and_largest(self, call: Call) -> Tuple[str, float]:
         """Returns whether a call makes inf or NaN, and the largest gradient it got."""
-        bad = [each for each in self._left_by(call) if is_bad(each)]
-        kinds = {kind for each in bad for kind in look(each).kinds}
+        kinds = {kind for each in self._left_by(call) for kind in look(each).kinds}
         largest = [look(each).largest for each in self._at(call.outputs)]
         return "nan" if kinds == {"nan"} else "inf", max(largest, default=0.0)
 

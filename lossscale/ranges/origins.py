@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import tensorflow as tf
 
 from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
@@ -39,10 +41,11 @@ class Origin:
         self.is_cast = False
 
     @property
-    def faults(self) -> List[Fault]:
-        """This as the fault of its call, nothing if it is outside of the model."""
-        fault = self.call and Fault(self.call, self.operation, self.is_cast)
-        return [fault] if fault else []
+    def fault(self) -> Optional[Fault]:
+        """The fault of its call, None if it is outside of the model."""
+        if self.call is None:
+            return None
+        return Fault(self.call, self.operation, self.is_cast)
 
     @property
     def is_overflow(self) -> bool:
@@ -63,10 +66,10 @@ class Origins(Watcher):
     """Notes each operation whose result is not finite: a `callbacks.Listener`, too.
 
     Args:
-      advice: What the model computes with. None: it computes as it is.
+      advice: What the model computes as if it had been followed.
     """
 
-    def __init__(self, advice: Optional[Advice] = None) -> None:
+    def __init__(self, advice: Advice) -> None:
         super().__init__()
         self._advice = advice
         self._listens = False
@@ -79,8 +82,7 @@ class Origins(Watcher):
         self._listens = True
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_functions())
-            if self._advice is not None:
-                stack.enter_context(self._advice.applied())
+            stack.enter_context(self._advice.applied())
             stack.enter_context(self.watching(things_of(model)))
             callbacks.add(self)
             try:
@@ -91,22 +93,18 @@ class Origins(Watcher):
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         """Notes an operation that has run."""
         del attrs
-        if self._listens:
-            for output in outputs:
-                if is_bad(output):
-                    self._note(kind, inputs, output)
-        return self._listens
-
-    def _note(self, kind: str, inputs: Any, output: Any) -> None:
-        floats = floats_in(list(inputs))
-        this = Origin(kind, self.innermost, floats, output)
-        for each in floats:
-            if is_bad(each):
+        for output in outputs if self._listens else ():
+            if not is_bad(output):
+                continue
+            floats = floats_in(list(inputs))
+            this = Origin(kind, self.innermost, floats, output)
+            for each in filter(is_bad, floats):
                 key = key_of(each)
                 if key not in self.found:  # a constant, or computed before this began
                     self.found[key] = Origin("given", this.call, (), each)
                 this.sources.append(key)
-        self.found[key_of(output)] = this
+            self.found[key_of(output)] = this
+        return self._listens
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Ascribes a cast of the layer's inputs that overflowed to the layer."""
@@ -118,20 +116,16 @@ class Origins(Watcher):
                 continue
             if origin.call is call.parent:
                 origin.call, origin.is_cast = call, True
-        if self._advice is not None:
-            args, kwargs = self._advice.arguments(call, args, kwargs)
-        return args, kwargs
+        return self._advice.arguments(call, args, kwargs)
 
     def end(self, call: Call, outputs: Any) -> Any:
         """Casts outputs if the advice says so."""
-        if self._advice is not None and not is_building():
-            outputs = self._advice.outputs(call, outputs)
-        return outputs
+        return outputs if is_building() else self._advice.outputs(call, outputs)
 
-    def first_behind(self, tensor: Any) -> Optional[Origin]:
-        """Returns the first operation that made a value infinite or NaN, None if none.
+    def behind(self, tensor: Any) -> List[Origin]:
+        """Returns the operations that made a value infinite or NaN, in their order.
 
-        It is on the way to the value. A mask of -inf before a softmax, say, is not.
+        They are on the way to the value. A mask of -inf before a softmax, say, is not.
         """
         keys, seen = [key_of(tensor)], set()
         while keys:
@@ -139,10 +133,20 @@ class Origins(Watcher):
             if key not in seen and key in self.found:
                 seen.add(key)
                 keys += self.found[key].sources
-        ends = [k for k in self.found if k in seen and not self.found[k].sources]
-        return self.found[ends[0]] if ends else None
+        on_the_way = [each for key, each in self.found.items() if key in seen]
+        return [each for each in on_the_way if not each.sources]
 
     @property
     def overflows(self) -> List[Origin]:
         """The model's overflows in 16 bits, in the order of computation."""
         return [each for each in self.found.values() if each.is_overflow]
+
+    def faults_in(self, run: Callable[[], List[Origin]]) -> List[Fault]:
+        """Returns the faults behind the origins that a run of the model returns.
+
+        If the model cannot run, two dtypes meet in the call that failed.
+        """
+        try:
+            return [origin.fault for origin in run() if origin.fault]
+        except (tf.errors.OpError, TypeError, ValueError):
+            return [Fault(self.failed, is_mixed=True)] if self.failed else []

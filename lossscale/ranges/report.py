@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
-from typing import Any, Callable, ClassVar, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
+import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.plotting import pyplot, scale_text
@@ -25,72 +27,61 @@ _ROW = 0.45
 _LONGEST = 40
 
 
-class Column(NamedTuple):
-    """One column of the table.
-
-    Attributes:
-      as_text: Returns the text of a value that is not NaN.
-      title: The heading of the column.
-    """
-
-    as_text: Callable[[float], str]
-    title: str
-
-    def cell(self, value: float) -> str:
-        """Returns the text of a value, "-" for NaN: all of the row is zero."""
-        return "-" if np.isnan(value) else self.as_text(value)
-
-
 def _percent(value: float) -> str:
     return "<0.1%" if 0 < value < 5e-4 else f"{value:.1%}"
 
 
-#: The attribute of `Ranges` that a column shows -> `Column`. The table and `summary`
-#: have this order. To add a column, add a line here and an attribute of that name.
-COLUMNS: Mapping[str, Column] = {
-    "values": Column("{:,}".format, "values"),
-    "zeros": Column(_percent, "zero"),
-    "nonfinite": Column("{:,}".format, "inf, NaN"),
-    "flushed": Column(_percent, "flushed"),
-    "subnormal": Column(_percent, "subnormal"),
-    "overflowing": Column(_percent, "overflow"),
-    "largest_exponent": Column("2**{:.0f}".format, "largest"),
-    "headroom": Column("{:+.1f}".format, "headroom"),
+#: The attribute of `Ranges` that a column shows -> the column's title, and the text of
+#: a value. The table and `summary` have this order. To add a column, add a line here
+#: and an attribute of that name.
+COLUMNS: Mapping[str, Tuple[str, Callable[[float], str]]] = {
+    "values": ("values", "{:,}".format),
+    "zeros": ("zero", _percent),
+    "nonfinite": ("inf, NaN", "{:,}".format),
+    "flushed": ("flushed", _percent),
+    "subnormal": ("subnormal", _percent),
+    "overflowing": ("overflow", _percent),
+    "largest_exponent": ("largest", "2**{:.0f}".format),
+    "headroom": ("headroom", "{:+.1f}".format),
 }
+
+
+def cell(column: str, value: float) -> str:
+    """Returns the text of a value in a column, "-" for NaN: all of the row is zero."""
+    return "-" if np.isnan(value) else COLUMNS[column][1](value)
 
 
 class Ranges(abc.ABC):
     """A result with figures, a histogram, a table and a picture for each of its rows.
 
+    Subclasses are dataclasses.
+
     Attributes:
       names: The names of the rows.
+      counts: The counts of each row by exponent, an array, or a dict of arrays.
       largest: A `float32` array, the largest finite magnitude of each row.
       batches: How many batches were counted.
       loss_scale: The number that multiplies the values before they are cast to float16.
     """
 
     names: Tuple[str, ...]
+    counts: Any
     largest: Any
     batches: int
     loss_scale: float
-    #: The name of the values in plural, and whether a loss scale multiplies them.
+    #: What the table begins with, the name of the values in plural, and whether a loss
+    #: scale multiplies them.
+    _title: ClassVar[str]
     _what: ClassVar[str]
     _is_scaled: ClassVar[bool]
 
-    @property
     @abc.abstractmethod
-    def _counts(self) -> Tuple[Any, int]:
-        """The counts by exponent, and the power of two that multiplies the values."""
+    def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
+        """Returns counts of shape `[rows, BINS]`, and a power of two.
 
-    @property
-    @abc.abstractmethod
-    def _unscaled(self) -> Any:
-        """The counts by exponent of the values themselves."""
-
-    @property
-    @abc.abstractmethod
-    def _all(self) -> Ranges:
-        """The same values, all in one row."""
+        These are the counts of the values that the power multiplies, so that they are
+        scaled by `loss_scale`.
+        """
 
     @property
     @abc.abstractmethod
@@ -98,14 +89,25 @@ class Ranges(abc.ABC):
         """The conclusions, which the table ends with."""
 
     @property
-    @abc.abstractmethod
-    def _heading(self) -> str:
-        """The first line of the table."""
+    def _tally(self) -> Dict[str, Any]:
+        return exponents.tally(*self._counts_at(self.loss_scale))
+
+    def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
+        """Returns a report with these rows, each made of several rows of this one."""
+        this: Any = self
+        every = list(map(list, rows.values()))
+        counts = tf.nest.map_structure(
+            lambda each: np.stack([each[numbers].sum(0) for numbers in every]),
+            self.counts,
+        )
+        largest = np.stack([self.largest[numbers].max() for numbers in every])
+        changes = {"names": tuple(rows), "counts": counts, "largest": largest}
+        return dataclasses.replace(this, **changes)
 
     @property
     def values(self) -> Any:
         """The number of values."""
-        return exponents.total(self._counts[0])
+        return self._tally["values"]
 
     @property
     def nonfinite(self) -> Any:
@@ -115,48 +117,58 @@ class Ranges(abc.ABC):
     @property
     def infinities(self) -> Any:
         """The number of values that are infinite in float32."""
-        return exponents.infinities(self._counts[0])
+        return self._tally["infinities"]
 
     @property
     def nans(self) -> Any:
         """The number of values that are NaN in float32."""
-        return exponents.nans(self._counts[0])
+        return self._tally["nans"]
 
     @property
     def zeros(self) -> Any:
         """The share of all values that are zero in float32 already."""
-        return _ratio(exponents.zeros(self._counts[0]), self.values)
+        return self._share("zeros", of="values")
 
     @property
     def flushed(self) -> Any:
         """The share that float16 rounds to zero: at most 2**-25 when scaled."""
-        return self._share_of(exponents.flushed)
+        return self._share("flushed")
 
     @property
     def subnormal(self) -> Any:
         """The share that loses digits in float16: below 2**-14 when scaled."""
-        return self._share_of(exponents.subnormal)
+        return self._share("subnormal")
 
     @property
     def overflowing(self) -> Any:
         """The share that is infinite in float16: 65520 or more when scaled."""
-        return self._share_of(exponents.overflowing)
+        return self._share("overflowing")
+
+    def _share(self, kind: str, of: str = "numbers") -> Any:
+        tally = self._tally
+        with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
+            return np.true_divide(tally[kind], tally[of])
 
     @property
     def largest_exponent(self) -> Any:
         """The exponent of the largest unscaled magnitude. NaN if all are zero."""
-        return np.floor(_log2(self.largest))
+        return np.floor(self._log2_largest)
 
     @property
     def headroom(self) -> Any:
         """How many doublings the largest scaled magnitude is below 65504."""
         top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
-        return top - _log2(self.largest)
+        return top - self._log2_largest
+
+    @property
+    def _log2_largest(self) -> Any:
+        positive = np.where(self.largest > 0, self.largest, np.nan)
+        return np.log2(positive.astype(np.float64))
 
     @property
     def summary(self) -> Dict[str, Dict[str, float]]:
         """The figures above by row name. `"all"` has those of all rows together."""
-        whole = self._all
+        whole = self._joined({"all": range(len(self.names))})
         columns = {
             name: np.append(getattr(self, name), getattr(whole, name))
             for name in COLUMNS
@@ -173,7 +185,25 @@ class Ranges(abc.ABC):
         Two `int64` arrays: the exponents from -127, which stands for float32's
         subnormals, to 127, and the counts, of shape `[rows, 255]`.
         """
-        return exponents.by_exponent(self._unscaled)
+        return exponents.by_exponent(self._counts_at(1.0)[0])
+
+    def __str__(self) -> str:
+        summary = self.summary
+        width = max(map(len, summary))
+        # "inf, NaN" only if there are such values.
+        any_bad = self.nonfinite.any()
+        shown = [name for name in COLUMNS if any_bad or name != "nonfinite"]
+        number = f"{self.batches} {'batches' if self.batches > 1 else 'batch'}"
+        at = f" at loss scale {scale_text(self.loss_scale)}" if self._is_scaled else ""
+        lines = [
+            f"{self._title} {number} in float32, and what float16 makes of them{at}:",
+            "",
+            " " * width + "".join(f"{COLUMNS[name][0]:>10}" for name in shown),
+        ]
+        for row, figures in summary.items():
+            cells = [f"{cell(name, figures[name]):>10}" for name in shown]
+            lines.append(f"{row:{width}}" + "".join(cells))
+        return "\n".join([*lines, "", *self._notes])
 
     def plot(self, ax: Any = None, *, rows: int = 24) -> Any:
         """Draws the exponents of the values over the range of float16.
@@ -192,65 +222,36 @@ class Ranges(abc.ABC):
           ImportError: matplotlib is not installed.
         """
         rows = arguments.count("rows", rows)
-        return _draw(self, ax, rows)
-
-    def __str__(self) -> str:
-        summary = self.summary
-        width = max(map(len, summary))
-        # "inf, NaN" only if there are such values.
-        any_bad = self.nonfinite.any()
-        shown = {n: c for n, c in COLUMNS.items() if any_bad or n != "nonfinite"}
-        titles = "".join(f"{column.title:>10}" for column in shown.values())
-        lines = [self._heading, "", f"{'':{width}}{titles}"]
-        for name, row in summary.items():
-            cells = (column.cell(row[key]) for key, column in shown.items())
-            lines.append(f"{name:{width}}" + "".join(f"{cell:>10}" for cell in cells))
-        return "\n".join([*lines, "", *self._notes])
-
-    @property
-    def _batches_text(self) -> str:
-        return f"{self.batches} {'batches' if self.batches > 1 else 'batch'}"
-
-    def _share_of(self, count: Callable[[Any, int], Any]) -> Any:
-        counts, power = self._counts
-        return _ratio(count(counts, power), exponents.numbers(counts))
-
-
-def _ratio(part: Any, whole: Any) -> Any:
-    with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-        return np.true_divide(part, whole)
-
-
-def _log2(largest: Any) -> Any:
-    positive = np.where(largest > 0, largest, np.nan).astype(np.float64)
-    return np.log2(positive)
-
-
-def _draw(ranges: Ranges, ax: Any, rows: int) -> Any:
-    """Draws a histogram of exponents for each row, over the range of float16."""
-    powers, counts = ranges.histogram
-    # The rows that float16 would hurt most, in their order.
-    hurt = np.nan_to_num(ranges.flushed + ranges.overflowing, nan=-1.0)
-    hurt = np.where(ranges.nonfinite > 0, 2.0, hurt)
-    chosen = np.sort(np.argsort(-hurt, kind="stable")[:rows])
-    shown = {"all": counts.sum(0), **{ranges.names[i]: counts[i] for i in chosen}}
-    beside, where = ax, {}
-    if ax is None:
-        ax, beside = _new_axes(len(shown))
-        where = {"loc": "center", "ncol": 3}
-    shift = float(np.log2(ranges.loss_scale))
-    _draw_regions(ax, shift, powers[shown["all"] > 0])
-    summary = ranges.summary
-    _draw_histograms(ax, powers, shown, summary)
-    _label(ax, ranges, list(shown), summary)
-    ax.set_xlabel(f"log2 of the {ranges._what}, in float32")
-    if ranges._is_scaled:
-        by_scale = (lambda x: x + shift, lambda x: x - shift)
-        scaled = ax.secondary_xaxis("top", functions=by_scale)
-        scale = scale_text(ranges.loss_scale)
-        scaled.set_xlabel(f"log2 of the {ranges._what} times {scale}")
-    beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
-    return ax
+        summary, (powers, counts) = self.summary, self.histogram
+        # The rows that float16 would hurt most, in their order.
+        hurt = np.nan_to_num(self.flushed + self.overflowing, nan=-1.0)
+        hurt = np.where(self.nonfinite > 0, 2.0, hurt)
+        worst = np.sort(np.argsort(-hurt, kind="stable")[:rows])
+        shown = {"all": counts.sum(0), **{self.names[i]: counts[i] for i in worst}}
+        beside, where = ax, {}
+        if ax is None:
+            heights = [1.1 + _ROW * len(shown), 0.6]
+            _, (ax, beside) = pyplot("plot").subplots(
+                2,
+                figsize=(9, sum(heights)),
+                layout="constrained",
+                gridspec_kw={"height_ratios": heights},
+            )
+            beside.axis("off")  # for the legend: the layout leaves it no other room
+            where = {"loc": "center", "ncol": 3}
+        shift = float(np.log2(self.loss_scale))
+        _draw_regions(ax, shift, powers[shown["all"] > 0])
+        _draw_histograms(ax, powers, shown, summary)
+        if len(shown) <= len(self.names):
+            ax.set_ylabel(f"the {len(shown) - 1} worst of {len(self.names)} rows")
+        ax.set_xlabel(f"log2 of the {self._what}, in float32")
+        if self._is_scaled:
+            by_scale = (lambda x: x + shift, lambda x: x - shift)
+            scaled = ax.secondary_xaxis("top", functions=by_scale)
+            scale = scale_text(self.loss_scale)
+            scaled.set_xlabel(f"log2 of the {self._what} times {scale}")
+        beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
+        return ax
 
 
 def _draw_regions(ax: Any, shift: float, used: Any) -> None:
@@ -273,31 +274,26 @@ def _draw_regions(ax: Any, shift: float, used: Any) -> None:
 def _draw_histograms(
     ax: Any, powers: Any, shown: Dict[str, Any], summary: Dict[str, Any]
 ) -> None:
+    """Draws one above the other, the first at the top, with what becomes of it."""
     # A bin of exponent e holds the magnitudes from 2**e to below 2**(e + 1).
     edges = [*powers, powers[-1] + 1]
-    for number, (name, row) in enumerate(shown.items()):
-        floor = len(shown) - 1 - number
-        tops = floor + 0.85 * row / max(row.max(), 1)
+    labels = []
+    for floor, name in enumerate(reversed([*shown])):
+        tops = floor + 0.85 * shown[name] / max(shown[name].max(), 1)
         color = "black" if name == "all" else "tab:blue"
         color = "tab:red" if summary[name]["nonfinite"] else color
         ax.fill_between(
             edges, floor, [*tops, tops[-1]], step="post", color=color, linewidth=0
         )
+        # Long names leave no room for the picture. Their ends tell them apart.
+        short = name if len(name) <= _LONGEST else f"...{name[3 - _LONGEST :]}"
+        labels.append(f"{short}\n{_fate(summary[name])}")
     ax.set_ylim(0, len(shown))
-
-
-def _label(ax: Any, ranges: Any, names: List[str], summary: Dict[str, Any]) -> None:
-    # Long names leave no room for the picture. Their ends tell them apart.
-    short = [n if len(n) <= _LONGEST else f"...{n[3 - _LONGEST :]}" for n in names]
-    fates = [_fate(summary[name]) for name in names]
-    labels = [f"{name}\n{fate}" for name, fate in zip(short, fates)]
-    ax.set_yticks(np.arange(len(names)) + 0.4)
-    ticks = ax.set_yticklabels(labels[::-1], fontsize="small")
-    for tick, name in zip(ticks, names[::-1]):
+    ax.set_yticks(np.arange(len(shown)) + 0.4)
+    ticks = ax.set_yticklabels(labels, fontsize="small")
+    for tick, name in zip(ticks, reversed([*shown])):
         if summary[name]["nonfinite"]:
             tick.set_color("tab:red")
-    if len(names) <= len(ranges.names):
-        ax.set_ylabel(f"the {len(names) - 1} worst of {len(ranges.names)} rows")
 
 
 def _fate(row: Dict[str, Any]) -> str:
@@ -305,17 +301,5 @@ def _fate(row: Dict[str, Any]) -> str:
     if row["nonfinite"]:
         return f"{row['nonfinite']:,} inf or NaN"
     if row["overflowing"] > 0:
-        return f"{COLUMNS['overflowing'].cell(row['overflowing'])} to infinity"
-    return f"{COLUMNS['flushed'].cell(row['flushed'])} to zero"
-
-
-def _new_axes(rows: int) -> Any:
-    heights = [1.1 + _ROW * rows, 0.6]
-    _, axes = pyplot("plot").subplots(
-        2,
-        figsize=(9, sum(heights)),
-        layout="constrained",
-        gridspec_kw={"height_ratios": heights},
-    )
-    axes[1].axis("off")  # for the legend: the layout leaves no room outside of axes
-    return axes
+        return f"{cell('overflowing', row['overflowing'])} to infinity"
+    return f"{cell('flushed', row['flushed'])} to zero"

@@ -24,18 +24,11 @@ def draw(
     limit: Optional[Any] = None,
     limit_label: str = "limit",
 ) -> Any:
-    """Draws a run.
+    """Draws a run on matplotlib's `Axes`, and returns them. None makes a figure.
 
-    Args:
-      what: The name of the public method, for an error.
-      ax: matplotlib `Axes` to draw on. None makes a figure.
-      loss_scale: The scale of each step, an array of shape `[steps]`, or None.
-      lost: A `bool` array of shape `[steps]`, which steps were skipped.
-      limit: The largest scale at which each step does not overflow, or None.
-      limit_label: The name of `limit` in the legend.
-
-    Returns:
-      The `Axes`.
+    The others are arrays of shape `[steps]`. `lost`: which steps were skipped. `limit`:
+    the largest scale at which each step does not overflow. `what` names the public
+    method in an error.
     """
     if ax is None:
         ax = pyplot(what).subplots(figsize=(8, 3), layout="constrained")[1]

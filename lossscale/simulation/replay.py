@@ -173,7 +173,25 @@ def simulate(
         a number is NaN, or a magnitude negative.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    _check_call(loss_scale, is_finite, limit, largest)
+    if not isinstance(loss_scale, LossScale):
+        hint = "lossscale.get creates one from a number or a name."
+        if isinstance(loss_scale, LossScaleManager):
+            hint = "For a manager, pass manager.as_loss_scale()."
+        raise TypeError(
+            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
+            f"{hint}"
+        )
+    has_flags, has_limit = is_finite is not None, limit is not None
+    if has_flags == has_limit and (has_flags or largest is None):
+        raise TypeError(
+            "`is_finite` or `limit` must be given, but not both, got "
+            + ("both." if has_flags else "neither, and no `largest` either.")
+        )
+    if not mode.current().knows_values or tf.distribute.has_strategy():
+        raise RuntimeError(
+            "`simulate` must be called eagerly and outside strategy.scope(), got "
+            "a graph or a strategy. Call it before or after training."
+        )
     if isinstance(is_finite, (str, bytes, os.PathLike)):
         run = load_run(arguments.path("is_finite", is_finite))
         is_finite, largest = run.is_finite, run.largest if largest is None else largest
@@ -202,35 +220,14 @@ def simulate(
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            found = _replay(_copy(loss_scale), trace, seen, mode.COMPILED_BY_XLA)
+            scales, applied, last = _replay(
+                _copy(loss_scale), trace, seen, mode.COMPILED_BY_XLA
+            )
         except _NOT_COMPILED:
-            found = _replay(_copy(loss_scale), trace, seen, {})
-    scales, applied, last = found
+            scales, applied, last = _replay(_copy(loss_scale), trace, seen, {})
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
     return Simulation(scales, trace, applied, last, limit)
-
-
-def _check_call(loss_scale: Any, is_finite: Any, limit: Any, largest: Any) -> None:
-    if not isinstance(loss_scale, LossScale):
-        hint = "lossscale.get creates one from a number or a name."
-        if isinstance(loss_scale, LossScaleManager):
-            hint = "For a manager, pass manager.as_loss_scale()."
-        raise TypeError(
-            f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
-            f"{hint}"
-        )
-    given = [each is not None for each in (is_finite, limit)]
-    if all(given) or not (any(given) or largest is not None):
-        raise TypeError(
-            "`is_finite` or `limit` must be given, but not both, got "
-            + ("both." if all(given) else "neither, and no `largest` either.")
-        )
-    if not mode.current().knows_values or tf.distribute.has_strategy():
-        raise RuntimeError(
-            "`simulate` must be called eagerly and outside strategy.scope(), got "
-            "a graph or a strategy. Call it before or after training."
-        )
 
 
 def _ratios(values: Array) -> Array:
@@ -265,9 +262,8 @@ def _copy(loss_scale: LossScale) -> LossScale:
         for variable in (*loss_scale.variables, *([] if kept is None else [kept]))
     }
     for module in (loss_scale, *loss_scale.submodules):
-        # TensorFlow keeps restored values here that the object lacks, in case it gets a
-        # place for them. A copy would hold the whole checkpoint, and warn when deleted.
-        # Without the private name (seen on TensorFlow 2.4-2.21) they are copied.
+        # TensorFlow keeps restored values here that the object lacks. A copy would hold
+        # the whole checkpoint, and warn when deleted.
         kept = getattr(module, "_self_unconditional_deferred_dependencies", None)
         if kept is not None:
             memo[id(kept)] = {}

@@ -135,9 +135,8 @@ def save_run(
         that is neither a recorded run nor empty, which this never overwrites.
     """
     file_name = check_writable("path", path)
-    arrays: Dict[str, Any] = _arrays_of(
-        {"is_finite": is_finite, "loss_scale": loss_scale, "largest": largest}
-    )
+    given = {"is_finite": is_finite, "loss_scale": loss_scale, "largest": largest}
+    arrays: Dict[str, Any] = _arrays_of(given)
     beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -185,8 +184,8 @@ def load_run(path: Any) -> Run:
         )
     try:
         arrays = _arrays_of(found)
-        for name in ("loss_scale", "largest"):
-            check_not_negative(name, arrays.get(name, np.zeros(0)))
+        for name in [name for name in _ARRAYS[1:] if name in arrays]:
+            check_not_negative(name, arrays[name])
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"`path` must be a recorded run, got {file_name!r}: {error}"
@@ -195,12 +194,7 @@ def load_run(path: Any) -> Run:
 
 
 def check_writable(name: str, value: Any) -> str:
-    """Returns a path as a string if a run may be written there.
-
-    Raises:
-      ValueError: It is a folder, its folder does not exist, or it is an existing file
-        of another kind.
-    """
+    """Returns a path as a string if a run may be written there, else raises."""
     found = arguments.writable_path(name, value)
     if os.path.exists(found) and os.path.getsize(found) and not _is_run(found):
         raise ValueError(
@@ -221,8 +215,7 @@ def _is_run(path: str) -> bool:
 def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
     """Returns a run's arrays by name, as the file holds them, without the missing ones.
 
-    Args:
-      given: "is_finite" and perhaps others of the file's names, with anything.
+    `given` holds "is_finite" and perhaps others of the file's names.
     """
     is_finite = per_step("is_finite", given["is_finite"], "booleans")
     arrays = {"is_finite": is_finite.astype(np.bool_)}
@@ -234,17 +227,9 @@ def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> Array:
-    """Returns `value` as an array of shape `[steps]`.
+    """Returns an argument as an array of shape `[steps]`, or raises.
 
-    Args:
-      name: The argument's name, for the error.
-      value: Anything.
-      holds: What the array must hold: "booleans", "floats" or "numbers".
-      steps: How many entries it must have. None: any number.
-
-    Raises:
-      TypeError: It holds something else.
-      ValueError: It has another shape.
+    It must hold "booleans", "floats" or "numbers". If `steps` is None, any number.
     """
     array: Array = arguments.array(name, value)
     if array.size and array.dtype.kind not in _KINDS[holds]:

@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import pytest
 
-from lossscale import DynamicLossScale, FixedLossScale
-from lossscale.monitor.watched import Reading, Stalls
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale.monitor.watched import Reading, Watched
 from lossscale.optimizer.record import OwnSteps
+from lossscale.runtime import kerases
+
+
+def reading_of(loss_scale, skipped, in_a_row, applied, bad_losses=0):
+    """Returns the reading of the only optimizer that a loss scale has."""
+    own = OwnSteps(skipped, in_a_row, bad_losses)
+    return Reading(float(loss_scale), skipped, applied, own)
 
 
 def told(loss_scale, run, every, patience=3):
     """Returns the steps after which a stall is told of, reading every so many."""
-    stalls, found = Stalls(patience), []
+    watched, found = watching(loss_scale, patience), []
     applied = in_a_row = skipped = 0
 
     def reading():
-        return Reading(float(loss_scale), skipped, in_a_row, applied)
+        return reading_of(loss_scale, skipped, in_a_row, applied)
 
-    stalls.start(reading())
+    watched.begin(reading())
     for step, letter in enumerate(run, 1):
         loss_scale.adjust(letter == "T")
         applied += letter == "T"
         skipped += letter == "F"
         in_a_row = 0 if letter == "T" else in_a_row + 1
-        if step % every == 0 and stalls.see(reading(), loss_scale):
+        if step % every == 0 and is_stall(watched, reading()):
             found.append(step)
     return found
+
+
+def watching(loss_scale, patience):
+    inner = kerases.installed()[0].optimizers.SGD()
+    return Watched(LossScaleOptimizer(inner, loss_scale), "", patience)
+
+
+def is_stall(watched, reading):
+    watched.see(reading)
+    return watched.is_stall()
 
 
 @pytest.mark.parametrize(
@@ -86,23 +103,23 @@ def test_another_rule_is_given_until_the_next_reading():
 
 def test_beginning_again_tells_again():
     scale = FixedLossScale(8, skip_nonfinite=True)
-    stalls = Stalls(2)
-    now = Reading(8.0, 2, 2, 5)
-    stalls.start(Reading(8.0, 0, 0, 5))
-    assert stalls.see(now, scale)
-    assert not stalls.see(now, scale)
-    stalls.start(now)
-    assert stalls.see(now, scale)
+    watched = watching(scale, 2)
+    now = reading_of(8.0, 2, 2, 5)
+    watched.begin(reading_of(8.0, 0, 0, 5))
+    assert is_stall(watched, now)
+    assert not is_stall(watched, now)
+    watched.begin(now)
+    assert is_stall(watched, now)
 
 
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_a_loss_that_is_not_finite_itself_is_told_of_while_the_scale_falls(every):
-    loss_scale, stalls, found = DynamicLossScale(2.0**60), Stalls(10), []
-    stalls.start(Reading(2.0**60, 0, 0, 0))
+    loss_scale, found = DynamicLossScale(2.0**60), []
+    watched = watching(loss_scale, 10)
+    watched.begin(reading_of(2.0**60, 0, 0, 0))
     for step in range(1, 13):
         loss_scale.adjust(False)
-        own = OwnSteps(step, step, step)
-        reading = Reading(float(loss_scale), step, step, 0, own=own)
-        if step % every == 0 and stalls.see(reading, loss_scale):
+        reading = reading_of(loss_scale, step, step, 0, bad_losses=step)
+        if step % every == 0 and is_stall(watched, reading):
             found.append(step)
     assert found == [every if every > 3 else 3]  # once

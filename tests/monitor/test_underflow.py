@@ -21,7 +21,8 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
-from lossscale.monitor.watched import Reading, Underflow, Watched, headroom
+from lossscale.monitor.watched import Reading, Watched, read
+from lossscale.optimizer.record import OwnSteps
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
@@ -54,14 +55,14 @@ def trained(family, rng, loss_scale, monitor, epochs=4, **compiled_by):
 
 def reading(log2_scale, log2_largest, skipped=0):
     largest = None if log2_largest is None else 2.0**log2_largest
-    return Reading(2.0**log2_scale, skipped, 0, 100, largest)
+    return Reading(2.0**log2_scale, skipped, 100, OwnSteps(skipped, 0, 0), largest)
 
 
 def test_headroom_of_a_reading():
-    assert headroom(reading(10, 2)) == pytest.approx(4, abs=1e-3)
-    assert headroom(reading(10, None)) is None
-    assert headroom(reading(10, -np.inf)) is None  # all gradients are zero
-    assert headroom(Reading(2.0, 1, 1, 1, np.inf)) is None
+    assert reading(10, 2).headroom == pytest.approx(4, abs=1e-3)
+    assert reading(10, None).headroom is None
+    assert reading(10, -np.inf).headroom is None  # all gradients are zero
+    assert reading(1, np.inf, skipped=1).headroom is None
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,11 @@ def test_headroom_of_a_reading():
     ],
 )
 def test_after_so_many_epochs_once(readings, told_at):
-    underflow = Underflow(3)
-    told = [underflow.see(reading(*each)) is not None for each in readings]
+    watched, told = Watched(None, "", 3), []
+    watched.begin(reading(0, None))
+    for each in readings:
+        watched.see(reading(*each))
+        told.append(watched.underflow() is not None)
     assert [i for i, each in enumerate(told) if each] == (
         [] if told_at is None else [told_at]
     )
@@ -119,7 +123,7 @@ def test_the_largest_gradient_is_a_good_steps_and_true(family):
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
     variable, logged = variable_of(family, [1.0]), []
     watched = Watched(optimizer, "mine", 10)
-    watched.begin()
+    watched.begin(read(optimizer))
     for grad in (None, 0.25, np.inf, -3.0, np.inf):
         if grad is not None:
             grads = [optimizer.scale_loss(tf.constant([grad]))]
@@ -127,7 +131,7 @@ def test_the_largest_gradient_is_a_good_steps_and_true(family):
             grads = [tf.clip_by_value(each, -0.125, 0.125) for each in grads]
             optimizer.apply_gradients(zip(grads, [variable]))
             scale.current_loss_scale.assign(8.0)
-            watched.read()
+            watched.see(read(optimizer))
         logs = {}
         watched.add_to(logs)
         logged.append(logs["mine_largest_gradient"])

@@ -405,6 +405,23 @@ def test_a_recurrent_layer(newest):
     assert not found.nonfinite.any()
 
 
+@pytest.mark.every_combination
+def test_autograph_converts_a_layer_as_in_fit(family):
+    class Branching(family.keras.layers.Layer):
+        def call(self, x):
+            found = x
+            if tf.reduce_sum(x) > 0.0:
+                found = 3.0 * x
+            return found
+
+    dense = family.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layers = [Branching(), dense] if family.name != "keras3" else [dense]
+    model = family.keras.Sequential([family.keras.Input((1,)), *layers])
+    x, y = np.ones([8, 1], np.float32), np.zeros([8, 1], np.float32)
+    found = gradient_ranges(model, x, y, loss="mse", verbose=0)
+    assert found.largest.tolist() == [2.0 if family.name == "keras3" else 18.0]
+
+
 def test_a_model_that_casts_by_itself_is_reported(newest):
     keras = newest.keras
 
@@ -596,7 +613,9 @@ def test_a_sequence_of_another_keras(data):
 def test_models_that_cannot_be_asked(newest, data):
     keras = newest.keras
     model = keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match="`model` must be compiled, or `loss` given"):
+    with pytest.raises(
+        ValueError, match="`model` must be compiled with a loss, or `loss`"
+    ):
         gradient_ranges(model, *data)
     empty = keras.Sequential([keras.Input([FEATURES]), keras.layers.Flatten()])
     with pytest.raises(ValueError, match="must have trainable weights, got none"):
