@@ -131,7 +131,7 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
-        wrappers.check_shapes(grads, variables)
+        wrappers.check_shapes(inner, grads, variables)
         self._build_before_apply(variables)
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done

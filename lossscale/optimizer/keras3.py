@@ -183,7 +183,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error
             return
-        wrappers.check_shapes(rest, trained)
+        wrappers.check_shapes(inner, rest, trained)
         self._apply_or_skip(rest, list(trained), apply, values=values)
 
     def _apart(self, grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:

@@ -133,18 +133,60 @@ def test_an_apply_gradients_of_the_inner_optimizers_own_is_called(family, eagerl
     assert not np.array_equal(plain.get_weights()[0], weights[0][0])
 
 
-@pytest.mark.either_keras2
-def test_a_gradient_of_a_wrong_shape_is_no_good_step(family):
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
-    variables = [variable_of(family, [1.0, 2.0]), variable_of(family, [1.0], name="w")]
-    optimizer.build(variables)
+SHAPES = [([3], [1]), ([1], [3]), ([], [3]), ([3], [2, 3]), ([2, 1], [2, 3])]
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("of_grad, of_variable", SHAPES)
+def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
+    family, kind, of_grad, of_variable, in_graph
+):
+    def after_a_step(optimizer):
+        """Returns the variables after a step, and the error if there is one."""
+        ones = np.ones(of_variable, np.float32)
+        found = [variable_of(family, [1.0, 2.0]), variable_of(family, ones, name="w")]
+        if hasattr(optimizer, "build"):
+            optimizer.build(found)
+
+        def step():
+            scale = getattr(optimizer, "scale_loss", tf.identity)(1.0)
+            grads = [tf.ones([2]) * scale, tf.ones(of_grad) * scale]
+            optimizer.apply_gradients(zip(grads, found))
+
+        try:
+            (tf.function(step) if in_graph else step)()
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            return found, error
+        return found, None
+
+    def made():
+        return getattr(family.optimizers, kind)(0.25)
+
+    bare, refused = after_a_step(made())
+    optimizer = LossScaleOptimizer(made(), DynamicLossScale(8.0))
     before = scale_state(optimizer)
-    grads = [tf.constant([1.0, 1.0]), tf.constant([1.0, 1.0, 1.0])]
-    with pytest.raises(ValueError, match=r"`grads` must .* got \(3,\) for 'w'"):
-        optimizer.apply_gradients(zip(grads, variables))
+    found, error = after_a_step(optimizer)
+    if refused is None:
+        assert error is None
+        assert_same([v.numpy() for v in found], [v.numpy() for v in bare])
+        return
+    with pytest.raises(ValueError, match=r"`grads` must .* got \(.*\) for 'w'"):
+        raise error
     assert_same(scale_state(optimizer), before)
-    np.testing.assert_array_equal(variables[0].numpy(), [1.0, 2.0])
+    np.testing.assert_array_equal(found[0].numpy(), [1.0, 2.0])
     assert optimizer.iterations.numpy() == 0
+
+
+@pytest.mark.either_keras2
+def test_rows_of_a_wrong_length_are_no_good_step(family):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
+    variables = [variable_of(family, np.ones([4, 3], np.float32), name="w")]
+    optimizer.build(variables)
+    grad = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 2]), tf.constant([4, 3]))
+    with pytest.raises(ValueError, match=r"got \(2, 2\) for 'w'"):
+        optimizer.apply_gradients([(grad, variables[0])])
+    assert optimizer.loss_scale.good_steps.numpy() == 0
 
 
 def test_an_optimizer_that_tracks_a_base_optimizer_is_wrapped(family, tmp_path):
