@@ -395,9 +395,7 @@ def _made(
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
 
     def number_at(i: int) -> Optional[Array]:
-        is_unheard = (
-            since and operation in _SUMS and callbacks.key_of(inputs[i]) < since
-        )
+        is_unheard = since and operation in _SUMS and callbacks.key_of(inputs[i]) < since
         return None if is_unheard else _number(inputs[i])
 
     name = made_of(operation, names, number_at)

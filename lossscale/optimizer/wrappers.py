@@ -247,9 +247,10 @@ def check_shapes(
         if not tf.is_tensor(grad) or _fits(inner_optimizer, grad, variable):
             continue
         raise ValueError(
-            f"`grads` must have the shapes of their variables, got {_shape_of(grad)} for "
-            f"{kerases.variable_name(variable)!r} of shape {variable.shape}. Pass each "
-            "gradient with the variable that it was computed for."
+            "`grads` must have the shapes of their variables, got "
+            f"{_shape_of(grad)} for {kerases.variable_name(variable)!r} of shape "
+            f"{variable.shape}. Pass each gradient with the variable that it was "
+            "computed for."
         )
 
 
@@ -287,7 +288,7 @@ def _takes(optimizer: Any, grad: Any, variable: Variable) -> bool:
     """Tells whether a copy of an optimizer applies zeros of a gradient's shape."""
     try:
         copy = type(optimizer).from_config(optimizer.get_config())
-    except Exception:  # noqa: BLE001 - it has no config, or one that is of no use
+    except Exception:  # it has no config, or one that is of no use
         # TensorFlow 1's own optimizers take no other shape. A user's have to try it.
         return type(optimizer).__module__.split(".")[0] != "tensorflow"
     made: Any = tf.Variable if isinstance(variable, tf.Variable) else type(variable)

@@ -138,7 +138,7 @@ SHAPES = [([3], [1]), ([1], [3]), ([], [3]), ([3], [2, 3]), ([2, 1], [2, 3])]
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop", "Adagrad"])
-@pytest.mark.parametrize("of_grad, of_variable", SHAPES)
+@pytest.mark.parametrize(("of_grad", "of_variable"), SHAPES)
 def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
     family, kind, of_grad, of_variable, in_graph
 ):
