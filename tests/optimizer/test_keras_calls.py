@@ -216,6 +216,33 @@ def test_an_optimizer_that_tracks_a_base_optimizer_is_wrapped(family, tmp_path):
     assert inner._lookup_dependency("base_optimizer") is second[0]
 
 
+@pytest.mark.parametrize("name", ["loss_scale", "faults", "base_optimizer"])
+def test_an_optimizer_that_tracks_a_thing_of_its_own_under_our_name_is_wrapped(
+    family, tmp_path, name
+):
+    if family.name == "keras3":
+        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
+
+    class Own(family.optimizers.SGD):
+        def __init__(self, value):
+            super().__init__(0.5)
+            self._track_trackable(tf.Variable(value), name)
+
+    def own(optimizer):
+        return optimizer._lookup_dependency(name).numpy()
+
+    first, second = (
+        LossScaleOptimizer(Own(value), DynamicLossScale(value)) for value in (8.0, 4.0)
+    )
+    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(optimizer=second).read(path).expect_partial()
+    assert float(second.loss_scale) == own(second.inner_optimizer) == 8.0
+    inner = second.inner_optimizer
+    type(second)._release(inner)  # as `from_keras` and copies do
+    assert own(inner) == 8.0
+    assert float(LossScaleOptimizer(inner, 2.0).loss_scale) == 2.0
+
+
 def test_learning_rates_that_are_properties_are_forwarded(family):
     if family.name != "keras2-legacy":
         pytest.skip("only legacy optimizers keep their learning rate in a dict")
