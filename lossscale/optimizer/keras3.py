@@ -38,6 +38,10 @@ class _AsKerasVariable(keras.Variable):
         del value
         self._value = self._shown
 
+    def numpy(self) -> Any:
+        # An array: Orbax saves no NumPy scalar that is a bool.
+        return np.asarray(self._shown.numpy())
+
     # Keras 3.3 sets both names in its constructor: they are those of the variable.
     name = property(lambda self: str(self._shown.name), lambda *_: None)
     path = property(lambda self: self._shown_path, lambda *_: None)
