@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.arithmetic import widened
+from lossscale.optimizer import wrappers
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import Record
 from lossscale.optimizer.reduction import reduction_for
@@ -156,14 +157,17 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
           run, None.
 
         Raises:
-          ValueError: The call is in cross-replica context, or there is no gradient.
+          ValueError: The call is in cross-replica context, there is no gradient, or a
+            gradient has another shape than its variable.
         """
         replicas.check_can_apply()
         pairs = list(grads_and_vars)
         name = self.get_name() if name is None else name
         apply = self._inner_apply([v for _, v in pairs], global_step, name)
         listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
-        bundle = self._pending.resolve([grad for grad, _ in pairs])
+        grads = [grad for grad, _ in pairs]
+        wrappers.check_shapes(self._optimizer, grads, [v for _, v in pairs])
+        bundle = self._pending.resolve(grads)
         step = Step(self._pending, reduction_for(are_added=True), entry=None)
         done = step.run(bundle, apply)
         if done is None:

@@ -35,8 +35,8 @@ from lossscale.scales.base import LossScale
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
 
 
-#: The names under which our wrapper and Keras's own track objects.
-_TRACKED = ("base_optimizer", "loss_scale", "faults")
+#: Where an inner optimizer keeps the names under which its wrapper tracks objects.
+_TRACKED = "_tracked_by_wrapper"
 
 
 class Keras2Base(LossScaleOptimizer):
@@ -70,19 +70,17 @@ class Keras2Base(LossScaleOptimizer):
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
-        # Under this name Keras's constructor tracks a reader of TensorFlow 2.2's files.
-        # An optimizer that averages another one's weights may track that one so.
         inner = self.inner_optimizer
         inner._maybe_initialize_trackable()
-        tracked = inner._lookup_dependency(name)
-        if name == "base_optimizer" and self._is_optimizer(tracked):
-            return trackable
+        # An inner optimizer may track objects of its own under our names.
+        while inner._lookup_dependency(name) is not None and not overwrite:
+            # Keras's constructor tracks a reader of TensorFlow 2.2's files so.
+            if name == "base_optimizer":
+                return trackable
+            name = f"wrapper_{name}"
+        vars(inner).setdefault(_TRACKED, []).append(name)
         track: Any = super()._track_trackable  # type: ignore[misc]
         return track(trackable, name, overwrite)
-
-    @classmethod
-    def _is_optimizer(cls, tracked: Any) -> bool:
-        return isinstance(tracked, cls._optimizer_class)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -131,7 +129,7 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
-        wrappers.check_shapes(grads, variables)
+        wrappers.check_shapes(inner, grads, variables)
         self._build_before_apply(variables)
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
@@ -173,11 +171,9 @@ class Keras2Base(LossScaleOptimizer):
         # attributes are private to TensorFlow (seen on 2.4 to 2.21).
         inner_optimizer._maybe_initialize_trackable()
         tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
-        gone = [
-            each
-            for each in tracked
-            if each.name in _TRACKED and not cls._is_optimizer(each.ref)
-        ]
+        # Keras's own wrapper tracks the first two of our names.
+        names = vars(inner_optimizer).pop(_TRACKED, ("base_optimizer", "loss_scale"))
+        gone = [each for each in tracked if each.name in names]
         kept = [each for each in tracked if each not in gone]
         inner_optimizer._self_unconditional_checkpoint_dependencies = kept
         for each in gone:

@@ -38,6 +38,10 @@ class _AsKerasVariable(keras.Variable):
         del value
         self._value = self._shown
 
+    def numpy(self) -> Any:
+        # An array: Orbax saves no NumPy scalar that is a bool.
+        return np.asarray(self._shown.numpy())
+
     # Keras 3.3 sets both names in its constructor: they are those of the variable.
     name = property(lambda self: str(self._shown.name), lambda *_: None)
     path = property(lambda self: self._shown_path, lambda *_: None)
@@ -183,7 +187,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error
             return
-        wrappers.check_shapes(rest, trained)
+        wrappers.check_shapes(inner, rest, trained)
         self._apply_or_skip(rest, list(trained), apply, values=values)
 
     def _apart(self, grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:

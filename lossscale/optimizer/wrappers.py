@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import kerases, registry
 from lossscale.runtime.aliases import Grad, Variable
-from lossscale.runtime.graphs import is_building
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
@@ -234,33 +235,73 @@ def _is_loss_scale_wrapper(optimizer: Any) -> bool:
     return isinstance(optimizer, ours) or kerases.is_own_wrapper(optimizer)
 
 
-def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
-    """Raises in eager mode if no optimizer can apply a gradient, for its shape.
+def check_shapes(
+    inner_optimizer: Any, grads: Sequence[Grad], variables: Iterable[Variable]
+) -> None:
+    """Raises if the inner optimizer cannot apply a gradient, for its shape.
 
-    The inner optimizer would raise only after the loss scale has counted the step. In a
-    graph it raises while the graph is built, before anything is counted.
+    It would raise only after the loss scale has counted the step: in eager mode, and
+    in a graph if it applies gradients by operations that know no shape before they run.
     """
-    if is_building():
-        return
     for grad, variable in zip(grads, variables):
-        if not tf.is_tensor(grad) or _broadcasts(grad.shape, variable.shape):
+        if not tf.is_tensor(grad) or _fits(inner_optimizer, grad, variable):
             continue
         raise ValueError(
-            f"`grads` must have the shapes of their variables, got {grad.shape} for "
-            f"{kerases.variable_name(variable)!r} of shape {variable.shape}. Pass each "
-            "gradient with the variable that it was computed for."
+            "`grads` must have the shapes of their variables, got "
+            f"{_shape_of(grad)} for {kerases.variable_name(variable)!r} of shape "
+            f"{variable.shape}. Pass each gradient with the variable that it was "
+            "computed for."
         )
+
+
+def _shape_of(grad: Any) -> Any:
+    """Returns a gradient's shape. Of `IndexedSlices` that of their values."""
+    return grad.values.shape if isinstance(grad, tf.IndexedSlices) else grad.shape
+
+
+def _fits(inner_optimizer: Any, grad: Any, variable: Variable) -> bool:
+    """Tells whether a gradient has a shape that the inner optimizer takes."""
+    shape, whole = _shape_of(grad), tf.TensorShape(variable.shape)
+    if isinstance(grad, tf.IndexedSlices):
+        shape, whole = shape[1:], whole[1:]
+    if shape.is_compatible_with(whole):
+        return True
+    if not _broadcasts(shape, whole):
+        return False
+    # Some optimizers broadcast, which may depend on an argument: a copy tries it, in a
+    # thread, where neither a graph nor a strategy is open.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_takes, inner_optimizer, grad, variable).result()
 
 
 def _broadcasts(shape: Any, to: Any) -> bool:
     """Tells whether a shape can be broadcast to another one, as some optimizers do."""
-    if shape.rank is None or tf.TensorShape(to).rank is None:
+    if shape.rank is None or to.rank is None:
         return True
-    last = tf.TensorShape(to).as_list()[::-1]
-    given = shape.as_list()[::-1]
-    return len(given) <= len(last) and all(
-        one in (1, None, other) or other is None for one, other in zip(given, last)
+    pairs = list(zip(shape.as_list()[::-1], to.as_list()[::-1]))
+    return len(pairs) == shape.rank and all(
+        one in (1, None, other) or other is None for one, other in pairs
     )
+
+
+def _takes(optimizer: Any, grad: Any, variable: Variable) -> bool:
+    """Tells whether a copy of an optimizer applies zeros of a gradient's shape."""
+    try:
+        copy = type(optimizer).from_config(optimizer.get_config())
+    except Exception:  # it has no config, or one that is of no use
+        # TensorFlow 1's own optimizers take no other shape. A user's have to try it.
+        return type(optimizer).__module__.split(".")[0] != "tensorflow"
+    made: Any = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
+    tried = made(np.zeros(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype))
+    zeros = tf.zeros([each or 1 for each in _shape_of(grad)], grad.dtype)
+    if isinstance(grad, tf.IndexedSlices):
+        rows = tf.zeros(zeros.shape[:1], tf.int64)
+        zeros = tf.IndexedSlices(zeros, rows, tf.constant(variable.shape, tf.int64))
+    try:
+        copy.apply_gradients([(zeros, tried)])
+    except (ValueError, tf.errors.InvalidArgumentError):
+        return False
+    return True
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:

@@ -200,7 +200,7 @@ def _with_wrappers(call: Call) -> List[Call]:
     """Returns a layer's call, and those around it whose dtype must be the same.
 
     Keras 3's TimeDistributed calls the method `call` of its layer, so that its own
-    dtype counts. The state of a loop over time has one dtype.
+    dtype counts. The state of a loop over time has one dtype, also in stacked cells.
     """
     found, between = [call], [call]
     above = call.parent
@@ -212,6 +212,11 @@ def _with_wrappers(call: Call) -> List[Call]:
         )
         if wraps or above.is_recurrent:
             found = list(between)
+        if above.is_recurrent and hasattr(above.layer.cell, "cells"):
+            stack = Call(above.layer.cell, above)
+            cells = [Call(each, stack) for each in stack.layer.cells]
+            made = [*between[:-1], *cells, stack, above]
+            found = list({id(each.layer): each for each in made}.values())
         above = above.parent
     return found[::-1]
 

@@ -722,3 +722,27 @@ def test_without_any_gradient_the_inner_optimizer_says_so(run):
     weight = variable(1.0)
     with pytest.raises(ValueError, match="No gradients provided"):
         run.step(lambda _: sgd("dynamic").apply_gradients([(None, weight)]))()
+
+
+@pytest.mark.parametrize("shape", [[1], [], [2]])
+@pytest.mark.parametrize("kind", ["GradientDescentOptimizer", "AdamOptimizer"])
+def test_a_gradient_of_a_wrong_shape_is_no_good_step(kind, shape):
+    inner = getattr(tf.compat.v1.train, kind)(0.5)
+    optimizer = LossScaleOptimizer(inner, lossscale.DynamicLossScale(8.0))
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable([1.0, 1.0, 1.0], name="w")]
+    grads = [tf.ones([2]), tf.ones(shape)]
+    with pytest.raises(ValueError, match=r"`grads` must .* for 'w' of shape \(3,\)"):
+        optimizer.apply_gradients(zip(grads, variables))
+    assert optimizer.loss_scale.good_steps.numpy() == 0
+    np.testing.assert_array_equal(variables[0].numpy(), [1.0, 2.0])
+
+
+def test_a_broadcast_gradient_of_an_optimizer_in_python_is_applied():
+    class InPython(tf.compat.v1.train.Optimizer):  # as the one of BERT's programs
+        def apply_gradients(self, grads_and_vars, *_):
+            return tf.group(*[v.assign(v - g) for g, v in grads_and_vars])
+
+    optimizer = LossScaleOptimizer(InPython(False, "own"), 8.0)
+    variable = tf.Variable([1.0, 2.0])
+    optimizer.apply_gradients([(tf.ones([1]), variable)])
+    np.testing.assert_array_equal(variable.numpy(), [0.0, 1.0])

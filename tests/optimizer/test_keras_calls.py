@@ -40,6 +40,8 @@ def test_the_state_of_a_model_is_got_and_set_as_a_tree(family, rng):
         mine = tree["loss_scale_optimizer"]
         assert np.array(mine["current_loss_scale"]) == 64.0
         assert np.array(mine["good_steps"]) == 4
+        # Orbax saves no scalar of NumPy's that is a bool.
+        assert not any(isinstance(value, np.generic) for value in mine.values())
     tree = model.get_state_tree("numpy_array")
     weights, state = model.get_weights(), scale_state(model.optimizer)
     model.fit(*data(rng), **QUIET)
@@ -133,18 +135,60 @@ def test_an_apply_gradients_of_the_inner_optimizers_own_is_called(family, eagerl
     assert not np.array_equal(plain.get_weights()[0], weights[0][0])
 
 
-@pytest.mark.either_keras2
-def test_a_gradient_of_a_wrong_shape_is_no_good_step(family):
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
-    variables = [variable_of(family, [1.0, 2.0]), variable_of(family, [1.0], name="w")]
-    optimizer.build(variables)
+SHAPES = [([3], [1]), ([1], [3]), ([], [3]), ([3], [2, 3]), ([2, 1], [2, 3])]
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize(("of_grad", "of_variable"), SHAPES)
+def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
+    family, kind, of_grad, of_variable, in_graph
+):
+    def after_a_step(optimizer):
+        """Returns the variables after a step, and the error if there is one."""
+        ones = np.ones(of_variable, np.float32)
+        found = [variable_of(family, [1.0, 2.0]), variable_of(family, ones, name="w")]
+        if hasattr(optimizer, "build"):
+            optimizer.build(found)
+
+        def step():
+            scale = getattr(optimizer, "scale_loss", tf.identity)(1.0)
+            grads = [tf.ones([2]) * scale, tf.ones(of_grad) * scale]
+            optimizer.apply_gradients(zip(grads, found))
+
+        try:
+            (tf.function(step) if in_graph else step)()
+        except (ValueError, tf.errors.InvalidArgumentError) as error:
+            return found, error
+        return found, None
+
+    def made():
+        return getattr(family.optimizers, kind)(0.25)
+
+    bare, refused = after_a_step(made())
+    optimizer = LossScaleOptimizer(made(), DynamicLossScale(8.0))
     before = scale_state(optimizer)
-    grads = [tf.constant([1.0, 1.0]), tf.constant([1.0, 1.0, 1.0])]
-    with pytest.raises(ValueError, match=r"`grads` must .* got \(3,\) for 'w'"):
-        optimizer.apply_gradients(zip(grads, variables))
+    found, error = after_a_step(optimizer)
+    if refused is None:
+        assert error is None
+        assert_same([v.numpy() for v in found], [v.numpy() for v in bare])
+        return
+    with pytest.raises(ValueError, match=r"`grads` must .* got \(.*\) for 'w'"):
+        raise error
     assert_same(scale_state(optimizer), before)
-    np.testing.assert_array_equal(variables[0].numpy(), [1.0, 2.0])
+    np.testing.assert_array_equal(found[0].numpy(), [1.0, 2.0])
     assert optimizer.iterations.numpy() == 0
+
+
+@pytest.mark.either_keras2
+def test_rows_of_a_wrong_length_are_no_good_step(family):
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
+    variables = [variable_of(family, np.ones([4, 3], np.float32), name="w")]
+    optimizer.build(variables)
+    grad = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 2]), tf.constant([4, 3]))
+    with pytest.raises(ValueError, match=r"got \(2, 2\) for 'w'"):
+        optimizer.apply_gradients([(grad, variables[0])])
+    assert optimizer.loss_scale.good_steps.numpy() == 0
 
 
 def test_an_optimizer_that_tracks_a_base_optimizer_is_wrapped(family, tmp_path):
@@ -172,6 +216,33 @@ def test_an_optimizer_that_tracks_a_base_optimizer_is_wrapped(family, tmp_path):
     inner = second[1].inner_optimizer
     kind._release(inner)  # as `from_keras` and copies do
     assert inner._lookup_dependency("base_optimizer") is second[0]
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "faults", "base_optimizer"])
+def test_an_optimizer_that_tracks_a_thing_of_its_own_under_our_name_is_wrapped(
+    family, tmp_path, name
+):
+    if family.name == "keras3":
+        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
+
+    class Own(family.optimizers.SGD):
+        def __init__(self, value):
+            super().__init__(0.5)
+            self._track_trackable(tf.Variable(value), name)
+
+    def own(optimizer):
+        return optimizer._lookup_dependency(name).numpy()
+
+    first, second = (
+        LossScaleOptimizer(Own(value), DynamicLossScale(value)) for value in (8.0, 4.0)
+    )
+    path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "checkpoint"))
+    tf.train.Checkpoint(optimizer=second).read(path).expect_partial()
+    assert float(second.loss_scale) == own(second.inner_optimizer) == 8.0
+    inner = second.inner_optimizer
+    type(second)._release(inner)  # as `from_keras` and copies do
+    assert own(inner) == 8.0
+    assert float(LossScaleOptimizer(inner, 2.0).loss_scale) == 2.0
 
 
 def test_learning_rates_that_are_properties_are_forwarded(family):

@@ -203,6 +203,19 @@ def state(f):
     return f.model((4, 6), lambda x: norm(rnn(x)))
 
 
+def stacked(f):
+    """The same in the first of two stacked cells."""
+    constant = f.keras.initializers.Constant
+    hot = {"activation": "linear", "recurrent_initializer": constant(100.0)}
+    hot = {**hot, "kernel_initializer": constant(100.0)}
+    cells = [f.layer("SimpleRNNCell", 4, name="one", **hot)]
+    cells += [f.layer("SimpleRNNCell", 4, name="two")]
+    stack = f.layer("StackedRNNCells", cells, name="stack")
+    rnn = f.layer("RNN", stack, name="rnn")
+    norm = f.layer("LayerNormalization", name="n")
+    return f.model((4, 6), lambda x: norm(rnn(x)))
+
+
 def both_ways(f):
     """The same, forwards and backwards."""
     rnn = f.layer(
@@ -275,10 +288,11 @@ MODELS = {
     for make in (
         *(product, residual, squared, gate_in_a_block, layer_in_a_block),
         *(residual_in_a_block, own_model, own_norm, each_step, state, both_ways),
-        *(own_cell, attention, batch_norm, chain),
+        *(stacked, own_cell, attention, batch_norm, chain),
     )
 }
-_ROWS_WANTED = {"each_step", "state", "both_ways", "own_cell", "attention"}
+_ROWS_WANTED = {"each_step", "state", "stacked", "both_ways", "own_cell"}
+_ROWS_WANTED |= {"attention"}
 
 
 def data_for(name, rows=8):
