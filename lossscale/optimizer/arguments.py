@@ -197,9 +197,6 @@ def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
     return found
 
 
-_STEPS = partial(checks.count, least=0, most=checks.MOST_STEPS)
-
-
 def loss_scale_of(optimizer: Any) -> LossScale:
     """Returns a loss scale with the value and the counter of Keras's own wrapper."""
     if not mode.current().knows_values:
@@ -212,7 +209,8 @@ def loss_scale_of(optimizer: Any) -> LossScale:
     config = as_ours(given)["loss_scale"]
     # Keras 3's wrapper has no state until it is built, Keras 2's has none if fixed.
     scale = _read(optimizer, "dynamic_scale", "loss_scale", checks.loss_scale)
-    steps = _read(optimizer, "step_counter", "dynamic_counter", _STEPS)
+    count = partial(checks.count, least=0, most=checks.MOST_STEPS)
+    steps = _read(optimizer, "step_counter", "dynamic_counter", count)
     if scale is None or steps is None:
         return serialization.deserialize(config)
     if scale < 1:  # Keras 3's loss scale has no floor

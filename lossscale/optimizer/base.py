@@ -10,19 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments as checks
-from lossscale.optimizer import arguments, overwriting, wrappers
+from lossscale.optimizer import arguments, overwriting, reduction, wrappers
 from lossscale.optimizer.kinds import SCALED, Kind
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import Entry, NonfiniteGradient, Record, Spike
-from lossscale.optimizer.reduction import (
-    InnerSum,
-    checked_dtype,
-    own_way_to_sum,
-    reduction_for,
-    refuse_impossible,
-    refuse_unchecked,
-    summed,
-)
 from lossscale.optimizer.step import Step, aggregated
 from lossscale.runtime import callbacks, kerases, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
@@ -159,7 +150,7 @@ class LossScaleOptimizer:
     _pending: Pending
     _record: Record
     _communication_dtype: Optional[str]
-    _inner_sum: InnerSum
+    _inner_sum: reduction.InnerSum
     #: The base class of the optimizers of this Keras.
     _optimizer_class: type
     #: The method in which these sum gradients over the replicas.
@@ -199,7 +190,7 @@ class LossScaleOptimizer:
             **kwargs,
         }
         wrappers.check_inner(inner_optimizer, type(self))
-        dtype = checked_dtype(communication_dtype)
+        dtype = reduction.checked_dtype(communication_dtype)
         # Keras's own __setattr__ works only after Keras's constructor has run.
         object.__setattr__(self, "_communication_dtype", dtype)
         self._refuse_to_sum(inner_optimizer)
@@ -208,9 +199,11 @@ class LossScaleOptimizer:
         checks.optional(checks.text, "name", name, without=self._not_in_names)
         replicas.refuse_tpu()
         found = arguments.loss_scale_in(ours)
-        refuse_unchecked(dtype, found)
+        reduction.refuse_unchecked(dtype, found)
         self._wrap(inner_optimizer, found, name)
-        inner_sum = InnerSum(inner_optimizer, self._summing_method, dtype is not None)
+        inner_sum = reduction.InnerSum(
+            inner_optimizer, self._summing_method, is_left_out=dtype is not None
+        )
         object.__setattr__(self, "_inner_sum", inner_sum)
 
     def _attach(self, loss_scale: LossScale) -> None:
@@ -366,12 +359,12 @@ class LossScaleOptimizer:
         dtype = self._communication_dtype
         if dtype is not None:
             way = self._own_way_to_sum(inner_optimizer)
-            refuse_impossible(dtype, inner_optimizer, way)
+            reduction.refuse_impossible(dtype, inner_optimizer, way)
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
         """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
-        return own_way_to_sum(
+        return reduction.own_way_to_sum(
             inner_optimizer, cls._optimizer_class, cls._summing_method
         )
 
@@ -409,9 +402,9 @@ class LossScaleOptimizer:
         dtype = self._communication_dtype if replicas.count() > 1 else None
         if dtype is not None:
             with callbacks.paused():
-                bundle = summed(bundle, dtype)
-        reduction = reduction_for(aggregates, dtype is not None)
-        step = Step(self._pending, reduction, self._fault_entry(variables))
+                bundle = reduction.summed(bundle, dtype)
+        reduces = reduction.reduction_for(aggregates, dtype is not None)
+        step = Step(self._pending, reduces, self._fault_entry(variables))
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
@@ -517,8 +510,8 @@ class LossScaleOptimizer:
             "name": self.name,
             "inner_optimizer": self._serialize_inner(),
             "loss_scale": serialization.serialize(self.loss_scale),
+            **self._own_options(),
         }
-        config.update(self._own_options())
 
         def plain(value: Any) -> Any:  # JSON cannot hold the NumPy scalars of Keras 2
             return value.item() if isinstance(value, np.generic) else value

@@ -203,16 +203,13 @@ def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
 
 def largest_unscaled(bundle: Bundle) -> Scalar:
     """Returns the greatest magnitude before the user clipped. It is always finite."""
-    largest = bundle.check.largest
-    if largest is not None and bundle.is_checked:
-        return largest
-    left = [
-        (grad, divisor)
-        for grad, divisor in zip(bundle.grads, bundle.divisors)
-        if largest is None or divisor is not None
-    ]
-    if left or largest is None:
-        grads, divisors = [grad for grad, _ in left], [divisor for _, divisor in left]
-        now = tf.minimum(largest_magnitude(grads, divisors), tf.float32.max)
-        largest = greater(largest, now)
-    return largest
+    known = bundle.check.largest
+    if known is not None and bundle.is_checked:
+        return known
+    pairs = list(zip(bundle.grads, bundle.divisors))
+    if known is not None:
+        pairs = [(grad, by) for grad, by in pairs if by is not None]
+        if not pairs:
+            return known
+    largest = largest_magnitude([grad for grad, _ in pairs], [by for _, by in pairs])
+    return greater(known, tf.minimum(largest, tf.float32.max))

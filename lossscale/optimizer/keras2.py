@@ -15,10 +15,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from lossscale.optimizer import wrappers
+from lossscale.optimizer import reduction, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
-from lossscale.optimizer.reduction import refuse_unsummed
-from lossscale.optimizer.reduction import restore as restore_sum
 from lossscale.runtime import kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.autograph import do_not_convert
@@ -131,7 +129,7 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
-        restore_sum(inner_optimizer, cls._summing_method)
+        reduction.restore(inner_optimizer, cls._summing_method)
         # The inner optimizer keeps the objects that its wrapper tracks. They are
         # removed, so that the next wrapper can track its own. The names of the
         # attributes are private to TensorFlow (seen on 2.4 to 2.21).
@@ -151,10 +149,8 @@ class Keras2Base(LossScaleOptimizer):
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
         if not cls._has_own_aggregation(inner_optimizer):
             return super()._own_way_to_sum(inner_optimizer)
-        return (
-            "sums them by a method or an argument of its own. Leave out "
-            "`communication_dtype`"
-        )
+        way = "sums them by a method or an argument of its own"
+        return f"{way}. Leave out `communication_dtype`"
 
     @classmethod
     def _overrides(cls, inner_optimizer: Any, *names: str) -> bool:
@@ -247,7 +243,7 @@ class _Legacy(Keras2Base):
           In a graph an op, in eager mode `iterations`.
         """
         aggregates = experimental_aggregate_gradients
-        refuse_unsummed(self._communication_dtype, aggregates)
+        reduction.refuse_unsummed(self._communication_dtype, aggregates)
         has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
         aggregates = aggregates and not has_own
         options = {"name": None, "experimental_aggregate_gradients": aggregates}
@@ -337,7 +333,7 @@ class _New(Keras2Base):
           `iterations`, the number of applied steps.
         """
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-        refuse_unsummed(self._communication_dtype, not skip)
+        reduction.refuse_unsummed(self._communication_dtype, not skip)
         aggregates = not (skip or _is_of_dtensor(self.inner_optimizer))
         has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
         options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}

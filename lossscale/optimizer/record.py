@@ -168,20 +168,15 @@ class Record(tf.Module):
 
     def spike(self) -> Optional[Spike]:
         """Returns the last spike that was skipped, None if there was none."""
-        read = [
-            (each.spike.numpy().tolist(), each.variables)
-            for each in self._entries
-            if each.spike is not None
-        ]
-        if not read:
-            return None
-        (*each, largest, limit, stamp), variables = max(
-            read, key=lambda one: one[0][-1]
-        )
-        if not stamp:
-            return None
-        variable = variables[each.index(max(each))]
-        return Spike(kerases.variable_name(variable), largest, limit, variable)
+        found, last = None, 0.0
+        for entry in self._entries:
+            if entry.spike is not None:
+                *each, largest, limit, stamp = entry.spike.numpy().tolist()
+                if stamp > last:
+                    variable = entry.variables[each.index(max(each))]
+                    name = kerases.variable_name(variable)
+                    found, last = Spike(name, largest, limit, variable), stamp
+        return found
 
 
 @dataclass(eq=False)
@@ -262,6 +257,8 @@ def _worst_with_loss(bundle: Bundle) -> PerGradient:
 def _largest_in_own_row(bundle: Bundle) -> Tensor:
     """Returns a matrix with a row for each replica, all 0 but this replica's own."""
     found = largest_of_each(bundle.quotients(), bundle.groups)
+    if replicas.count() == 1:
+        return tf.expand_dims(found, 0)
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     own = tf.one_hot(number, replicas.count())
     return tf.expand_dims(own, 1) * tf.expand_dims(found, 0)

@@ -63,8 +63,7 @@ class EqualReplicas:
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the bundle with its check as applied, and what it gives `reduce`."""
-        quick = functools.partial(quick_check_as_applied, bundle)
-        checked = check_as_applied(bundle, quick)
+        checked = check_as_applied(bundle, lambda: quick_check_as_applied(bundle))
         return checked, checked.check.quick
 
     def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
@@ -102,7 +101,7 @@ class SeveralReplicas:
     divides_in_branch = False
 
     def __init__(self, are_added: bool) -> None:
-        """Whether the optimizer adds their gradients up: `are_added`."""
+        """`are_added` tells whether the optimizer adds their gradients up."""
         self._are_added = are_added
         self._count = replicas.count()
 
@@ -185,12 +184,6 @@ def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
     return EqualReplicas() if is_equal else SeveralReplicas(are_added)
 
 
-_OF_HOROVOD = (
-    "sums them with Horovod. Leave out `communication_dtype`, and let Horovod compress "
-    "the gradients: hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
-)
-
-
 def checked_dtype(value: Any) -> Optional[str]:
     """Returns the argument `communication_dtype` as a string or None."""
     name = value.name if isinstance(value, tf.DType) else value
@@ -220,7 +213,12 @@ def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> N
             "exchange no sum. Leave out `communication_dtype`."
         )
     modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
-    way = _OF_HOROVOD if "horovod" in modules else way
+    if "horovod" in modules:
+        way = (
+            "sums them with Horovod. Leave out `communication_dtype`, and let Horovod "
+            "compress the gradients: "
+            "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
+        )
     if way is not None:
         raise ValueError(
             "`communication_dtype` must be None if the inner optimizer sums gradients "

@@ -72,10 +72,9 @@ class _SharedStep:
 
         `largest` is the greatest magnitude of what is applied now. None: not requested.
 
-        Returns:
-          The op that did so, None in eager mode; whether the optimizers that have
-          applied so far had good gradients; and a list of the greatest magnitude in
-          this step so far, empty if not requested.
+        Returns the op that did so, None in eager mode; whether the optimizers that have
+        applied so far had good gradients; and a list of the greatest magnitude in this
+        step so far, empty if not requested.
         """
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with _after(self.update_op):
