@@ -258,7 +258,7 @@ class Pending:
     def __init__(
         self, loss_scale: LossScale, divides_in_apply: bool, *, is_keras: bool = True
     ) -> None:
-        """`divides_in_apply` tells what this Keras's own wrapper does."""
+        """`divides_in_apply` tells whether this Keras's own wrapper does so."""
         self.loss_scale, self.is_keras = loss_scale, is_keras
         self.observer = observer_of(loss_scale)
         self._divides_in_apply, self._has_unscaled = divides_in_apply, False
@@ -454,7 +454,7 @@ def _scale_of(kind: Kind) -> Optional[Scalar]:
 
 
 def before_division(grad: Grad) -> Optional[Before]:
-    """Returns what a gradient was before `get_unscaled_gradients` returned it.
+    """Returns what a gradient was before `get_unscaled_gradients`. None: not known.
 
     Eager mode keeps it of small gradients only.
     """
