@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import numbers
 from functools import partial
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping
 
 import numpy as np
-import tensorflow as tf
 
 from lossscale import arguments as checks
 from lossscale.arguments import shown
-from lossscale.optimizer import wrappers
 from lossscale.runtime import mode
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
@@ -39,7 +36,6 @@ _WITHOUT_MEANING = {
 _OF_OLD_CONFIGS = {"learning_rate", *_WITHOUT_MEANING}
 #: The order of the arguments after `inner_optimizer`: ours, then Keras 2's and 3's.
 _OURS = ("loss_scale", "name", "dynamic_growth_steps")
-_KERAS_2 = OF_THE_SCALE
 _KERAS_2_NAMED = ("dynamic", "name", "dynamic_growth_steps")
 _KERAS_3 = ("initial_scale", "dynamic_growth_steps", "name")
 
@@ -55,15 +51,7 @@ DYNAMIC = _Default("dynamic")
 
 
 def config_as_ours(config: Any) -> Dict[str, Any]:
-    """Returns the arguments of our wrapper that a config means.
-
-    Args:
-      config: What `get_config` of our wrapper returned, or of the wrapper of Keras 2,
-        of Keras 3 or of TensorFlow 2.0 to 2.3.
-
-    Raises:
-      TypeError: `config` is none of these.
-    """
+    """Returns the arguments of our wrapper that a config of any wrapper means."""
     if isinstance(config, dict) and "loss_scale" in config and "optimizer" in config:
         # TensorFlow 2.0 to 2.3. Their loss scales have the same names as ours.
         config = {**config, "inner_optimizer": config["optimizer"]}
@@ -84,14 +72,8 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
 def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
     """Returns the `loss_scale` and the `name` that arguments mean, ours or Keras's own.
 
-    Args:
-      given: All arguments but the inner optimizer, by name. One that was given by
-        position has our name for that position. None: it was not given.
-
-    Raises:
-      TypeError: An argument is unknown or has the wrong type, or `loss_scale` and
-        another argument both say what the loss scale does.
-      ValueError: An argument is out of its range, or cannot be combined with another.
+    `given` are all arguments but the inner optimizer, by name. One that was given by
+    position has our name for that position. None: it was not given.
     """
     given = _by_their_names(given)
     name, loss_scale = given.pop("name", None), given.pop("loss_scale", DYNAMIC)
@@ -115,9 +97,10 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
     3's `initial_scale` and `dynamic_growth_steps`.
     """
     loss_scale, name, _ = values = [given.get(each) for each in _OURS]
+    is_number = isinstance(name, numbers.Real) and not isinstance(name, bool)
     if isinstance(loss_scale, (bool, np.bool_)):
-        names = _KERAS_2_NAMED if isinstance(name, str) else _KERAS_2
-    elif _is_number(loss_scale) and _is_number(name):
+        names = _KERAS_2_NAMED if isinstance(name, str) else OF_THE_SCALE
+    elif isinstance(loss_scale, numbers.Real) and is_number:
         names = _KERAS_3
     else:
         return dict(given)
@@ -140,20 +123,15 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def _refuse_others(others: Mapping[str, Any]) -> None:
     """Raises if no wrapper takes an argument, or takes it at its default only."""
     for name, value in others.items():
         if name not in _WITHOUT_MEANING:
-            ours = ["loss_scale", "name", *OF_THE_SCALE, "communication_dtype"]
-            listed = ", ".join(ours)
+            listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE))
             raise TypeError(
                 f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
-                f"got {name}={shown(value)}. If it is an argument of the inner "
-                "optimizer, pass it to that one."
+                f"communication_dtype, got {name}={shown(value)}. If it is an argument "
+                "of the inner optimizer, pass it to that one."
             )
         default = _WITHOUT_MEANING[name]
         if value is not default and value != default:
@@ -166,7 +144,16 @@ def _refuse_others(others: Mapping[str, Any]) -> None:
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     """Returns the config of the loss scale that the arguments of a Keras mean."""
     if checks.boolean("dynamic", theirs.get("dynamic", True)):
-        return _dynamic(theirs)
+        config: Dict[str, Any] = {}
+        if "initial_scale" in theirs:
+            scale = checks.loss_scale("initial_scale", theirs["initial_scale"])
+            config["initial_loss_scale"] = scale
+            if scale < 1:
+                config["min_loss_scale"] = scale  # ours may not begin below its floor
+        if "dynamic_growth_steps" in theirs:
+            steps = checks.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
+            config["increment_period"] = steps
+        return {"class_name": "DynamicLossScale", "config": config}
     if "dynamic_growth_steps" in theirs:
         raise ValueError(
             "`dynamic_growth_steps` must be None with dynamic=False, got "
@@ -182,32 +169,12 @@ def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     return {"class_name": "FixedLossScale", "config": {"loss_scale_value": scale}}
 
 
-def _dynamic(theirs: Mapping[str, Any]) -> Dict[str, Any]:
-    config: Dict[str, Any] = {}
-    if "initial_scale" in theirs:
-        scale = checks.loss_scale("initial_scale", theirs["initial_scale"])
-        config["initial_loss_scale"] = scale
-        if scale < 1:
-            config["min_loss_scale"] = scale  # ours may not begin below its floor
-    if "dynamic_growth_steps" in theirs:
-        steps = checks.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
-        config["increment_period"] = steps
-    return {"class_name": "DynamicLossScale", "config": config}
-
-
 def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
-    """Returns the arguments of Keras 2's wrapper that mean `loss_scale`.
-
-    Raises:
-      TypeError: No arguments of Keras's own wrappers mean `loss_scale`.
-    """
+    """Returns the arguments of Keras 2's wrapper that mean `loss_scale`, or raises."""
     config = loss_scale.get_config()
-    theirs = {
-        "dynamic": loss_scale._can_change,
-        "initial_scale": config.get("initial_loss_scale")
-        or config.get("loss_scale_value"),
-        "dynamic_growth_steps": config.get("increment_period"),
-    }
+    scale = config.get("initial_loss_scale") or config.get("loss_scale_value")
+    steps = config.get("increment_period")
+    theirs = dict(zip(OF_THE_SCALE, (loss_scale._can_change, scale, steps)))
     meant = serialization.deserialize(as_ours(theirs)["loss_scale"])
     if serialization.serialize(meant) != serialization.serialize(loss_scale):
         raise TypeError(
@@ -220,11 +187,7 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
 
 
 def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
-    """Returns the `LossScale` that our arguments mean.
-
-    Raises:
-      TypeError: The argument `loss_scale` is None.
-    """
+    """Returns the `LossScale` that our arguments mean."""
     found = serialization.get(ours["loss_scale"])
     if found is None:
         raise TypeError(
@@ -234,31 +197,20 @@ def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
     return found
 
 
-_STEPS = partial(checks.count, least=0, most=checks.MOST_STEPS)
-
-
 def loss_scale_of(optimizer: Any) -> LossScale:
-    """Returns a loss scale with the value and the counter of Keras's own.
-
-    Args:
-      optimizer: Keras's own `LossScaleOptimizer`.
-
-    Raises:
-      ValueError: Its loss scale is zero or infinite.
-      RuntimeError: It was called in a graph.
-    """
+    """Returns a loss scale with the value and the counter of Keras's own wrapper."""
     if not mode.current().knows_values:
         raise RuntimeError(
             "`from_keras` must be called eagerly, got a call in a graph, which cannot "
             "read the state of Keras's wrapper. Restore a checkpoint of that wrapper "
             "into LossScaleOptimizer(inner_optimizer) instead."
         )
-    names = OF_THE_SCALE
-    given = {name: getattr(optimizer, name, None) for name in names}
+    given = {name: getattr(optimizer, name, None) for name in OF_THE_SCALE}
     config = as_ours(given)["loss_scale"]
     # Keras 3's wrapper has no state until it is built, Keras 2's has none if fixed.
     scale = _read(optimizer, "dynamic_scale", "loss_scale", checks.loss_scale)
-    steps = _read(optimizer, "step_counter", "dynamic_counter", _STEPS)
+    count = partial(checks.count, least=0, most=checks.MOST_STEPS)
+    steps = _read(optimizer, "step_counter", "dynamic_counter", count)
     if scale is None or steps is None:
         return serialization.deserialize(config)
     if scale < 1:  # Keras 3's loss scale has no floor
@@ -270,141 +222,9 @@ def loss_scale_of(optimizer: Any) -> LossScale:
 
 
 def _read(optimizer: Any, of_keras3: str, of_keras2: str, check: Any) -> Any:
-    """Returns the checked value of an attribute of the optimizer, None without one.
-
-    Args:
-      optimizer: Keras's own `LossScaleOptimizer`.
-      of_keras3: What Keras 3 calls the attribute, a variable or a tensor.
-      of_keras2: What Keras 2 calls it.
-      check: A function of the name and the value that raises if the value is invalid.
-    """
+    """Returns the value of an attribute once `check` took it, None without one."""
     for name in (of_keras3, of_keras2):
         value = getattr(optimizer, name, None)
         if value is not None:
             return check(name, value.numpy().item())
     return None
-
-
-class Configurable:
-    """A wrapper's configs: dicts of its constructor's arguments."""
-
-    name: str
-    loss_scale: Any
-    _communication_dtype: Optional[str]
-
-    @classmethod
-    def from_config(
-        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        """Returns a new optimizer with the arguments of another one, and a new state.
-
-        Args:
-          config: What `get_config` returned: of this wrapper, or of the wrapper that
-            Keras 2, Keras 3 or TensorFlow 2.0 to 2.3 has. The new optimizer belongs to
-            the Keras of the inner optimizer.
-          custom_objects: A dict from names to your own classes. A class that is
-            registered with Keras needs no entry.
-
-        Raises:
-          TypeError: `config` is not the config of one of these wrappers.
-        """
-        config = config_as_ours(config)
-        wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
-        # Keras 2 changes the config that it deserializes. The caller's stays as it is.
-        config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
-        inner = wrapper._deserialize_inner(
-            config.pop("inner_optimizer"), custom_objects
-        )
-        loss_scale = config.pop("loss_scale")
-        if isinstance(loss_scale, dict):
-            loss_scale = serialization.deserialize(loss_scale, custom_objects)
-        return cls._of(inner, loss_scale, config)
-
-    @classmethod
-    def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
-        """Returns a new optimizer.
-
-        The constructor of a user's class may take Keras's own arguments in the place of
-        `loss_scale`.
-        """
-        asked = wrappers.asked_class(cls)
-        names = set(inspect.signature(asked).parameters)
-        if "loss_scale" in names or not names & {*OF_THE_SCALE}:
-            return asked(inner, loss_scale, **others)
-        # The user's class derived from Keras's own wrapper once, and from ours now.
-        found: Any = serialization.get(loss_scale)
-        theirs = as_theirs(found)
-        given = {**others, **theirs}
-        return asked(inner, **{n: v for n, v in given.items() if n in names})
-
-    @classmethod
-    def from_keras(
-        cls, optimizer: Any, *, communication_dtype: Optional[str] = None
-    ) -> Any:
-        """Returns an optimizer that goes on where Keras's own wrapper is.
-
-        The new optimizer takes over the inner optimizer. You may convert in the middle
-        of a run, before or after the optimizer is built. Do not use Keras's wrapper
-        after this call: it would change the same weights. Call `from_keras` eagerly,
-        in the scope of the strategy that trains the model:
-
-        ```
-        optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
-        model.compile(optimizer, loss="mse")
-        ```
-
-        Args:
-          optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
-          communication_dtype: As in the constructor.
-
-        Returns:
-          A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
-          scale, the same count of finite steps, and the same arguments.
-
-        Raises:
-          TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
-          ValueError: Its loss scale has become zero or infinite, as Keras 3's can.
-          RuntimeError: You called it in a graph, which cannot read the state.
-        """
-        wrappers.check_keras_own(optimizer)
-        loss_scale = loss_scale_of(optimizer)
-        inner = optimizer.inner_optimizer
-        wrappers.for_optimizer(inner)._release(inner)
-        given = {"communication_dtype": communication_dtype}
-        others = {} if communication_dtype is None else given
-        return cls._of(inner, loss_scale, others)
-
-    @classmethod
-    def _release(cls, inner_optimizer: Any) -> None:
-        """Removes the marks that a wrapper has left on its inner optimizer."""
-        wrappers.mark(inner_optimizer, wrapped=False)
-
-    @classmethod
-    def _deserialize_inner(cls, config: Any, custom_objects: Any) -> Any:
-        raise NotImplementedError
-
-    def get_config(self) -> Dict[str, Any]:
-        """Returns the constructor's arguments as a dict that JSON can hold."""
-        config = {
-            "name": self.name,
-            "inner_optimizer": self._serialize_inner(),
-            "loss_scale": serialization.serialize(self.loss_scale),
-        }
-        config.update(self._own_options())
-        # Keras 2's configs hold NumPy scalars, which JSON cannot hold.
-        return dict(tf.nest.map_structure(_plain, config))
-
-    def _own_options(self) -> Dict[str, Any]:
-        """Returns the arguments that older releases do not know, if they are set.
-
-        So older releases can read every config that does not need these arguments.
-        """
-        dtype = self._communication_dtype
-        return {} if dtype is None else {"communication_dtype": dtype}
-
-    def _serialize_inner(self) -> Dict[str, Any]:
-        raise NotImplementedError
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

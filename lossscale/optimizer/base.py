@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+import copy
+import inspect
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
 
 from lossscale import arguments as checks
-from lossscale.optimizer import overwriting, wrappers
-from lossscale.optimizer.arguments import (
-    DYNAMIC,
-    Configurable,
-    as_ours,
-    loss_scale_in,
-)
+from lossscale.optimizer import arguments, overwriting, reduction, wrappers
 from lossscale.optimizer.kinds import SCALED, Kind
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import Entry, NonfiniteGradient, Record, Spike
-from lossscale.optimizer.reduction import (
-    InnerSum,
-    checked_dtype,
-    own_way_to_sum,
-    reduction_for,
-    refuse_impossible,
-    refuse_unchecked,
-    summed,
-)
 from lossscale.optimizer.step import Step, aggregated
 from lossscale.runtime import callbacks, kerases, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
+from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 
 
@@ -55,11 +46,12 @@ def delegated(name: str) -> Callable[..., Any]:
     return call
 
 
-def _answered(answer: Callable[[LossScale], Any], doc: str) -> Any:
-    """Returns a property whose value `answer` reads from the loss scale."""
+def _answered(doc: str, *names: str) -> Any:
+    """Returns a property: the first of these attributes that the loss scale has."""
 
     def get_value(self: Any) -> Any:
-        return answer(self._loss_scale)
+        scale = self._loss_scale
+        return next((getattr(scale, n) for n in names if hasattr(scale, n)), None)
 
     def refuse(self: Any, value: Any) -> None:
         # Keras 3's constructor sets its defaults before the loss scale exists.
@@ -75,14 +67,7 @@ def _answered(answer: Callable[[LossScale], Any], doc: str) -> Any:
     return property(get_value, refuse, doc=doc)
 
 
-def _attribute(*names: str) -> Callable[[LossScale], Any]:
-    """Returns a function that reads the first of these attributes that exists."""
-    return lambda scale: next(
-        (getattr(scale, n) for n in names if hasattr(scale, n)), None
-    )
-
-
-class LossScaleOptimizer(Configurable):
+class LossScaleOptimizer:
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`.
@@ -159,16 +144,22 @@ class LossScaleOptimizer(Configurable):
     #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.
     inner_optimizer: Any
     iterations: Any
+    name: str
 
     _loss_scale: LossScale
     _pending: Pending
     _record: Record
     _communication_dtype: Optional[str]
-    _inner_sum: InnerSum
+    _inner_sum: reduction.InnerSum
     #: The base class of the optimizers of this Keras.
     _optimizer_class: type
     #: The method in which these sum gradients over the replicas.
     _summing_method: str
+    #: Constructs Keras's part of the wrapper, and calls `_attach`.
+    _wrap: Callable[[Any, LossScale, Optional[str]], None]
+    #: The inner optimizer's config, and an optimizer from a config and custom objects.
+    _serialize_inner: Callable[[], Dict[str, Any]]
+    _deserialize_inner: Callable[[Any, Any], Any]
 
     __signature__ = wrappers.Signature()
 
@@ -181,7 +172,7 @@ class LossScaleOptimizer(Configurable):
     def __init__(
         self,
         inner_optimizer: Any,
-        loss_scale: Any = DYNAMIC,
+        loss_scale: Any = arguments.DYNAMIC,
         name: Optional[str] = None,
         dynamic_growth_steps: Optional[int] = None,
         *,
@@ -199,24 +190,21 @@ class LossScaleOptimizer(Configurable):
             **kwargs,
         }
         wrappers.check_inner(inner_optimizer, type(self))
-        self._communicate_in(communication_dtype, inner_optimizer)
-        self._wrap(inner_optimizer, *self._checked(given))
-        self._leave_out_inner_sum(self._loss_scale)
-
-    def _wrap(
-        self, inner_optimizer: Any, loss_scale: LossScale, name: Optional[str]
-    ) -> None:
-        """Constructs Keras's part of the wrapper. The arguments have been checked."""
-        raise NotImplementedError
-
-    @classmethod
-    def _checked(cls, given: Dict[str, Any]) -> Tuple[LossScale, Optional[str]]:
-        """Checks arguments, and returns the `LossScale` and the name that they mean."""
-        ours = as_ours(given)
+        dtype = reduction.checked_dtype(communication_dtype)
+        # Keras's own __setattr__ works only after Keras's constructor has run.
+        object.__setattr__(self, "_communication_dtype", dtype)
+        self._refuse_to_sum(inner_optimizer)
+        ours = arguments.as_ours(given)
         name = ours["name"]
-        checks.optional(checks.text, "name", name, without=cls._not_in_names)
+        checks.optional(checks.text, "name", name, without=self._not_in_names)
         replicas.refuse_tpu()
-        return loss_scale_in(ours), name
+        found = arguments.loss_scale_in(ours)
+        reduction.refuse_unchecked(dtype, found)
+        self._wrap(inner_optimizer, found, name)
+        inner_sum = reduction.InnerSum(
+            inner_optimizer, self._summing_method, is_left_out=dtype is not None
+        )
+        object.__setattr__(self, "_inner_sum", inner_sum)
 
     def _attach(self, loss_scale: LossScale) -> None:
         # Keras's own __setattr__ would track these, under names that Keras makes up.
@@ -224,6 +212,10 @@ class LossScaleOptimizer(Configurable):
         pending = Pending(loss_scale, self._unscales_in_apply)
         object.__setattr__(self, "_pending", pending)
         object.__setattr__(self, "_record", Record(pending.kept()))
+        track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
+        track(loss_scale, "loss_scale")
+        track(self._record, "faults")
+        wrappers.mark(self.inner_optimizer)
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -277,8 +269,7 @@ class LossScaleOptimizer(Configurable):
         Raises:
           ValueError: This function returned one of these gradients earlier.
         """
-        grads = list(grads)
-        return self._pending.unscale(grads)
+        return self._pending.unscale(list(grads))
 
     def get_scaled_loss(self, loss: Tensor) -> Any:
         """Like `scale_loss`. Keras 2's name."""
@@ -323,32 +314,27 @@ class LossScaleOptimizer(Configurable):
 
     def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
         """Returns the record for the faults of these variables. None: not checked."""
-        checks = self._loss_scale.checks_gradients
-        spikes = self._loss_scale.skips_spikes
-        return self._record.entry_of(variables, spikes) if checks else None
+        if not self._loss_scale.checks_gradients:
+            return None
+        return self._record.entry_of(variables, self._loss_scale.skips_spikes)
 
-    dynamic = _answered(
-        lambda scale: scale._can_change,
-        "Whether the loss scale can change.",
-    )
+    dynamic = _answered("Whether the loss scale can change.", "_can_change")
     initial_scale = _answered(
-        _attribute("initial_loss_scale", "loss_scale_value"),
         "The loss scale's initial value, None if the loss scale has no such attribute.",
+        *("initial_loss_scale", "loss_scale_value"),
     )
     dynamic_growth_steps = _answered(
-        _attribute("increment_period"),
         "After how many finite steps the loss scale grows, None without such a rule.",
+        "increment_period",
     )
     dynamic_counter = _answered(
-        _attribute("good_steps"),
         "The variable that counts finite steps in a row, None if there is none.",
+        "good_steps",
     )
-    step_counter = _answered(
-        _attribute("good_steps"), "Keras 3's name of `dynamic_counter`."
-    )
+    step_counter = _answered("Keras 3's name of `dynamic_counter`.", "good_steps")
     dynamic_scale = _answered(
-        _attribute("current_loss_scale"),
         "The variable that holds the loss scale, None if there is none.",
+        "current_loss_scale",
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -368,39 +354,17 @@ class LossScaleOptimizer(Configurable):
         """The dtype in which replicas exchange gradients. None: the gradients' own."""
         return self._communication_dtype
 
-    def _communicate_in(self, dtype: Any, inner_optimizer: Any) -> None:
-        """Sets `communication_dtype`. Raises if the inner optimizer rules it out."""
-        found = checked_dtype(dtype)
-        self._refuse_to_sum(found, inner_optimizer)
-        # Keras's own __setattr__ works only after Keras's constructor has run.
-        object.__setattr__(self, "_communication_dtype", found)
-
-    def _leave_out_inner_sum(self, loss_scale: LossScale) -> None:
-        """Keeps the inner optimizer from summing gradients that the wrapper sums.
-
-        Raises:
-          ValueError: The loss scale checks no gradients, and their sum may overflow.
-        """
-        dtype, inner = self._communication_dtype, self.inner_optimizer
-        refuse_unchecked(dtype, loss_scale)
-        inner_sum = InnerSum(inner, self._summing_method, dtype is not None)
-        object.__setattr__(self, "_inner_sum", inner_sum)
-
-    def _dtype_to_sum_in(self) -> Optional[str]:
-        """Returns the dtype in which the wrapper sums. None: it does not sum."""
-        # The inner optimizer may have been changed since the wrapper was made.
-        self._refuse_to_sum(self._communication_dtype, self.inner_optimizer)
-        return self._communication_dtype if replicas.count() > 1 else None
-
-    def _refuse_to_sum(self, dtype: Optional[str], inner_optimizer: Any) -> None:
+    def _refuse_to_sum(self, inner_optimizer: Any) -> None:
+        """Raises if the inner optimizer rules `communication_dtype` out."""
+        dtype = self._communication_dtype
         if dtype is not None:
             way = self._own_way_to_sum(inner_optimizer)
-            refuse_impossible(dtype, inner_optimizer, way)
+            reduction.refuse_impossible(dtype, inner_optimizer, way)
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
         """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
-        return own_way_to_sum(
+        return reduction.own_way_to_sum(
             inner_optimizer, cls._optimizer_class, cls._summing_method
         )
 
@@ -425,9 +389,6 @@ class LossScaleOptimizer(Configurable):
             It may communicate, so it is called at every step, outside of the branch.
           values: New values that float8 layers pass instead of some gradients, which
             are None in `grads`. If a value is not finite, the step is skipped.
-
-        Returns:
-          In a graph, an op that does the whole step. None in eager mode.
         """
         self._note_trained(variables)
         bundle = self._pending.resolve(grads)
@@ -436,12 +397,14 @@ class LossScaleOptimizer(Configurable):
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
-        dtype = self._dtype_to_sum_in()
+        # The inner optimizer may have been changed since the wrapper was made.
+        self._refuse_to_sum(self.inner_optimizer)
+        dtype = self._communication_dtype if replicas.count() > 1 else None
         if dtype is not None:
             with callbacks.paused():
-                bundle = summed(bundle, dtype)
-        reduction = reduction_for(aggregates, dtype is not None)
-        step = Step(self._pending, reduction, self._fault_entry(variables))
+                bundle = reduction.summed(bundle, dtype)
+        reduces = reduction.reduction_for(aggregates, dtype is not None)
+        step = Step(self._pending, reduces, self._fault_entry(variables))
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
@@ -460,13 +423,111 @@ class LossScaleOptimizer(Configurable):
         kinds.note_variables(map(kerases.tensor_of, scaled), Kind(SCALED))
         kinds.note_variables(map(kerases.tensor_of, weights))
 
-    def _check_context(self) -> None:
-        """Raises if gradients cannot be applied here."""
-        replicas.check_can_apply()
+    @classmethod
+    def from_config(
+        cls, config: Dict[str, Any], custom_objects: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        """Returns a new optimizer with the arguments of another one, and a new state.
 
+        Args:
+          config: What `get_config` returned: of this wrapper, or of the wrapper that
+            Keras 2, Keras 3 or TensorFlow 2.0 to 2.3 has. The new optimizer belongs to
+            the Keras of the inner optimizer.
+          custom_objects: A dict from names to your own classes. A class that is
+            registered with Keras needs no entry.
 
-class CallableList(List[Any]):
-    """A list that can be called, since `variables` was a method in older versions."""
+        Raises:
+          TypeError: `config` is not the config of one of these wrappers.
+        """
+        config = arguments.config_as_ours(config)
+        wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
+        # Keras 2 changes the config that it deserializes. The caller's stays as it is.
+        config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
+        inner, loss_scale = config.pop("inner_optimizer"), config.pop("loss_scale")
+        inner = wrapper._deserialize_inner(inner, custom_objects)
+        if isinstance(loss_scale, dict):
+            loss_scale = serialization.deserialize(loss_scale, custom_objects)
+        return cls._of(inner, loss_scale, config)
 
-    def __call__(self) -> List[Any]:
-        return self
+    @classmethod
+    def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
+        """Returns a new optimizer."""
+        # The user's own class, if `wrappers.for_call` derived `cls` from it.
+        asked: Any = getattr(cls, "_asked_class", cls)
+        names = set(inspect.signature(asked).parameters)
+        if "loss_scale" in names or not names & {*arguments.OF_THE_SCALE}:
+            return asked(inner, loss_scale, **others)
+        # The user's class derived from Keras's own wrapper once, and from ours now. Its
+        # constructor takes Keras's arguments in the place of `loss_scale`.
+        found: Any = serialization.get(loss_scale)
+        given = {**others, **arguments.as_theirs(found)}
+        return asked(inner, **{n: v for n, v in given.items() if n in names})
+
+    @classmethod
+    def from_keras(
+        cls, optimizer: Any, *, communication_dtype: Optional[str] = None
+    ) -> Any:
+        """Returns an optimizer that goes on where Keras's own wrapper is.
+
+        The new optimizer takes over the inner optimizer. You may convert in the middle
+        of a run, before or after the optimizer is built. Do not use Keras's wrapper
+        after this call: it would change the same weights. Call `from_keras` eagerly,
+        in the scope of the strategy that trains the model:
+
+        ```
+        optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
+        model.compile(optimizer, loss="mse")
+        ```
+
+        Args:
+          optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
+          communication_dtype: As in the constructor.
+
+        Returns:
+          A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
+          scale, the same count of finite steps, and the same arguments.
+
+        Raises:
+          TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
+          ValueError: Its loss scale has become zero or infinite, as Keras 3's can.
+          RuntimeError: You called it in a graph, which cannot read the state.
+        """
+        wrappers.check_keras_own(optimizer)
+        loss_scale = arguments.loss_scale_of(optimizer)
+        inner = optimizer.inner_optimizer
+        wrappers.for_optimizer(inner)._release(inner)
+        if communication_dtype is None:
+            return cls._of(inner, loss_scale, {})
+        return cls._of(inner, loss_scale, {"communication_dtype": communication_dtype})
+
+    @classmethod
+    def _release(cls, inner_optimizer: Any) -> None:
+        """Removes the marks that a wrapper has left on its inner optimizer."""
+        wrappers.mark(inner_optimizer, wrapped=False)
+
+    def get_config(self) -> Dict[str, Any]:
+        """Returns the constructor's arguments as a dict that JSON can hold."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": self._serialize_inner(),
+            "loss_scale": serialization.serialize(self.loss_scale),
+            **self._own_options(),
+        }
+
+        def plain(value: Any) -> Any:  # JSON cannot hold the NumPy scalars of Keras 2
+            return value.item() if isinstance(value, np.generic) else value
+
+        return dict(tf.nest.map_structure(plain, config))
+
+    def _own_options(self) -> Dict[str, Any]:
+        """Returns what older releases do not know, if it is set: else they read it."""
+        dtype = self._communication_dtype
+        return {} if dtype is None else {"communication_dtype": dtype}
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+        # Keras 3 would save and load each optimizer by itself. If two optimizers share
+        # a loss scale, each would get a copy of its own.
+        inner = copy.deepcopy(self.inner_optimizer, memo)
+        self._release(inner)
+        loss_scale = copy.deepcopy(self._loss_scale, memo)
+        return type(self)(inner, loss_scale, name=self.name, **self._own_options())

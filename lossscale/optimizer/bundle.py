@@ -7,7 +7,7 @@ of them. Only if it is not, the exact check looks at each element.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -24,14 +24,7 @@ from lossscale.gradients.check import (
 )
 from lossscale.gradients.packing import groups_of_one, in_this_graph, pack, unpack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import (
-    Divisors,
-    Flag,
-    Grads,
-    PerGradient,
-    Scalar,
-    Tensor,
-)
+from lossscale.runtime.aliases import Divisors, Flag, Grads, PerGradient, Scalar, Tensor
 from lossscale.runtime.graphs import is_nested
 from lossscale.scales.base import LossScale
 
@@ -78,10 +71,7 @@ class Bundle:
     def distinct_divisors(self) -> Divisors:
         """Returns the different divisors of the gradients that are not None."""
         pairs = zip(self.grads, self.divisors)
-        found: Dict[int, Optional[Scalar]] = {
-            id(by): by for grad, by in pairs if grad is not None
-        }
-        return list(found.values())
+        return list({id(by): by for grad, by in pairs if grad is not None}.values())
 
     def packed(self) -> Bundle:
         """Returns the bundle with small gradients packed, if it has one divisor."""
@@ -170,11 +160,8 @@ def _quick_check_of_quotients(bundle: Bundle) -> Flag:
 def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    Args:
-      bundle: The gradients.
-      quick: Returns the quick check of the gradients as they are applied: of the
-        quotients, and of the sums of duplicate rows. Not called where the exact check
-        runs anyway.
+    `quick` returns the quick check of now: of the quotients, and of the sums of
+    duplicate rows. It is not called where the exact check runs anyway.
     """
     if bundle.is_checked:
         return bundle
@@ -184,7 +171,11 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
         return each_is_finite(floating_values([*grads, *rows.added(grads)]))
 
     def worst() -> PerGradient:
-        return _worst_as_applied(bundle)
+        grads = bundle.quotients()
+        numbers = worst_of_each(grads, bundle.groups)
+        if rows.any_may_have_duplicates(grads):
+            numbers += worst_of_each(rows.added(grads), bundle.groups)
+        return numbers
 
     looks_at_once = mode.current().looks_at_once
     if looks_at_once and not rows.any_may_have_duplicates(bundle.grads):
@@ -202,10 +193,7 @@ def quick_check_as_applied(bundle: Bundle) -> Flag:
 def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
     """Returns a quick check that covers the sums of duplicate rows, too.
 
-    Args:
-      quick: The quick check of the gradients themselves.
-      bundle: The gradients.
-      terms: How many replicas' gradients of this size will be added up.
+    `terms` is how many replicas' gradients of this size will be added up.
     """
     if not rows.any_may_have_duplicates(bundle.grads):
         return quick
@@ -213,29 +201,15 @@ def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
     return tf.logical_and(quick, of_rows)
 
 
-def _worst_as_applied(bundle: Bundle) -> PerGradient:
-    grads = bundle.quotients()
-    worst = worst_of_each(grads, bundle.groups)
-    if rows.any_may_have_duplicates(grads):
-        worst += worst_of_each(rows.added(grads), bundle.groups)
-    return worst
-
-
 def largest_unscaled(bundle: Bundle) -> Scalar:
-    """Returns the greatest magnitude of the gradients before the user clipped them.
-
-    It is at most float32's largest number.
-    """
-    largest = bundle.check.largest
-    if largest is not None and bundle.is_checked:
-        return largest
-    left = [
-        (grad, divisor)
-        for grad, divisor in zip(bundle.grads, bundle.divisors)
-        if largest is None or divisor is not None
-    ]
-    if left or largest is None:
-        grads, divisors = [grad for grad, _ in left], [divisor for _, divisor in left]
-        now = tf.minimum(largest_magnitude(grads, divisors), tf.float32.max)
-        largest = greater(largest, now)
-    return largest
+    """Returns the greatest magnitude before the user clipped. It is always finite."""
+    known = bundle.check.largest
+    if known is not None and bundle.is_checked:
+        return known
+    pairs = list(zip(bundle.grads, bundle.divisors))
+    if known is not None:
+        pairs = [(grad, by) for grad, by in pairs if by is not None]
+        if not pairs:
+            return known
+    largest = largest_magnitude([grad for grad, _ in pairs], [by for _, by in pairs])
+    return greater(known, tf.minimum(largest, tf.float32.max))

@@ -9,23 +9,15 @@ when this module is imported, or when a Keras 2 is imported later.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from lossscale.optimizer import wrappers
-from lossscale.optimizer.base import (
-    CallableList,
-    LossScaleOptimizer,
-    delegated,
-    forwarded,
-)
-from lossscale.optimizer.reduction import refuse_unsummed
-from lossscale.optimizer.reduction import restore as restore_sum
-from lossscale.runtime import kerases, mode, registry
+from lossscale.optimizer import reduction, wrappers
+from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
+from lossscale.runtime import kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
@@ -33,8 +25,6 @@ from lossscale.scales.base import LossScale
 #: Variables that files of lossscale 0.1.0 do not hold. Files without names hold them
 #: last.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
-
-
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
 _TRACKED = "_tracked_by_wrapper"
 
@@ -49,19 +39,20 @@ class Keras2Base(LossScaleOptimizer):
     _is_legacy: bool
     _own_name: str
     _create_all_weights: Any
+    build: Callable[[List[Variable]], None]
+    #: Tells whether an optimizer sums gradients in its own way.
+    _has_own_aggregation: Callable[[Any], bool]
+    _inner_variables: Callable[[], List[Variable]]
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
         # With a fixed scale, Keras's constructor checks the inner optimizer, and
         # creates no state.
         construct: Any = super(LossScaleOptimizer, self).__init__
         construct(inner_optimizer, dynamic=False, initial_scale=1.0)
-        self._attach(loss_scale)
-        wrappers.mark(inner_optimizer)
-        object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
         # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
         # stands where Keras's own wrapper has one.
-        self._track_trackable(loss_scale, "loss_scale")
-        self._track_trackable(self._record, "faults")
+        self._attach(loss_scale)
+        object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
         if not mode.current().knows_values:
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
@@ -90,14 +81,6 @@ class Keras2Base(LossScaleOptimizer):
     # It comes before the `loss_scale` of Keras's own wrapper in the order of bases.
     loss_scale = LossScaleOptimizer.loss_scale
 
-    def _check_context(self) -> None:
-        super()._check_context()
-        # Keras 2 refuses some strategies, by a function or, on TensorFlow 2.4, by a
-        # method.
-        name = "_raise_if_strategy_unsupported"
-        check = getattr(self._keras_module, name, None) or getattr(self, name)
-        check()
-
     def _apply_pairs(
         self,
         grads_and_vars: Any,
@@ -105,20 +88,18 @@ class Keras2Base(LossScaleOptimizer):
         aggregates: bool,
         aggregate: Optional[Callable[[List[Any]], Any]] = None,
     ) -> Any:
-        """Applies `(gradient, variable)` pairs, or skips them on all replicas.
+        """Applies pairs, or skips them. `aggregates` as in `_apply_or_skip`.
 
-        Args:
-          grads_and_vars: The pairs.
-          options: The other arguments of the inner optimizer's `apply_gradients`.
-          aggregates: Whether the inner optimizer or this wrapper sums the gradients
-            across replicas.
-          aggregate: The user's function that sums them, if it replaces Keras's.
-
-        Returns:
-          In a graph an op, in eager mode `iterations`. If all gradients are None, what
-          the inner optimizer returns.
+        `options` are the other arguments of the inner optimizer's `apply_gradients`. In
+        eager mode it returns `iterations`, and if all gradients are None, what the
+        inner optimizer returns.
         """
-        self._check_context()
+        replicas.check_can_apply()
+        # Keras 2 refuses some strategies, by a function or, on TensorFlow 2.4, by a
+        # method.
+        name = "_raise_if_strategy_unsupported"
+        refuse = getattr(self._keras_module, name, None) or getattr(self, name)
+        refuse()
         inner = self.inner_optimizer
 
         def apply(grads: Grads, variables: List[Variable]) -> Results:
@@ -130,25 +111,16 @@ class Keras2Base(LossScaleOptimizer):
         if all(grad is None for grad in grads):
             return apply(grads, variables)
         wrappers.check_shapes(inner, grads, variables)
-        self._build_before_apply(variables)
+        if not self._is_legacy:
+            with tf.init_scope():  # a branch cannot create variables
+                self.build(variables)
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
-
-    def _is_aggregated_here(self, aggregates: bool) -> bool:
-        """Tells whether the inner optimizer or this wrapper sums the gradients.
-
-        Raises:
-          ValueError: The caller wants to sum them, and `communication_dtype` is set.
-        """
-        if self._communication_dtype is not None and not aggregates:
-            refuse_unsummed(self._communication_dtype)
-        return aggregates
 
     def _second_argument(self, value: Any) -> Dict[str, Any]:
         """Returns the second argument of `apply_gradients` by its name.
 
-        Some inner optimizers take no name there, but for example a norm to clip to
-        (TensorFlowTTS).
+        It is not `name` for all: TensorFlowTTS's optimizers take a norm to clip to.
         """
         if value is None or isinstance(value, str):
             return {"name": value}
@@ -156,16 +128,10 @@ class Keras2Base(LossScaleOptimizer):
         second = list(parameters)[1]
         return {} if second == "name" else {second: value}
 
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        inner = copy.deepcopy(self.inner_optimizer, memo)
-        self._release(inner)
-        loss_scale = copy.deepcopy(self._loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name, **self._own_options())
-
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
-        restore_sum(inner_optimizer, cls._summing_method)
+        reduction.restore(inner_optimizer, cls._summing_method)
         # The inner optimizer keeps the objects that its wrapper tracks. They are
         # removed, so that the next wrapper can track its own. The names of the
         # attributes are private to TensorFlow (seen on 2.4 to 2.21).
@@ -183,15 +149,8 @@ class Keras2Base(LossScaleOptimizer):
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
         if not cls._has_own_aggregation(inner_optimizer):
             return super()._own_way_to_sum(inner_optimizer)
-        return (
-            "sums them by a method or an argument of its own. Leave out "
-            "`communication_dtype`"
-        )
-
-    @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        """Tells whether an optimizer sums gradients in its own way."""
-        raise NotImplementedError
+        way = "sums them by a method or an argument of its own"
+        return f"{way}. Leave out `communication_dtype`"
 
     @classmethod
     def _overrides(cls, inner_optimizer: Any, *names: str) -> bool:
@@ -199,32 +158,25 @@ class Keras2Base(LossScaleOptimizer):
         inner, base = type(inner_optimizer), cls._optimizer_class
         return any(getattr(inner, n, None) is not getattr(base, n, None) for n in names)
 
-    def _build_before_apply(self, variables: List[Variable]) -> None:
-        """Creates the variables that the inner optimizer would create in a branch."""
-
     def get_weights(self) -> List[Any]:
-        """Returns the values of the inner optimizer's variables.
-
-        The values of the loss scale's variables follow.
-        """
+        """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
         get_values = self._keras.backend.batch_get_value
         inner = [get_values([v])[0] for v in self._inner_variables()]
         return inner + list(get_values(self._scale_variables()))
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the values that `get_weights` returned.
-
-        The values of the loss scale may be missing.
-        """
+        """Sets the values of `get_weights`. Those of the loss scale may be missing."""
         variables = [*self._inner_variables(), *self._scale_variables()]
         self._keras.backend.batch_set_value(list(zip(variables, weights)))
-
-    def _inner_variables(self) -> List[Variable]:
-        raise NotImplementedError
 
     def _scale_variables(self) -> List[Variable]:
         variables = self._loss_scale.variables
         return sorted(variables, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+
+    @classmethod
+    def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
+        is_new = inner_config.get("is_legacy_optimizer") is False
+        return is_new != cls._is_legacy
 
     def _serialize_inner(self) -> Dict[str, Any]:
         return dict(self._keras.optimizers.serialize(self.inner_optimizer))
@@ -290,7 +242,8 @@ class _Legacy(Keras2Base):
         Returns:
           In a graph an op, in eager mode `iterations`.
         """
-        aggregates = self._is_aggregated_here(experimental_aggregate_gradients)
+        aggregates = experimental_aggregate_gradients
+        reduction.refuse_unsummed(self._communication_dtype, aggregates)
         has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
         aggregates = aggregates and not has_own
         options = {"name": None, "experimental_aggregate_gradients": aggregates}
@@ -328,10 +281,6 @@ class _Legacy(Keras2Base):
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
-
-    @classmethod
-    def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
-        return inner_config.get("is_legacy_optimizer") is not False
 
 
 class _New(Keras2Base):
@@ -384,8 +333,8 @@ class _New(Keras2Base):
           `iterations`, the number of applied steps.
         """
         skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-        aggregates = self._is_aggregated_here(not skip)
-        aggregates = aggregates and not _is_of_dtensor(self.inner_optimizer)
+        reduction.refuse_unsummed(self._communication_dtype, not skip)
+        aggregates = not (skip or _is_of_dtensor(self.inner_optimizer))
         has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
         options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}
         options.update(self._second_argument(name))
@@ -394,10 +343,6 @@ class _New(Keras2Base):
         aggregates = aggregates and not has_own
         self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
         return self.iterations
-
-    def _build_before_apply(self, variables: List[Variable]) -> None:
-        with tf.init_scope():  # a branch cannot create variables
-            self.build(variables)
 
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
@@ -434,9 +379,12 @@ class _New(Keras2Base):
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
 
-    @classmethod
-    def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
-        return inner_config.get("is_legacy_optimizer") is False
+
+class CallableList(List[Any]):
+    """A list that can be called, since `variables` was a method in older versions."""
+
+    def __call__(self) -> List[Any]:
+        return self
 
 
 def _is_of_dtensor(optimizer: Any) -> bool:

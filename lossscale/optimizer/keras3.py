@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 import keras
 import numpy as np
@@ -13,7 +12,7 @@ from lossscale import arguments
 from lossscale.optimizer import overwriting, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
 from lossscale.optimizer.warnings import BARE_CHECKPOINT
-from lossscale.runtime import registry
+from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.warning import warn
@@ -69,8 +68,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         construct: Any = super(LossScaleOptimizer, self).__init__
         construct(inner_optimizer, name=name or "loss_scale_optimizer")
         self._attach(loss_scale)
-        self._track_trackable(loss_scale, "loss_scale")
-        self._track_trackable(self._record, "faults")
         # Checkpoints of Keras's own wrapper use these names of the scale and counter.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
@@ -87,7 +84,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         object.__setattr__(self, "_built_for", built_for)
         object.__setattr__(self, "_looked_up", set())
-        wrappers.mark(inner_optimizer)
 
     learning_rate = forwarded("learning_rate")
     iterations = forwarded("iterations")
@@ -110,13 +106,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
     #: Raises the inner optimizer's error: on TensorFlow Keras has no stateless apply.
     stateless_apply = delegated("stateless_apply")
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
-        # Keras would save and load each optimizer by itself. If two optimizers share a
-        # loss scale, each would get a copy of its own.
-        inner = copy.deepcopy(self.inner_optimizer, memo)
-        loss_scale = copy.deepcopy(self._loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name, **self._own_options())
 
     @property
     def loss_scale_factor(self) -> None:
@@ -165,13 +154,20 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
           trainable_variables: The variables of these gradients. None: those that the
             optimizer was built with.
         """
-        self._check_context()
-        self._warn_if_restored_from_bare()
+        replicas.check_can_apply()
+        if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
+            self._looked_up.clear()
+            warn(BARE_CHECKPOINT)
         grads = list(grads)
         if trainable_variables is not None:
-            trainable_variables = self._built_with(trainable_variables)
+            trainable_variables = list(trainable_variables)
+            if not self.built:
+                # On several replicas, slots that are created within a `tf.function`
+                # cannot be initialized (seen on Keras 3.3 to 3.15).
+                with tf.init_scope():
+                    self.build(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
-        rest, values = self._apart(grads, trained)
+        rest, values = overwriting.apart(grads, trained)
         # A bare optimizer's own method is called, which may accumulate or centralize.
         own = self._optimizer_class.apply_gradients
         is_overridden = type(inner).apply_gradients is not own
@@ -189,34 +185,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             return
         wrappers.check_shapes(inner, rest, trained)
         self._apply_or_skip(rest, list(trained), apply, values=values)
-
-    def _apart(self, grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
-        """Separates gradients from new values, which float8 layers pass as gradients.
-
-        Returns:
-          The gradients and the new values, two lists of one length. Where one list has
-          an entry of `grads`, the other one has None.
-        """
-        are_values = [overwriting.is_overwritten(each) for each in variables]
-        pairs = list(zip(grads, are_values or [False] * len(grads)))
-        values = [
-            overwriting.as_handed_over(grad) if is_value else None
-            for grad, is_value in pairs
-        ]
-        return [None if is_value else grad for grad, is_value in pairs], values
-
-    def _built_with(self, variables: Iterable[Variable]) -> List[Variable]:
-        """Returns variables as a list. Builds the optimizer with them, if not built.
-
-        The optimizer is built outside of any traced function. On several replicas,
-        slots that are created within a `tf.function` cannot be initialized (seen on
-        Keras 3.3 to 3.15).
-        """
-        listed: List[Variable] = list(variables)
-        if not self.built:
-            with tf.init_scope():
-                self.build(listed)
-        return listed
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
@@ -298,15 +266,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
         # for this optimizer (seen on 2.16 to 2.21). Without this method, only a warning
-        # is lost.
+        # of `apply` is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
         return super()._lookup_dependency(name, cached_dependencies)
-
-    def _warn_if_restored_from_bare(self) -> None:
-        if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
-            self._looked_up.clear()
-            warn(BARE_CHECKPOINT)
 
     def _scale_variables(self) -> Dict[str, Variable]:
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}

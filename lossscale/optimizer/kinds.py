@@ -118,12 +118,10 @@ _SOURCES = 8
 
 
 class Kind(NamedTuple):
-    """A value's kind, and where it comes from.
+    """A value's kind, one of the names above, and where it comes from.
 
-    Attributes:
-      name: One of the names above.
-      sources: The tensors of S that may have multiplied the value, and the optimizers
-        that unscaled what it was made of. They know whether they saw an overflow.
+    `sources` are the tensors of S that may have multiplied the value, and the lists
+    that were unscaled and that it was made of. They know whether they overflowed.
     """
 
     name: str
@@ -139,12 +137,8 @@ def made_of(
 
     Where it cannot be known which of two kinds is right, this is the one that does less
     harm: a gradient that is divided twice leaves weights as they are, one that is not
-    divided destroys them.
-
-    Args:
-      operation: The operation's type.
-      kinds: The kinds of its inputs. None: a number.
-      number_at: Returns the value of an input that is a number. None: it is not known.
+    divided destroys them. `number_at` returns the value of an input that is a number,
+    whose kind is None, if it is known.
     """
     if _is_call(operation):
         return UNKNOWN

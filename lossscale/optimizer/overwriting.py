@@ -6,12 +6,12 @@ variable a tape returns no gradient but a new value, which the optimizer assigns
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import List, Sequence, Tuple
 
 from lossscale.gradients.check import Check, checked, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer.pending import before_division
-from lossscale.runtime.aliases import Grad, Grads, Tensor, Variable
+from lossscale.runtime.aliases import Grad, Grads, Variable
 
 #: The names of variables that hold magnitudes of scaled gradients. Keras 3 has no other
 #: mark for them.
@@ -32,25 +32,28 @@ def holds_scaled(variable: Variable) -> bool:
     return is_overwritten(variable) and variable.name in _OF_GRADIENTS
 
 
-def as_handed_over(value: Tensor) -> Tensor:
-    """Returns a new value as the layer handed it over.
+def apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
+    """Separates gradients from new values: each list has None for the other's.
 
     `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
+    The new values are returned as the layer handed them over.
     """
-    before = None if value is None else before_division(value)
-    return value if before is None else before[0]
+    rest: Grads = []
+    values: Grads = []
+    for grad, variable in zip(grads, variables or [None] * len(grads)):
+        is_value = is_overwritten(variable)
+        before = before_division(grad) if is_value and grad is not None else None
+        value = grad if before is None else before.grad
+        rest.append(None if is_value else grad)
+        values.append(value if is_value else None)
+    return rest, values
 
 
 def check_of(values: Sequence[Grad], grads: Grads) -> Check:
     """Returns the check of new values, which are applied as they are.
 
     A float8 layer bounds its gradients, so an infinity is often left in its history of
-    magnitudes only.
-
-    Args:
-      values: The new values. None stands for a gradient.
-      grads: The gradients. None stands for a new value. The worst numbers are those of
-        both.
+    magnitudes only. The worst numbers are those of new values and gradients.
     """
     every: Grads = [g if v is None else v for v, g in zip(values, grads)]
     groups = groups_of_one(len(every))

@@ -74,13 +74,11 @@ _BEFORE = "_lossscale_before"
 
 
 class StepState:
-    """The state of one optimizer's step, on each replica.
+    """The state of one optimizer's step: two `float32` scalars on each replica.
 
-    Attributes:
-      pending: A `float32` variable of shape `[]`: S while a division by S is pending,
-        -S once it was done, 0 if nobody scaled a loss or unscaled gradients.
-      overflow: A `float32` variable of shape `[]`: whether unscaled gradients had
-        overflowed.
+    `pending` is S while a division by S is pending, -S once it was done, and 0 if
+    nobody scaled a loss or unscaled gradients. `overflow` tells whether unscaled
+    gradients had overflowed.
     """
 
     def __init__(self) -> None:
@@ -100,13 +98,10 @@ class StepState:
             self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, kind: str) -> Flag:
-        """An apply counts an overflow. Returns whether there was none.
+        """Counts an overflow for an apply of this kind. Returns whether there was none.
 
         An overflow that was counted counts again for what was made of that list: for
         gradients of unknown kind in the same step, and never for scaled ones.
-
-        Args:
-          kind: The kind of the gradients, `UNSCALED`, `UNKNOWN` or `SCALED`.
         """
         held = tf.convert_to_tensor(self.overflow)
         is_bad = tf.equal(held, SEEN) if kind == SCALED else held > NONE
@@ -131,10 +126,7 @@ def _variable(name: str) -> Variable:
 class Unscaled(NamedTuple):
     """A list of gradients that was unscaled: the source of what is made of them.
 
-    Attributes:
-      pending: The optimizer that unscaled it.
-      check: Its check.
-      length: How many gradients it has, with those that are None.
+    `pending` is the optimizer that unscaled it. `length` also counts `None`s.
     """
 
     pending: Pending
@@ -143,38 +135,25 @@ class Unscaled(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What an unscaled gradient was. It hangs on the tensor.
-
-    Attributes:
-      grad: The gradient.
-      divisor: What divided it.
-    """
+    """What an unscaled gradient was, and what divided it. It hangs on the tensor."""
 
     grad: Grad
     divisor: Scalar
 
 
 class _Place:
-    """The losses of a step on one replica in one graph, or in eager mode.
-
-    Attributes:
-      losses: The last losses, and the tensors of S that multiplied them.
-      has_stepped: Whether a step was applied or skipped since.
-    """
+    """The losses of a step on one replica in one graph, or in eager mode."""
 
     def __init__(self) -> None:
+        #: The last losses, and the tensors of S that multiplied them.
         self.losses: List[Tuple[Tensor, Scalar]] = []
-        self.has_stepped = False
+        self.has_stepped = False  # whether a step was applied or skipped since
 
 
 class Observer:
     """Learns of each use of a loss scale, for all optimizers that share it.
 
     It is what a `LossScale` calls as `_noted_by`.
-
-    Attributes:
-      optimizers: The `Pending` of each optimizer.
-      kinds: The kinds of values.
     """
 
     def __init__(self, loss_scale: LossScale) -> None:
@@ -272,23 +251,14 @@ def observer_of(loss_scale: LossScale) -> Observer:
 class Pending:
     """Whether the gradients of one optimizer are still to be divided.
 
-    Attributes:
-      loss_scale: The loss scale of their losses.
-      observer: Learns of its uses.
-      is_keras: Whether it is an optimizer of Keras. One of TensorFlow 1 unscales all
-        gradients itself, never divides in `apply`, and never warns.
+    If it is not an optimizer of Keras (`is_keras`), it is one of TensorFlow 1: that one
+    unscales all gradients itself, never divides in `apply`, and never warns.
     """
 
     def __init__(
         self, loss_scale: LossScale, divides_in_apply: bool, *, is_keras: bool = True
     ) -> None:
-        """Begins with nothing pending.
-
-        Args:
-          loss_scale: The loss scale.
-          divides_in_apply: Whether this Keras's own wrapper divides in `apply`.
-          is_keras: Whether it is an optimizer of Keras.
-        """
+        """`divides_in_apply` tells whether this Keras's own wrapper does so."""
         self.loss_scale, self.is_keras = loss_scale, is_keras
         self.observer = observer_of(loss_scale)
         self._divides_in_apply, self._has_unscaled = divides_in_apply, False
@@ -312,11 +282,7 @@ class Pending:
         return {"pending": state.pending, "overflow_seen": state.overflow}
 
     def unscale(self, grads: Grads) -> Grads:
-        """Returns the true gradients, and remembers whether they were finite.
-
-        Raises:
-          ValueError: One of the gradients has been unscaled already.
-        """
+        """Returns the true gradients, and remembers whether they were finite."""
         scaled = as_they_are(grads)
         with callbacks.paused():
             divisors = self._to_unscale(scaled)
@@ -374,11 +340,7 @@ class Pending:
         return losses[-1] if losses else now
 
     def resolve(self, grads: Grads) -> Bundle:
-        """Returns the gradients to apply, with their divisors and checks.
-
-        Args:
-          grads: The gradients; some may be None.
-        """
+        """Returns the gradients to apply, with their divisors and checks."""
         grads, observer = as_they_are(grads), self.observer
         with callbacks.paused():
             bundle = self._resolved(grads)
@@ -492,10 +454,9 @@ def _scale_of(kind: Kind) -> Optional[Scalar]:
 
 
 def before_division(grad: Grad) -> Optional[Before]:
-    """Returns what a gradient was before it was unscaled.
+    """Returns what a gradient was before `get_unscaled_gradients`. None: not known.
 
-    None: `get_unscaled_gradients` did not return it, or eager mode did not keep it, as
-    it is not small.
+    Eager mode keeps it of small gradients only.
     """
     found: Optional[Before] = getattr(dense_part(grad), _BEFORE, None)
     return found
@@ -517,15 +478,9 @@ def _joined(lists: List[Unscaled], count: int) -> Check:
 def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:
     """Returns gradients that nobody has changed since they were unscaled.
 
-    They need no second check. Under XLA one replica divides them once more, in its
-    branch, as if nobody had unscaled them, and needs no memory for the quotients.
-
-    Args:
-      bundle: The gradients.
-      check: The check of when they were unscaled.
-
-    Returns:
-      The bundle. None: they were changed, or nobody has checked them.
+    None if somebody has, or if nobody checked them then (`check`). They need no second
+    check. Under XLA one replica divides them once more, in its branch, as if nobody had
+    unscaled them, and needs no memory for the quotients.
     """
     before = [None if each is None else before_division(each) for each in bundle.grads]
     pairs = list(zip(bundle.grads, before))

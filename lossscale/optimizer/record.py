@@ -8,6 +8,7 @@ restore. It is in a SavedModel of a training step, which writes it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 
 import tensorflow as tf
@@ -54,19 +55,15 @@ class Spike(NamedTuple):
 
 
 class OwnSteps(NamedTuple):
-    """The steps that one optimizer skipped itself.
+    """The steps that one optimizer skipped itself in this process.
 
     The loss scale's own counts include the other optimizers that share it.
-
-    Attributes:
-      skipped: How many steps the optimizer skipped in this process.
-      in_a_row: Consecutive skips up to the last step; 0 if that step was applied.
-      bad_losses: Consecutive skips up to the last step at which the unscaled loss was
-        not finite.
     """
 
     skipped: int
+    #: Consecutive skips up to the last step; 0 if that step was applied.
     in_a_row: int
+    #: Those of them at which the unscaled loss was not finite, up to the last step.
     bad_losses: int
 
 
@@ -74,17 +71,17 @@ class Record(tf.Module):
     """Why the last steps of an optimizer were skipped.
 
     An optimizer that was never built may apply the gradients of several lists of
-    variables in turn; then each list has numbers here.
+    variables in turn; then each list has an entry here.
     """
 
-    _numbers: List[Numbers]
+    _entries: List[Entry]
     _others: Dict[str, Variable]
 
     def __init__(self, others: Optional[Dict[str, Variable]] = None) -> None:
         """Begins empty. `others` are further variables that no checkpoint holds."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
-        object.__setattr__(self, "_numbers", [])
+        object.__setattr__(self, "_entries", [])
         object.__setattr__(self, "_others", others or {})
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
@@ -103,7 +100,7 @@ class Record(tf.Module):
 
     def _kept(self) -> Dict[str, Variable]:
         kept = dict(self._others)
-        for number, each in enumerate(self._numbers):
+        for number, each in enumerate(self._entries):
             kept[f"record{number}"] = each.faults
             if each.spike is not None:
                 kept[f"spike{number}"] = each.spike
@@ -112,38 +109,33 @@ class Record(tf.Module):
     def entry_of(
         self, variables: List[Variable], skips_spikes: bool = False
     ) -> Optional[Entry]:
-        """Returns the entry that records the skipped steps of a list of variables.
+        """Returns the entry for a list of trained variables. None in a session.
 
         Called when the optimizer is built, so that no step has to create the variable:
         a `tf.function` that creates one is traced twice. Called again at each step.
-
-        Args:
-          variables: The variables that are trained.
-          skips_spikes: Whether the loss scale also skips finite steps.
-
-        Returns:
-          The entry. None in a mode that cannot have one.
         """
         if not mode.current().records_faults:
             return None  # a session would have to initialize its variable
-        for numbers in self._numbers:
-            if all(id(variable) in numbers.positions for variable in variables):
-                break
-        else:
-            numbers = Numbers(list({id(each): each for each in variables}.values()))
-            self._numbers.append(numbers)
-        if skips_spikes and numbers.spike is None:
-            numbers.spike = _zeros(len(numbers.variables) + 3, "spiking_gradients")
-        return Entry(numbers, [numbers.positions[id(each)] for each in variables])
+        for entry in self._entries:
+            number_of = {id(each): i for i, each in enumerate(entry.variables)}
+            if all(id(each) in number_of for each in variables):
+                positions = [number_of[id(each)] for each in variables]
+                is_whole = positions == entry.positions
+                return entry if is_whole else replace(entry, positions=positions)
+        recorded = list({id(each): each for each in variables}.values())
+        count = len(recorded)
+        faults = _zeros(count + 5, "nonfinite_gradients")
+        spike = _zeros(count + 3, "spiking_gradients") if skips_spikes else None
+        self._entries.append(Entry(recorded, faults, spike, list(range(count))))
+        return self.entry_of(variables, skips_spikes)
 
     def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
         """Returns how many steps this optimizer skipped itself.
 
-        Args:
-          skipped: How many steps the loss scale has skipped.
-          in_a_row: How many steps it has skipped since its last good step.
+        The arguments are the loss scale's counts: of all skipped steps, and of those
+        since its last good step.
         """
-        read = [each.faults.numpy().tolist()[-4:] for each in self._numbers]
+        read = [each.faults.numpy().tolist()[-4:] for each in self._entries]
         count = int(sum(own for own, *_ in read))
         _, run, losses, stamp = max(read, key=lambda each: each[-1], default=[0.0] * 4)
         if len(read) > 1:
@@ -156,8 +148,8 @@ class Record(tf.Module):
         """Returns the gradients that were not finite at the last skipped step."""
         return [
             NonfiniteGradient(kerases.variable_name(variable), kind, variable)
-            for numbers, worst in self._last()
-            for variable, kind in zip(numbers.variables, map(_kind, worst))
+            for entry, worst in self._last()
+            for variable, kind in zip(entry.variables, map(_kind, worst))
             if kind is not None
         ]
 
@@ -165,82 +157,62 @@ class Record(tf.Module):
         """Returns "inf" or "nan" if the unscaled loss was not finite, else None."""
         return _kind(sum(of_loss for _, (*_, of_loss) in self._last()))
 
-    def _last(self) -> List[Tuple[Numbers, List[float]]]:
-        """Returns the numbers that the last skipped step wrote: those of its loss last.
+    def _last(self) -> List[Tuple[Entry, List[float]]]:
+        """Returns the entries that the last skipped step wrote, with worst numbers.
 
-        They are the worst numbers of each list of variables.
+        The last of these numbers is the loss's.
         """
-        read = [(each, each.faults.numpy().tolist()) for each in self._numbers]
+        read = [(each, each.faults.numpy().tolist()) for each in self._entries]
         latest = max((stamp for _, (*_, stamp) in read), default=0.0)
         return [(each, n[:-4]) for each, n in read if n[-1] == latest > 0.0]
 
     def spike(self) -> Optional[Spike]:
         """Returns the last spike that was skipped, None if there was none."""
-        read = [
-            (each.spike.numpy().tolist(), each.variables)
-            for each in self._numbers
-            if each.spike is not None
-        ]
-        if not read:
-            return None
-        (*each, largest, limit, stamp), variables = max(
-            read, key=lambda one: one[0][-1]
-        )
-        if not stamp:
-            return None
-        variable = variables[each.index(max(each))]
-        return Spike(kerases.variable_name(variable), largest, limit, variable)
+        found, last = None, 0.0
+        for entry in self._entries:
+            if entry.spike is not None:
+                *each, largest, limit, stamp = entry.spike.numpy().tolist()
+                if stamp > last:
+                    variable = entry.variables[each.index(max(each))]
+                    name = kerases.variable_name(variable)
+                    found, last = Spike(name, largest, limit, variable), stamp
+        return found
 
 
-class Numbers:
+@dataclass(eq=False)
+class Entry:
     """What is recorded of a list of variables.
 
     Attributes:
       variables: The variables.
-      positions: The position of each, by its `id`.
       faults: The worst number of each gradient and of the loss (`gradients/check`),
         three counts (steps skipped, skipped in a row, and in a row with a loss that was
         not finite) and a stamp: the loss scale's count of skipped steps then.
       spike: The greatest magnitude of each gradient at the last spike, the greatest of
         the step, the limit, and a stamp: the guard's count of spikes then. None: no
         guard skips steps of theirs.
+      positions: Where in `variables` are those that a step trains: all, or some of
+        them.
     """
 
-    def __init__(self, variables: List[Variable]) -> None:
-        self.variables = variables
-        self.positions = {id(variable): i for i, variable in enumerate(variables)}
-        self.faults = _zeros(len(variables) + 5, "nonfinite_gradients")
-        self.spike: Optional[Variable] = None
-
-
-class Entry(NamedTuple):
-    """Records skipped steps of one list of variables. Called within the branch.
-
-    Attributes:
-      numbers: Where they are recorded.
-      positions: The positions of the list's variables there.
-    """
-
-    numbers: Numbers
+    variables: List[Variable]
+    faults: Variable
+    spike: Optional[Variable]
     positions: List[int]
 
     def write_faults(self, bundle: Bundle, agreed: Check, skipped: Tensor) -> Op:
-        """Records the gradients that were at fault on any replica.
+        """Records which gradients were at fault on any replica. For a branch.
 
-        It adds their worst numbers to those of the same step, or starts anew.
-
-        Args:
-          bundle: Each replica's gradients.
-          agreed: The check that the replicas share, also of the gradients' sum.
-          skipped: How many steps have been skipped, with this one.
+        It adds their worst numbers to those of the same step, or starts anew. `agreed`
+        also covers the gradients' sum, `skipped` counts this step, too.
         """
         worst = replicas.call_for_each_replica(_worst_with_loss, bundle)
         worst = replicas.all_reduce_sum(worst)
         if agreed.worst is not None:
             worst += tf.pad(agreed.worst(), [[0, 1]])
-        size = len(self.numbers.variables) + 1
+        size = len(self.variables) + 1
         worst = self._placed(worst, [*self.positions, size - 1], size)
-        held = tf.convert_to_tensor(self.numbers.faults)
+        held = tf.convert_to_tensor(self.faults)
         old, counts, old_stamp = tf.split(held, [size, 3, 1])
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         since = stamp - old_stamp
@@ -253,23 +225,17 @@ class Entry(NamedTuple):
         counts *= tf.concat([one, goes_on, goes_on * is_bad], 0)
         counts += tf.concat([one, one, is_bad], 0)
         value = tf.concat([worst, counts, stamp], 0)
-        return self.numbers.faults.assign(value, read_value=False)
+        return self.faults.assign(value, read_value=False)
 
     def write_spike(self, bundle: Bundle, agreed: Check, guard: SpikeGuard) -> Op:
-        """Records which gradient was the largest of a step that was too large.
-
-        Args:
-          bundle: Each replica's gradients.
-          agreed: The check that the replicas share.
-          guard: The guard, which has already counted the spike.
-        """
+        """Records which gradient was the largest. The guard has counted the spike."""
         rows = replicas.call_for_each_replica(_largest_in_own_row, bundle)
         each = tf.reduce_max(replicas.all_reduce_sum(rows), 0)
-        each = self._placed(each, self.positions, len(self.numbers.variables))
+        each = self._placed(each, self.positions, len(self.variables))
         limit, spikes = map(replicas.local_result, (guard.limit, guard.spikes))
         known = [tf.cast(one, tf.float32) for one in (agreed.largest, limit, spikes)]
         value = tf.concat([each, tf.stack(known)], 0)
-        return cast(Variable, self.numbers.spike).assign(value, read_value=False)
+        return cast(Variable, self.spike).assign(value, read_value=False)
 
     @staticmethod
     def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The flag, all-reduced, and gradients that cross the replicas in float16.
 
-Do all replicas together apply this step? One replica, several, and several whose
-gradients are summed already are three classes of one interface, `FlagReduction`.
+Do all replicas together apply this step? Replicas whose gradients are equal find the
+same flag: `EqualReplicas`. Otherwise one scalar of each crosses: `SeveralReplicas`.
 
 With `communication_dtype` the wrapper sums the gradients in the inner optimizer's
 place, while they are still scaled:
@@ -21,17 +21,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Hashable,
-    Iterator,
-    List,
-    Optional,
-    Protocol,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -58,44 +48,26 @@ from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
 from lossscale.scales.base import LossScale
 
 
-class FlagReduction(Protocol):
-    """How the replicas that train in step come to one flag."""
+class EqualReplicas:
+    """One replica, or several with equal gradients: the sum of all of them.
 
-    #: Whether one replica decides: gradients are divided in the branch that applies.
-    is_of_one: bool
+    The quick check of any replica decides, and the exact one can wait for a branch.
 
-    def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
-        """Checks one replica's gradients as they are to be applied.
-
-        Returns:
-          The bundle with its check, and what the replica contributes to `reduce`.
-        """
-
-    def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
-        """Returns the check of the whole step, equal on all replicas.
-
-        Args:
-          contributions: Of all replicas, as `replicas.merge_call` merges them.
-          bundle: The bundles of all replicas, as it merges them.
-        """
-
-
-class OneReplica:
-    """One replica: its quick check decides, and the exact one can wait for a branch.
-
-    Gradients are divided in the branch that applies them. There the quotients are used
-    as soon as they are there, which needs less memory; a skipped step has none.
+    One replica divides its gradients in the branch that applies them. There the
+    quotients are used as soon as they are there, which needs less memory; a skipped
+    step has none. Several divide before the branch, as `SeveralReplicas` do.
     """
 
-    is_of_one = True
+    def __init__(self) -> None:
+        self.divides_in_branch = replicas.count() == 1
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
-        checked = check_as_applied(
-            bundle, functools.partial(quick_check_as_applied, bundle)
-        )
+        """Returns the bundle with its check as applied, and what it gives `reduce`."""
+        checked = check_as_applied(bundle, lambda: quick_check_as_applied(bundle))
         return checked, checked.check.quick
 
     def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
+        """Returns the check of the whole step. `merge_call` merged the arguments."""
         check = replicas.local_result(bundle).check
 
         def exact_check() -> Flag:
@@ -105,16 +77,6 @@ class OneReplica:
         is_exact = check.exact_check is None
         quick, largest = map(replicas.local_result, (contributions, check.largest))
         return Check(quick, None if is_exact else exact_check, largest=largest)
-
-
-class SummedReplicas(OneReplica):
-    """Several replicas that have the same gradients, the sum of all of them.
-
-    They find the same flag, and none has to cross. Gradients are divided before the
-    branch, as with `SeveralReplicas`.
-    """
-
-    is_of_one = False
 
 
 class SeveralReplicas:
@@ -136,14 +98,10 @@ class SeveralReplicas:
     two replicas that left it to the branch took 4.3 ms for 3.7, 12 M with Adam.
     """
 
-    is_of_one = False
+    divides_in_branch = False
 
     def __init__(self, are_added: bool) -> None:
-        """Several replicas.
-
-        Args:
-          are_added: Whether the optimizer adds their gradients up.
-        """
+        """`are_added` tells whether the optimizer adds their gradients up."""
         self._are_added = are_added
         self._count = replicas.count()
 
@@ -154,7 +112,7 @@ class SeveralReplicas:
             checked = check_as_applied(bundle, lambda: is_small)
         else:
             is_small = True
-            checked, _ = OneReplica().check(bundle)
+            checked, _ = EqualReplicas().check(bundle)
         is_finite, largest = checked.check.exact(), checked.check.largest
         contribution = tf.where(
             is_finite, tf.where(is_small, 0.0, 1.0), self._count + 1.0
@@ -165,7 +123,6 @@ class SeveralReplicas:
         return checked, tf.concat([[contribution], slots], 0)
 
     def _sum_stays_finite(self, bundle: Bundle) -> Flag:
-        """Tells whether the sum over the replicas surely is finite."""
         is_small = sum_stays_finite(bundle.grads, self._count)
         return and_of_rows(is_small, bundle, terms=self._count)
 
@@ -205,51 +162,32 @@ class SeveralReplicas:
         as_added = tf.identity if self._count == 2 else tf.abs
         terms: Dict[int, Tensor] = {}
         for position, grad in enumerate(bundle.grads):
-            if _is_added(grad):
-                terms[position] = as_added(_real(grad))
+            is_sparse = isinstance(grad, tf.IndexedSlices)
+            values = [] if is_sparse else floating_values([grad])
+            if values:  # a complex gradient has two
+                value = values[0] if len(values) == 1 else tf.stack(values)
+                terms[position] = as_added(value)
             elif rows.may_have_duplicates(grad) and grad.dense_shape is not None:
                 terms[position] = rows.magnitudes(grad)
         return terms
 
 
+FlagReduction = Union[EqualReplicas, SeveralReplicas]
+
+
 def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
     """Returns how the replicas that train in step come to one flag.
 
-    Args:
-      are_added: Whether the optimizer adds their gradients up.
-      are_summed: Whether that is done already, by `summed`.
+    The optimizer adds their gradients up, or `summed` has done so already.
     """
-    if replicas.count() == 1:
-        return OneReplica()
-    return SummedReplicas() if are_summed else SeveralReplicas(are_added)
-
-
-def _is_added(grad: Grad) -> bool:
-    return not isinstance(grad, tf.IndexedSlices) and bool(floating_values([grad]))
-
-
-def _real(grad: Grad) -> Tensor:
-    """Returns a gradient as one tensor of real numbers."""
-    values: List[Tensor] = floating_values([grad])
-    return values[0] if len(values) == 1 else tf.stack(values)
-
-
-#: The dtypes in which gradients may cross.
-DTYPES = ("float16", "bfloat16")
-_OF_HOROVOD = (
-    "sums them with Horovod. Leave out `communication_dtype`, and let Horovod compress "
-    "the gradients: hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
-)
+    is_equal = are_summed or replicas.count() == 1
+    return EqualReplicas() if is_equal else SeveralReplicas(are_added)
 
 
 def checked_dtype(value: Any) -> Optional[str]:
-    """Returns the argument `communication_dtype` as a string or None.
-
-    Raises:
-      ValueError: It is another dtype.
-    """
+    """Returns the argument `communication_dtype` as a string or None."""
     name = value.name if isinstance(value, tf.DType) else value
-    if name is None or (isinstance(name, str) and name in DTYPES):
+    if name is None or (isinstance(name, str) and name in {"float16", "bfloat16"}):
         return name
     raise ValueError(
         "`communication_dtype` must be 'float16', 'bfloat16' or None, got "
@@ -258,12 +196,9 @@ def checked_dtype(value: Any) -> Optional[str]:
 
 
 def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> None:
-    """Raises a ValueError if the wrapper cannot sum in the inner optimizer's place.
+    """Raises if the wrapper cannot sum in this dtype in the inner optimizer's place.
 
-    Args:
-      dtype: The argument `communication_dtype`.
-      inner_optimizer: The inner optimizer.
-      way: How it sums in its own way, in words that complete the error, or None.
+    `way` says how that one sums in its own way, in words that complete the error.
     """
     if not replicas.can_sum(dtype):
         raise ValueError(
@@ -278,7 +213,12 @@ def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> N
             "exchange no sum. Leave out `communication_dtype`."
         )
     modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
-    way = _OF_HOROVOD if "horovod" in modules else way
+    if "horovod" in modules:
+        way = (
+            "sums them with Horovod. Leave out `communication_dtype`, and let Horovod "
+            "compress the gradients: "
+            "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
+        )
     if way is not None:
         raise ValueError(
             "`communication_dtype` must be None if the inner optimizer sums gradients "
@@ -298,14 +238,16 @@ def refuse_unchecked(dtype: Optional[str], loss_scale: LossScale) -> None:
         )
 
 
-def refuse_unsummed(dtype: str) -> None:
-    """Raises: the caller of `apply_gradients` wants to sum the gradients itself."""
-    raise ValueError(
-        "`skip_gradients_aggregation` must be False, and "
-        "`experimental_aggregate_gradients` True, with "
-        f"communication_dtype={dtype!r}: LossScaleOptimizer sums the gradients then. "
-        "Leave out `communication_dtype`, or the argument that turns the sum off."
-    )
+def refuse_unsummed(dtype: Optional[str], are_summed: bool) -> None:
+    """Raises if the caller of `apply_gradients` sums the gradients, and the wrapper."""
+    if dtype is not None and not are_summed:
+        raise ValueError(
+            "`skip_gradients_aggregation` must be False, and "
+            "`experimental_aggregate_gradients` True, with "
+            f"communication_dtype={dtype!r}: LossScaleOptimizer sums the gradients "
+            "then. Leave out `communication_dtype`, or the argument that turns the sum "
+            "off."
+        )
 
 
 def summed(bundle: Bundle, dtype: str) -> Bundle:
@@ -364,7 +306,7 @@ _OF_ALL = "all replicas"
 def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
     """Says how an optimizer sums gradients, in words that complete an error.
 
-    None: by nothing but the `method` of `base`, which the wrapper can replace.
+    None: by the `method` of `base` alone, which the wrapper can replace.
     """
     for each in _parts(optimizer):
         steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's

@@ -22,7 +22,7 @@ import tensorflow as tf
 from lossscale.gradients.check import Check
 from lossscale.optimizer.pending import Pending
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Flag, Op, Scalar, Variable
+from lossscale.runtime.aliases import Flag, Op, Scalar
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import (
     above_branches,
@@ -36,24 +36,21 @@ _steps: Any = weakref.WeakKeyDictionary()  # LossScale -> the last _SharedStep
 
 
 class _SharedStep:
-    """A step of a shared loss scale in which at least one optimizer has applied.
-
-    Attributes:
-      graph: The graph in which the step began; None in eager mode.
-      before: Pairs of a variable of the loss scale and its value before the step.
-      applied: The optimizers that have applied in this step, each with its graph.
-      update_op: The last adjustment of the loss scale. None in eager mode.
-      left: The loss scale's values after the last adjustment, in eager mode only.
-    """
+    """A step of a shared loss scale in which at least one optimizer has applied."""
 
     def __init__(self, loss_scale: LossScale) -> None:
+        #: The graph in which the step began; None in eager mode.
         self.graph = above_branches(current_graph())
+        #: The optimizers that have applied in this step, each with its graph.
         self.applied: Any = weakref.WeakKeyDictionary()
+        #: The last adjustment of the loss scale. None in eager mode.
         self.update_op: Op = None
+        #: The loss scale's values after it, in eager mode only.
         self.left: Optional[List[Any]] = None
         # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
+            #: Pairs of a variable of the loss scale and its value before the step.
             self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
@@ -73,60 +70,47 @@ class _SharedStep:
     ) -> Tuple[Op, Flag, List[Scalar]]:
         """Sets the loss scale back to its state from before this step.
 
-        Args:
-          loss_scale: The `LossScale`.
-          largest: The greatest magnitude of what is applied now. None: not requested.
+        `largest` is the greatest magnitude of what is applied now. None: not requested.
 
-        Returns:
-          The op that did so, None in eager mode; whether the optimizers that have
-          applied so far had good gradients; and a list of the greatest magnitude in
-          this step so far, empty if not requested.
+        Returns the op that did so, None in eager mode; whether the optimizers that have
+        applied so far had good gradients; and a list of the greatest magnitude in this
+        step so far, empty if not requested.
         """
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with _after(self.update_op):
-            was_good = self._is_as_before(loss_scale.skipped_steps)
-            known = [] if largest is None else [_greatest_so_far(loss_scale, largest)]
+            skipped = loss_scale.skipped_steps
+            (old,) = [old for variable, old in self.before if variable is skipped]
+            was_good = tf.equal(tf.convert_to_tensor(skipped), old)
+            known = []
+            if largest is not None:
+                so_far = tf.convert_to_tensor(loss_scale.last_largest)
+                known = [tf.maximum(largest, so_far)]
         with tf.control_dependencies([was_good, *known]):
             restored = [v.assign(old, read_value=False) for v, old in self.before]
             return group_ops([was_good, restored]), was_good, known
 
     def leave(self, loss_scale: LossScale, update_op: Op) -> None:
-        """Remembers the adjustment of one optimizer for the next one.
-
-        Args:
-          loss_scale: The `LossScale`.
-          update_op: The op that adjusted it. None in eager mode.
-        """
+        """Remembers the adjustment of one optimizer for the next one."""
         if mode.current().knows_values:
             self.left = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.
         self.update_op = update_op if current_graph() is self.graph else None
 
-    def _is_as_before(self, variable: Variable) -> Flag:
-        (old,) = [old for each, old in self.before if each is variable]
-        return tf.equal(tf.convert_to_tensor(variable), old)
-
-
-def _greatest_so_far(loss_scale: LossScale, largest: Scalar) -> Scalar:
-    """Returns the greatest magnitude of all gradients in this step so far."""
-    return tf.maximum(largest, tf.convert_to_tensor(loss_scale.last_largest))
-
 
 def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     """Adjusts a loss scale to a step that one of its optimizers applies or skips.
 
-    Args:
-      member: The `Pending` of this optimizer.
-      check: The check of this optimizer's gradients on all replicas together.
-
-    Returns:
-      The update op, None in eager mode, and whether this optimizer applies the step.
+    `check` covers this optimizer's gradients on all replicas. Returns the update op,
+    None in eager mode, and whether this optimizer applies the step.
     """
     loss_scale = member.loss_scale
     if not (member.is_keras and member.observer.is_shared()):
         return adjust_by_check(loss_scale, check)
     is_finite = check.exact()
-    step = _step_of(member)
+    step: Optional[_SharedStep] = _steps.get(loss_scale)
+    if step is None or not step.goes_on(member, loss_scale):
+        step = _steps[loss_scale] = _SharedStep(loss_scale)
+    step.applied[member] = current_graph()
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
         # An optimizer skips by its own gradients, the loss scale counts by all flags.
@@ -136,16 +120,6 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
             update_op, _ = loss_scale.adjust(all_good, *known)
     step.leave(loss_scale, update_op)
     return update_op, should_apply
-
-
-def _step_of(member: Pending) -> _SharedStep:
-    """Returns the step in which an optimizer applies now."""
-    loss_scale = member.loss_scale
-    step: Optional[_SharedStep] = _steps.get(loss_scale)
-    if step is None or not step.goes_on(member, loss_scale):
-        step = _steps[loss_scale] = _SharedStep(loss_scale)
-    step.applied[member] = current_graph()
-    return step
 
 
 def _after(update_op: Op) -> Any:

@@ -17,14 +17,7 @@ from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import FlagReduction
 from lossscale.optimizer.sharing import adjust_together
 from lossscale.runtime import callbacks, mode, replicas
-from lossscale.runtime.aliases import (
-    ApplyFunction,
-    Flag,
-    Op,
-    PerGradient,
-    Tensor,
-    Variable,
-)
+from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor, Variable
 from lossscale.runtime.control import group_ops, run_either
 from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
@@ -55,17 +48,10 @@ class Step:
     def __init__(
         self, pending: Pending, reduction: FlagReduction, entry: Optional[Entry]
     ) -> None:
-        """Begins a step.
-
-        Args:
-          pending: The optimizer's.
-          reduction: How the replicas come to one flag.
-          entry: Where a skipped step's faults are kept. None: nowhere.
-        """
+        """Begins a step. `entry` is where its faults are kept. None: nowhere."""
         self._pending = pending
         self._loss_scale = pending.loss_scale
         self._entry = entry
-        self._mode = mode.current()
         self._reduction = reduction
         #: Whether the flag is all that the loss scale is told. A subclass that
         #: overrides `update` is given the gradients.
@@ -74,49 +60,41 @@ class Step:
     def run(self, bundle: Bundle, apply: ApplyFunction) -> Any:
         """Applies gradients, or skips them on all replicas.
 
-        Args:
-          bundle: The gradients.
-          apply: Called with the unscaled gradients, unless the step is skipped.
-
-        Returns:
-          In a graph, an op that does it all. None in eager mode.
+        `apply` is called with the unscaled gradients, unless the step is skipped. In a
+        graph it returns an op that does it all. None in eager mode.
         """
-        if self._mode.knows_values:
-            with callbacks.paused():
-                self._run_eagerly(self.unscale(bundle), apply)
-                return None
-        bundle = self.unscale(bundle)
-        if not self._loss_scale.checks_gradients:
-            with callbacks.paused():
+        with callbacks.paused():
+            bundle = self.unscale(bundle)
+            if not self._loss_scale.checks_gradients:
                 return group_ops([apply(bundle.unscaled())])
-        bundle, contribution = self._reduction.check(bundle)
-        return replicas.merge_call(self._decide, contribution, bundle, apply)
-
-    def _run_eagerly(self, bundle: Bundle, apply: ApplyFunction) -> None:
-        if not self._loss_scale.checks_gradients:
-            apply(bundle.unscaled())
-            return
-        bundle, contribution = self._reduction.check(bundle)
-        should_apply, agreed = replicas.merge_call(
-            self._decide_eagerly, contribution, bundle
-        )
-        # Python's `if` can stay in replica context: no thread of a replica starts anew.
-        if bool(should_apply):
-            apply(bundle.unscaled())
-        else:
-            replicas.merge_call(self.skip, bundle, agreed)
+            bundle, contribution = self._reduction.check(bundle)
+            if not mode.current().knows_values:
+                return replicas.merge_call(self._decide, contribution, bundle, apply)
+            should_apply, agreed = replicas.merge_call(
+                self._decide_eagerly, contribution, bundle
+            )
+            # Python's `if` can stay in replica context: no thread of a replica starts
+            # anew.
+            if bool(should_apply):
+                apply(bundle.unscaled())
+            else:
+                replicas.merge_call(self.skip, bundle, agreed)
+            return None
 
     def _decide(
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
-        with callbacks.paused():
+        with callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(agreed, bundle)
 
+            def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
+                return apply(local.unscaled())
+
             done = run_either(
                 should_apply,
-                lambda: replicas.call_for_each_replica(_applied, bundle, apply),
+                lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
                 lambda: self.skip(bundle, agreed),
             )
             return group_ops([done, update_op])
@@ -140,7 +118,7 @@ class Step:
         if self._loss_scale.last_largest is not None:
             check = bundle.check._replace(largest=largest_unscaled(bundle))
             bundle = bundle.but(check=check)
-        return bundle if self._reduction.is_of_one else bundle.divided()
+        return bundle if self._reduction.divides_in_branch else bundle.divided()
 
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
@@ -154,28 +132,26 @@ class Step:
 
     def skip(self, bundle: Bundle, agreed: Check) -> Any:
         """Changes nothing but the record of what was at fault. For all replicas."""
-        if self._entry is None:
+        entry = self._entry
+        if entry is None:
             return None
+
+        def write_faults() -> Any:
+            skipped = replicas.local_result(self._loss_scale.skipped_steps)
+            return entry.write_faults(bundle, agreed, skipped)
+
+        def write_spike() -> Any:
+            guard = cast(SpikeGuard, self._loss_scale)
+            return entry.write_spike(bundle, agreed, guard)
+
         if not self._loss_scale.skips_spikes:
-            return self._write_faults(bundle, agreed)
+            return write_faults()
         is_spike = replicas.local_result(self._loss_scale.last_step_finite)
         return run_either(
             tf.convert_to_tensor(is_spike),
-            lambda: self._write_spike(bundle, agreed),
-            lambda: self._write_faults(bundle, agreed),
+            write_spike,
+            write_faults,
         )
-
-    def _write_faults(self, bundle: Bundle, agreed: Check) -> Any:
-        skipped = replicas.local_result(self._loss_scale.skipped_steps)
-        return cast(Entry, self._entry).write_faults(bundle, agreed, skipped)
-
-    def _write_spike(self, bundle: Bundle, agreed: Check) -> Any:
-        guard = cast(SpikeGuard, self._loss_scale)
-        return cast(Entry, self._entry).write_spike(bundle, agreed, guard)
-
-
-def _applied(bundle: Bundle, apply: ApplyFunction) -> Any:
-    return apply(bundle.unscaled())
 
 
 def aggregated(
@@ -186,13 +162,9 @@ def aggregated(
     """Returns gradients as the user's function aggregates them, and their variables.
 
     If a gradient was not finite before, the step is skipped, whatever the function
-    returns. As in Keras, the function gets unscaled gradients. It may wait for the
-    other replicas, so it is called at every step.
-
-    Args:
-      bundle: The gradients that were passed to the wrapper.
-      variables: The variables of these gradients.
-      aggregate: Takes a list of `(gradient, variable)` pairs, and returns pairs.
+    returns. As in Keras, the function gets `(gradient, variable)` pairs of unscaled
+    gradients, and returns pairs. It may wait for the other replicas, so it is called at
+    every step.
     """
     grads, now = unscale_and_check(bundle)
     pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
@@ -201,24 +173,13 @@ def aggregated(
     check = bundle.check & now
     of_all = check.worst
     if of_all is not None:
-        check = check._replace(worst=lambda: _worst_of(trained, of_all(), variables))
+        positions = {id(variable): i for i, variable in enumerate(variables)}
+        # A variable that only the function returned had no gradient, and so no fault.
+        of_others = len(variables)
+        kept = [positions.get(id(variable), of_others) for variable in trained]
+        check = check._replace(
+            worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
+        )
     nothing = [None] * len(found)
     unscaled = Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses)
     return unscaled, trained
-
-
-def _worst_of(
-    trained: List[Variable], worst: PerGradient, variables: List[Variable]
-) -> PerGradient:
-    """Returns the worst numbers of the variables that the user's function returned.
-
-    Args:
-      trained: The variables that the function returned.
-      worst: For each of `variables`, the worst number in its gradient.
-      variables: The variables that the function was called with.
-    """
-    positions = {id(variable): i for i, variable in enumerate(variables)}
-    # A variable that only the function returned had no gradient, and so no fault.
-    of_others = len(variables)
-    found = [positions.get(id(variable), of_others) for variable in trained]
-    return tf.gather(tf.pad(worst, [[0, 1]]), found)

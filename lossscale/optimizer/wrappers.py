@@ -43,19 +43,11 @@ def is_open(cls: type) -> bool:
     return not hasattr(cls, "_unscales_in_apply")
 
 
-def asked_class(cls: type) -> Any:
-    """Returns the user's own class, if `for_call` derived `cls` from it, else `cls`."""
-    return getattr(cls, "_asked_class", cls)
-
-
 def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Picks the class of the object that a call of an open class returns.
+    """Picks the class of the object that a call of `cls` returns.
 
-    Args:
-      cls: The class that is called: `public`, or one that a user derived from it.
-      public: The public class.
-      args: The arguments of the call. The first optimizer is the inner one.
-      kwargs: The arguments that were given by name.
+    `cls` is `public`, the public class, or one that a user derived from it. The first
+    optimizer among the arguments is the inner one.
     """
     if cls is public:
         return for_optimizer(args[0] if args else kwargs.get("inner_optimizer"))
@@ -82,37 +74,28 @@ def _mixed(cls: type, wrapper: Any) -> type:
 
 
 def for_optimizer(inner_optimizer: Any) -> Any:
-    """Returns the wrapper for an optimizer.
-
-    Raises:
-      TypeError: `inner_optimizer` is no optimizer of a Keras that runs on TensorFlow.
-    """
+    """Returns the wrapper for an optimizer. Raises if no Keras of ours has it."""
     wrapper = _wrappers.class_for(inner_optimizer)
-    if wrapper is None:
-        raise TypeError(
-            f"`inner_optimizer` must be a Keras optimizer{_but_got(inner_optimizer)}"
-        )
-    return wrapper
-
-
-def _but_got(thing: Any) -> str:
-    """Returns the end of an error: what came instead of an optimizer, and the fix."""
-    backend = kerases.foreign_backend(thing)
+    if wrapper is not None:
+        return wrapper
+    thing, backend = inner_optimizer, kerases.foreign_backend(inner_optimizer)
     if backend is not None:
-        return (
+        but_got = (
             f" on the TensorFlow backend, got {thing!r} of Keras 3 on the {backend} "
             "backend. Set the environment variable KERAS_BACKEND=tensorflow before you "
             "import Keras."
         )
-    if isinstance(thing, tf.compat.v1.train.Optimizer):
-        return (
+    elif isinstance(thing, tf.compat.v1.train.Optimizer):
+        but_got = (
             f", got {thing!r} of tf.compat.v1.train. Wrap that optimizer in "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
-    return (
-        f", got {arguments.shown(thing)} of type {type(thing).__name__}. Pass an "
-        "object such as keras.optimizers.Adam(1e-3)."
-    )
+    else:
+        but_got = (
+            f", got {arguments.shown(thing)} of type {type(thing).__name__}. Pass an "
+            "object such as keras.optimizers.Adam(1e-3)."
+        )
+    raise TypeError(f"`inner_optimizer` must be a Keras optimizer{but_got}")
 
 
 def for_config(config: Dict[str, Any]) -> Any:
@@ -120,16 +103,22 @@ def for_config(config: Dict[str, Any]) -> Any:
     inner = config["inner_optimizer"]
     if not isinstance(inner, dict):
         return for_optimizer(inner)
-    for _, wrapper in _wrappers.pairs:
-        if wrapper._recognizes(inner["config"]):
-            return wrapper
-    return _wrappers.pairs[0][1]
+    every = [wrapper for _, wrapper in _wrappers.pairs]
+    return next((w for w in every if w._recognizes(inner["config"])), every[0])
 
 
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     """Raises unless `inner_optimizer` may be wrapped by the class `wrapper`."""
     right = for_optimizer(inner_optimizer)
-    _refuse_wrapped(inner_optimizer)
+    found = _loss_scale_wrapper_in(inner_optimizer)
+    if found is not None:
+        where = "" if found is inner_optimizer else f", which wraps {found!r}"
+        raise TypeError(
+            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
+            f"{inner_optimizer!r}{where}. Use it as it is, or pass a new Keras "
+            "optimizer. lossscale.LossScaleOptimizer.from_keras(optimizer) replaces a "
+            "LossScaleOptimizer of Keras itself."
+        )
     if not issubclass(wrapper, right):
         raise TypeError(
             "`inner_optimizer` must belong to the Keras of "
@@ -142,25 +131,12 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "which a LossScaleOptimizer wraps already. Create a new inner optimizer "
             "for each LossScaleOptimizer."
         )
-    _refuse_own_scaling(inner_optimizer)
-
-
-def _refuse_wrapped(inner_optimizer: Any) -> None:
-    """Raises if an optimizer is or holds a loss scale wrapper."""
-    found = _loss_scale_wrapper_in(inner_optimizer)
-    if found is not None:
-        where = "" if found is inner_optimizer else f", which wraps {found!r}"
-        raise TypeError(
-            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
-            f"{inner_optimizer!r}{where}. Use it as it is, or pass a new Keras "
-            "optimizer. lossscale.LossScaleOptimizer.from_keras(optimizer) replaces a "
-            "LossScaleOptimizer of Keras itself."
-        )
-
-
-def _refuse_own_scaling(inner_optimizer: Any) -> None:
-    """Raises if an optimizer clips scaled gradients itself, or scales the loss too."""
-    if _clips_what_it_computes(inner_optimizer):
+    # TensorFlow Privacy's optimizers clip per example, between computing gradients and
+    # applying them, and add noise of that size. No other optimizer that we know has the
+    # attribute (seen on 0.9).
+    homes = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
+    is_private = "tensorflow_privacy" in homes
+    if is_private or hasattr(inner_optimizer, "_was_dp_gradients_called"):
         raise ValueError(
             "`inner_optimizer` must not clip gradients that it computes itself, got "
             f"{inner_optimizer!r}. It would compute scaled gradients, and so clip the "
@@ -176,23 +152,10 @@ def _refuse_own_scaling(inner_optimizer: Any) -> None:
         )
 
 
-def _clips_what_it_computes(optimizer: Any) -> bool:
-    """Tells whether an optimizer clips between computing gradients and applying them.
-
-    TensorFlow Privacy's optimizers do. They clip per example, and add noise of that
-    size. No other optimizer that we know has the attribute (seen on 0.9).
-    """
-    homes = {each.__module__.split(".")[0] for each in type(optimizer).__mro__}
-    return "tensorflow_privacy" in homes or hasattr(
-        optimizer, "_was_dp_gradients_called"
-    )
-
-
 def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     """Returns the loss scale wrapper that an optimizer is or holds, None without one.
 
-    It searches the optimizer's attributes, also in lists and dicts, and those of each
-    optimizer that it finds there. It knows a wrapper by its class, since optimizers
+    It searches all attributes, also in lists, dicts and other optimizers: optimizers
     that delegate to another one keep it under any name.
     """
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
@@ -208,7 +171,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
         elif isinstance(thing, (list, tuple)):
             waiting.extend(thing)
         elif isinstance(thing, optimizers):
-            if _is_loss_scale_wrapper(thing):
+            if _is_ours(thing) or kerases.is_own_wrapper(thing):
                 return thing
             waiting.extend(vars(thing).values())
     return None
@@ -216,8 +179,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 def check_keras_own(optimizer: Any) -> None:
     """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
-    if isinstance(optimizer, ours):
+    if _is_ours(optimizer):
         raise TypeError(
             "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
             f"{optimizer!r}, which is lossscale's already. Use it as it is."
@@ -230,9 +192,8 @@ def check_keras_own(optimizer: Any) -> None:
         )
 
 
-def _is_loss_scale_wrapper(optimizer: Any) -> bool:
-    ours = tuple(wrapper for _, wrapper in _wrappers.pairs)
-    return isinstance(optimizer, ours) or kerases.is_own_wrapper(optimizer)
+def _is_ours(optimizer: Any) -> bool:
+    return isinstance(optimizer, tuple(wrapper for _, wrapper in _wrappers.pairs))
 
 
 def check_shapes(
