@@ -380,15 +380,10 @@ class LossScaleOptimizer:
     ) -> Op:
         """Applies `grads` to `variables`, or skips them on all replicas.
 
-        Args:
-          grads: This replica's gradients, scaled or not; some may be None.
-          variables: The variables that `grads` belong to.
-          apply: Called as `apply(grads, variables)` with unscaled gradients.
-          aggregates: Whether `apply` or this wrapper sums `grads` across replicas.
-          aggregate: The user's function that sums `(gradient, variable)` pairs instead.
-            It may communicate, so it is called at every step, outside of the branch.
-          values: New values that float8 layers pass instead of some gradients, which
-            are None in `grads`. If a value is not finite, the step is skipped.
+        `aggregates` tells whether `apply` or this wrapper sums them across replicas. If
+        the user's function `aggregate` does it, it may communicate, so it is called at
+        every step, outside of the branch. Float8 layers pass new `values` instead of
+        some gradients, which are None then.
         """
         self._note_trained(variables)
         bundle = self._pending.resolve(grads)
@@ -408,10 +403,7 @@ class LossScaleOptimizer:
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
-        """Notes the trained variables at build: weights may be read before a step.
-
-        The record of their faults is made here, too, outside of any graph.
-        """
+        """Notes the variables at build. The record of faults is made outside graphs."""
         self._note_trained(variables)
         self._fault_entry(variables)
 

@@ -22,8 +22,7 @@ from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales.base import LossScale
 
-#: Variables that files of lossscale 0.1.0 do not hold. Files without names hold them
-#: last.
+#: Variables that files of 0.1.0 do not hold. Files without names hold them last.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
 _TRACKED = "_tracked_by_wrapper"

@@ -107,12 +107,8 @@ _CALLS = {
 #: So many operations in a row that have nothing to do with S are listened to in eager
 #: mode, and so many of any kind after a step was applied.
 _PATIENCE = 1000
-
-
 #: A number for each `Kinds`.
 _numbers = itertools.count()
-
-
 #: So many sources of a value of eager mode are known.
 _SOURCES = 8
 

@@ -49,6 +49,7 @@ from lossscale.runtime.aliases import (
     Flag,
     Grad,
     Grads,
+    Graph,
     Scalar,
     Tensor,
     Variable,
@@ -218,21 +219,17 @@ class Observer:
 
     def place(self) -> _Place:
         """Returns what happened here."""
-        graph, replica = current_graph(), replicas.this_one()
-        places: Dict[object, _Place] = (
-            self._of_eager_mode if graph is None else notes_of(graph, self, dict)
-        )
-        return places.setdefault(replica, _Place())
+        return self._places(current_graph()).setdefault(replicas.this_one(), _Place())
+
+    def _places(self, graph: Optional[Graph]) -> Dict[object, _Place]:
+        return self._of_eager_mode if graph is None else notes_of(graph, self, dict)
 
     def losses(self) -> List[Tuple[Tensor, Scalar]]:
         """Returns the losses of this step that can be seen from here, with their S."""
-        replica = replicas.this_one()
         for graph in visible_graphs():
-            places: Dict[object, _Place] = (
-                self._of_eager_mode if graph is None else notes_of(graph, self, dict)
-            )
-            if replica in places and places[replica].losses:
-                return places[replica].losses
+            place = self._places(graph).get(replicas.this_one())
+            if place is not None and place.losses:
+                return place.losses
         return []
 
 

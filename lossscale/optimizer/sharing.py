@@ -4,8 +4,7 @@ The two optimizers of a GAN may share a loss scale. Each optimizer skips by its 
 gradients. The loss scale must count one step, and this step is bad if the gradients of
 any optimizer were. Nobody knows beforehand which optimizer comes last. So each apply
 first sets the loss scale back to its state from before the step, then adjusts it by the
-AND of all flags so far. The count of skipped steps shows whether an earlier flag was
-bad. This needs no new variable and no branch.
+AND of all flags so far. The count of skipped steps tells if an earlier flag was bad.
 
 A step ends when one of its optimizers applies a second time, or when another graph is
 built. An apply in the other branch of the same `tf.cond` does not count as a second.

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.gradients.check import dense_part
 from lossscale.runtime import kerases, registry
 from lossscale.runtime.aliases import Grad, Variable
 
@@ -23,10 +24,7 @@ _MARK = "_is_wrapped_by_loss_scale_optimizer"
 
 
 class Signature:
-    """The signature of a wrapper's class, which editors show to a caller.
-
-    Without it, Python would show the signature of `__new__`, which takes anything.
-    """
+    """The signature that editors show, not that of `__new__`, which takes anything."""
 
     def __get__(self, _: Any, owner: type) -> inspect.Signature:
         own: Any = getattr(owner, "__init__", None)
@@ -36,10 +34,7 @@ class Signature:
 
 
 def is_open(cls: type) -> bool:
-    """Tells whether a class belongs to no Keras yet.
-
-    The public class does not, nor does a class that a user derived from it.
-    """
+    """Tells whether a class, the public one or a user's, belongs to no Keras yet."""
     return not hasattr(cls, "_unscales_in_apply")
 
 
@@ -155,8 +150,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
 def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     """Returns the loss scale wrapper that an optimizer is or holds, None without one.
 
-    It searches all attributes, also in lists, dicts and other optimizers: optimizers
-    that delegate to another one keep it under any name.
+    Optimizers that delegate to another one keep it under any name.
     """
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
     seen: Dict[int, Any] = {}
@@ -201,28 +195,21 @@ def check_shapes(
 ) -> None:
     """Raises if the inner optimizer cannot apply a gradient, for its shape.
 
-    It would raise only after the loss scale has counted the step: in eager mode, and
-    in a graph if it applies gradients by operations that know no shape before they run.
+    It would raise after the loss scale has counted the step, in some graphs as well.
     """
     for grad, variable in zip(grads, variables):
         if not tf.is_tensor(grad) or _fits(inner_optimizer, grad, variable):
             continue
         raise ValueError(
             "`grads` must have the shapes of their variables, got "
-            f"{_shape_of(grad)} for {kerases.variable_name(variable)!r} of shape "
-            f"{variable.shape}. Pass each gradient with the variable that it was "
-            "computed for."
+            f"{dense_part(grad).shape} for {kerases.variable_name(variable)!r} of "
+            f"shape {variable.shape}. Pass each gradient with its own variable."
         )
-
-
-def _shape_of(grad: Any) -> Any:
-    """Returns a gradient's shape. Of `IndexedSlices` that of their values."""
-    return grad.values.shape if isinstance(grad, tf.IndexedSlices) else grad.shape
 
 
 def _fits(inner_optimizer: Any, grad: Any, variable: Variable) -> bool:
     """Tells whether a gradient has a shape that the inner optimizer takes."""
-    shape, whole = _shape_of(grad), tf.TensorShape(variable.shape)
+    shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
     if isinstance(grad, tf.IndexedSlices):
         shape, whole = shape[1:], whole[1:]
     if shape.is_compatible_with(whole):
@@ -254,7 +241,7 @@ def _takes(optimizer: Any, grad: Any, variable: Variable) -> bool:
         return type(optimizer).__module__.split(".")[0] != "tensorflow"
     made: Any = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
     tried = made(np.zeros(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype))
-    zeros = tf.zeros([each or 1 for each in _shape_of(grad)], grad.dtype)
+    zeros = tf.zeros([each or 1 for each in dense_part(grad).shape], grad.dtype)
     if isinstance(grad, tf.IndexedSlices):
         rows = tf.zeros(zeros.shape[:1], tf.int64)
         zeros = tf.IndexedSlices(zeros, rows, tf.constant(variable.shape, tf.int64))
