@@ -33,7 +33,7 @@ FixedLossScale(S, skip_nonfinite=True) looks at them."""
 _SHARPNESS = """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anything checks them. An infinite one makes \
-weights infinite, and no optimizer can undo that. docs/custom-loops.md has a step that \
+weights infinite, and no optimizer can undo that. docs/recipes.md has a step that \
 scales the loss, and restores the weights to the last bit."""
 _BACKUP = """\
 BackupAndRestore deletes its backup when training ends, even if on_stall="stop" ends \

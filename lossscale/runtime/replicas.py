@@ -167,7 +167,7 @@ def agree(is_finite: Flag) -> Flag:
     device.
 
     `LossScale.update` calls this. The step of an optimizer reduces its flag in
-    `lossscale/optimizer/step/reduction.py`, which can also look at sums of gradients.
+    `lossscale/optimizer/reduction.py`, which can also look at sums of gradients.
 
     Args:
       is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.
