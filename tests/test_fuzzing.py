@@ -171,7 +171,13 @@ def _state(loss_scale):
 
 @functools.lru_cache(maxsize=None)
 def _compiled(hysteresis_reset, **options):
-    shell = DynamicLossScale(hysteresis_reset=hysteresis_reset)
+    class Shell(DynamicLossScale):
+        """Its `hysteresis` is a tensor, so that no rule can be left out."""
+
+        def _backs_off_at_once(self):
+            return False
+
+    shell = Shell(hysteresis_reset=hysteresis_reset)
 
     @functools.partial(tf.function, autograph=False, **options)
     def run(values, state, trace):

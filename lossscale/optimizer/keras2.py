@@ -25,7 +25,7 @@ from lossscale.scales.base import LossScale
 #: Variables that files of 0.1.0 do not hold. Files without names hold them last.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
-_TRACKED = "_tracked_by_wrapper"
+_TRACKED = "_lossscale_tracked"
 
 
 class Keras2Base(LossScaleOptimizer):

@@ -67,17 +67,22 @@ def either(
 
 
 def run_either(
-    condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
+    condition: Flag,
+    true_fn: Callable[[], Results],
+    false_fn: Callable[[], Results],
+    is_small: bool = False,
 ) -> Results:
-    """Runs one of two functions for what they change. `group_ops` takes the result."""
+    """Runs one of two functions for what they change. `group_ops` takes the result.
+
+    If both `is_small`, XLA may run both and select: on a GPU no host has to wait.
+    """
     known = _known(condition)
     if known is not None:
         return true_fn() if known else false_fn()
-    return either(
-        condition,
-        lambda: with_dependencies([true_fn()], True),
-        lambda: with_dependencies([false_fn()], True),
-    )
+    sides = [
+        lambda fn=fn: with_dependencies([fn()], True) for fn in (true_fn, false_fn)
+    ]
+    return tf.cond(condition, *sides) if is_small else either(condition, *sides)
 
 
 def _known(condition: Flag) -> Optional[bool]:

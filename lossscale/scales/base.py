@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
-from lossscale.gradients.check import Check, all_finite
+from lossscale.gradients.check import Check, all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Results, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
@@ -206,6 +206,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         if grads is None:
             raise TypeError("`grads` must be a nest of gradients, got None.")
         if not self.checks_gradients:
+            # It raises for what is no gradient.
+            replicas.call_for_each_replica(floating_values, grads)
             return group_ops([]), True
         if self.last_largest is None:
             is_finite = replicas.call_for_each_replica(all_finite, grads)
@@ -281,13 +283,21 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     ) -> Op:
         """Runs the rule and counts the step, once for all replicas."""
         is_finite = replicas.local_result(is_finite)
-        told, results = [is_finite], []
+        told, results = [], []
         if largest is not None:
             largest = replicas.local_result(largest)
             results.append(self.last_largest.assign(largest, read_value=False))
             told += [largest] if self.needs_largest else []
-        results.append(self._adjust(*told, *map(replicas.local_result, decided)))
-        results.append(run_either(is_finite, self._count_good, self._count_bad))
+        told += map(replicas.local_result, decided)
+
+        def after(flag: bool) -> Results:
+            count = self._count_good if flag else self._count_bad
+            return [self._adjust(tf.constant(flag), *told), *count()]
+
+        # A rule that knows the flag while a graph is built computes only one side.
+        results.append(
+            run_either(is_finite, lambda: after(True), lambda: after(False), True)
+        )
         return group_ops(results)
 
     def _count_good(self) -> Results:
@@ -536,8 +546,8 @@ def _one_element(
     # TensorFlow would keep a tensor for each Python number that it was ever given.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
-        tensor = tf.convert_to_tensor(np.asarray(value) if is_number else value)
-    except (TypeError, ValueError) as error:
+        tensor = tf.convert_to_tensor(np.asarray(float(value)) if is_number else value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise refused(TypeError) from error
     if not is_kind(tensor.dtype):
         raise refused(TypeError)

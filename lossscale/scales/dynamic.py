@@ -199,9 +199,8 @@ class DynamicLossScale(LossScale):
         if self.search_period is not None:
             # A session may have counted a bad step already. Nothing grows then.
             searches = tf.convert_to_tensor(self.skipped_steps) < 1
-            period = tf.where(
-                searches, tf.constant(self.search_period, tf.int64), period
-            )
+            first = tf.convert_to_tensor(self.search_period, tf.int64)
+            period = tf.where(searches, first, period)
         good = tf.convert_to_tensor(self.good_steps) + 1
         grows = good >= period
         results = [self._move(grows, self._grown)]
@@ -232,7 +231,7 @@ class DynamicLossScale(LossScale):
         if self.cooldown_steps is not None:
             left = tf.convert_to_tensor(self.cooldown_steps)
             backs_off = tf.logical_and(backs_off, left < 1)
-            whole = tf.constant(self.backoff_cooldown, tf.int64)
+            whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
             results += _assigned(self.cooldown_steps, left)
         if self.overflow_tolerance is not None:
