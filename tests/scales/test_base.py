@@ -146,7 +146,7 @@ class TestAdjustChecksFirst:
         assert np.isfinite(np.hstack(state(by_size)[:3])).all()
 
     @pytest.mark.parametrize(
-        "value", [3, np.float16(3), np.array([3.0]), 1e300, 10**25, 0]
+        "value", [3, np.float16(3), np.array([3.0]), 1e300, 2**83, 0]
     )
     def test_magnitudes_of_any_make(self, value):
         loss_scale = HeadroomLossScale()
