@@ -99,8 +99,8 @@ class LossScaleOptimizer:
     One sentence says when gradients are divided: `scale_loss` makes a division pending,
     `get_unscaled_gradients` does it, and `apply_gradients` does it if it is still
     pending. Unscale all gradients of a loss, or none, and let one of these functions
-    divide them: a division by hand is seen only where no function, loop, branch or
-    variable stands between it and `apply_gradients`.
+    divide them. A division by hand is seen only outside of functions, branches and
+    loops of a graph (`tf.while_loop`), and if it does not go through a variable.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.

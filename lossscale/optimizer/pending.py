@@ -404,14 +404,14 @@ class Pending:
         ]
 
     def _if_pending(self) -> Optional[Scalar]:
-        """Returns the divisor of gradients of unknown kind. None: they are unscaled."""
+        """Returns what divides gradients of unknown kind: 1 or None if unscaled."""
         if self.state is None:
             is_scaled = self._divides_in_apply or self.observer.is_scaled
             return self._scaled_by() if is_scaled else None
         pending = tf.convert_to_tensor(self.state.pending)
-        rest = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
+        by_nobody = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
         divisor = tf.where(
-            pending > 0.0, pending, rest if self._divides_in_apply else 1.0
+            pending > 0.0, pending, by_nobody if self._divides_in_apply else 1.0
         )
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor

@@ -11,5 +11,6 @@ These files know gradients and replicas, but no optimizer. In the order of impor
 * `serialization`: loss scales from names, numbers and configs, and their configs;
 * `spike_guard`: holds another loss scale, and skips steps with huge gradients.
 
-Begin with `base`. A new loss scale is a new file like `fixed`.
+Begin with `base`. A new loss scale is a new file like `headroom`; CONTRIBUTING
+names its places elsewhere.
 """
