@@ -278,7 +278,7 @@ def test_other_strategies(on):
     answer = run_tests(
         on,
         str(HERE),
-        str(HERE / "test_sharing.py"),
+        str(HERE.parent / "test_sharing.py"),
         *("-k", f"({chosen}) and not (other or flag_of_one or one-device or 500)"),
     )
     assert answer.returncode == 0, answer.stdout[-3000:]
