@@ -77,7 +77,7 @@ class ScaledBlock:
         block is called: the layer has synchronized batch normalization, and there are
         several replicas; the layer reads a tensor that has a gradient and is not an
         argument; a tape watches a variable of the layer that is not trainable. In a
-        graph the second one may be raised later, when the gradient is computed.
+        graph the error about a tensor may come later, when the gradient is computed.
 
     Source: Ramesh et al., "Zero-Shot Text-to-Image Generation" (arXiv 2102.12092),
     section 2.4 and appendix D: a scale per residual block. Theirs is kept and adjusted

@@ -87,8 +87,9 @@ class LossScaleMonitor(_Callback):
       on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
         as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup.
-      every: Also read after this many steps each, and add the last values to the logs
-        of batches. Keras's progress bar then shows averages over an epoch's batches.
+      every: Also read whenever this many steps have passed, and add the last values to
+        the logs of batches. Keras's progress bar then shows averages over an epoch's
+        batches.
       record: A path. After each epoch, writes for each step whether it was applied, its
         loss scale and, if known, its largest gradient, as `lossscale.simulate` and
         `lossscale.load_run` read them. It reads the device before and after every

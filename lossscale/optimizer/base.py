@@ -459,7 +459,7 @@ class LossScaleOptimizer:
     def from_keras(
         cls, optimizer: Any, *, communication_dtype: Optional[str] = None
     ) -> Any:
-        """Returns an optimizer that goes on where Keras's own wrapper is.
+        """Returns an optimizer that goes on from the state of Keras's own wrapper.
 
         The new optimizer takes over the inner optimizer. You may convert in the middle
         of a run, before or after the optimizer is built. Do not use Keras's wrapper

@@ -84,9 +84,10 @@ class ForwardRanges(Ranges):
 
         If the model mixes dtypes already, its layers in float32 stay in float32.
 
-        This `keras.dtype_policies.DTypePolicyMap` has an entry for every such layer and
-        for layers that a Keras layer creates inside, by `path`, or by name while there
-        is none. Use it to build a functional or sequential model again from configs:
+        This `keras.dtype_policies.DTypePolicyMap` has an entry for each layer in
+        float32, and for layers that such a layer creates inside. The key is the layer's
+        `path`, or its name while it has no path. Use the map to build a functional or
+        sequential model again from configs:
 
         ```
         policies = ranges.policy_map
@@ -151,8 +152,8 @@ def forward_ranges(
     float32. So it also finds overflows in sums that a layer does not return: in a
     variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
 
-    What it says to write is tried: it runs the model again as if that had been done,
-    and adds what else is needed, until nothing overflows.
+    It tries its own advice: it runs the model again with these changes, and adds what
+    else is needed, until nothing overflows.
 
     It runs your model itself, in eager mode, and leaves weights, moving statistics,
     policies and random streams as they were. (It creates missing weights.) It does not

@@ -38,7 +38,8 @@ class GradientRanges(Ranges):
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale of this report.
       batches: How many batches were counted.
-      blocks: For each row the layer of the model, a `ScaledBlock` or any, it is in.
+      blocks: For each row, the layer of the model that contains it. It need not be a
+        `ScaledBlock`.
     """
 
     names: Tuple[str, ...]

@@ -148,8 +148,8 @@ def find_nonfinite(
     * If gradients are not finite, it names the first layer, on the way back, that got a
       finite gradient and handed back one that is not.
 
-    What it says to write against an overflow in a layer is tried: it computes the step
-    again as if that had been done, and adds what else is needed, until all is finite.
+    If a layer overflows, it tries its own advice: it computes the step again with these
+    changes, and adds what else is needed, until all is finite.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
     as they were, the optimizer is not touched, and nothing is compiled. (Missing

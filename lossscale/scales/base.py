@@ -190,8 +190,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         context (with per-replica gradients).
 
         Args:
-          grads: A nest of *unscaled* gradients, of any float dtype and shape. `None`s
-            in it and tensors that are not floating are ignored. Of `tf.IndexedSlices`
+          grads: A nest of *unscaled* gradients, of any float or complex dtype and any
+            shape. `None`s and integer tensors in it are ignored. Of `tf.IndexedSlices`
             only the values count.
 
         Returns:
@@ -257,13 +257,13 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
         Returns:
           `update_op` and `should_apply_gradients`, as `update` does. In a graph, a step
-          is bad, too, if its `largest` is not a finite number from 0 on.
+          is bad, too, if its `largest` is negative or not finite.
 
         Raises:
           TypeError: `is_finite` is no bool, or the loss scale needs `largest`, and it
             is no number. Nothing has changed then.
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
-            `largest` is not a finite number from 0 on, though `is_finite` is True.
+            `largest` is negative or not finite, though `is_finite` is True.
             Nothing has changed then.
         """
         return self._adjust_checked(*self._checked(is_finite, largest))
@@ -384,12 +384,14 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def unscale(self, grads: Any) -> Any:
-        """Returns `grads` divided by the loss scale, exactly at every power of two.
+        """Returns `grads` divided by the loss scale.
 
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
-            own dtype) and keep their dtype, their `None`s and their sparsity. Tensors
-            that are not floating are returned unchanged.
+            own dtype), exactly if the loss scale is a power of two. The results are
+            cast to the dtype of the gradients: in float16, small ones become zero.
+            `None`s and sparsity are kept. Tensors that hold no floating-point numbers
+            are returned unchanged.
 
         Returns:
           The same nest.

@@ -100,8 +100,8 @@ class DynamicLossScale(LossScale):
       backoff_cooldown: After the scale has backed off, it does not back off again for
         this many steps. Bad steps are still skipped and counted. None: no cooldown.
       overflow_tolerance: A share, from 0 to 1. An overflow leaves the scale as it is
-        while the share of bad steps since the scale last moved, this step included, is
-        below it. Such steps are still skipped. None: no overflow is tolerated, as with
+        while `window_bad_steps / window_steps`, this step included, is below this
+        share. Such steps are still skipped. None: no overflow is tolerated, as with
         0. fairseq's default is 0 since version 0.12, and was 0.05 before.
 
     Attributes:
@@ -110,9 +110,10 @@ class DynamicLossScale(LossScale):
       bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
       cooldown_steps: `int64` variable of shape `[]`, how many more steps the scale does
         not back off. None without `backoff_cooldown`.
-      window_steps: `int64` variable of shape `[]`, steps since the scale last moved.
-        None without `overflow_tolerance`.
-      window_bad_steps: The same, of bad steps since the scale last backed off.
+      window_steps: `int64` variable of shape `[]`, steps since the scale last grew or
+        backed off. None without `overflow_tolerance`.
+      window_bad_steps: `int64` variable of shape `[]`, bad steps since the scale last
+        backed off. None without `overflow_tolerance`.
 
     Raises:
       TypeError: An argument has the wrong type.

@@ -36,7 +36,8 @@ class HeadroomLossScale(LossScale):
     Other loss scales learn only from overflows: they lose steps to find out how high
     they can be, or stay far too low without a sign. This one computes from the largest
     gradient how high the scale can be in float16, and leaves `headroom` doublings free
-    for larger gradients of later steps. It is right from the second step on.
+    for larger gradients of later steps. It has found its size after the first good
+    step; until then it is halved at each overflow.
 
     ```
     state   S = initial_loss_scale, peak = 0, good = 0
@@ -52,7 +53,7 @@ class HeadroomLossScale(LossScale):
         if good >= increment_period:
           good = 0
           ceiling = min(2 * ceiling, highest)
-      else:               # an overflow that no gradient of a weight had foreshadowed
+      else:               # an overflow: no largest gradient is known
         good = 0
         ceiling = max(min(ceiling, S) / 2, min_loss_scale)
       wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
@@ -73,9 +74,9 @@ class HeadroomLossScale(LossScale):
       initial_loss_scale: The scale of the first step.
       headroom: The largest scaled gradient is kept this many doublings below float16's
         65504. A whole number, so that the scale stays a power of two.
-      half_life: If gradients become smaller, the largest one is remembered: at every
-        step it counts a little less, and after this many steps half. Then the scale is
-        twice as high. A number of steps above 0.
+      half_life: How fast the largest gradient is forgotten when gradients become
+        smaller. After this many steps it counts half, so the scale is twice as high. A
+        number of steps above 0.
       increment_period: After this many good steps in a row the ceiling doubles.
       min_loss_scale: The floor.
       max_loss_scale: The highest ceiling. None: 2**127.

@@ -78,7 +78,7 @@ class _StandsOnLossScale(LossScaleManager):
 
 
 class FixedLossScaleManager(_StandsOnLossScale):
-    """A loss scale that never changes. Steps with gradients not finite are skipped.
+    """A loss scale that never changes, and skips steps that are not finite.
 
     >>> float(FixedLossScaleManager(128).get_loss_scale())
     128.0

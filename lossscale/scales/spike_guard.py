@@ -60,10 +60,11 @@ class SpikeGuard(LossScale):
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
     learned. The guard compares the largest unscaled gradient of each step with those of
-    the last `window` applied steps. It skips the step if the logarithm of that gradient
-    is more than `threshold` standard deviations above the mean of theirs. The guard has
-    the value of the loss scale within. To guard a bfloat16 or float32 run, hold a fixed
-    one: `SpikeGuard(FixedLossScale(1))`, or just `SpikeGuard(1)`.
+    the last `window` applied steps. It compares logarithms, and skips the step if
+    that of its gradient is more than `threshold` standard deviations above the mean.
+    The guard's value is the value of the loss scale that it holds. For a bfloat16 or
+    float32 run, let it hold a scale of 1: `SpikeGuard(FixedLossScale(1))`, or just
+    `SpikeGuard(1)`.
 
     ```
     state   the state of loss_scale, recent = [], limit = M, spikes = 0,
