@@ -237,10 +237,18 @@ def test_the_norm_of_the_very_gradients_that_are_applied_scaled(trained, mode):
         trained.apply(grads)
         return norm
 
-    step = compiled(step, mode)
+    def unscaled(factor):
+        trained.apply(trained.unscaled(factor))
+
+    step, unscaled = compiled(step, mode), compiled(unscaled, mode)
     with warned(0):
         assert float(step(tf.constant(0.5))) == 1.0
-    assert trained.subtracted() == 0.5
+        assert trained.subtracted() == 0.5
+        # An overflow counts once, and the next step is not its own.
+        assert not np.isfinite(step(tf.constant(INF)).numpy())
+        assert (trained.subtracted(), trained.state()) == (0.5, (S / 2, 0, 1))
+        unscaled(tf.constant(0.5))
+    assert (trained.subtracted(), trained.state()) == (1.0, (S / 2, 1, 1))
 
 
 def is_good(grads):

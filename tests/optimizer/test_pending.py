@@ -89,27 +89,6 @@ def test_an_overflow_counts_once(trained, mode):
     assert trained.subtracted() == 1.0
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_an_overflow_that_was_looked_at_counts_once(trained, mode):
-    """The unscaled gradients are only looked at, and the scaled ones applied."""
-
-    def step(factor):
-        scaled = trained.scaled(factor)
-        norm = tf.linalg.global_norm(trained.optimizer.get_unscaled_gradients(scaled))
-        trained.apply(scaled)
-        return norm
-
-    def unscaled(factor):
-        trained.apply(trained.unscaled(factor))
-
-    step, unscaled = compiled(step, mode), compiled(unscaled, mode)
-    with warned(0):
-        assert not np.isfinite(step(tf.constant(INF)).numpy())
-        assert (trained.subtracted(), trained.state()) == (0.0, (S / 2, 0, 1))
-        unscaled(tf.constant(0.5))
-    assert (trained.subtracted(), trained.state()) == (0.5, (S / 2, 1, 1))
-
-
 def test_a_function_that_nobody_heard_is_no_number(trained):
     """It returns scaled gradients before eager mode is listened to."""
     make = tf.function(trained.scaled)

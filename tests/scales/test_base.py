@@ -205,7 +205,8 @@ class TestARestoredScaleComesBack:
             for _ in range(4):
                 loss_scale.adjust(True, 2.0**-12)
         assert all(np.isfinite(np.hstack(state(loss_scale))))
-        if flag:  # a distribution that has seen an overflow keeps the scale low
+        looks = name in {"headroom", "log-normal"}
+        if flag or not looks:  # what has seen an overflow keeps the scale low
             assert float(loss_scale) > RESTORED[value]
 
     @pytest.mark.parametrize("value", RESTORED)
