@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import random
 import warnings
 
 import numpy as np
@@ -19,6 +18,7 @@ import tensorflow as tf
 from installed import families
 from layers import DRAWN_IN_PYTHON, FAIL_IN_KERAS_2, LAYERS, NOT_TRAINED
 from limits import TENSORFLOW, is_older, skip_without, slow_on_the_newest
+from models import seed_all
 
 from lossscale import LossScaleOptimizer, LossScaleWarning
 
@@ -50,9 +50,7 @@ def numbers(model):
 
 def trained(family, name, module, mode, wrap):
     """Returns a network's weights before and after `fit`, and our warnings."""
-    of_keras = getattr(family.keras.utils, "set_random_seed", lambda _: None)
-    for seed in (of_keras, random.seed, np.random.seed, tf.random.set_seed):
-        seed(5)  # initial weights, and masks that are drawn
+    seed_all(family.keras)  # initial weights, and masks that are drawn
     rng = np.random.default_rng(5)
     data = LAYERS[name].inputs(12, rng), rng.normal(size=(12, 1)).astype(np.float32)
     model = network(family.keras, name, module)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import TENSORFLOW, is_older
-from models import FEATURES, assert_same, training_state
+from limits import is_older
+from models import FEATURES, assert_same, has_ops, seed_all, training_state
 
 from lossscale import find_nonfinite, forward_ranges, gradient_ranges
 from lossscale.runtime.kerases import layers_of
@@ -29,22 +28,6 @@ X, Y = np.ones([16, FEATURES], np.float32), np.full([16, 1], 7.0, np.float32)
 def family(request):
     yield request.param
     tf.random.set_seed(None)
-
-
-def seed_all(keras):
-    """Seeds every stream, as `keras.utils.set_random_seed` does where there is one."""
-    random.seed(5)
-    np.random.seed(5)  # noqa: NPY002 - the global stream
-    tf.random.set_seed(5)
-    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
-    # That of tf_keras 2.16 lets no layer be made on Python 3.12 and later.
-    is_broken = (2, 16) <= TENSORFLOW < (2, 17) and sys.version_info >= (3, 12)
-    if hasattr(keras.utils, "set_random_seed") and (has_ops(keras) or not is_broken):
-        keras.utils.set_random_seed(5)
-
-
-def has_ops(keras):
-    return hasattr(keras, "ops")
 
 
 class Drawing:

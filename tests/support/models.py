@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from contextlib import contextmanager
 
 import numpy as np
 import tensorflow as tf
+from limits import TENSORFLOW
 
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
@@ -20,6 +23,23 @@ def policy_of(keras, policy):
         yield
     finally:
         keras.mixed_precision.set_global_policy("float32")
+
+
+def has_ops(keras):
+    """Tells whether this is Keras 3."""
+    return hasattr(keras, "ops")
+
+
+def seed_all(keras):
+    """Seeds every stream, as `keras.utils.set_random_seed` does where there is one."""
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002 - the global stream
+    tf.random.set_seed(5)
+    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+    # That of tf_keras 2.16 lets no layer be made on Python 3.12 and later, ever after.
+    is_broken = (2, 16) <= TENSORFLOW < (2, 17) and sys.version_info >= (3, 12)
+    if hasattr(keras.utils, "set_random_seed") and (has_ops(keras) or not is_broken):
+        keras.utils.set_random_seed(5)
 
 
 def variable_of(family, value, dtype="float32", name="v"):
