@@ -23,6 +23,7 @@ the step: when the next loss is scaled, or the next gradients are unscaled.
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
@@ -165,6 +166,8 @@ class Observer:
         #: Whether a loss was scaled since gradients were unscaled, and how often S was
         #: read since then as a tensor, and as a number.
         self.is_scaled, self.reads, self.numbers = False, 0, 0
+        #: So many of the tensors divide nothing: see `stepped`.
+        self.harmless = 1.0
 
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
@@ -195,27 +198,36 @@ class Observer:
         place = self.place()
         before = [] if place.has_stepped else place.losses
         place.losses, place.has_stepped = [*before, (loss, loss_scale)][-_KEPT:], False
-        self.is_scaled, self.reads, self.numbers = True, 0, 0
+        self.is_scaled, self.reads, self.numbers, self.harmless = True, 0, 0, 0.0
         with callbacks.paused():
-            for each in list(self.optimizers):
-                if each.state is not None:
-                    each.state.note_scaled(loss_scale)
+            for state in self._states():
+                state.note_scaled(loss_scale)
 
-    def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
-        """`grads` are `scaled` divided by S, without a check."""
-        del scaled
+    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
+        """Gradients were divided by S, without a check."""
         self.note_unscaled(grads, ())
         with callbacks.paused():
-            for each in list(self.optimizers):
-                if each.state is not None:
-                    each.state.note_unscaled(divisor)
+            for state in self._states():
+                state.note_unscaled(divisor)
 
     def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled."""
-        self.is_scaled, self.reads, self.numbers = False, 0, 0
+        # All gradients since the last loss are divided: what reads S now logs it.
+        self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, math.inf
         for each in grads:
             if each is not None and tf.is_tensor(dense_part(each)):
                 self.kinds.note(dense_part(each), Kind(UNSCALED, sources))
+
+    def stepped(self) -> None:
+        """A step is applied or skipped."""
+        self.place().has_stepped = True
+        self.kinds.stepped()
+        # A program that does not call `scale_loss` reads S to scale the loss.
+        self.reads, self.numbers, self.harmless = 0, 0, 0.0 if self.is_scaled else 1.0
+
+    def _states(self) -> List[StepState]:
+        states = [each.state for each in list(self.optimizers)]
+        return [each for each in states if each is not None]
 
     def place(self) -> _Place:
         """Returns what happened here."""
@@ -338,12 +350,10 @@ class Pending:
 
     def resolve(self, grads: Grads) -> Bundle:
         """Returns the gradients to apply, with their divisors and checks."""
-        grads, observer = as_they_are(grads), self.observer
+        grads = as_they_are(grads)
         with callbacks.paused():
             bundle = self._resolved(grads)
-        observer.place().has_stepped = True
-        observer.kinds.stepped()
-        observer.reads = observer.numbers = 0
+        self.observer.stepped()
         return bundle
 
     def _resolved(self, grads: Grads) -> Bundle:
@@ -421,8 +431,7 @@ class Pending:
         observer = self.observer
         if observer.numbers and (rest is not None or SCALED in names):
             return True
-        # A program that does not call `scale_loss` reads S to scale the loss.
-        return rest is not None and observer.reads > (0 if observer.is_scaled else 1)
+        return rest is not None and observer.reads > observer.harmless
 
     def _warn(self, message: str) -> None:
         """Gives a warning, unless it was given before."""

@@ -39,8 +39,8 @@ class Listener(Protocol):
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by `loss_scale`, a tensor of it."""
 
-    def note_unscaled_by(self, grads: Grads, scaled: Grads, divisor: Scalar) -> None:
-        """`grads` are `scaled` divided by a tensor of it, without a check."""
+    def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
+        """Gradients were divided by a tensor of it, without a check."""
 
 
 class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
@@ -398,10 +398,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         """
         divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)
-        if self._noted_by is None:
-            return unscaled
-        lists = tf.nest.flatten(unscaled), tf.nest.flatten(grads)
-        self._noted_by.note_unscaled_by(*lists, divisor)
+        if self._noted_by is not None:
+            self._noted_by.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
         return unscaled
 
     @do_not_convert

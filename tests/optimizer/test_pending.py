@@ -168,6 +168,23 @@ def test_a_number_that_is_logged_between_steps_is_not_told(trained):
             trained.optimizer.loss_scale()
 
 
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_scale_that_is_logged_after_a_loop_unscaled_is_not_told(trained, mode):
+    def step(count):
+        total = tf.zeros([4])
+        for _ in tf.range(count):
+            total += trained.unscaled(0.5)[0]
+        first, second = trained.optimizer.loss_scale(), trained.optimizer.loss_scale()
+        trained.apply([total])
+        return first + second
+
+    step = compiled(step, mode)
+    with warned(0):
+        step(tf.constant(3))
+        step(tf.constant(2))
+    assert trained.subtracted() == 2.5
+
+
 @pytest.mark.parametrize("change", ["clip", "compare", "function", "number"])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_is_changed_while_it_is_scaled_is_told(trained, change, mode):
