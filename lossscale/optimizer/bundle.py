@@ -140,10 +140,10 @@ def check_of_quotients(bundle: Bundle) -> Check:
 
     if mode.current().looks_at_once:
         return Check(exact_check())
-    return Check(_quick_check_of_quotients(bundle), exact_check)
+    return Check(quick_check_of_quotients(bundle), exact_check)
 
 
-def _quick_check_of_quotients(bundle: Bundle) -> Flag:
+def quick_check_of_quotients(bundle: Bundle) -> Flag:
     """Returns the quick check of the quotients.
 
     If the divisor is at least 1, a quotient is finite exactly if the scaled gradient
@@ -183,11 +183,6 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
     else:
         now = Check(quick(), exact_check, worst)
     return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
-
-
-def quick_check_as_applied(bundle: Bundle) -> Flag:
-    """Returns the quick check of gradients as they are applied."""
-    return and_of_rows(_quick_check_of_quotients(bundle), bundle)
 
 
 def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:

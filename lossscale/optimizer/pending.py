@@ -163,11 +163,10 @@ class Observer:
         variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(variable)
         self._of_eager_mode: Dict[object, _Place] = {}
-        #: Whether a loss was scaled since gradients were unscaled, and how often S was
-        #: read since then as a tensor, and as a number.
-        self.is_scaled, self.reads, self.numbers = False, 0, 0
-        #: So many of the tensors divide nothing: see `stepped`.
-        self.harmless = 1.0
+        #: Whether a loss was scaled since gradients were unscaled; how often S was read
+        #: since then as a tensor, and as a number; how many such tensors are no sign of
+        #: a division by hand.
+        self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, 1.0
 
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
@@ -428,10 +427,10 @@ class Pending:
 
     def _may_be_divided_twice(self, names: List[str], rest: Optional[Scalar]) -> bool:
         """Tells whether a program may have divided these gradients by hand, unseen."""
-        observer = self.observer
-        if observer.numbers and (rest is not None or SCALED in names):
-            return True
-        return rest is not None and observer.reads > observer.harmless
+        seen = self.observer
+        by_tensor = rest is not None and seen.reads > seen.harmless
+        by_number = seen.numbers > 0 and (rest is not None or SCALED in names)
+        return by_tensor or by_number
 
     def _warn(self, message: str) -> None:
         """Gives a warning, unless it was given before."""

@@ -147,11 +147,7 @@ class Step:
         if not self._loss_scale.skips_spikes:
             return write_faults()
         is_spike = replicas.local_result(self._loss_scale.last_step_finite)
-        return run_either(
-            tf.convert_to_tensor(is_spike),
-            write_spike,
-            write_faults,
-        )
+        return run_either(tf.convert_to_tensor(is_spike), write_spike, write_faults)
 
 
 def aggregated(

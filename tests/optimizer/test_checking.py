@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,12 +11,11 @@ from lossscale import DynamicLossScale, FixedLossScale
 from lossscale.gradients.check import CLEAN, Check
 from lossscale.optimizer.bundle import (
     Bundle,
-    check_as_applied,
     check_of_quotients,
     largest_unscaled,
-    quick_check_as_applied,
     unscale_and_check,
 )
+from lossscale.optimizer.reduction import EqualReplicas
 
 INF = float("inf")
 MODES = ["eager", "graph", "xla"]
@@ -85,9 +82,10 @@ def test_what_nobody_has_changed_is_checked_once(mode):
     def applied():
         bad = Check(tf.constant(False), None, lambda: tf.constant([INF]))
         bundle = bundle_of([1.0], divisor=None).but(check=bad)
-        quick = partial(quick_check_as_applied, bundle)
-        assert check_as_applied(bundle.but(is_checked=True), quick).check is bad
-        return check_as_applied(bundle, quick).check.exact()
+        known, _ = EqualReplicas().check(bundle.but(is_checked=True))
+        assert known.check is bad
+        checked, _ = EqualReplicas().check(bundle)
+        return checked.check.exact()
 
     assert not bool(compiled(applied, mode)())
 
@@ -97,9 +95,8 @@ def test_duplicate_rows_are_summed_before_they_are_checked(mode):
     def applied(row):
         values = tf.constant([4e4, 4e4], tf.float16)
         grad = tf.IndexedSlices(values, tf.stack([0, row]), tf.constant([2]))
-        bundle = Bundle(SCALE, [grad], [None])
-        quick = partial(quick_check_as_applied, bundle)
-        check = check_as_applied(bundle, quick).check
+        checked, _ = EqualReplicas().check(Bundle(SCALE, [grad], [None]))
+        check = checked.check
         return check.quick, check.exact(), check.worst()
 
     applied = compiled(applied, mode)
