@@ -57,23 +57,24 @@ class LossScaleMonitor(_Callback):
 
     It adds `loss_scale` and `skipped_steps` (all since the loss scale was created) to
     the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. After `patience` skipped steps in a row one warning says why, once.
-    Another warns if a step that overflowed has left inf or NaN in statistics such as
-    BatchNormalization's. One line is printed when training ends.
+    `TensorBoard`. After `patience` skipped steps in a row one warning says why. It
+    comes again only after an applied step, or in another `fit`. Another one warns if a
+    step that overflowed has left inf or NaN in statistics such as BatchNormalization's.
+    When training ends, one line is printed for each optimizer.
 
     The loss scale counts every batch as a step, even under Keras 3's
     `gradient_accumulation_steps`, where `iterations` counts updates from several
     batches.
 
-    A loss scale that starts too high falls until it fits. While no step has been
-    applied and the scale still falls, the monitor is silent. Then `patience` counts the
-    steps that did not lower the scale. No scale can help if the loss is NaN or infinite
-    before it is scaled. The monitor warns of that at the third such loss in a row.
+    A loss scale that starts too high falls until it fits. Until the first step is
+    applied, `patience` counts only steps that did not lower the scale. No scale can
+    help if the loss is NaN or infinite before it is scaled. The monitor warns of that
+    at the third such loss in a row.
 
     For a loss scale that looks at the gradients, as `HeadroomLossScale`, it also logs
-    `headroom`, how many doublings the largest scaled gradient was below float16's 65504
-    at the last step, and `largest_gradient`, the largest unscaled gradient of the last
-    good step that it read. It warns once of underflow, which is silent otherwise, after
+    two figures of the last good step that it read. `largest_gradient` is the largest
+    unscaled gradient. `headroom` says how many doublings this gradient, times the loss
+    scale after that step, is below float16's 65504. It warns of underflow once, after
     `patience` epochs without a skipped step and with a headroom above 16.
 
     For a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and

@@ -324,7 +324,7 @@ class LossScaleOptimizer:
         *("initial_loss_scale", "loss_scale_value"),
     )
     dynamic_growth_steps = _answered(
-        "After how many finite steps the loss scale grows, None without such a rule.",
+        "The loss scale's `increment_period`, None if it has none.",
         "increment_period",
     )
     dynamic_counter = _answered(

@@ -136,7 +136,10 @@ class Ranges(abc.ABC):
 
     @property
     def subnormal(self) -> Any:
-        """The share that loses digits in float16: below 2**-14 when scaled."""
+        """The share that loses digits in float16, but does not become zero.
+
+        These values are below 2**-14 once multiplied by `loss_scale`.
+        """
         return self._share("subnormal")
 
     @property

@@ -185,9 +185,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     def update(self, grads: Any) -> Tuple[Op, Any]:
         """Adjusts the loss scale to one step's gradients.
 
-        Works eagerly, in `tf.function`, under XLA and in a `tf.compat.v1` graph; with
-        no strategy, in replica context (call it on every replica) and in cross-replica
-        context (with per-replica gradients).
+        Works eagerly, in `tf.function`, under XLA and in a `tf.compat.v1` graph. Under
+        a strategy, call it on every replica, or once in cross-replica context with
+        per-replica gradients.
 
         Args:
           grads: A nest of *unscaled* gradients, of any float or complex dtype and any
