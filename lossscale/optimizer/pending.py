@@ -364,9 +364,7 @@ class Pending:
             if grad is not None
         ]
         bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
-        if self._was_never_scaled(grads):
-            self._warn(warnings.NEVER_SCALED)
-        else:
+        if not self._was_never_scaled(grads):
             bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
         if not self.loss_scale.checks_gradients:
             return bundle
@@ -392,10 +390,12 @@ class Pending:
         return (bundle if returned is None else returned).but(check=check)
 
     def _was_never_scaled(self, grads: Grads) -> bool:
-        """Tells whether nobody has scaled a loss, in this function or its caller."""
-        has_scaled = self.loss_scale.has_scaled or self.loss_scale.has_been_read
+        """Tells whether nobody has scaled the loss of these gradients, and warns."""
+        if self.loss_scale.has_scaled or self.loss_scale.has_been_read:
+            return False
+        self._warn(warnings.NEVER_SCALED)
         values = [None if each is None else dense_part(each) for each in grads]
-        return not has_scaled and not are_arguments(values)
+        return not are_arguments(values)  # their loss may be scaled before they come
 
     def _divisors(
         self, grads: Grads, kinds: List[Optional[Kind]], names: List[str]

@@ -1,9 +1,8 @@
 """The texts of warnings."""
 
 NEVER_SCALED = """\
-The loss was never scaled: small float16 gradients are lost. The gradients are applied \
-without dividing them by the loss scale. Add the two lines marked below to your \
-training step:
+The loss was never scaled before this step was traced or run: small float16 gradients \
+are lost. Add the two lines marked below to your training step:
 
     with tf.GradientTape() as tape:
         loss = ...

@@ -630,14 +630,18 @@ def test_another_function_is_traced_between_scale_and_apply(trained, mode):
 @pytest.mark.parametrize("how", ["concrete", "warm-up"])
 @pytest.mark.parametrize("differentiates", ["eager", "graph"])
 def test_apply_is_traced_before_anything_was_scaled(family, how, differentiates):
-    """Its gradients are arguments: what Keras's own `apply` does is done."""
+    """Its gradients are arguments: what Keras's own `apply` does is done.
+
+    It warns, since most programs that get here have forgotten to scale the loss.
+    """
     trained = Trained(family)
     trained.build()
     apply = tf.function(lambda grad: trained.apply([grad]))
-    if how == "concrete":
-        apply = apply.get_concrete_function(tf.TensorSpec([4]))
-    else:
-        apply(tf.zeros([4]))
+    with warned(1):
+        if how == "concrete":
+            apply = apply.get_concrete_function(tf.TensorSpec([4]))
+        else:
+            apply(tf.zeros([4]))
     get = trained.scaled if family.name == "keras3" else trained.unscaled
     differentiate = compiled(lambda factor: get(factor)[0], differentiates)
     for times in (1, 2):

@@ -257,6 +257,18 @@ class TestNeverScaled:
         np.testing.assert_array_equal(value(variable), [0.0, 1.0])
 
     @pytest.mark.peer_defect(8)
+    def test_it_warns_of_a_function_that_is_given_the_gradients(self, family):
+        """A loss may still be scaled before it runs, so nothing else changes."""
+        optimizer, variable = sgd(family)
+        apply = tf.function(lambda g: optimizer.apply_gradients([(g, variable)]))
+        with pytest.warns(LossScaleWarning, match="# <- add") as caught:
+            apply(tf.constant([8.0, 8.0]))
+        assert len([w for w in caught if w.category is LossScaleWarning]) == 1
+        apply(tf.constant([8.0, 8.0]))  # a second warning would be an error
+        left = [-1.0, 0.0] if family.name == "keras3" else [-15.0, -14.0]
+        np.testing.assert_array_equal(value(variable), left)
+
+    @pytest.mark.peer_defect(8)
     def test_unscaling_alone_is_not_scaling(self, family):
         optimizer, variable = sgd(family)
         grads = optimizer.get_unscaled_gradients([tf.constant([8.0, 8.0])])
