@@ -260,7 +260,11 @@ class TestNeverScaled:
     def test_it_warns_of_a_function_that_is_given_the_gradients(self, family):
         """A loss may still be scaled before it runs, so nothing else changes."""
         optimizer, variable = sgd(family)
-        apply = tf.function(lambda g: optimizer.apply_gradients([(g, variable)]))
+
+        @tf.function
+        def apply(grad):
+            optimizer.apply_gradients([(grad, variable)])
+
         with pytest.warns(LossScaleWarning, match="# <- add") as caught:
             apply(tf.constant([8.0, 8.0]))
         assert len([w for w in caught if w.category is LossScaleWarning]) == 1
