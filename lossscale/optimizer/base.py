@@ -19,7 +19,7 @@ from lossscale.runtime import callbacks, kerases, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unguarded
 
 
 def forwarded(name: str) -> Any:
@@ -50,7 +50,7 @@ def _answered(doc: str, *names: str) -> Any:
     """Returns a property: the first of these attributes that the loss scale has."""
 
     def get_value(self: Any) -> Any:
-        scale = self._loss_scale
+        scale = unguarded(self._loss_scale)
         return next((getattr(scale, n) for n in names if hasattr(scale, n)), None)
 
     def refuse(self: Any, value: Any) -> None:

@@ -11,7 +11,12 @@ import tensorflow as tf
 from limits import skip_without
 from models import inner_variables, variable_of
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    LossScaleOptimizer,
+    SpikeGuard,
+)
 from lossscale.runtime import kerases
 
 #: What the loss scale answers, DynamicLossScale(64, 7) here, and one that is fixed. A
@@ -105,12 +110,15 @@ def test_each_setting_is_the_inner_optimizers(family):
     assert {"clipnorm", "clipvalue", "iterations", "learning_rate"} <= seen
 
 
-def test_the_loss_scale_answers_for_itself(family):
-    optimizer, fixed = made(family), made(family, FixedLossScale(8))
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_the_loss_scale_answers_for_itself(family, is_guarded):
+    scale, fixed = DynamicLossScale(64, 7), FixedLossScale(8)
+    optimizer = made(family, SpikeGuard(scale) if is_guarded else scale)
+    fixed = made(family, SpikeGuard(fixed) if is_guarded else fixed)
     for name, (answer, of_fixed) in OF_THE_SCALE.items():
         found = getattr(optimizer, name)
         if isinstance(answer, str):
-            assert found is getattr(optimizer.loss_scale, answer), name
+            assert found is getattr(scale, answer), name
         else:
             assert found == answer, name
         assert getattr(fixed, name) == of_fixed, name
