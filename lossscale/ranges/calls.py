@@ -183,11 +183,3 @@ def things_of(model: Any) -> List[Any]:
         for each in getattr(inner, "operations", ()):
             found.setdefault(id(each), each)
     return list(found.values())
-
-
-def with_mask(tensor: Any, other: Any) -> Any:
-    """Returns a tensor that stands for another, with the mask that Keras keeps."""
-    mask = getattr(other, "_keras_mask", None)  # private, the same in every Keras
-    if mask is not None:
-        tensor._keras_mask = mask
-    return tensor
