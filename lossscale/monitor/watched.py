@@ -194,7 +194,6 @@ class Watched:
         self._told: Optional[int] = None
 
     def see(self, reading: Reading) -> None:
-        """Takes note of a reading."""
         self.last = reading
         self._room = self._room if reading.headroom is None else reading.headroom
         if reading.largest is not None and math.isfinite(reading.largest):
@@ -288,7 +287,6 @@ class Watched:
         )
 
     def spike(self) -> Optional[str]:
-        """Returns the message about the first spike, None if there is none now."""
         if self._told_of_spike or not self._spikes:
             return None
         self._told_of_spike = True
@@ -304,7 +302,6 @@ class Watched:
 
     @property
     def _last_spike(self) -> str:
-        """The size of the last spike, and its variable."""
         spike = self.optimizer.last_spike()
         if spike is None:  # it was another optimizer's, or came before a restart
             return "of unknown size"
@@ -322,7 +319,6 @@ class Watched:
         )
 
     def add_to(self, logs: Dict[str, Any]) -> None:
-        """Adds the last reading to Keras's logs."""
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
@@ -333,7 +329,6 @@ class Watched:
             logs[f"{prefix}largest_gradient"] = self._largest
 
     def summary(self) -> str:
-        """Returns a line that says what happened since training began."""
         start, now = self.start, self.last
         skipped = self._skipped(now) - self._skipped(start)
         scales = [now.loss_scale, self._lowest, self._highest]

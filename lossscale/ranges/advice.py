@@ -213,10 +213,8 @@ def _with_wrappers(call: Call) -> List[Call]:
     above = call.parent
     while above is not None and above.parent is not None:
         between.append(above)
-        wraps = above is call.parent and above.is_of_library
-        wraps = wraps and any(
-            hasattr(above.layer, n) for n in ("layer", "forward_layer")
-        )
+        is_given = any(hasattr(above.layer, n) for n in ("layer", "forward_layer"))
+        wraps = is_given and above.is_of_library and above is call.parent
         if wraps or above.is_recurrent:
             found = list(between)
         if above.is_recurrent and hasattr(above.layer.cell, "cells"):
@@ -230,10 +228,9 @@ def _with_wrappers(call: Call) -> List[Call]:
 
 def _made_by(call: Call) -> List[Any]:
     """Returns a layer, and the layers that it makes with its own dtype."""
-    is_given = call.is_given_layers or not call.is_of_library
     # Bidirectional makes two of the one that it is given.
-    is_alone = is_given and not hasattr(call.layer, "forward_layer")
-    return [call.layer] if is_alone else kerases.layers_of(call.layer)
+    makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
+    return kerases.layers_of(call.layer) if makes_some else [call.layer]
 
 
 def _line(call: Call) -> str:
@@ -280,7 +277,6 @@ class Trial(Watcher):
             self._listens = False
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
-        """Notes an operation that has run: a `callbacks.Listener`."""
         del attrs
         for output in outputs if self._listens else ():
             if not is_bad(output):

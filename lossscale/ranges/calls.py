@@ -67,17 +67,17 @@ class Call:
         return not self.is_of_library and len(kerases.layers_of(self.layer)) > 1
 
     @property
-    def is_given_layers(self) -> bool:
-        """Whether this layer of a library is given the layers that it calls."""
+    def makes_layers(self) -> bool:
+        """Whether this layer of a library makes the layers that it calls itself."""
         # The user gives a cell to an RNN. LSTM and the like create their own.
         is_rnn = type(self.layer).__name__ == "RNN"
-        return is_rnn or any(hasattr(self.layer, name) for name in _GIVEN)
+        is_given = is_rnn or any(hasattr(self.layer, name) for name in _GIVEN)
+        return self.is_of_library and not is_given
 
     @property
     def hides_operations(self) -> bool:
         """Whether a library's code runs between the layers within it, or a loop."""
-        is_made = self.is_of_library and not self.is_given_layers
-        return self.is_recurrent or (is_made and self.parent is not None)
+        return self.is_recurrent or (self.makes_layers and self.parent is not None)
 
     @property
     def is_recurrent(self) -> bool:
@@ -100,10 +100,9 @@ class Call:
         recurrent layer its cell, KerasHub's transformers their feed-forward networks.
         """
         above = self.parent
-        if above is None or above.parent is None:
+        if above is None or above.parent is None or not above.makes_layers:
             return self
-        is_made = above.is_of_library and not above.is_given_layers
-        return above.owner if is_made else self
+        return above.owner
 
 
 class Watcher:
@@ -152,8 +151,7 @@ class Watcher:
     @do_not_convert
     @contextlib.contextmanager
     def _opened(self, thing: Any) -> Iterator[Call]:
-        this = Call(thing, self.innermost)
-        self._here.call = this
+        self._here.call = this = Call(thing, self.innermost)
         try:
             yield this
         except Exception:

@@ -274,7 +274,6 @@ class _Counter:
             )
 
     def result(self) -> ForwardRanges:
-        """Returns the report of all batches."""
         if not self._rows:
             raise TypeError(
                 "`model` must have layers that return float tensors, got "

@@ -307,7 +307,6 @@ class _Gradients:
         self.are_finite = not any(map(is_bad, self._by_id.values()))
 
     def received(self, call: Call) -> List[Any]:
-        """Returns the gradients that a call received on the way back."""
         return self._at(call.outputs)
 
     def left_by(self, call: Call) -> List[Any]:
