@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -59,7 +59,7 @@ class Activations(Watcher):
     the next `fit` or `train_on_batch` restores the original.
 
     Attributes:
-      calls: The layer's number -> its first call. In the order in which these ended.
+      first_calls: The layer's number -> its first call, in the order of their ends.
       count: The number of layers.
       now, last, recent, meant: `float32` variables of shapes `[2 * count]` twice,
         `[STEPS, count]` and `[count]`, one per replica: see the module. `now` holds
@@ -69,7 +69,7 @@ class Activations(Watcher):
 
     def __init__(self, model: Any, loss_scales: Sequence[Any]) -> None:
         super().__init__()
-        self.calls: Dict[int, Call] = {}
+        self.first_calls: Dict[int, Call] = {}
         self._model, self._loss_scales = model, loss_scales
         self._things = things_of(model)
         self._numbers = {id(each): n for n, each in enumerate(self._things)}
@@ -124,17 +124,13 @@ class Activations(Watcher):
             self._here.is_in_step = False
         self._keep()
 
-    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        call.inputs = floats_in((args, kwargs))
-        return args, kwargs
-
     def end(self, call: Call, outputs: Any) -> Any:
         given, call.inputs = call.inputs, []  # a call outlives its graph
         # Another thread is outside of the step, as in a dataset's function.
         if not getattr(self._here, "is_in_step", False):
             return outputs
         number, returned = self._number(call), floats_in(outputs)
-        self.calls.setdefault(number, call)
+        self.first_calls.setdefault(number, call)
         for each in returned[:1]:
             self._dtypes[number] = each.dtype.name
         rows = [number] * len(returned) + [self.count + number] * len(given)
@@ -168,7 +164,7 @@ class Activations(Watcher):
     def finding(self) -> str:
         """Reads the device. Returns a sentence about the last step's outputs."""
         last, given = np.split(self._read(self.last), 2)
-        called = [number for number in self.calls if last[number] > 0]
+        called = [number for number in self.first_calls if last[number] > 0]
         bad = [number for number in called if last[number] >= MASK]
         meant = self._read(self.meant) > 0
         # The call that ends last is the model's. Its output is no mask.
@@ -181,19 +177,19 @@ class Activations(Watcher):
         if not finite:
             return _NONE
         largest = max(finite, key=lambda number: float(last[number]))
-        names = ", ".join(self.calls[number].path for number in bad)
+        names = ", ".join(self.first_calls[number].path for number in bad)
         return _FINITE.format(
             but=f", but for masks of -inf and the like ({names})," if bad else "",
-            path=self.calls[largest].path,
+            path=self.first_calls[largest].path,
             largest=power_text(last[largest]),
         )
 
     def _of_first(self, first: int, last: Any, given: Any, bad: List[int]) -> str:
-        call, advice = self.calls[first], _DATA
+        call, advice = self.first_calls[first], _DATA
         of_model = [call, *call.around][-1]
         faults = self._faults(call, last, given)
         if given[first] == MASK and bad[0] != first:
-            advice = _MASKED.format(path=self.calls[bad[0]].path)
+            advice = _MASKED.format(path=self.first_calls[bad[0]].path)
         elif faults:
             advice = Advice(inputs.owner_of(self._model), faults).in_one_line
             made = (faults[0].call or call).owner
@@ -203,7 +199,7 @@ class Activations(Watcher):
             advice = _LARGE_DATA
         recent = self._read(self.recent)[:, first].max()
         said = _FIRST.format(
-            path=self.calls[first].path,
+            path=self.first_calls[first].path,
             kind=WORDS[kind_of(float(last[first])) or "inf"],
             before=f", after {power_text(recent)}" if recent > 0 else "",
             inputs="finite" if given[first] < MASK else "not",
@@ -237,7 +233,7 @@ class Activations(Watcher):
             return []
         beside = [
             last[number]
-            for number, each in self.calls.items()
+            for number, each in self.first_calls.items()
             if each.parent is not None and each.parent.layer is above.layer
         ]
         if above.hides_operations:

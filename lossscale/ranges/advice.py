@@ -301,14 +301,21 @@ class Trial(Watcher):
                 continue
             if fault.call is call.parent:
                 fault.call, fault.is_cast = call, True
-        if self._advice.casts_in(call):
-            args, kwargs = tf.nest.map_structure(_in_32_bits, (args, kwargs))
-        return args, kwargs
+        # Copies, since two layers may get the same tensor. The gradient of a layer's
+        # own copy is only what that layer hands back.
+        args, kwargs = _copied((args, kwargs), self._advice.casts_in(call))
+        return super().begin(call, args, kwargs)
 
     def end(self, call: Call, outputs: Any) -> Any:
-        if not is_building() and self._advice.casts_in(call.parent):
-            outputs = tf.nest.map_structure(_in_32_bits, outputs)
-        return outputs
+        if is_building():
+            return outputs
+        if self._advice.casts_in(call.parent):
+            outputs = _copied(outputs, is_widened=True)
+        return super().end(call, outputs)
+
+    def at_fault(self, loss: Any) -> List[Fault]:
+        """Returns what is at fault for a loss, or overflowed though it is finite."""
+        return self.behind(loss) if is_bad(loss) else self.overflows
 
     def behind(self, tensor: Any) -> List[Fault]:
         """Returns the faults that made a value infinite or NaN, in their order.
@@ -337,6 +344,14 @@ def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault
     return Fault(call, operation, dtype=dtype, kinds=kinds, largest=largest)
 
 
-def _in_32_bits(value: Any) -> Any:
-    is_short = is_float(value) and value.dtype.name in SIXTEEN_BITS
-    return kerases.with_mask(tf.cast(value, tf.float32), value) if is_short else value
+def _copied(nest: Any, is_widened: bool) -> Any:
+    """Returns a nest with copies of its float tensors, perhaps all in 32 bits."""
+
+    def copied(value: Any) -> Any:
+        if not is_float(value):
+            return value
+        is_short = value.dtype.name in SIXTEEN_BITS
+        wide = tf.cast(value, tf.float32) if is_short and is_widened else value
+        return kerases.with_mask(tf.identity(wide), value)
+
+    return tf.nest.map_structure(copied, nest)

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
@@ -106,11 +107,16 @@ class Call:
 
 
 class Watcher:
-    """Is told of each call. A subclass may replace arguments and outputs."""
+    """Notes each call. A subclass may replace arguments and outputs.
+
+    Attributes:
+      calls: The calls in the order in which they returned, so inner calls come first.
+      failed: The innermost call that raised an error, None if there was no error.
+    """
 
     def __init__(self) -> None:
         self._here = threading.local()
-        #: The innermost call that raised an error, None if there was no error.
+        self.calls: List[Call] = []
         self.failed: Optional[Call] = None
 
     @property
@@ -120,12 +126,13 @@ class Watcher:
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Notes a call that begins. Returns the arguments to call the layer with."""
-        del call
+        call.inputs = floats_in((args, kwargs))
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
         """Notes the outputs of a call. Returns those that the call shall return."""
-        del call
+        call.outputs = floats_in(outputs)
+        self.calls.append(call)
         return outputs
 
     @contextlib.contextmanager

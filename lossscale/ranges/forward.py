@@ -338,8 +338,6 @@ class _Float32Pass(Watcher):
     def __init__(self, rows: _Rows) -> None:
         super().__init__()
         self._rows = rows
-        #: Calls in the order in which they returned.
-        self.calls: List[Call] = []
         #: The ids of calls whose inputs or outputs overflow in float16, and whether
         #: those are inputs, which the call casts.
         self.overflowing: Dict[int, bool] = {}
@@ -350,34 +348,33 @@ class _Float32Pass(Watcher):
         self._seen: Dict[int, Tuple[Any, bool]] = {}
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        call.inputs = floats_in((args, kwargs))
-        self._names[id(call)] = call.path
+        name = call.path
         if not any(each.is_recurrent for each in call.around):  # a loop is one call
-            key = (call.path, id(call.layer))
+            key = (name, id(call.layer))
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
-            self._names[id(call)] += f" (call {number})" if number > 1 else ""
+            name += f" (call {number})" if number > 1 else ""
+        self._names[id(call)] = name
+        args, kwargs = super().begin(call, args, kwargs)
         self._see(call, call.inputs, is_input=True)
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
-        call.outputs = floats_in(outputs)
-        self.calls.append(call)
+        outputs = super().end(call, outputs)
         self._see(call, call.outputs, is_input=False)
         return outputs
 
     def _see(self, call: Call, tensors: List[Any], is_input: bool) -> None:
         if call.parent is None:
             return  # the model's inputs and outputs are those of its layers
-        name = self._names[id(call)] + (", inputs" if is_input else "")
+        row = call.path, self._names[id(call)] + (", inputs" if is_input else "")
         for tensor in tensors:
             is_new = id(tensor) not in self._seen
             if is_new:
                 self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
                 found, most = exponents.count(tensor)
-                counts, largest = self._rows.get((call.path, name), (0, 0.0))
-                counts += found.numpy().astype(np.int64)
-                largest = max(largest, float(most.numpy()))
-                self._rows[call.path, name] = (counts, largest)
+                counts, largest = self._rows.get(row, (0, 0.0))
+                counts = counts + found.numpy().astype(np.int64)
+                self._rows[row] = (counts, max(largest, float(most.numpy())))
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)

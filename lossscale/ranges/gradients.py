@@ -14,8 +14,7 @@ from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import exponents, inputs
-from lossscale.ranges.calls import Call, Watcher
-from lossscale.ranges.magnitudes import floats_in
+from lossscale.ranges.calls import Watcher
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
@@ -228,7 +227,7 @@ def gradient_ranges(
     loss_of = inputs.loss_function(keras, model, loss)
     layers = layers_of(model) if activations else []
     watched = [layer for layer in layers if layer is not model]
-    returned = _Returned()
+    watcher = Watcher()
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     # Of each row the name, by the id of the variable or the layer.
     names: Dict[int, str] = {}
@@ -237,14 +236,19 @@ def gradient_ranges(
 
     def count(x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
         """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
-        returned.found = []
-        with tf.GradientTape() as tape, returned.watching(watched):
+        watcher.calls.clear()
+        with tf.GradientTape() as tape, watcher.watching(watched):
             loss = loss_of(x, y, model(x, training=True), sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         variables = model.trainable_variables
-        # A tensor inside a loop, as in a recurrent layer, belongs to another graph.
-        outputs = [(layer, t) for layer, t in returned.found if t.graph is graph]
+        returned: Dict[int, Tuple[Any, Any]] = {}
+        for call in watcher.calls:
+            for each in call.outputs:
+                # A tensor in a loop, as in a recurrent layer, is of another graph.
+                if each.graph is graph:
+                    returned.setdefault(id(each), (call.layer, each))
+        outputs = list(returned.values())
         tensors = [*map(kerases.tensor_of, variables), *(t for _, t in outputs)]
         grads = tape.gradient(loss, tensors)
         in_16_bits.clear()
@@ -302,24 +306,6 @@ def gradient_ranges(
         batches=number,
         blocks=tuple(block_of.get(key, name) for key, name in names.items()),
     )
-
-
-class _Returned(Watcher):
-    """Notes what layers return.
-
-    Attributes:
-      found: Pairs of a layer, and a float tensor that no inner layer has returned.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: List[Tuple[Any, Any]] = []
-
-    def end(self, call: Call, outputs: Any) -> Any:
-        inner = {id(tensor) for _, tensor in self.found}
-        floats = [each for each in floats_in(outputs) if id(each) not in inner]
-        self.found += [(call.layer, each) for each in floats]
-        return outputs
 
 
 def _build(model: Any, x: Any) -> None:

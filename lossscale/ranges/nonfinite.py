@@ -13,10 +13,9 @@ from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault, Trial
 from lossscale.ranges.calls import Call
-from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, is_float, look
+from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
 from lossscale.runtime import kerases
-from lossscale.runtime.graphs import is_building
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
 _TEXTS = {
@@ -192,7 +191,7 @@ def find_nonfinite(
     compute = inputs.loss_function(keras, model, loss)
     scale = inputs.scale_of(model)
 
-    def loss_in(step: _Step) -> Any:
+    def loss_in(step: Trial) -> Any:
         x, y, sample_weight = batch
         with step.noted(model):
             outputs = model(x, training=True)
@@ -203,12 +202,12 @@ def find_nonfinite(
                 )
             return tf.cast(compute(x, y, outputs, sample_weight), tf.float32)
 
-    def next_fault(step: _Step) -> List[Fault]:
+    def next_fault(step: Trial) -> List[Fault]:
         found = step.at_fault(loss_in(step))[:1]
         return [each for each in found if each.dtype in SIXTEEN_BITS]
 
     with unchanged(model):
-        step, data = _Step(Advice(keras)), floats_in(batch[0])
+        step, data = Trial(Advice(keras)), floats_in(batch[0])
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(data)
             computed = loss_in(step)
@@ -219,7 +218,7 @@ def find_nonfinite(
             if found.where == "forward":
                 advice = Advice(keras, faults[:1])
                 if advice:
-                    advice.try_out(_Step, next_fault)
+                    advice.try_out(Trial, next_fault)
                 hidden = not is_bad(computed)
                 found = dataclasses.replace(
                     found, to_write=str(advice), is_hidden=hidden
@@ -232,40 +231,6 @@ def find_nonfinite(
             grads = _Gradients(tape, computed, step.calls, model)
             found = _of_gradients(keras, grads)
     return dataclasses.replace(found, loss_scale=scale)
-
-
-class _Step(Trial):
-    """A step that notes every call, and copies its inputs on the tape.
-
-    Two layers may get the same tensor. The gradient of a layer's own copy is only what
-    that layer hands back.
-    """
-
-    def __init__(self, advice: Advice) -> None:
-        super().__init__(advice)
-        #: Calls in the order in which they returned, so inner calls come first.
-        self.calls: List[Call] = []
-
-    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        args, kwargs = super().begin(call, args, kwargs)
-        if not is_building():
-            args, kwargs = tf.nest.map_structure(_copy, (args, kwargs))
-            call.inputs = floats_in((args, kwargs))
-        return args, kwargs
-
-    def end(self, call: Call, outputs: Any) -> Any:
-        outputs = super().end(call, outputs)
-        call.outputs = floats_in(outputs)
-        self.calls.append(call)
-        return outputs
-
-    def at_fault(self, loss: Any) -> List[Fault]:
-        """Returns what is at fault for a loss, or overflowed though it is finite."""
-        return self.behind(loss) if is_bad(loss) else self.overflows
-
-
-def _copy(value: Any) -> Any:
-    return kerases.with_mask(tf.identity(value), value) if is_float(value) else value
 
 
 def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:
