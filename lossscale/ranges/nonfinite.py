@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -215,21 +215,18 @@ def find_nonfinite(
         faults = step.at_fault(computed)
         if faults:
             found = _of_forward(faults[0], data)
-            if found.where == "forward":
-                advice = Advice(keras, faults[:1])
-                if advice:
-                    advice.try_out(Trial, next_fault)
-                hidden = not is_bad(computed)
-                found = dataclasses.replace(
-                    found, to_write=str(advice), is_hidden=hidden
-                )
         elif is_bad(computed):
             found = NonfiniteReport("loss", kind="nan")
-        elif _Gradients(tape, scaled, step.calls, model).are_finite:
+        elif not any(map(is_bad, _gradients(tape, scaled, step.calls, model).values())):
             found = NonfiniteReport()
         else:
-            grads = _Gradients(tape, computed, step.calls, model)
-            found = _of_gradients(keras, grads)
+            grads = _gradients(tape, computed, step.calls, model)
+            found = _of_gradients(keras, step.calls, grads)
+        if found.where == "forward":
+            advice, hidden = Advice(keras, faults[:1]), not is_bad(computed)
+            if advice:
+                advice.try_out(Trial, next_fault)
+            found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
     return dataclasses.replace(found, loss_scale=scale)
 
 
@@ -259,54 +256,50 @@ def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:
     return found
 
 
-class _Gradients:
-    """The gradients of a loss at the inputs and outputs of calls, and at weights."""
+def _gradients(tape: Any, loss: Any, calls: List[Call], model: Any) -> Dict[int, Any]:
+    """Returns a loss's gradients at the inputs and outputs of calls, and at weights.
 
-    def __init__(self, tape: Any, loss: Any, calls: List[Call], model: Any) -> None:
-        self.calls = calls
-        tensors = [t for call in calls for t in (*call.inputs, *call.outputs)]
-        weights = list(model.trainable_variables)
-        sources = [*tensors, *(kerases.tensor_of(weight) for weight in weights)]
-        grads = map(dense_part, tape.gradient(loss, sources))
-        self._by_id = {id(t): grad for t, grad in zip((*tensors, *weights), grads)}
-        self.are_finite = not any(map(is_bad, self._by_id.values()))
-
-    def received(self, call: Call) -> List[Any]:
-        return self._at(call.outputs)
-
-    def left_by(self, call: Call) -> List[Any]:
-        """Returns the gradients that a call handed back, and those of its weights."""
-        weights = getattr(call.layer, "trainable_variables", ())
-        return self._at([*call.inputs, *weights])
-
-    def _at(self, things: Any) -> List[Any]:
-        found = [self._by_id.get(id(each)) for each in things]
-        return [grad for grad in found if grad is not None]
+    They are dense, by the ids of the tensors and the weights.
+    """
+    tensors = [t for call in calls for t in (*call.inputs, *call.outputs)]
+    weights = model.trainable_variables
+    grads = tape.gradient(loss, [*tensors, *map(kerases.tensor_of, weights)])
+    found = zip((*tensors, *weights), grads)
+    return {id(each): dense_part(grad) for each, grad in found if grad is not None}
 
 
-def _of_gradients(keras: Any, grads: _Gradients) -> NonfiniteReport:
+def _of_gradients(
+    keras: Any, calls: List[Call], grads: Dict[int, Any]
+) -> NonfiniteReport:
     """Returns the report of a step in which only gradients are not finite."""
-    if grads.are_finite:
+
+    def received(call: Call) -> List[Any]:
+        return [grads[id(each)] for each in call.outputs if id(each) in grads]
+
+    def left_by(call: Call) -> List[Any]:
+        things = [*call.inputs, *getattr(call.layer, "trainable_variables", ())]
+        return [grads[id(each)] for each in things if id(each) in grads]
+
+    if not any(map(is_bad, grads.values())):
         return NonfiniteReport("scale")
     guilty = [
         call
-        for call in grads.calls
-        if grads.received(call)
-        and not any(map(is_bad, grads.received(call)))
-        and any(map(is_bad, grads.left_by(call)))
+        for call in calls
+        if received(call)
+        and not any(map(is_bad, received(call)))
+        and any(map(is_bad, left_by(call)))
     ]
     innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
     if not innermost:  # they were infinite or NaN already at the model's outputs
         return NonfiniteReport("gradient", kind="inf")
     call = innermost[-1]  # the first on the way back
-    kinds = {kind for each in grads.left_by(call) for kind in look(each).kinds}
-    received = [look(each).largest for each in grads.received(call)]
+    kinds = {kind for each in left_by(call) for kind in look(each).kinds}
     return NonfiniteReport(
         "gradient",
         layer=call.path,
         layer_class=type(call.layer).__name__,
         kind="nan" if kinds == {"nan"} else "inf",
         dtype=call.dtype,
-        largest=max(received, default=0.0),
+        largest=max(look(each).largest for each in received(call)),
         to_write=str(Advice(keras, [Fault(call, dtype=call.dtype)])),
     )
