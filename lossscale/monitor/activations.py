@@ -28,6 +28,7 @@ from lossscale.plotting import power_text
 from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.calls import Call, Watcher, things_of
+from lossscale.ranges.exponents import LARGEST
 from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
@@ -35,7 +36,6 @@ from lossscale.runtime.autograph import do_not_convert
 
 #: How many steps with finite outputs `recent` keeps.
 STEPS = 8
-_FLOAT16_MAX = 65504.0
 
 _FIRST = """\
 The first layer whose output was not finite at the last step: {path}: {kind}{before}; \
@@ -238,9 +238,9 @@ class Activations(Watcher):
         ]
         if above.hides_operations:
             return made_by(call)
-        if any(_FLOAT16_MAX < each < MASK for each in beside):
+        if any(LARGEST < each < MASK for each in beside):
             return made_by(call, is_cast=True)
-        if above.parent is None and given[self._number(above)] > _FLOAT16_MAX:
+        if above.parent is None and given[self._number(above)] > LARGEST:
             return []
         if not above.is_written_around_layers:
             return made_by(call, is_cast=True)

@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
+from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in, is_bad, is_float, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
 from lossscale.runtime import callbacks, kerases
@@ -267,10 +267,9 @@ class Trial(Watcher):
         advice = self._advice
         layers = [layer for call in advice.layers.values() for layer in _made_by(call)]
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
-        in_32_bits, watched = in_float32(advice.keras, layers), things_of(model)
         self._listens = True
         try:
-            with without_functions(), in_32_bits, self.watching(watched):
+            with in_float32(advice.keras, layers), self.watching_eagerly(model):
                 callbacks.add(self)
                 yield
         finally:

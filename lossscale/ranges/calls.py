@@ -141,6 +141,20 @@ class Watcher:
         with changed([(thing, "call", self._watched(thing)) for thing in things]):
             yield
 
+    @contextlib.contextmanager
+    def watching_eagerly(self, model: Any) -> Iterator[None]:
+        """Tells this object of each call in a model, whose `tf.function`s run eagerly.
+
+        A layer may have compiled its call.
+        """
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            with self.watching(things_of(model)):
+                yield
+        finally:
+            tf.config.run_functions_eagerly(before)
+
     def _watched(self, thing: Any) -> Callable[..., Any]:
         original = thing.call
         begin, end = do_not_convert(self.begin), do_not_convert(self.end)
@@ -166,17 +180,6 @@ class Watcher:
             raise
         finally:
             self._here.call = this.parent
-
-
-@contextlib.contextmanager
-def without_functions() -> Iterator[None]:
-    """Lets `tf.function`s run eagerly, since a layer may have compiled its call."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
 
 
 def things_of(model: Any) -> List[Any]:

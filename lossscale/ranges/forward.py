@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lossscale.ranges import exponents, inputs, model_state
 from lossscale.ranges.advice import Advice, Fault, Trial
-from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
+from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
@@ -221,9 +221,8 @@ class _Counter:
         self._batches += 1
         first = _Float32Pass(self._rows)
         layers = kerases.layers_of(self._model)
-        watched = first.watching(things_of(self._model))
         in_float32 = model_state.in_float32(self._keras, layers)
-        with in_float32, without_functions(), watched:
+        with in_float32, first.watching_eagerly(self._model):
             self._model(x, training=True)
         outside = [call for call in first.calls if id(call) in first.overflowing]
         self._overflows = self._overflows or bool(outside)
