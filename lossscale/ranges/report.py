@@ -67,14 +67,7 @@ def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
 class Ranges(abc.ABC):
     """A result with figures, a histogram, a table and a picture for each of its rows.
 
-    Subclasses are dataclasses.
-
-    Attributes:
-      names: The names of the rows.
-      counts: The counts of each row by exponent, an array, or a dict of arrays.
-      largest: A `float32` array, the largest finite magnitude of each row.
-      batches: How many batches were counted.
-      loss_scale: The number that multiplies the values before they are cast to float16.
+    Subclasses are dataclasses with these fields.
     """
 
     names: Tuple[str, ...]
