@@ -91,19 +91,17 @@ class Activations(Watcher):
             self.end_fit()
             return make(*args, **kwargs)
 
+        # At the end: the trace of this `fit` would go on measuring.
+        self._fit.callback(setattr, model, "train_function", None)
         ours = {"train_step": train_step, "make_train_function": make_train_function}
         changes = [(model, name, function) for name, function in ours.items()]
-        self._is_in_fit = True
         self._fit.enter_context(changed(changes))
         model.train_function = None  # the old trace measures nothing
         make()
 
     def end_fit(self) -> None:
         """Restores the original methods. A second call does nothing."""
-        if self._is_in_fit:
-            self._is_in_fit = False
-            self._fit.close()
-            self._model.train_function = None  # the old trace would go on measuring
+        self._fit.close()
 
     @do_not_convert
     @contextlib.contextmanager
