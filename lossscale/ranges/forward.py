@@ -281,8 +281,8 @@ class _Counter:
         places = [path for path, _ in self._rows]  # from the input to the output
 
         def place_of(path: str) -> int:
-            inner = [f"{each}/".startswith(f"{path}/") for each in places]
-            return inner.index(True) if any(inner) else len(inner)
+            is_inner = [f"{each}/".startswith(f"{path}/") for each in places]
+            return [*is_inner, True].index(True)
 
         advice = self._advice
         needed = sorted(advice.layers, key=place_of)
@@ -295,16 +295,11 @@ class _Counter:
             notes = [_NEEDED, *lines, ""] if lines else []
             notes += advice.sentences
             notes += [_INSIDE.format(", ".join(inside)), _MANY] if inside else [_MANY]
-        in_float32 = [
-            inner
-            for layer in layers
-            # A layer of a library makes layers of its own, which have its dtype.
-            for inner in (
-                [layer]
-                if hasattr(layer, "layers") or hasattr(layer, "layer")
-                else kerases.layers_of(layer)
-            )
-        ]
+        in_float32: List[Any] = []
+        for layer in layers:
+            # Layers that this one makes have its dtype, those that it is given do not.
+            is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
+            in_float32 += [layer] if is_given else kerases.layers_of(layer)
         if not all_in_float32(self._model):
             every = kerases.layers_of(self._model)
             in_float32 += [one for one in every if one.compute_dtype == "float32"]
