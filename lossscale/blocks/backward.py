@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
 from lossscale.gradients.check import all_finite, checked
-from lossscale.runtime import callbacks, mode, tapes
+from lossscale.runtime import callbacks, kerases, mode, tapes
 from lossscale.runtime.aliases import (
     Attributes,
     Flag,
@@ -49,15 +49,12 @@ _EXPONENT = 0x7F800000
 _LARGEST, _TOP = 65504.0, 15
 #: The bounds of the scale. Their reciprocals are normal numbers, too.
 _LEAST, _MOST = 2.0**-126, 2.0**126
-#: Keras keeps a tensor's mask in this attribute.
-_MASK = "_keras_mask"
-
-#: Returns the gradients that leave a block, given those that enter it.
-Backward = Callable[[Grads], Grads]
 
 
 @do_not_convert
-def unscaled_gradients(backward: Backward, grads: Grads, headroom: int) -> Grads:
+def unscaled_gradients(
+    backward: Callable[[Grads], Grads], grads: Grads, headroom: int
+) -> Grads:
     """Returns `backward(grads)`, computed at the scale that fits `grads`.
 
     ```
@@ -186,9 +183,14 @@ class Nest:
     """
 
     def __init__(self, nest: Any) -> None:
-        nest = tf.nest.map_structure(_as_tensor, nest)
-        self._nest = nest
-        self._leaves: List[Any] = tf.nest.flatten(nest, expand_composites=True)
+        # tf.nest would replace a variable by its handle.
+        self._nest = tf.nest.map_structure(
+            lambda leaf: (
+                tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
+            ),
+            nest,
+        )
+        self._leaves: List[Any] = tf.nest.flatten(self._nest, expand_composites=True)
         self._places = [i for i, leaf in enumerate(self._leaves) if _has_gradient(leaf)]
         self.tensors = [self._leaves[place] for place in self._places]
 
@@ -198,26 +200,13 @@ class Nest:
         for place, tensor in zip(self._places, tensors):
             leaves[place] = tensor
         found = tf.nest.pack_sequence_as(self._nest, leaves, expand_composites=True)
-        tf.nest.map_structure(_keep_mask, self._nest, found)
-        return found
-
-
-def _as_tensor(leaf: Any) -> Any:
-    # tf.nest would replace a variable by its handle.
-    return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
+        return tf.nest.map_structure(kerases.with_mask, found, self._nest)
 
 
 def _has_gradient(leaf: Any) -> bool:
     # A tensor of this graph, of an outer graph or of eager mode, but no array.
-    if not tf.is_tensor(leaf):
-        return False
-    return bool(leaf.dtype.is_floating or leaf.dtype.is_complex)
-
-
-def _keep_mask(old: Any, new: Any) -> None:
-    mask = getattr(old, _MASK, None)
-    if mask is not None and new is not old:
-        setattr(new, _MASK, mask)
+    is_tensor = tf.is_tensor(leaf)
+    return bool(is_tensor and (leaf.dtype.is_floating or leaf.dtype.is_complex))
 
 
 def call(

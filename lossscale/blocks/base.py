@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List
 
 import tensorflow as tf
 
@@ -95,12 +95,22 @@ class ScaledBlock:
     def __new__(cls, layer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the class for the Keras that `layer` belongs to."""
         # A copy calls this without arguments, on the class of one Keras.
-        return super().__new__(for_layer(layer) if cls is ScaledBlock else cls)
+        return super().__new__(_block_for(layer) if cls is ScaledBlock else cls)
 
     def __init__(
         self, layer: Any, headroom: int = 6, recompute: bool = False, **kwargs: Any
     ) -> None:
-        _check_layer(layer, type(self))
+        right = _block_for(layer)
+        if isinstance(layer, ScaledBlock):
+            raise ValueError(
+                f"`layer` must not be a ScaledBlock, got {layer!r}. Pass the layer "
+                "that it holds, its attribute `layer`."
+            )
+        if not isinstance(self, right):
+            raise TypeError(
+                f"`layer` must belong to the Keras of {type(self).__name__}, got "
+                f"{layer!r}. Use lossscale.ScaledBlock, which picks the class for it."
+            )
         headroom = arguments.count("headroom", headroom, least=0, most=24)
         arguments.boolean("recompute", recompute)
         for name in _FIXED:
@@ -118,32 +128,32 @@ class ScaledBlock:
         self.supports_masking = True
 
     def _call_of(self, layer: Any) -> Callable[..., Any]:
+        """Returns the method `call`, with the signature of the layer's own."""
         signature = inspect.signature(layer.call)
+        others = list(signature.parameters.values())
         takes_training = "training" in signature.parameters
 
         @as_written
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._call(args, kwargs, takes_training)
+            training = kwargs.get("training")
+            if not takes_training:
+                kwargs.pop("training", None)
+            layers = kerases.layers_of(self.layer)
+            is_plain = all(layer.compute_dtype != "float16" for layer in layers)
+            if is_plain or self._is_recomputing:
+                return self.layer(*args, **kwargs)
+            _refuse_synchronized(layers)
+            _refuse_watched(self.layer)
+            again = self._again(training) if self.recompute else None
+            return backward.call(self.layer, args, kwargs, self.headroom, again=again)
 
+        if not takes_training:  # before **kwargs, if the signature ends with it
+            ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
+            others.insert(len(others) - 1 if ends else len(others), _TRAINING)
         # Every Keras reads from the signature what to pass: masks, and `training`,
         # which each layer within a block gets from the block.
-        call.__signature__ = _with_training(signature)  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
         return call
-
-    def _call(
-        self, args: Tuple[Any, ...], kwargs: Dict[str, Any], takes_training: bool
-    ) -> Any:
-        training = kwargs.get("training")
-        if not takes_training:
-            kwargs.pop("training", None)
-        layers = kerases.layers_of(self.layer)
-        is_plain = all(layer.compute_dtype != "float16" for layer in layers)
-        if is_plain or self._is_recomputing:
-            return self.layer(*args, **kwargs)
-        _refuse_synchronized(layers)
-        _refuse_watched(self.layer)
-        again = self._again(training) if self.recompute else None
-        return backward.call(self.layer, args, kwargs, self.headroom, again=again)
 
     def _again(self, training: Any) -> Callable[..., Any]:
         """Returns a function that calls the layer again, with its state of now.
@@ -155,14 +165,16 @@ class ScaledBlock:
 
         def again(*args: Any, **kwargs: Any) -> Any:
             after = [tf.identity(kerases.tensor_of(variable)) for variable in state]
-            _assign(state, before)
+            for variable, value in zip(state, before):
+                variable.assign(value)
             object.__setattr__(self, "_is_recomputing", True)
             try:
                 own_call: Any = self.__call__  # type: ignore[operator]
                 return own_call(*args, **{**kwargs, "training": training})
             finally:
                 object.__setattr__(self, "_is_recomputing", False)
-                _assign(state, after)
+                for variable, value in zip(state, after):
+                    variable.assign(value)
 
         return again
 
@@ -216,12 +228,8 @@ class ScaledBlock:
         raise NotImplementedError
 
 
-def for_layer(layer: Any) -> Any:
-    """Returns the class of a block around `layer`.
-
-    Raises:
-      TypeError: `layer` is not a layer of a Keras that computes with TensorFlow.
-    """
+def _block_for(layer: Any) -> Any:
+    """Returns the class of a block around `layer`. Raises unless it is a layer."""
     block = _blocks.class_for(layer)
     if block is not None:
         return block
@@ -230,36 +238,6 @@ def for_layer(layer: Any) -> Any:
         f"{arguments.shown(layer)} of type {type(layer).__name__}. Pass an object such "
         "as keras.layers.Dense(8)."
     )
-
-
-def _check_layer(layer: Any, block: type) -> None:
-    right = for_layer(layer)
-    if isinstance(layer, ScaledBlock):
-        raise ValueError(
-            f"`layer` must not be a ScaledBlock, got {layer!r}. Pass the layer that it "
-            "holds, its attribute `layer`."
-        )
-    if not issubclass(block, right):
-        raise TypeError(
-            f"`layer` must belong to the Keras of {block.__name__}, got {layer!r}. Use "
-            "lossscale.ScaledBlock, which picks the class for it."
-        )
-
-
-def _with_training(signature: inspect.Signature) -> inspect.Signature:
-    """Returns the signature of a layer's `call`, with `training` if it has none."""
-    if "training" in signature.parameters:
-        return signature
-    others = list(signature.parameters.values())
-    # Before **kwargs, if the signature ends with it.
-    ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
-    place = len(others) - 1 if ends else len(others)
-    return signature.replace(parameters=[*others[:place], _TRAINING, *others[place:]])
-
-
-def _assign(variables: List[Any], values: List[Any]) -> None:
-    for variable, value in zip(variables, values):
-        variable.assign(value)
 
 
 def _refuse_synchronized(layers: List[Any]) -> None:

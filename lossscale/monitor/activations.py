@@ -7,7 +7,7 @@ in a training step, for each call of a layer, in the order in which calls end:
   output[layer] = max(output[layer], largest magnitude of its outputs)
   given[layer] = max(given[layer], largest magnitude of its inputs)
 at the end of the step:
-  last = [output, given]
+  last = [output, given], which begin with zeros again
   if output is finite: recent = [output, recent without its oldest]
   else if the step was applied: meant = True
 ```
@@ -19,24 +19,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.plotting import power_text
-from lossscale.ranges import checks
-from lossscale.ranges.advice import Fault, for_faults
+from lossscale.ranges import inputs
+from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.calls import Call, Watcher, things_of
+from lossscale.ranges.exponents import LARGEST
 from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.graphs import current_graph
 
 #: How many steps with finite outputs `recent` keeps.
 STEPS = 8
-_FLOAT16_MAX = 65504.0
 
 _FIRST = """\
 The first layer whose output was not finite at the last step: {path}: {kind}{before}; \
@@ -60,22 +59,24 @@ class Activations(Watcher):
     the next `fit` or `train_on_batch` restores the original.
 
     Attributes:
-      calls: The layer's number -> its first call. In the order in which these ended.
+      first_calls: The layer's number -> its first call, in the order of their ends.
       count: The number of layers.
-      last, recent, meant: `float32` variables of shapes `[2 * count]`, `[STEPS, count]`
-        and `[count]`, one per replica: see the module.
+      now, last, recent, meant: `float32` variables of shapes `[2 * count]` twice,
+        `[STEPS, count]` and `[count]`, one per replica: see the module. `now` holds
+        `[output, given]` of the step that runs. It is a variable, since what is
+        measured in a loop's body or a branch cannot be used outside of it.
     """
 
     def __init__(self, model: Any, loss_scales: Sequence[Any]) -> None:
         super().__init__()
-        self.calls: Dict[int, Call] = {}
+        self.first_calls: Dict[int, Call] = {}
         self._model, self._loss_scales = model, loss_scales
         self._things = things_of(model)
         self._numbers = {id(each): n for n, each in enumerate(self._things)}
         self._dtypes: Dict[int, str] = {}
         self.count = len(self._things)
         with model.distribute_strategy.scope():
-            self.last, self._inside = (_zeros([2 * self.count]) for _ in range(2))
+            self.now, self.last = _zeros([2 * self.count]), _zeros([2 * self.count])
             self.recent, self.meant = _zeros([STEPS, self.count]), _zeros([self.count])
         self._lock, self._steps = threading.Lock(), 0
         self._watching, self._fit = contextlib.ExitStack(), contextlib.ExitStack()
@@ -90,25 +91,23 @@ class Activations(Watcher):
             self.end_fit()
             return make(*args, **kwargs)
 
+        # At the end: the trace of this `fit` would go on measuring.
+        self._fit.callback(setattr, model, "train_function", None)
         ours = {"train_step": train_step, "make_train_function": make_train_function}
         changes = [(model, name, function) for name, function in ours.items()]
-        self._is_in_fit = True
         self._fit.enter_context(changed(changes))
         model.train_function = None  # the old trace measures nothing
         make()
 
     def end_fit(self) -> None:
         """Restores the original methods. A second call does nothing."""
-        if self._is_in_fit:
-            self._is_in_fit = False
-            self._fit.close()
-            self._model.train_function = None  # the old trace would go on measuring
+        self._fit.close()
 
     @do_not_convert
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         """Measures all calls within as one step, and keeps the result at its end."""
-        self._here.step = step = _Step()  # a replica is a thread
+        self._here.is_in_step = True  # a replica is a thread
         with self._lock:  # replicas take turns, and a step may be interrupted
             self._steps += 1
             if self._steps == 1:
@@ -120,37 +119,29 @@ class Activations(Watcher):
                 self._steps -= 1
                 if self._steps == 0:
                     self._watching.close()
-            self._here.step = None
-        self._keep(step)
-
-    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        call.inputs = floats_in((args, kwargs))
-        return args, kwargs
+            self._here.is_in_step = False
+        self._keep()
 
     def end(self, call: Call, outputs: Any) -> Any:
         given, call.inputs = call.inputs, []  # a call outlives its graph
-        step = getattr(self._here, "step", None)
-        if step is None:  # this is another thread, as in a dataset's function
+        # Another thread is outside of the step, as in a dataset's function.
+        if not getattr(self._here, "is_in_step", False):
             return outputs
         number, returned = self._number(call), floats_in(outputs)
-        self.calls.setdefault(number, call)
+        self.first_calls.setdefault(number, call)
         for each in returned[:1]:
             self._dtypes[number] = each.dtype.name
-        is_inside = current_graph() is not step.graph
-        here = _Step() if is_inside else step
-        here.add(number, returned)
-        here.add(self.count + number, given)
-        if is_inside:
-            # This is a loop's body or a branch. Its tensors cannot be used outside.
-            found = here.rows(2 * self.count)
-            self._inside.assign(tf.maximum(tf.convert_to_tensor(self._inside), found))
+        rows = [number] * len(returned) + [self.count + number] * len(given)
+        if rows:
+            values = tf.stack(list(map(on_device, [*returned, *given])))
+            found = tf.math.unsorted_segment_max(values, rows, 2 * self.count)
+            self.now.assign(tf.maximum(tf.convert_to_tensor(self.now), found))
         return outputs
 
-    def _keep(self, step: _Step) -> None:
-        inside, recent, meant = map(
-            tf.convert_to_tensor, (self._inside, self.recent, self.meant)
+    def _keep(self) -> None:
+        last, recent, meant = map(
+            tf.convert_to_tensor, (self.now, self.recent, self.meant)
         )
-        last = tf.maximum(step.rows(2 * self.count), inside)
         output = last[: self.count]
         is_finite = output < MASK
         was_applied = tf.constant(False)  # whether the step was good for every scale
@@ -166,12 +157,12 @@ class Activations(Watcher):
         self.recent.assign(tf.where(is_new, later, recent))
         self.meant.assign(tf.maximum(meant, tf.cast(is_meant, tf.float32)))
         self.last.assign(last)
-        self._inside.assign(tf.zeros_like(inside))
+        self.now.assign(tf.zeros_like(last))
 
     def finding(self) -> str:
         """Reads the device. Returns a sentence about the last step's outputs."""
         last, given = np.split(self._read(self.last), 2)
-        called = [number for number in self.calls if last[number] > 0]
+        called = [number for number in self.first_calls if last[number] > 0]
         bad = [number for number in called if last[number] >= MASK]
         meant = self._read(self.meant) > 0
         # The call that ends last is the model's. Its output is no mask.
@@ -184,35 +175,29 @@ class Activations(Watcher):
         if not finite:
             return _NONE
         largest = max(finite, key=lambda number: float(last[number]))
-        names = ", ".join(self.calls[number].path for number in bad)
+        names = ", ".join(self.first_calls[number].path for number in bad)
         return _FINITE.format(
             but=f", but for masks of -inf and the like ({names})," if bad else "",
-            path=self.calls[largest].path,
+            path=self.first_calls[largest].path,
             largest=power_text(last[largest]),
         )
 
     def _of_first(self, first: int, last: Any, given: Any, bad: List[int]) -> str:
-        call, advice = self.calls[first], _DATA
+        call, advice = self.first_calls[first], _DATA
         of_model = [call, *call.around][-1]
         faults = self._faults(call, last, given)
         if given[first] == MASK and bad[0] != first:
-            advice = _MASKED.format(path=self.calls[bad[0]].path)
+            advice = _MASKED.format(path=self.first_calls[bad[0]].path)
         elif faults:
-            at_fault = faults[0].call
-            made = at_fault.owner
-            dtype = self._dtypes.get(self._number(at_fault), "float16")
-            if at_fault.is_written_around_layers:  # its layers have other dtypes
-                dtype = "float16"
-            keras = checks.owner_of(self._model)
-            found, otherwise = for_faults(keras, faults, dtype)
-            advice = found.in_one_line or otherwise
+            advice = Advice(inputs.owner_of(self._model), faults).in_one_line
+            made = (faults[0].call or call).owner
             if given[first] >= MASK and made in call.around and made.parent:
                 first = self._number(made)  # an operation or a state of it
         elif given[self._number(of_model)] < MASK:
             advice = _LARGE_DATA
         recent = self._read(self.recent)[:, first].max()
         said = _FIRST.format(
-            path=self.calls[first].path,
+            path=self.first_calls[first].path,
             kind=WORDS[kind_of(float(last[first])) or "inf"],
             before=f", after {power_text(recent)}" if recent > 0 else "",
             inputs="finite" if given[first] < MASK else "not",
@@ -220,38 +205,47 @@ class Activations(Watcher):
         return said + advice
 
     def _faults(self, call: Call, last: Any, given: Any) -> List[Fault]:
-        """Returns what may have made an output not finite; nothing if the data did."""
-        for above in call.around:
-            if given[self._number(call)] < MASK:
-                break
-            if given[self._number(above)] < MASK:
-                return self._between(call, above, last, given)
-            call = above
-        return [Fault(call)] if given[self._number(call)] < MASK else []
+        """Returns what may have made an output not finite; nothing if the data did.
 
-    def _between(self, call: Call, above: Call, last: Any, given: Any) -> List[Fault]:
-        """Returns what made a call's inputs, if those of the one around it are finite.
-
-        That is the cast of large values, or an operation that has no row of its own: in
-        a `call` that a user wrote, within a library's layer, or in a loop's state.
+        If a call's inputs are not finite, but those of the call around it are, then it
+        was the cast of large values, or an operation that has no row of its own: in a
+        `call` that a user wrote, within a library's layer, or in a loop's state.
         """
+
+        def made_by(*calls: Call, is_cast: bool = False) -> List[Fault]:
+            dtype = self._dtypes.get(self._number(calls[0]), "float16")
+            if calls[0].is_written_around_layers:  # its layers have other dtypes
+                dtype = "float16"
+            faults = [Fault(each, dtype=dtype) for each in calls]
+            faults[-1].is_cast = is_cast
+            return faults
+
+        while given[self._number(call)] >= MASK and call.parent is not None:
+            if given[self._number(call.parent)] < MASK:
+                break
+            call = call.parent
+        above = call.parent
+        if given[self._number(call)] < MASK:
+            return made_by(call)
+        if above is None:
+            return []
         beside = [
             last[number]
-            for number, each in self.calls.items()
+            for number, each in self.first_calls.items()
             if each.parent is not None and each.parent.layer is above.layer
         ]
-        by_cast = Fault(call, is_cast=True)
         if above.hides_operations:
-            return [Fault(call)]
-        if any(_FLOAT16_MAX < each < MASK for each in beside):
-            return [by_cast]
-        if above.parent is None and given[self._number(above)] > _FLOAT16_MAX:
+            return made_by(call)
+        if any(LARGEST < each < MASK for each in beside):
+            return made_by(call, is_cast=True)
+        if above.parent is None and given[self._number(above)] > LARGEST:
             return []
         if not above.is_written_around_layers:
-            return [by_cast]
+            return made_by(call, is_cast=True)
         # An operation in `call`, or the cast of what it made in float32.
-        casts = kerases.casts_inputs(call.layer) and call.is_layer
-        return [Fault(above), by_cast] if casts else [Fault(above)]
+        if kerases.casts_inputs(call.layer) and call.is_layer:
+            return made_by(above, call, is_cast=True)
+        return made_by(above)
 
     def _number(self, call: Call) -> int:
         return self._numbers[id(call.layer)]
@@ -260,32 +254,6 @@ class Activations(Watcher):
         """Returns the largest value over all replicas."""
         copies = self._model.distribute_strategy.experimental_local_results(variable)
         return np.max([tf.convert_to_tensor(copy).numpy() for copy in copies], axis=0)
-
-
-class _Step:
-    """The measurements of one replica's training step so far, in one graph."""
-
-    def __init__(self) -> None:
-        self.graph = current_graph()  # None in eager mode
-        #: Pairs of a row and a magnitude, `float32` of shape `[]`.
-        self._measured: List[Tuple[int, Any]] = []
-        # The tensor is kept, too, since Python reuses the ids of deleted objects.
-        self._known: Dict[int, Tuple[Any, Any]] = {}
-
-    def add(self, row: int, tensors: Sequence[Any]) -> None:
-        """Measures tensors for a row. It measures each tensor only once."""
-        for tensor in tensors:
-            if id(tensor) not in self._known:
-                self._known[id(tensor)] = (tensor, on_device(tensor))
-            self._measured.append((row, self._known[id(tensor)][1]))
-
-    def rows(self, count: int) -> Any:
-        """Returns the largest of each row, 0 if it is empty: `float32`, `[count]`."""
-        if not self._measured:
-            return tf.zeros([count])
-        rows, values = zip(*self._measured)
-        found = tf.math.unsorted_segment_max(tf.stack(values), rows, count)
-        return tf.maximum(found, 0.0)
 
 
 def _zeros(shape: List[int]) -> Any:

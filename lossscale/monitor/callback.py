@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 import numpy as np
 
 from lossscale import arguments
-from lossscale.monitor import diagnosis, watched
+from lossscale.monitor import watched
 from lossscale.monitor.activations import Activations
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
@@ -310,7 +310,7 @@ class LossScaleMonitor(_Callback):
             if self.on_stall == "raise":
                 self._end_activations()
                 raise FloatingPointError(message)
-            self._told_of_statistics = diagnosis.of_statistics(self.model)
+            self._told_of_statistics = watched.of_statistics(self.model)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
@@ -318,7 +318,7 @@ class LossScaleMonitor(_Callback):
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the last warning did."""
         self._skipped_when_checked = self._skipped
-        found = diagnosis.of_statistics(self.model)
+        found = watched.of_statistics(self.model)
         if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found

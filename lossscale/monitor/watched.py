@@ -1,15 +1,17 @@
-"""Which optimizers a monitor watches, what it reads of each, and when it speaks."""
+"""Which optimizers a monitor watches, what it reads of each, when and what it says."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
 
 from lossscale.arguments import shown
-from lossscale.monitor import diagnosis
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import OwnSteps
 from lossscale.plotting import scale_text
+from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
 from lossscale.scales.base import unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
@@ -43,6 +45,45 @@ or, for optimizers that are not attributes of the model,
 """
 _WRAPPED_BY_KERAS = """\
 , Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
+#: The most variables that a message names.
+_NAMED = 5
+
+_LOSS = """\
+The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
+Look for inf and NaN in the data, for a learning rate that is too high, for a \
+logarithm of zero or a division by zero, and for activations beyond float16's 65504: \
+give layers with such activations, and the last layer, dtype="float32"."""
+_ASK = """ \
+lossscale.find_nonfinite(model, x, y) names the layer, and so does \
+LossScaleMonitor(check_activations=True) in `fit`."""
+_GRADIENTS = """\
+Gradients that were not finite, the model's last ones first: {names}."""
+_BACKWARD = """\
+No inf or NaN was seen in the loss itself, so this begins in the backward pass, \
+between the loss and the variable named first. Look there for an infinite derivative, \
+as a square root has at zero, or give that layer dtype="float32"."""
+_FLOOR = """\
+The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
+too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
+_FLOOR_OF_ONE = """\
+The loss scale is at its floor, {floor}: the gradients overflow without being scaled. \
+Give the layers named dtype="float32", or lower the learning rate. Lower \
+`min_loss_scale` only if you expect gradients that large."""
+_FIXED = """\
+The loss scale is fixed. Use a smaller one, or a DynamicLossScale, which falls by \
+itself."""
+_SPIKE = """\
+A step was skipped as a spike, {last}. It changed neither a weight nor the loss scale. \
+Look at that batch for wrong labels, damaged inputs, or a loss that is not averaged. \
+If such steps belong to the run, raise `threshold` of the SpikeGuard. Later ones are \
+counted as `spikes`."""
+_WEIGHTS = """\
+Weights that hold inf or NaN: {names}. No step repairs them. Go back to a checkpoint."""
+_STATISTICS = """\
+Variables that are not trained, as BatchNormalization's statistics, hold inf or NaN: \
+{names}. Skipping a step does not undo what its forward pass did to them, and later \
+steps cannot repair them: predictions are lost. Go back to a checkpoint, or reset \
+them, and keep the data and that layer's inputs finite."""
 
 
 class Reading(NamedTuple):
@@ -153,7 +194,6 @@ class Watched:
         self._told: Optional[int] = None
 
     def see(self, reading: Reading) -> None:
-        """Takes note of a reading."""
         self.last = reading
         self._room = self._room if reading.headroom is None else reading.headroom
         if reading.largest is not None and math.isfinite(reading.largest):
@@ -180,12 +220,47 @@ class Watched:
         return told != self._told
 
     def stall(self, model: Any, activations: Any = None) -> Optional[str]:
-        """Returns the message about a stall, None if there is none now."""
+        """Returns the message about a stall, None if there is none now.
+
+        The first line says what happened, each other is a finding. `activations` has
+        the one about the layers' outputs, None if they are not watched.
+        """
         if not self.is_stall():
             return None
-        finding = activations.finding() if activations else None
-        own = self.last.own
-        return self._named(diagnosis.of_stall(self.optimizer, model, own, finding))
+        optimizer, own = self.optimizer, self.last.own
+        loss_scale, loss = optimizer.loss_scale, optimizer.nonfinite_loss()
+        faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
+        findings: List[Optional[str]] = []
+        if loss:
+            often = f", at each of the last {own.bad_losses} steps"
+            findings.append(
+                _LOSS.format(
+                    kind=WORDS[loss],
+                    name=_name_of_loss(model),
+                    often=often if own.bad_losses > 1 else "",
+                )
+                + ("" if activations else _ASK)
+            )
+        if activations:
+            findings.append(activations.finding())
+        if faults:
+            findings.append(_GRADIENTS.format(names=_listed(faults)))
+        if faults and not loss:
+            findings.append(_BACKWARD)
+        findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
+        findings.append(of_statistics(model))
+        floor = getattr(unguarded(loss_scale), "min_loss_scale", 0.0)
+        now = loss_scale._to_show()
+        if not loss and not loss_scale._can_change:
+            findings.append(_FIXED)
+        elif not loss and now <= floor:
+            text = _FLOOR if floor > 1 else _FLOOR_OF_ONE
+            findings.append(text.format(floor=scale_text(floor)))
+        first = (
+            f"{own.in_a_row} steps in a row were skipped{self._unit}. "
+            f"The loss scale is {scale_text(now)}."
+        )
+        return self._named("\n  * ".join([first, *filter(None, findings)]))
 
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
@@ -212,22 +287,38 @@ class Watched:
         )
 
     def spike(self) -> Optional[str]:
-        """Returns the message about the first spike, None if there is none now."""
         if self._told_of_spike or not self._spikes:
             return None
         self._told_of_spike = True
-        return self._named(diagnosis.of_spike(self.optimizer))
+        return self._named(_SPIKE.format(last=self._last_spike))
 
-    def _named(self, message: Optional[str]) -> Optional[str]:
-        return f"{self.name}: {message}" if message and self.name else message
+    def _named(self, message: str) -> str:
+        return f"{self.name}: {message}" if self.name else message
 
     @property
     def _spikes(self) -> int:
         """How many spikes were skipped since training began."""
         return (self.last.spikes or 0) - (self.start.spikes or 0)
 
+    @property
+    def _last_spike(self) -> str:
+        spike = self.optimizer.last_spike()
+        if spike is None:  # it was another optimizer's, or came before a restart
+            return "of unknown size"
+        times = (
+            f"{spike.largest / spike.limit:.3g} times the limit of {spike.limit:.3g}"
+        )
+        return f"with a gradient of {spike.largest:.3g} in {spike.name}, {times}"
+
+    @property
+    def _unit(self) -> str:
+        """Text that says what a step is, empty unless gradients accumulate."""
+        steps = getattr(self.optimizer, "gradient_accumulation_steps", None)
+        return f" (each a batch, with gradient_accumulation_steps={steps})" * bool(
+            steps
+        )
+
     def add_to(self, logs: Dict[str, Any]) -> None:
-        """Adds the last reading to Keras's logs."""
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
@@ -238,7 +329,6 @@ class Watched:
             logs[f"{prefix}largest_gradient"] = self._largest
 
     def summary(self) -> str:
-        """Returns a line that says what happened since training began."""
         start, now = self.start, self.last
         skipped = self._skipped(now) - self._skipped(start)
         scales = [now.loss_scale, self._lowest, self._highest]
@@ -246,15 +336,14 @@ class Watched:
         line = (
             f"Loss scale{f' of {self.name}' if self.name else ''}: "
             f"{now.applied - start.applied} steps applied, {skipped} skipped"
-            f"{diagnosis.unit_of(self.optimizer)}; "
+            f"{self._unit}; "
         )
         if self.shares:
             bad = now.skipped - start.skipped
             line += f"shared, with {bad} steps skipped for all; "
         line += f"it is {final}, and was read between {low} and {high}."
         if self._spikes:
-            last = diagnosis.last_spike(self.optimizer)
-            line += f" Spikes skipped: {self._spikes}, the last {last}."
+            line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
         if not math.isnan(self._room):
             line += f" Headroom: {self._room:.1f} doublings."
         return line
@@ -274,6 +363,42 @@ def _steps_that_lowered(loss_scale: Any, high: float, low: float) -> float:
         return math.inf
     falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
     return falls * int(getattr(loss_scale, "hysteresis", 1))
+
+
+def _name_of_loss(model: Any) -> str:
+    """Returns the names of a model's losses in parentheses, empty without names."""
+    names = []
+    # A nest of names, functions and objects.
+    for each in tf.nest.flatten(getattr(model, "loss", None)):
+        named = getattr(each, "__name__", None) or getattr(each, "name", each)
+        names += [named] if isinstance(named, str) else []
+    return f" ({', '.join(names)})" if names else ""
+
+
+def of_statistics(model: Any) -> Optional[str]:
+    """Returns the finding about untrained variables, None if all are finite."""
+    return _nonfinite(_STATISTICS, model, model.non_trainable_weights)
+
+
+def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[str]:
+    """Returns `sentence` with the names of variables that are not finite."""
+    faults = []
+    for variable in variables:
+        if tf.as_dtype(variable.dtype).is_floating:
+            # Each replica has its own statistics. Perhaps those of one are not finite.
+            tensor = kerases.tensor_of(variable)
+            copies = model.distribute_strategy.experimental_local_results(tensor)
+            # Of a large variable only one number comes from the device to the host.
+            kind = kind_of(max(float(on_device(copy)) for copy in copies))
+            faults += [(variable, kind)] if kind else []
+    return sentence.format(names=_listed(faults)) if faults else None
+
+
+def _listed(faults: Sequence[Tuple[Any, str]]) -> str:
+    """Returns the names of variables and what they hold, the last ones first."""
+    names = [f"{kerases.variable_name(v)} ({WORDS[kind]})" for v, kind in faults]
+    more = len(names) - _NAMED
+    return ", ".join(names[::-1][:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:

@@ -6,12 +6,10 @@ In the order of imports:
 * `exponents`: counts numbers by exponent, and says what float16 does to them;
 * `report`: what float16 does to counted values, in figures, a table and a picture;
 * `magnitudes`: how large a tensor's values are, and whether they hold inf or NaN;
-* `batches`: the data that `fit` takes, batch by batch;
-* `checks`: checks of the model and of the data; the model's loss and loss scale;
+* `inputs`: what a tool is given: the model, its loss and loss scale, and the data;
 * `model_state`: changes a model for a while, and leaves it exactly as it was;
 * `calls`: every call of a layer or an operation, in eager mode as in graphs;
-* `advice`: what to write against an overflow, and a trial of it;
-* `origins`: where a value that is not finite comes from;
+* `advice`: where what is not finite comes from, what to write against it, and a trial;
 * `nonfinite`: find_nonfinite, and its report;
 * `forward`: forward_ranges, and its report;
 * `gradients`: gradient_ranges, and its report.

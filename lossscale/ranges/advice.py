@@ -1,4 +1,7 @@
-"""What to write against an overflow: the one place that decides it, for all tools.
+"""What is not finite, where it comes from, and what to write against it.
+
+`Trial` watches a run of the model, and notes a `Fault` for each value that is not
+finite. `Advice` decides for all tools what to write against a fault:
 
 ```
 an overflow in a layer's own operations, or where its inputs are cast:
@@ -9,21 +12,25 @@ two dtypes meet where only one may be, since a layer became float32:
   the layer around them is float32, else their operations' inputs are cast
 ```
 
-`Advice` can be tried: `applied` lets the model compute as if it had been followed.
+A trial lets the model compute as if the advice had been followed, so that what is still
+wrong shows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from lossscale.ranges.calls import Call, with_mask
-from lossscale.ranges.magnitudes import floats_in
+from lossscale.ranges.calls import Call, Watcher
+from lossscale.ranges.magnitudes import floats_in, is_bad, is_float, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
-from lossscale.runtime import kerases
+from lossscale.runtime import callbacks, kerases
+from lossscale.runtime.callbacks import key_of
+from lossscale.runtime.graphs import is_building
 
 #: After so many trials the advice is given as it is.
 _TRIALS = 20
@@ -42,24 +49,52 @@ It computes in {dtype} already: look for a division by zero, a logarithm of zero
 exponential, and a learning rate that is too high."""
 
 
-class Fault(NamedTuple):
-    """A call in which something goes wrong.
+@dataclasses.dataclass
+class Fault:
+    """Something that goes wrong in a call: mostly, a value that is not finite.
 
     Attributes:
-      call: The innermost call of a layer or an operation.
-      operation: The type of TensorFlow's operation, None if it is unknown.
+      call: The innermost call of a layer or an operation. None: outside of the model.
+      operation: The type of TensorFlow's operation, such as "MatMul". "given": no noted
+        operation made the value. None: it is unknown.
       is_cast: Whether the cast of the call's inputs overflows.
       is_mixed: Whether tensors of two dtypes meet, rather than something overflows.
+      dtype: The name of the value's dtype.
+      kinds: Which of "inf", "-inf" and "nan" the value holds.
+      largest: The largest finite magnitude of the operation's inputs and its result.
+      sources: The keys of the operation's inputs that are not finite either.
     """
 
-    call: Call
+    call: Optional[Call]
     operation: Optional[str] = None
     is_cast: bool = False
     is_mixed: bool = False
+    dtype: str = ""
+    kinds: Sequence[str] = ()
+    largest: float = 0.0
+    sources: List[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_overflow(self) -> bool:
+        """Whether finite values became infinite in 16 bits, within the model.
+
+        A result that holds only -inf, or that a cast made, may be a mask. In float32 no
+        overflow happens by accident and is then hidden by later operations.
+        """
+        if self.call is None or self.sources or self.kinds == ["-inf"]:
+            return False
+        is_made = self.operation != "given"
+        if self.operation == "Cast":  # Keras 3.3's normalizations cast within `call`
+            is_made = self.is_cast or self.call.hides_operations
+        return is_made and self.dtype in SIXTEEN_BITS
 
 
 class Advice:
     """Layers to make with dtype="float32", and operations whose inputs to cast.
+
+    Args:
+      keras: The Keras of the model.
+      faults: What to advise against. Against those in 32 bits no dtype helps.
 
     Attributes:
       layers: By path, the calls of the layers, in the order in which they were added.
@@ -67,133 +102,105 @@ class Advice:
         own, and the types of these operations.
     """
 
-    def __init__(self, keras: Any) -> None:
-        self._keras = keras
+    def __init__(self, keras: Any, faults: Sequence[Fault] = ()) -> None:
+        self.keras = keras
         self.layers: Dict[str, Call] = {}
         self.casts: Dict[str, Tuple[Call, str]] = {}
         #: The calls around a layer whose `call` may have to cast what it meets there.
         self._may_meet: Dict[str, Call] = {}
+        self._otherwise = ""
+        for fault in faults:
+            if fault.dtype in SIXTEEN_BITS:
+                self.add(fault)
+            else:
+                self._otherwise = _COMPUTED_IN_32.format(dtype=fault.dtype)
 
     def __bool__(self) -> bool:
         return bool(self.layers or self.casts)
 
     def add(self, fault: Fault) -> bool:
         """Adds what helps against a fault. False if all that may help is known."""
+        if fault.call is None:
+            return False
         call = fault.call.owner
-        can_cast = not call.is_of_library or not call.is_layer
-        if not call.is_layer or call.parent is None:
-            return self._cast(call, fault.operation)
-        if call.is_written_around_layers and not (fault.is_cast or fault.is_mixed):
-            return self._cast(call, fault.operation)
-        return self._make_float32(call) or (
-            can_cast and self._cast(call, fault.operation)
-        )
-
-    def _make_float32(self, call: Call) -> bool:
-        new = [each for each in _with_wrappers(call) if each.path not in self.layers]
-        for each in new:
-            self.layers[each.path] = each
         above = call.parent
-        if above is not None and not above.is_of_library:
-            self._may_meet[above.path] = above
-        return bool(new)
-
-    def _cast(self, call: Call, operation: Optional[str]) -> bool:
+        is_between = call.is_written_around_layers
+        is_between = is_between and not (fault.is_cast or fault.is_mixed)
+        if call.is_layer and above is not None and not is_between:
+            wanted = _with_wrappers(call)
+            new = [each for each in wanted if each.path not in self.layers]
+            self.layers.update((each.path, each) for each in new)
+            if not above.is_of_library:
+                self._may_meet[above.path] = above
+            if new or call.is_of_library:
+                return bool(new)
         is_new = call.path not in self.casts
-        self.casts.setdefault(call.path, (call, operation or "its operations"))
+        self.casts.setdefault(call.path, (call, fault.operation or "its operations"))
         return is_new
 
-    def try_out(self, faults_now: Callable[[], List[Fault]]) -> None:
+    def try_out(
+        self, watch: Callable[[Advice], Any], run: Callable[[Any], Sequence[Fault]]
+    ) -> None:
         """Adds what helps against the faults that remain, until none does.
 
         Args:
-          faults_now: Runs the model with this advice `applied`, and returns the faults.
+          watch: Returns a `Trial` of this advice.
+          run: Runs the model within that trial, and returns the faults.
         """
-        self._may_meet = {}
         for _ in range(_TRIALS):
-            is_new = [self.add(fault) for fault in faults_now()]
+            trial: Trial = watch(self)
+            try:
+                faults = run(trial)
+            except (tf.errors.OpError, TypeError, ValueError):
+                # The model cannot run, since two dtypes meet in the call that failed.
+                failed = trial.failed
+                faults = [Fault(failed, is_mixed=True)] if failed else []
+            is_new = [self.add(fault) for fault in faults]
             if not any(is_new):
                 break
         self._may_meet = {}
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Lets the model compute as if this advice had been followed.
-
-        `arguments` and `outputs` must be called for each call meanwhile.
-        """
-        layers = [layer for call in self.layers.values() for layer in _made_by(call)]
-        around = [call.layer for call, _ in self.casts.values() if call.is_layer]
-        with in_float32(self._keras, [*layers, *around]):
-            yield
-
-    def arguments(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        """Returns a call's arguments, in float32 where the advice casts them."""
-        if self._casts_in(call):
-            args, kwargs = tf.nest.map_structure(_in_32_bits, (args, kwargs))
-        return args, kwargs
-
-    def outputs(self, call: Call, outputs: Any) -> Any:
-        """Returns a call's outputs, in float32 where the advice casts them."""
-        if call.parent is not None and self._casts_in(call.parent):
-            outputs = tf.nest.map_structure(_in_32_bits, outputs)
-        return outputs
-
-    def _casts_in(self, call: Call) -> bool:
-        return any(call.layer is made.layer for made, _ in self.casts.values())
+    def casts_in(self, call: Optional[Call]) -> bool:
+        """Tells whether the inputs of a call's own operations are to be cast."""
+        made = [each.layer for each, _ in self.casts.values()]
+        return call is not None and any(call.layer is each for each in made)
 
     @property
     def lines(self) -> List[str]:
         """A line of Python for each layer that the user makes in another way."""
-        lines = {_line(call): None for call in self.layers.values()}
-        return list(lines)
+        return list(dict.fromkeys(map(_line, self.layers.values())))
 
     @property
     def sentences(self) -> List[str]:
         """A sentence for each place where the user casts the inputs of operations."""
-        is_keras3 = kerases.is_keras3(self._keras)
+        is_keras3 = kerases.is_keras3(self.keras)
         cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
-        found = []
-        for path, (call, operation) in self.casts.items():
-            text = _IN_CALL if call.is_layer else _OPERATION
-            kind = type(call.layer).__name__
-            found.append(
-                text.format(name=path, kind=kind, operation=operation, cast=cast)
+        places = [
+            (_IN_CALL if call.is_layer else _OPERATION, path, call, operation)
+            for path, (call, operation) in self.casts.items()
+        ]
+        places += [
+            (_MEETS, path, call, "")
+            for path, call in self._may_meet.items()
+            if path not in self.casts
+        ]
+        return [
+            text.format(
+                name=path, kind=type(call.layer).__name__, operation=made, cast=cast
             )
-        for path, call in self._may_meet.items():
-            if path not in self.casts:
-                kind = type(call.layer).__name__
-                found.append(_MEETS.format(name=path, kind=kind, cast=cast))
-        return found
+            for text, path, call, made in places
+        ]
 
     @property
     def in_one_line(self) -> str:
         """All of it as sentences of one paragraph."""
         lines = [f"Write {' and '.join(self.lines)}."] if self.lines else []
-        return " ".join([*lines, *self.sentences])
+        return " ".join([*lines, *self.sentences]) or self._otherwise
 
     def __str__(self) -> str:
-        lines = [f"    {line}" for line in self.lines]
-        paragraphs = ["Write", "\n".join(lines)] if lines else []
-        if not self.sentences:
-            return "\n\n".join(paragraphs) + "\n"
-        return "\n\n".join([*paragraphs, " ".join(self.sentences)])
-
-
-def for_faults(keras: Any, faults: List[Fault], dtype: str) -> Tuple[Advice, str]:
-    """Returns the advice against some faults, and what to say if there is none.
-
-    Args:
-      keras: The Keras of the model.
-      faults: The faults.
-      dtype: The name of the dtype in which they happened.
-    """
-    found = Advice(keras)
-    if dtype not in SIXTEEN_BITS:
-        return found, _COMPUTED_IN_32.format(dtype=dtype)
-    for fault in faults:
-        found.add(fault)
-    return found, ""
+        lines = "".join(f"    {line}\n" for line in self.lines)
+        parts = [f"Write\n\n{lines}" if lines else "", " ".join(self.sentences)]
+        return "\n".join(filter(None, parts)) or self._otherwise
 
 
 def _with_wrappers(call: Call) -> List[Call]:
@@ -206,10 +213,8 @@ def _with_wrappers(call: Call) -> List[Call]:
     above = call.parent
     while above is not None and above.parent is not None:
         between.append(above)
-        wraps = above is call.parent and above.is_of_library
-        wraps = wraps and any(
-            hasattr(above.layer, n) for n in ("layer", "forward_layer")
-        )
+        is_given = any(hasattr(above.layer, n) for n in ("layer", "forward_layer"))
+        wraps = is_given and above.is_of_library and above is call.parent
         if wraps or above.is_recurrent:
             found = list(between)
         if above.is_recurrent and hasattr(above.layer.cell, "cells"):
@@ -223,10 +228,9 @@ def _with_wrappers(call: Call) -> List[Call]:
 
 def _made_by(call: Call) -> List[Any]:
     """Returns a layer, and the layers that it makes with its own dtype."""
-    is_given = call.is_given_layers or not call.is_of_library
     # Bidirectional makes two of the one that it is given.
-    is_alone = is_given and not hasattr(call.layer, "forward_layer")
-    return [call.layer] if is_alone else kerases.layers_of(call.layer)
+    makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
+    return kerases.layers_of(call.layer) if makes_some else [call.layer]
 
 
 def _line(call: Call) -> str:
@@ -244,6 +248,109 @@ def _line(call: Call) -> str:
     return f"{line}  # whose constructor must pass dtype on to super().__init__"
 
 
-def _in_32_bits(value: Any) -> Any:
-    is_short = floats_in(value) and value.dtype.name in SIXTEEN_BITS
-    return with_mask(tf.cast(value, tf.float32), value) if is_short else value
+class Trial(Watcher):
+    """A run of the model as if some advice had been followed, and its faults.
+
+    Attributes:
+      found: The faults by key of the tensor, in the order of computation.
+    """
+
+    def __init__(self, advice: Advice) -> None:
+        super().__init__()
+        self._advice = advice
+        self._listens = False
+        self.found: Dict[int, Fault] = {}
+
+    @contextlib.contextmanager
+    def noted(self, model: Any) -> Iterator[None]:
+        """Notes the operations that run, and the calls of a model that run them."""
+        advice = self._advice
+        layers = [layer for call in advice.layers.values() for layer in _made_by(call)]
+        layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
+        self._listens = True
+        try:
+            with in_float32(advice.keras, layers), self.watching_eagerly(model):
+                callbacks.add(self)
+                yield
+        finally:
+            self._listens = False
+
+    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
+        del attrs
+        for output in outputs if self._listens else ():
+            if not is_bad(output):
+                continue
+            floats, call = floats_in(list(inputs)), self.innermost
+            fault = _fault_of(call, kind, [*floats, output])
+            for each in filter(is_bad, floats):
+                key = key_of(each)
+                if key not in self.found:  # a constant, or computed before this began
+                    self.found[key] = _fault_of(call, "given", [each])
+                fault.sources.append(key)
+            self.found[key_of(output)] = fault
+        return self._listens
+
+    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        if is_building():  # for example within a dataset's function
+            return args, kwargs
+        for tensor in floats_in((args, kwargs)):
+            # A cast of the layer's inputs that overflowed is the layer's own.
+            fault = self.found.get(key_of(tensor))
+            if fault is None or fault.operation != "Cast" or fault.sources:
+                continue
+            if fault.call is call.parent:
+                fault.call, fault.is_cast = call, True
+        # Copies, since two layers may get the same tensor. The gradient of a layer's
+        # own copy is only what that layer hands back.
+        args, kwargs = _copied((args, kwargs), self._advice.casts_in(call))
+        return super().begin(call, args, kwargs)
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        if is_building():
+            return outputs
+        if self._advice.casts_in(call.parent):
+            outputs = _copied(outputs, is_widened=True)
+        return super().end(call, outputs)
+
+    def at_fault(self, loss: Any) -> List[Fault]:
+        """Returns what is at fault for a loss, or overflowed though it is finite."""
+        return self.behind(loss) if is_bad(loss) else self.overflows
+
+    def behind(self, tensor: Any) -> List[Fault]:
+        """Returns the faults that made a value infinite or NaN, in their order.
+
+        They are on the way to the value. A mask of -inf before a softmax, say, is not.
+        """
+        keys, seen = [key_of(tensor)], set()
+        while keys:
+            key = keys.pop()
+            if key not in seen and key in self.found:
+                seen.add(key)
+                keys += self.found[key].sources
+        on_the_way = [each for key, each in self.found.items() if key in seen]
+        return [each for each in on_the_way if not each.sources]
+
+    @property
+    def overflows(self) -> List[Fault]:
+        """The model's overflows in 16 bits, in the order of computation."""
+        return [each for each in self.found.values() if each.is_overflow]
+
+
+def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault:
+    """Returns the fault of an operation. Its result is the last of the tensors."""
+    largest = max(look(each).largest for each in tensors)
+    kinds, dtype = look(tensors[-1]).kinds, str(tensors[-1].dtype.name)
+    return Fault(call, operation, dtype=dtype, kinds=kinds, largest=largest)
+
+
+def _copied(nest: Any, is_widened: bool) -> Any:
+    """Returns a nest with copies of its float tensors, perhaps all in 32 bits."""
+
+    def copied(value: Any) -> Any:
+        if not is_float(value):
+            return value
+        is_short = value.dtype.name in SIXTEEN_BITS
+        wide = tf.cast(value, tf.float32) if is_short and is_widened else value
+        return kerases.with_mask(tf.identity(wide), value)
+
+    return tf.nest.map_structure(copied, nest)

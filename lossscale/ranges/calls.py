@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
@@ -67,17 +68,17 @@ class Call:
         return not self.is_of_library and len(kerases.layers_of(self.layer)) > 1
 
     @property
-    def is_given_layers(self) -> bool:
-        """Whether this layer of a library is given the layers that it calls."""
+    def makes_layers(self) -> bool:
+        """Whether this layer of a library makes the layers that it calls itself."""
         # The user gives a cell to an RNN. LSTM and the like create their own.
         is_rnn = type(self.layer).__name__ == "RNN"
-        return is_rnn or any(hasattr(self.layer, name) for name in _GIVEN)
+        is_given = is_rnn or any(hasattr(self.layer, name) for name in _GIVEN)
+        return self.is_of_library and not is_given
 
     @property
     def hides_operations(self) -> bool:
         """Whether a library's code runs between the layers within it, or a loop."""
-        is_made = self.is_of_library and not self.is_given_layers
-        return self.is_recurrent or (is_made and self.parent is not None)
+        return self.is_recurrent or (self.makes_layers and self.parent is not None)
 
     @property
     def is_recurrent(self) -> bool:
@@ -100,18 +101,22 @@ class Call:
         recurrent layer its cell, KerasHub's transformers their feed-forward networks.
         """
         above = self.parent
-        if above is None or above.parent is None:
+        if above is None or above.parent is None or not above.makes_layers:
             return self
-        is_made = above.is_of_library and not above.is_given_layers
-        return above.owner if is_made else self
+        return above.owner
 
 
 class Watcher:
-    """Is told of each call. A subclass may replace arguments and outputs."""
+    """Notes each call. A subclass may replace arguments and outputs.
+
+    Attributes:
+      calls: The calls in the order in which they returned, so inner calls come first.
+      failed: The innermost call that raised an error, None if there was no error.
+    """
 
     def __init__(self) -> None:
         self._here = threading.local()
-        #: The innermost call that raised an error, None if there was no error.
+        self.calls: List[Call] = []
         self.failed: Optional[Call] = None
 
     @property
@@ -121,12 +126,13 @@ class Watcher:
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Notes a call that begins. Returns the arguments to call the layer with."""
-        del call
+        call.inputs = floats_in((args, kwargs))
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
         """Notes the outputs of a call. Returns those that the call shall return."""
-        del call
+        call.outputs = floats_in(outputs)
+        self.calls.append(call)
         return outputs
 
     @contextlib.contextmanager
@@ -134,6 +140,20 @@ class Watcher:
         """Tells this object of each call of some layers and operations."""
         with changed([(thing, "call", self._watched(thing)) for thing in things]):
             yield
+
+    @contextlib.contextmanager
+    def watching_eagerly(self, model: Any) -> Iterator[None]:
+        """Tells this object of each call in a model, whose `tf.function`s run eagerly.
+
+        A layer may have compiled its call.
+        """
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            with self.watching(things_of(model)):
+                yield
+        finally:
+            tf.config.run_functions_eagerly(before)
 
     def _watched(self, thing: Any) -> Callable[..., Any]:
         original = thing.call
@@ -152,8 +172,7 @@ class Watcher:
     @do_not_convert
     @contextlib.contextmanager
     def _opened(self, thing: Any) -> Iterator[Call]:
-        this = Call(thing, self.innermost)
-        self._here.call = this
+        self._here.call = this = Call(thing, self.innermost)
         try:
             yield this
         except Exception:
@@ -161,17 +180,6 @@ class Watcher:
             raise
         finally:
             self._here.call = this.parent
-
-
-@contextlib.contextmanager
-def without_functions() -> Iterator[None]:
-    """Lets `tf.function`s run eagerly, since a layer may have compiled its call."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
 
 
 def things_of(model: Any) -> List[Any]:
@@ -183,11 +191,3 @@ def things_of(model: Any) -> List[Any]:
         for each in getattr(inner, "operations", ()):
             found.setdefault(id(each), each)
     return list(found.values())
-
-
-def with_mask(tensor: Any, other: Any) -> Any:
-    """Returns a tensor that stands for another, with the mask that Keras keeps."""
-    mask = getattr(other, "_keras_mask", None)  # private, the same in every Keras
-    if mask is not None:
-        tensor._keras_mask = mask
-    return tensor

@@ -9,13 +9,11 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale.ranges import checks, exponents, model_state
-from lossscale.ranges.advice import Advice, Fault
-from lossscale.ranges.batches import first_batches, with_progress
-from lossscale.ranges.calls import Call, Watcher, things_of, without_functions
-from lossscale.ranges.magnitudes import floats_in
+from lossscale.ranges import exponents, inputs, model_state
+from lossscale.ranges.advice import Advice, Fault, Trial
+from lossscale.ranges.calls import Call, Watcher
+from lossscale.ranges.magnitudes import floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
-from lossscale.ranges.origins import Origin, Origins
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
 
@@ -194,19 +192,20 @@ def forward_ranges(
         with several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    keras = checks.keras_of(model, "forward_ranges")
-    first, found, length = first_batches((x, None, None), batch_size, batches)
-    checks.finite_data(first[0])
-    checks.build(model, first[0])
+    keras = inputs.keras_of(model, "forward_ranges")
+    data = (x, None, None)
+    first, chosen, length = inputs.first_batches(data, batch_size, batches)
+    inputs.check_finite(first[0])
+    inputs.build(model, first[0])
     counter = _Counter(keras, model)
     with model_state.unchanged(model):
-        for batch in with_progress(keras, found, length, verbose):
+        for batch in inputs.with_progress(keras, chosen, length, verbose):
             counter.see(batch[0])
     return counter.result()
 
 
 class _Counter:
-    """Counts the outputs of layers, batch by batch, and adds up the counts."""
+    """Counts the outputs of layers, batch by batch, and finds what overflows."""
 
     def __init__(self, keras: Any, model: Any) -> None:
         self._keras, self._model = keras, model
@@ -218,13 +217,12 @@ class _Counter:
 
     def see(self, x: Any) -> None:
         """Counts a batch, and finds what overflows."""
-        checks.finite_data(x)
+        inputs.check_finite(x)
         self._batches += 1
         first = _Float32Pass(self._rows)
         layers = kerases.layers_of(self._model)
-        watched = first.watching(things_of(self._model))
         in_float32 = model_state.in_float32(self._keras, layers)
-        with in_float32, without_functions(), watched:
+        with in_float32, first.watching_eagerly(self._model):
             self._model(x, training=True)
         outside = [call for call in first.calls if id(call) in first.overflowing]
         self._overflows = self._overflows or bool(outside)
@@ -239,10 +237,15 @@ class _Counter:
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
         """Runs the model in float16, and tries what helps."""
+
+        def overflows_in(trial: _Float16Pass) -> List[Fault]:
+            with trial.noted(self._model):
+                self._model(x, training=True)
+            return trial.overflows
+
         found: List[Fault] = []
         try:
-            origins = self._overflows_in(x, _Float16Pass(first, Advice(self._keras)))
-            found = [origin.fault for origin in origins if origin.fault]
+            found = overflows_in(_Float16Pass(first, Advice(self._keras)))
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
             warnings.warn(
@@ -251,8 +254,9 @@ class _Counter:
                 stacklevel=4,
             )
         known = {call.path for call in outside}
-        inside = [f.call for f in found if not f.is_cast and f.call.path not in known]
-        self._inside |= {call.owner.path for call in inside}
+        for fault in found:
+            if fault.call and not fault.is_cast and fault.call.path not in known:
+                self._inside.add(fault.call.owner.path)
         # So the trial need not find one layer after the other.
         for call in outside:
             made, is_cast = call.owner, first.overflowing[id(call)]
@@ -263,28 +267,25 @@ class _Counter:
         if not self._advice:
             for fault in found:
                 self._advice.add(fault)
-
-        def faults_now() -> List[Fault]:
-            trial = _Float16Pass(first, self._advice)
-            return trial.faults_in(lambda: self._overflows_in(x, trial))
-
         if self._can_try and self._advice:
-            self._advice.try_out(faults_now)
-
-    def _overflows_in(self, x: Any, trial: _Float16Pass) -> List[Origin]:
-        with trial.noted(self._model):
-            self._model(x, training=True)
-        return trial.overflows
+            self._advice.try_out(
+                lambda advice: _Float16Pass(first, advice), overflows_in
+            )
 
     def result(self) -> ForwardRanges:
-        """Returns the report of all batches."""
         if not self._rows:
             raise TypeError(
                 "`model` must have layers that return float tensors, got "
                 f"{self._model.name!r}, which has none."
             )
+        places = [path for path, _ in self._rows]  # from the input to the output
+
+        def place_of(path: str) -> int:
+            is_inner = [f"{each}/".startswith(f"{path}/") for each in places]
+            return [*is_inner, True].index(True)
+
         advice = self._advice
-        needed = sorted(advice.layers, key=self._place)
+        needed = sorted(advice.layers, key=place_of)
         advice.layers = {path: advice.layers[path] for path in needed}
         layers = [call.layer for call in advice.layers.values()]
         inside = [path for path in needed if path in self._inside]
@@ -294,10 +295,14 @@ class _Counter:
             notes = [_NEEDED, *lines, ""] if lines else []
             notes += advice.sentences
             notes += [_INSIDE.format(", ".join(inside)), _MANY] if inside else [_MANY]
-        paths = [path for layer in layers for path in _paths(layer)]
+        in_float32: List[Any] = []
+        for layer in layers:
+            # Layers that this one makes have its dtype, those that it is given do not.
+            is_given = hasattr(layer, "layers") or hasattr(layer, "layer")
+            in_float32 += [layer] if is_given else kerases.layers_of(layer)
         if not all_in_float32(self._model):
             every = kerases.layers_of(self._model)
-            paths += [_path(one) for one in every if one.compute_dtype == "float32"]
+            in_float32 += [one for one in every if one.compute_dtype == "float32"]
         return ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
@@ -308,31 +313,11 @@ class _Counter:
             classes=tuple(type(layer).__name__ for layer in layers),
             is_inside_known=self._can_try,
             _is_keras3=kerases.is_keras3(self._keras),
-            _paths=tuple(paths),
+            # A layer that builds nothing has no path. In Keras 2 no layer has one.
+            _paths=tuple(getattr(one, "path", None) or one.name for one in in_float32),
             need_cast=tuple(advice.casts),
             _told=tuple(notes),
         )
-
-    def _place(self, path: str) -> int:
-        """Returns a layer's place on the way from the input to the output."""
-        places = [
-            number
-            for number, (each, _) in enumerate(self._rows)
-            if f"{each}/".startswith(f"{path}/")
-        ]
-        return min(places, default=len(self._rows))
-
-
-def _paths(layer: Any) -> List[str]:
-    """Returns a layer's path in Keras 3, and the paths of layers that it creates."""
-    is_models_own = hasattr(layer, "layers") or hasattr(layer, "layer")
-    inner = [layer] if is_models_own else kerases.layers_of(layer)
-    return list(map(_path, inner))
-
-
-def _path(layer: Any) -> str:
-    # A layer that builds nothing has no path. In Keras 2 no layer has one.
-    return str(getattr(layer, "path", None) or layer.name)
 
 
 class _Float32Pass(Watcher):
@@ -347,8 +332,6 @@ class _Float32Pass(Watcher):
     def __init__(self, rows: _Rows) -> None:
         super().__init__()
         self._rows = rows
-        #: Calls in the order in which they returned.
-        self.calls: List[Call] = []
         #: The ids of calls whose inputs or outputs overflow in float16, and whether
         #: those are inputs, which the call casts.
         self.overflowing: Dict[int, bool] = {}
@@ -359,34 +342,33 @@ class _Float32Pass(Watcher):
         self._seen: Dict[int, Tuple[Any, bool]] = {}
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        call.inputs = floats_in((args, kwargs))
-        self._names[id(call)] = call.path
+        name = call.path
         if not any(each.is_recurrent for each in call.around):  # a loop is one call
-            key = (call.path, id(call.layer))
+            key = (name, id(call.layer))
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
-            self._names[id(call)] += f" (call {number})" if number > 1 else ""
+            name += f" (call {number})" if number > 1 else ""
+        self._names[id(call)] = name
+        args, kwargs = super().begin(call, args, kwargs)
         self._see(call, call.inputs, is_input=True)
         return args, kwargs
 
     def end(self, call: Call, outputs: Any) -> Any:
-        call.outputs = floats_in(outputs)
-        self.calls.append(call)
+        outputs = super().end(call, outputs)
         self._see(call, call.outputs, is_input=False)
         return outputs
 
     def _see(self, call: Call, tensors: List[Any], is_input: bool) -> None:
         if call.parent is None:
             return  # the model's inputs and outputs are those of its layers
-        name = self._names[id(call)] + (", inputs" if is_input else "")
+        row = call.path, self._names[id(call)] + (", inputs" if is_input else "")
         for tensor in tensors:
             is_new = id(tensor) not in self._seen
             if is_new:
                 self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
                 found, most = exponents.count(tensor)
-                counts, largest = self._rows.get((call.path, name), (0, 0.0))
-                counts += found.numpy().astype(np.int64)
-                largest = max(largest, float(most.numpy()))
-                self._rows[call.path, name] = (counts, largest)
+                counts, largest = self._rows.get(row, (0, 0.0))
+                counts = counts + found.numpy().astype(np.int64)
+                self._rows[row] = (counts, max(largest, float(most.numpy())))
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)
@@ -407,7 +389,7 @@ def _overflows(values: Any) -> bool:
     return not is_mask
 
 
-class _Float16Pass(Origins):
+class _Float16Pass(Trial):
     """Runs each layer in float16 on its inputs from the float32 pass.
 
     It replaces each layer's outputs by those of the first pass, clipped to the dtype's
@@ -420,24 +402,22 @@ class _Float16Pass(Origins):
 
     def end(self, call: Call, outputs: Any) -> Any:
         before = self._left.pop(0) if self._left else None
-        if before is not None and before.layer is call.layer:
-            outputs = _replaced(outputs, before.outputs)
-        else:  # it calls layers in another order: from here on replace nothing
-            self._left = []
+        if before is None or before.layer is not call.layer:
+            self._left = []  # it calls layers in another order: replace no more
+        elif len(before.outputs) == len(floats_in(outputs)):
+            others = iter(before.outputs)
+            outputs = tf.nest.map_structure(
+                lambda each: _cast_like(each, next(others)) if is_float(each) else each,
+                outputs,
+            )
         return super().end(call, outputs)
 
 
-def _replaced(outputs: Any, others: List[Any]) -> Any:
-    """Returns a nest whose floats are replaced by others, cast to its own dtypes."""
-    flat, left = tf.nest.flatten(outputs), list(others)
-    if len(floats_in(outputs)) != len(left):
-        return outputs
-    for at, tensor in enumerate(flat):
-        other = left.pop(0) if floats_in(tensor) else None
-        if other is not None and other.shape == tensor.shape:
-            if tensor.dtype.name in SIXTEEN_BITS:
-                largest = exponents.LARGEST
-                other = tf.clip_by_value(other, -largest, largest)
-                other = tf.where(tf.math.is_finite(other), other, tf.zeros_like(other))
-            flat[at] = tf.cast(other, tensor.dtype)
-    return tf.nest.pack_sequence_as(outputs, flat)
+def _cast_like(tensor: Any, other: Any) -> Any:
+    """Returns another tensor in the dtype of this one, which it does not overflow."""
+    if other.shape != tensor.shape:
+        return tensor
+    if tensor.dtype.name in SIXTEEN_BITS:
+        other = tf.clip_by_value(other, -exponents.LARGEST, exponents.LARGEST)
+        other = tf.where(tf.math.is_finite(other), other, tf.zeros_like(other))
+    return tf.cast(other, tensor.dtype)

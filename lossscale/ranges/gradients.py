@@ -13,10 +13,8 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
-from lossscale.ranges import checks, exponents
-from lossscale.ranges.batches import Batch, first_batches, with_progress
-from lossscale.ranges.calls import Call, Watcher
-from lossscale.ranges.magnitudes import floats_in
+from lossscale.ranges import exponents, inputs
+from lossscale.ranges.calls import Watcher
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
@@ -218,17 +216,96 @@ def gradient_ranges(
         strategy with several replicas, or `batches` is None and `x` never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    keras = checks.keras_of(model, "gradient_ranges")
-    scale = checks.scale_of(model) if loss_scale is None else loss_scale
+    keras = inputs.keras_of(model, "gradient_ranges")
+    scale = inputs.scale_of(model) if loss_scale is None else loss_scale
     scale = arguments.loss_scale("loss_scale", scale)
     arguments.boolean("activations", activations)
     data = (x, y, sample_weight)
-    first, found, length = first_batches(data, batch_size, batches)
-    checks.check_loss(model, loss, first[1], "gradient_ranges")
+    first, chosen, length = inputs.first_batches(data, batch_size, batches)
+    inputs.check_loss(model, loss, first[1], "gradient_ranges")
     _build(model, first[0])
+    loss_of = inputs.loss_function(keras, model, loss)
+    layers = layers_of(model) if activations else []
+    watched = [layer for layer in layers if layer is not model]
+    watcher = Watcher()
+    significands = sorted({1.0, math.frexp(scale)[0] * 2})
+    # Of each row the name, by the id of the variable or the layer.
+    names: Dict[int, str] = {}
+    # The names of operations that compute gradients in 16 bits.
+    in_16_bits: List[str] = []
+
+    def count(x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
+        """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
+        watcher.calls.clear()
+        with tf.GradientTape() as tape, watcher.watching(watched):
+            loss = loss_of(x, y, model(x, training=True), sample_weight)
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        variables = model.trainable_variables
+        returned: Dict[int, Tuple[Any, Any]] = {}
+        for call in watcher.calls:
+            for each in call.outputs:
+                # A tensor in a loop, as in a recurrent layer, is of another graph.
+                if each.graph is graph:
+                    returned.setdefault(id(each), (call.layer, each))
+        outputs = list(returned.values())
+        tensors = [*map(kerases.tensor_of, variables), *(t for _, t in outputs)]
+        grads = tape.gradient(loss, tensors)
+        in_16_bits.clear()
+        in_16_bits.extend(
+            op.name
+            for op in graph.get_operations()[before:]
+            if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
+        )
+        keys = [id(each) for each in (*variables, *(layer for layer, _ in outputs))]
+        titles = [_path_of(model, each) for each in variables]
+        titles += [f"output of {layer.name}" for layer, _ in outputs]
+        # A layer that is called twice has several gradients.
+        parts: Dict[int, List[Any]] = {}
+        for key, grad in zip(keys, grads):
+            if grad is not None:
+                parts.setdefault(key, []).append(tf.reshape(dense_part(grad), [-1]))
+        if not parts:
+            raise ValueError(
+                "`loss` must depend on the model's weights, got a loss without "
+                "gradients."
+            )
+        names.clear()
+        names.update((key, name) for key, name in zip(keys, titles) if key in parts)
+        values = [tf.concat(part, 0) for part in parts.values()]
+        found = [
+            [exponents.count(row, each) for row in values] for each in significands
+        ]
+        counts = [[counts for counts, _ in of_rows] for of_rows in found]
+        return tf.stack(counts), tf.stack([most for _, most in found[0]])
+
+    # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
+    is_keras3 = kerases.is_keras3(keras)
+    traced = tf.function(count, autograph=not is_keras3, **mode.ANY_SHAPES)
+    total: Any = 0
+    largest: Any = 0
+    number = 0
     with unchanged(model), in_float32(keras, layers_of(model)):
-        counter = _Counter(keras, model, loss, scale, activations)
-        return counter.report(with_progress(keras, found, length, verbose))
+        for batch in inputs.with_progress(keras, chosen, length, verbose):
+            number += 1
+            counts, most = traced(*batch)
+            total = total + counts.numpy().astype(np.int64)
+            largest = np.maximum(largest, most.numpy())
+    if in_16_bits:
+        warnings.warn(
+            "These operations compute gradients in 16 bits under any policy of the "
+            f"model, so part of the report is not about float32: {in_16_bits[:3]}.",
+            stacklevel=2,
+        )
+    block_of = _blocks_of(model)
+    return GradientRanges(
+        names=tuple(_numbered(list(names.values()))),
+        counts=dict(zip(significands, total)),
+        largest=largest,
+        loss_scale=scale,
+        batches=number,
+        blocks=tuple(block_of.get(key, name) for key, name in names.items()),
+    )
 
 
 def _build(model: Any, x: Any) -> None:
@@ -245,109 +322,6 @@ def _build(model: Any, x: Any) -> None:
                 f"{_path_of(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
-
-
-class _Counter(Watcher):
-    """Counts the gradients of batches by their exponents, and adds the counts up."""
-
-    def __init__(
-        self, keras: Any, model: Any, loss: Any, scale: float, activations: bool
-    ) -> None:
-        super().__init__()
-        self._keras, self._model, self._scale = keras, model, scale
-        self._loss = checks.loss_function(keras, model, loss)
-        layers = layers_of(model) if activations else []
-        self._layers = [layer for layer in layers if layer is not model]
-        self._significands = sorted({1.0, math.frexp(scale)[0] * 2})
-        #: Pairs of a layer, and a float tensor that no inner layer has returned.
-        self._outputs: List[Tuple[Any, Any]] = []
-        #: Of each row the variable or layer and its name, by the id of the first.
-        self._sources: Dict[int, Tuple[Any, str]] = {}
-        #: The names of a few operations that compute gradients in 16 bits.
-        self._in_16_bits: List[str] = []
-
-    def end(self, call: Call, outputs: Any) -> Any:
-        inner = {id(tensor) for _, tensor in self._outputs}
-        floats = [each for each in floats_in(outputs) if id(each) not in inner]
-        self._outputs += [(call.layer, each) for each in floats]
-        return outputs
-
-    def report(self, batches: Iterator[Batch]) -> GradientRanges:
-        """Counts all batches. Warns if gradients were not computed in float32."""
-        # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
-        count = tf.function(
-            self._count, autograph=not kerases.is_keras3(self._keras), **mode.ANY_SHAPES
-        )
-        counts: Any = 0
-        largest, number = 0, 0
-        for batch in batches:
-            number += 1
-            found, most = count(*batch)
-            counts = counts + found.numpy().astype(np.int64)
-            largest = np.maximum(largest, most.numpy())
-        if self._in_16_bits:
-            warnings.warn(
-                "These operations compute gradients in 16 bits under any policy of the "
-                "model, so part of the report is not about float32: "
-                f"{self._in_16_bits}.",
-                stacklevel=3,
-            )
-        names = [name for _, name in self._sources.values()]
-        block_of = _blocks_of(self._model)
-        blocks = [block_of.get(key, name) for key, name in zip(self._sources, names)]
-        by_significand = dict(zip(self._significands, counts))
-        return GradientRanges(
-            tuple(_numbered(names)),
-            by_significand,
-            largest,
-            self._scale,
-            number,
-            tuple(blocks),
-        )
-
-    def _count(self, x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
-        """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
-        every = self._gradients(x, y, sample_weight)
-        grads = [each for each in every if each[2] is not None]
-        if not grads:
-            raise ValueError(
-                "`loss` must depend on the model's weights, got a loss without "
-                "gradients."
-            )
-        self._sources = {id(source): (source, name) for source, name, _ in grads}
-        tables, maxima = [], []
-        for key in self._sources:
-            parts = [dense_part(grad) for source, _, grad in grads if id(source) == key]
-            values = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-            found = [exponents.count(values, each) for each in self._significands]
-            tables.append(tf.stack([counts for counts, _ in found]))
-            maxima.append(found[0][1])
-        return tf.stack(tables, 1), tf.stack(maxima)
-
-    def _gradients(
-        self, x: Any, y: Any, sample_weight: Any
-    ) -> List[Tuple[Any, str, Any]]:
-        """Returns each variable or layer, its name, and its gradient or None."""
-        self._outputs = []
-        variables = self._model.trainable_variables
-        tensors = [kerases.tensor_of(variable) for variable in variables]
-        with tf.GradientTape() as tape, self.watching(self._layers):
-            outputs = self._model(x, training=True)
-            loss = self._loss(x, y, outputs, sample_weight)
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        # A tensor inside a loop, as in a recurrent layer, belongs to another graph.
-        watched = [(layer, t) for layer, t in self._outputs if t.graph is graph]
-        grads = tape.gradient(loss, tensors + [tensor for _, tensor in watched])
-        self._in_16_bits = [
-            op.name
-            for op in graph.get_operations()[before:]
-            if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
-        ][:3]
-        sources = [*variables, *(layer for layer, _ in watched)]
-        names = [_path_of(self._model, variable) for variable in variables]
-        names += [f"output of {layer.name}" for layer, _ in watched]
-        return list(zip(sources, names, grads))
 
 
 def _path_of(model: Any, variable: Any) -> str:
@@ -371,20 +345,19 @@ def _blocks_of(model: Any) -> Dict[int, str]:
     return found
 
 
-def _numbered(names: List[str]) -> List[str]:
-    """Returns names, with a number where a name was there before."""
-    numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
-    return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, numbers)]
-
-
 def _blocks(model: Any) -> Iterator[Any]:
     for layer in getattr(model, "layers", ()):
-        if _is_scaled(layer) or not any(map(_is_scaled, layers_of(layer))):
+        # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each
+        # other. The first of these layers is the layer itself.
+        inner = layers_of(layer)
+        is_scaled = [getattr(each, "has_own_scale", None) is True for each in inner]
+        if is_scaled[0] or not any(is_scaled):
             yield layer
         else:
             yield from _blocks(layer)
 
 
-def _is_scaled(layer: Any) -> bool:
-    # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each other.
-    return getattr(layer, "has_own_scale", False) is True
+def _numbered(names: List[str]) -> List[str]:
+    """Returns names, with a number where a name was there before."""
+    numbers = [names[: at + 1].count(name) for at, name in enumerate(names)]
+    return [f"{name} ({n})" if n > 1 else name for name, n in zip(names, numbers)]

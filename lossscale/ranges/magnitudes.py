@@ -83,16 +83,16 @@ def look(tensor: Any) -> Look:
     return Look(largest, kinds, bad)
 
 
-def is_bad(tensor: Any) -> bool:
-    """Tells whether a tensor of eager mode holds inf or NaN."""
-    is_float = isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating
-    return is_float and bool(look(tensor).bad)
+def is_float(value: Any) -> bool:
+    """Tells whether a value is a dense float tensor."""
+    return isinstance(value, tf.Tensor) and bool(value.dtype.is_floating)
+
+
+def is_bad(value: Any) -> bool:
+    """Tells whether a value of eager mode is a float tensor that holds inf or NaN."""
+    return is_float(value) and bool(look(value).bad)
 
 
 def floats_in(nest: Any) -> List[Any]:
     """Returns the dense float tensors in any nest."""
-    return [
-        each
-        for each in tf.nest.flatten(nest)
-        if isinstance(each, tf.Tensor) and each.dtype.is_floating
-    ]
+    return list(filter(is_float, tf.nest.flatten(nest)))

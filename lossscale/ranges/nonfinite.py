@@ -10,15 +10,12 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import power_text, scale_text
-from lossscale.ranges import checks
-from lossscale.ranges.advice import Advice, Fault, for_faults
-from lossscale.ranges.batches import Batch, first_batches
-from lossscale.ranges.calls import Call, with_mask
+from lossscale.ranges import inputs
+from lossscale.ranges.advice import Advice, Fault, Trial
+from lossscale.ranges.calls import Call
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
-from lossscale.ranges.origins import Origin, Origins
 from lossscale.runtime import kerases
-from lossscale.runtime.graphs import is_building
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
 _TEXTS = {
@@ -186,189 +183,123 @@ def find_nonfinite(
         belongs to a strategy with several replicas.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
-    keras = checks.keras_of(model, "find_nonfinite")
-    batch, _, _ = first_batches((x, y, sample_weight), batch_size, 1)
-    checks.finite_data(*batch)
-    checks.check_loss(model, loss, batch[1], "find_nonfinite")
-    checks.build(model, batch[0])
-    with unchanged(model):
-        return _Step(keras, model, loss, batch).report()
+    keras = inputs.keras_of(model, "find_nonfinite")
+    batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1)
+    inputs.check_finite(*batch)
+    inputs.check_loss(model, loss, batch[1], "find_nonfinite")
+    inputs.build(model, batch[0])
+    compute = inputs.loss_function(keras, model, loss)
+    scale = inputs.scale_of(model)
 
-
-class _Forward(Origins):
-    """A forward pass that notes every call, and copies its inputs on the tape.
-
-    Two layers may get the same tensor. The gradient of a layer's own copy is only what
-    that layer hands back.
-    """
-
-    def __init__(self, advice: Advice) -> None:
-        super().__init__(advice)
-        #: Calls in the order in which they returned, so inner calls come first.
-        self.calls: List[Call] = []
-
-    def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
-        args, kwargs = super().begin(call, args, kwargs)
-        if not is_building():
-            args, kwargs = tf.nest.map_structure(_copy, (args, kwargs))
-            call.inputs = floats_in((args, kwargs))
-        return args, kwargs
-
-    def end(self, call: Call, outputs: Any) -> Any:
-        outputs = super().end(call, outputs)
-        call.outputs = floats_in(outputs)
-        self.calls.append(call)
-        return outputs
-
-    def at_fault(self, loss: Any) -> List[Origin]:
-        """Returns what is at fault for a loss, or overflowed though it is finite."""
-        return self.behind(loss) if is_bad(loss) else self.overflows
-
-
-def _copy(value: Any) -> Any:
-    return with_mask(tf.identity(value), value) if floats_in(value) else value
-
-
-class _Step:
-    """One step of a model on a batch. It looks at every operation."""
-
-    def __init__(self, keras: Any, model: Any, loss: Any, batch: Batch) -> None:
-        self._keras, self._model, self._batch = keras, model, batch
-        self._loss = checks.loss_function(keras, model, loss)
-        self._scale = checks.scale_of(model)
-
-    def report(self) -> NonfiniteReport:
-        """Takes the step, and returns what was found."""
-        forward = _Forward(Advice(self._keras))
-        data = floats_in(self._batch[0])
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(data)
-            loss = self._loss_of(forward)
-            scaled = loss * self._scale
-        origin = next(iter(forward.at_fault(loss)), None)
-        if origin is None and not is_bad(loss):
-            return self._of_gradients(tape, loss, scaled, forward.calls)
-        found = NonfiniteReport("loss", kind="nan", loss_scale=self._scale)
-        if origin is None:
-            return found
-        kind, operation = origin.kinds[0], origin.operation
-        found = dataclasses.replace(found, kind=kind, operation=operation)
-        fault = origin.fault
-        if fault is None:
-            return found
-        found = dataclasses.replace(
-            found,
-            where="forward",
-            layer=fault.call.path,
-            layer_class=type(fault.call.layer).__name__,
-            dtype=origin.dtype,
-            largest=origin.largest,
-        )
-        # The model casts its data, or in Keras 3 its first layer does.
-        if origin.is_cast and origin.largest in [look(each).largest for each in data]:
-            return dataclasses.replace(found, where="data", layer=None)
-        if operation in {"ReadVariableOp", "ResourceGather", "given"}:
-            weights = getattr(fault.call.layer, "weights", ())
-            bad = [each for each in weights if is_bad(tf.convert_to_tensor(each))]
-            if bad:
-                names = tuple(map(kerases.variable_name, bad))
-                return dataclasses.replace(found, where="weights", variables=names)
-        advice, otherwise = for_faults(self._keras, [fault], origin.dtype)
-        if advice:
-            advice.try_out(lambda: self._faults_with(advice))
-        to_write = str(advice) if advice else otherwise
-        is_hidden = not is_bad(loss)
-        return dataclasses.replace(found, to_write=to_write, is_hidden=is_hidden)
-
-    def _loss_of(self, forward: _Forward) -> Any:
-        x, y, sample_weight = self._batch
-        with forward.noted(self._model):
-            outputs = self._model(x, training=True)
+    def loss_in(step: Trial) -> Any:
+        x, y, sample_weight = batch
+        with step.noted(model):
+            outputs = model(x, training=True)
             if not all(map(tf.is_tensor, tf.nest.flatten(outputs))):
                 raise TypeError(
                     "`model` must return tensors, in any nest, got "
                     f"{arguments.shown(outputs):.80}."
                 )
-            loss = self._loss(x, y, outputs, sample_weight)
-            return tf.cast(loss, tf.float32)
+            return tf.cast(compute(x, y, outputs, sample_weight), tf.float32)
 
-    def _faults_with(self, advice: Advice) -> List[Fault]:
-        """Returns the next fault in 16 bits, as if the advice had been followed."""
-        forward = _Forward(advice)
+    def next_fault(step: Trial) -> List[Fault]:
+        found = step.at_fault(loss_in(step))[:1]
+        return [each for each in found if each.dtype in SIXTEEN_BITS]
 
-        def run() -> List[Origin]:
-            found = forward.at_fault(self._loss_of(forward))
-            return [each for each in found[:1] if each.dtype in SIXTEEN_BITS]
-
-        return forward.faults_in(run)
-
-    def _of_gradients(
-        self, tape: Any, loss: Any, scaled: Any, calls: List[Call]
-    ) -> NonfiniteReport:
-        scale = self._scale
-        if _Gradients(tape, scaled, calls, self._model).are_finite:
-            return NonfiniteReport(loss_scale=scale)
-        found = _Gradients(tape, loss, calls, self._model)
-        if found.are_finite:
-            return NonfiniteReport("scale", loss_scale=scale)
-        call = found.first_bad()
-        if call is None:
-            return NonfiniteReport("gradient", kind="inf", loss_scale=scale)
-        kind, largest = found.kind_and_largest(call)
-        advice, otherwise = for_faults(self._keras, [Fault(call)], call.dtype)
-        return NonfiniteReport(
-            "gradient",
-            layer=call.path,
-            layer_class=type(call.layer).__name__,
-            kind=kind,
-            dtype=call.dtype,
-            largest=largest,
-            loss_scale=scale,
-            to_write=str(advice) if advice else otherwise,
-        )
+    with unchanged(model):
+        step, data = Trial(Advice(keras)), floats_in(batch[0])
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(data)
+            computed = loss_in(step)
+            scaled = computed * scale
+        faults = step.at_fault(computed)
+        if faults:
+            found = _of_forward(faults[0], data)
+        elif is_bad(computed):
+            found = NonfiniteReport("loss", kind="nan")
+        elif not any(map(is_bad, _gradients(tape, scaled, step.calls, model).values())):
+            found = NonfiniteReport()
+        else:
+            grads = _gradients(tape, computed, step.calls, model)
+            found = _of_gradients(keras, step.calls, grads)
+        if found.where == "forward":
+            advice, hidden = Advice(keras, faults[:1]), not is_bad(computed)
+            if advice:
+                advice.try_out(Trial, next_fault)
+            found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
+    return dataclasses.replace(found, loss_scale=scale)
 
 
-class _Gradients:
-    """The gradients of a loss at the inputs and outputs of calls, and at weights."""
+def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:
+    """Returns the report of a fault in the forward pass or in the loss."""
+    kind, operation, call = fault.kinds[0], fault.operation, fault.call
+    if call is None:
+        return NonfiniteReport("loss", kind=kind, operation=operation)
+    found = NonfiniteReport(
+        "forward",
+        layer=call.path,
+        layer_class=type(call.layer).__name__,
+        kind=kind,
+        operation=operation,
+        dtype=fault.dtype,
+        largest=fault.largest,
+    )
+    # The model casts its data, or in Keras 3 its first layer does.
+    if fault.is_cast and fault.largest in [look(each).largest for each in data]:
+        return dataclasses.replace(found, where="data", layer=None)
+    if operation in {"ReadVariableOp", "ResourceGather", "given"}:
+        weights = getattr(call.layer, "weights", ())
+        bad = [each for each in weights if is_bad(tf.convert_to_tensor(each))]
+        if bad:
+            names = tuple(map(kerases.variable_name, bad))
+            return dataclasses.replace(found, where="weights", variables=names)
+    return found
 
-    def __init__(self, tape: Any, loss: Any, calls: List[Call], model: Any) -> None:
-        self._calls = calls
-        tensors = [t for call in calls for t in (*call.inputs, *call.outputs)]
-        weights = list(model.trainable_variables)
-        sources = [*tensors, *(kerases.tensor_of(weight) for weight in weights)]
-        found = tape.gradient(loss, sources)
-        self._by_id: Dict[int, Any] = {
-            id(each): dense_part(grad)
-            for each, grad in zip((*tensors, *weights), found)
-            if grad is not None
-        }
-        self.are_finite = not any(map(is_bad, self._by_id.values()))
 
-    def first_bad(self) -> Optional[Call]:
-        """Returns the first call on the way back that made a finite gradient infinite.
+def _gradients(tape: Any, loss: Any, calls: List[Call], model: Any) -> Dict[int, Any]:
+    """Returns a loss's gradients at the inputs and outputs of calls, and at weights.
 
-        None: the gradient was infinite or NaN already at the model's outputs.
-        """
-        guilty = [call for call in self._calls if self._is_guilty(call)]
-        innermost = [
-            call for call in guilty if not any(call in one.around for one in guilty)
-        ]
-        return innermost[-1] if innermost else None
+    They are dense, by the ids of the tensors and the weights.
+    """
+    tensors = [t for call in calls for t in (*call.inputs, *call.outputs)]
+    weights = model.trainable_variables
+    grads = tape.gradient(loss, [*tensors, *map(kerases.tensor_of, weights)])
+    found = zip((*tensors, *weights), grads)
+    return {id(each): dense_part(grad) for each, grad in found if grad is not None}
 
-    def kind_and_largest(self, call: Call) -> Tuple[str, float]:
-        """Returns whether a call makes inf or NaN, and the largest gradient it got."""
-        kinds = {kind for each in self._left_by(call) for kind in look(each).kinds}
-        largest = [look(each).largest for each in self._at(call.outputs)]
-        return "nan" if kinds == {"nan"} else "inf", max(largest, default=0.0)
 
-    def _is_guilty(self, call: Call) -> bool:
-        came = self._at(call.outputs)
-        is_reached = bool(came) and not any(map(is_bad, came))
-        return is_reached and any(map(is_bad, self._left_by(call)))
+def _of_gradients(
+    keras: Any, calls: List[Call], grads: Dict[int, Any]
+) -> NonfiniteReport:
+    """Returns the report of a step in which only gradients are not finite."""
 
-    def _left_by(self, call: Call) -> List[Any]:
-        weights = getattr(call.layer, "trainable_variables", ())
-        return self._at([*call.inputs, *weights])
+    def received(call: Call) -> List[Any]:
+        return [grads[id(each)] for each in call.outputs if id(each) in grads]
 
-    def _at(self, things: Any) -> List[Any]:
-        return [self._by_id[id(each)] for each in things if id(each) in self._by_id]
+    def left_by(call: Call) -> List[Any]:
+        things = [*call.inputs, *getattr(call.layer, "trainable_variables", ())]
+        return [grads[id(each)] for each in things if id(each) in grads]
+
+    if not any(map(is_bad, grads.values())):
+        return NonfiniteReport("scale")
+    guilty = [
+        call
+        for call in calls
+        if received(call)
+        and not any(map(is_bad, received(call)))
+        and any(map(is_bad, left_by(call)))
+    ]
+    innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
+    if not innermost:  # they were infinite or NaN already at the model's outputs
+        return NonfiniteReport("gradient", kind="inf")
+    call = innermost[-1]  # the first on the way back
+    kinds = {kind for each in left_by(call) for kind in look(each).kinds}
+    return NonfiniteReport(
+        "gradient",
+        layer=call.path,
+        layer_class=type(call.layer).__name__,
+        kind="nan" if kinds == {"nan"} else "inf",
+        dtype=call.dtype,
+        largest=max(look(each).largest for each in received(call)),
+        to_write=str(Advice(keras, [Fault(call, dtype=call.dtype)])),
+    )

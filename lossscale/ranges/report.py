@@ -51,17 +51,23 @@ def cell(column: str, value: float) -> str:
     return "-" if np.isnan(value) else COLUMNS[column][1](value)
 
 
+def _number_of(kind: str, doc: str) -> Any:
+    return property(lambda self: self._tally[kind], doc=doc)
+
+
+def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
+    def share(self: Ranges) -> Any:
+        tally = self._tally
+        with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
+            return np.true_divide(tally[kind], tally[of])
+
+    return property(share, doc=doc)
+
+
 class Ranges(abc.ABC):
     """A result with figures, a histogram, a table and a picture for each of its rows.
 
-    Subclasses are dataclasses.
-
-    Attributes:
-      names: The names of the rows.
-      counts: The counts of each row by exponent, an array, or a dict of arrays.
-      largest: A `float32` array, the largest finite magnitude of each row.
-      batches: How many batches were counted.
-      loss_scale: The number that multiplies the values before they are cast to float16.
+    Subclasses are dataclasses with these fields.
     """
 
     names: Tuple[str, ...]
@@ -104,53 +110,29 @@ class Ranges(abc.ABC):
         changes = {"names": tuple(rows), "counts": counts, "largest": largest}
         return dataclasses.replace(this, **changes)
 
-    @property
-    def values(self) -> Any:
-        """The number of values."""
-        return self._tally["values"]
+    values = _number_of("values", "The number of values.")
+    infinities = _number_of("infinities", "How many values are infinite in float32.")
+    nans = _number_of("nans", "How many values are NaN in float32.")
+    zeros = _share_of(
+        "zeros", "The share of all values that are zero in float32 already.", "values"
+    )
+    flushed = _share_of(
+        "flushed", "The share that float16 rounds to zero: at most 2**-25 when scaled."
+    )
+    subnormal = _share_of(
+        "subnormal",
+        "The share that loses digits in float16, but does not become zero: below "
+        "2**-14 once multiplied by `loss_scale`.",
+    )
+    overflowing = _share_of(
+        "overflowing",
+        "The share that is infinite in float16: 65520 or more when scaled.",
+    )
 
     @property
     def nonfinite(self) -> Any:
         """How many values are inf or NaN in float32. No loss scale helps these."""
         return self.infinities + self.nans
-
-    @property
-    def infinities(self) -> Any:
-        """The number of values that are infinite in float32."""
-        return self._tally["infinities"]
-
-    @property
-    def nans(self) -> Any:
-        """The number of values that are NaN in float32."""
-        return self._tally["nans"]
-
-    @property
-    def zeros(self) -> Any:
-        """The share of all values that are zero in float32 already."""
-        return self._share("zeros", of="values")
-
-    @property
-    def flushed(self) -> Any:
-        """The share that float16 rounds to zero: at most 2**-25 when scaled."""
-        return self._share("flushed")
-
-    @property
-    def subnormal(self) -> Any:
-        """The share that loses digits in float16, but does not become zero.
-
-        These values are below 2**-14 once multiplied by `loss_scale`.
-        """
-        return self._share("subnormal")
-
-    @property
-    def overflowing(self) -> Any:
-        """The share that is infinite in float16: 65520 or more when scaled."""
-        return self._share("overflowing")
-
-    def _share(self, kind: str, of: str = "numbers") -> Any:
-        tally = self._tally
-        with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-            return np.true_divide(tally[kind], tally[of])
 
     @property
     def largest_exponent(self) -> Any:
@@ -171,14 +153,12 @@ class Ranges(abc.ABC):
     @property
     def summary(self) -> Dict[str, Dict[str, float]]:
         """The figures above by row name. `"all"` has those of all rows together."""
-        whole = self._joined({"all": range(len(self.names))})
-        columns = {
-            name: np.append(getattr(self, name), getattr(whole, name))
-            for name in COLUMNS
-        }
+        rows = {name: [number] for number, name in enumerate(self.names)}
+        every = self._joined({**rows, "all": range(len(self.names))})
+        columns = {name: getattr(every, name).tolist() for name in COLUMNS}
         return {
-            row: {name: columns[name][number].item() for name in COLUMNS}
-            for number, row in enumerate((*self.names, "all"))
+            row: {name: column[number] for name, column in columns.items()}
+            for number, row in enumerate(every.names)
         }
 
     @property
@@ -281,28 +261,23 @@ def _draw_histograms(
     # A bin of exponent e holds the magnitudes from 2**e to below 2**(e + 1).
     edges = [*powers, powers[-1] + 1]
     labels = []
-    for floor, name in enumerate(reversed([*shown])):
-        tops = floor + 0.85 * shown[name] / max(shown[name].max(), 1)
-        color = "black" if name == "all" else "tab:blue"
-        color = "tab:red" if summary[name]["nonfinite"] else color
+    for floor, (name, counts) in enumerate(reversed(shown.items())):
+        row, color = summary[name], "black" if name == "all" else "tab:blue"
+        fate = f"{cell('flushed', row['flushed'])} to zero"
+        if row["overflowing"] > 0:
+            fate = f"{cell('overflowing', row['overflowing'])} to infinity"
+        if row["nonfinite"]:
+            fate, color = f"{row['nonfinite']:,} inf or NaN", "tab:red"
+        tops = floor + 0.85 * counts / max(counts.max(), 1)
         ax.fill_between(
             edges, floor, [*tops, tops[-1]], step="post", color=color, linewidth=0
         )
         # Long names leave no room for the picture. Their ends tell them apart.
         short = name if len(name) <= _LONGEST else f"...{name[3 - _LONGEST :]}"
-        labels.append(f"{short}\n{_fate(summary[name])}")
+        labels.append(f"{short}\n{fate}")
     ax.set_ylim(0, len(shown))
     ax.set_yticks(np.arange(len(shown)) + 0.4)
     ticks = ax.set_yticklabels(labels, fontsize="small")
-    for tick, name in zip(ticks, reversed([*shown])):
+    for tick, name in zip(ticks, reversed(shown)):
         if summary[name]["nonfinite"]:
             tick.set_color("tab:red")
-
-
-def _fate(row: Dict[str, Any]) -> str:
-    """Returns the worst that happens to a row's values, as text."""
-    if row["nonfinite"]:
-        return f"{row['nonfinite']:,} inf or NaN"
-    if row["overflowing"] > 0:
-        return f"{cell('overflowing', row['overflowing'])} to infinity"
-    return f"{cell('flushed', row['flushed'])} to zero"

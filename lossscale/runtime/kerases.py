@@ -247,6 +247,14 @@ def tensor_of(variable: Variable) -> Tensor:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
+    """Returns a tensor that stands for another, with the mask that Keras keeps."""
+    mask = getattr(other, "_keras_mask", None)  # private, the same in every Keras
+    if mask is not None and tensor is not other:
+        tensor._keras_mask = mask
+    return tensor
+
+
 def foreign_backend(optimizer: Any) -> Optional[str]:
     """Returns the backend of a Keras 3 optimizer. None: TensorFlow, or no Keras 3."""
     keras = imported("keras")

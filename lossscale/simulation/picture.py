@@ -41,33 +41,28 @@ def draw(
         x = np.concatenate([[0], corners, [steps]])
         y = np.append(loss_scale[x[:-1]], loss_scale[-1])
         ax.step(x, y, where="post", label="loss scale")
-    _draw_lost(ax, loss_scale, lost)
+    which = np.flatnonzero(lost)
+    label = f"{len(which)} steps lost"
+    if len(which) <= _MARKS and loss_scale is not None:
+        ax.plot(which, loss_scale[which], "|", color="C3", label=label)
+    else:
+        edges = np.linspace(0, steps, min(_BINS, max(steps, 1)) + 1)
+        per_bin = np.histogram(which, edges)[0]
+        share = per_bin / np.maximum(np.histogram(np.arange(steps), edges)[0], 1)
+        ax.fill_between(
+            edges,
+            0,
+            _HEIGHT * np.append(share, share[-1]),
+            step="post",
+            transform=ax.get_xaxis_transform(),  # measured from the bottom
+            color="C3",
+            alpha=0.5,
+            linewidth=0,
+            label=f"{label}: up to {np.max(share):.0%} of them at a time",
+        )
     if loss_scale is not None or limit is not None:
         ax.set_yscale("log", base=2)
     ax.set_xlabel("step")
     ax.set_ylabel("loss scale")
     ax.legend()
     return ax
-
-
-def _draw_lost(ax: Any, loss_scale: Optional[Any], lost: Any) -> None:
-    """Marks the lost steps on the line, or draws their density if they are many."""
-    which = np.flatnonzero(lost)
-    label = f"{len(which)} steps lost"
-    if len(which) <= _MARKS and loss_scale is not None:
-        ax.plot(which, loss_scale[which], "|", color="C3", label=label)
-        return
-    edges = np.linspace(0, len(lost), min(_BINS, max(len(lost), 1)) + 1)
-    per_bin = np.histogram(which, edges)[0]
-    share = per_bin / np.maximum(np.histogram(np.arange(len(lost)), edges)[0], 1)
-    ax.fill_between(
-        edges,
-        0,
-        _HEIGHT * np.append(share, share[-1]),
-        step="post",
-        transform=ax.get_xaxis_transform(),  # measured from the bottom of the picture
-        color="C3",
-        alpha=0.5,
-        linewidth=0,
-        label=f"{label}: up to {np.max(share):.0%} of them at a time",
-    )

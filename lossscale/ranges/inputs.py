@@ -1,0 +1,260 @@
+"""What a tool is given: the model, its loss and loss scale, and the data of `fit`."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any, Callable, Iterable, Iterator, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.ranges.magnitudes import floats_in, look
+from lossscale.runtime import kerases
+from lossscale.runtime.graphs import is_building
+from lossscale.scales.base import LossScale
+
+#: x, y and sample weights, as tensors; None where there are none.
+Batch = Tuple[Any, Any, Any]
+
+_NAMES = ("x", "y", "sample_weight")
+_WANTED = "arrays, a tf.data.Dataset, or a PyDataset or Sequence of Keras"
+_NO_LOSS = """\
+`model` must be compiled with a loss, or `loss` given, got a model without one. Pass \
+the loss that the model is trained with, such as loss="mse"."""
+
+
+def keras_of(model: Any, asked_by: str) -> Any:
+    """Returns the Keras of a model. Raises if it is no model that we can compute."""
+    keras = owner_of(model)
+    if keras is None:
+        raise TypeError(f"`model` must be a Keras model, got {model!r:.80}.")
+    if is_building() or tf.distribute.has_strategy():
+        raise RuntimeError(
+            f"{asked_by} must be called eagerly and outside strategy.scope(), "
+            "got a graph or a strategy. Call it before or after training."
+        )
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "`model` must be created outside strategy.scope(), got one with "
+            f"{strategy.num_replicas_in_sync} replicas. Create a second one outside, "
+            "and copy the weights: second.set_weights(model.get_weights())."
+        )
+    return keras
+
+
+def owner_of(model: Any) -> Any:
+    """Returns the Keras that an object is a model of, None if it is no model."""
+    owners = (keras for keras in kerases.installed() if isinstance(model, keras.Model))
+    return next(owners, None)
+
+
+def build(model: Any, x: Any) -> None:
+    """Creates missing weights by calling the model, or raises a ValueError."""
+    has_weights = bool(model.built and model.weights)
+    if len(kerases.layers_of(model)) == 1 and not has_weights:
+        raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
+    if has_weights:
+        return
+    try:
+        model(x, training=False)
+    except Exception as error:
+        raise ValueError(
+            f"`model` must be built, or take `x`, got {model.name!r}. Calling it "
+            f"failed: {error!s:.300}. Call it once on a batch: model(x)."
+        ) from error
+
+
+def check_loss(model: Any, loss: Any, y: Any, asked_by: str) -> None:
+    """Raises a ValueError if there is no loss to compute, or it has no targets."""
+    if loss is None and getattr(model, "optimizer", None) is None:
+        raise ValueError(_NO_LOSS)
+    has_loss = loss is not None or getattr(model, "loss", None)
+    if y is None and has_loss and not _overrides_loss(model):
+        raise ValueError(
+            "`y` must be the targets that the loss needs, got None. Write "
+            f"{asked_by}(model, x, y), or pass batches that hold both."
+        )
+
+
+def loss_function(keras: Any, model: Any, loss: Any) -> Callable[..., Any]:
+    """Returns a function that computes the loss of a batch, as `fit` does.
+
+    It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
+    losses that the model's last forward pass added. `loss` is as `compile` takes it,
+    None for the compiled one.
+    """
+    compiled = model
+    if loss is not None:
+        compiled = keras.Sequential()
+        compiled.compile(loss=loss)
+
+    def compute(x: Any, y: Any, outputs: Any, sample_weight: Any) -> Any:
+        has_loss = loss is not None or getattr(model, "loss", None) or model.losses
+        if not has_loss and not _overrides_loss(model):
+            raise ValueError(_NO_LOSS)
+        if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
+            found = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
+        else:
+            accepted = inspect.signature(compiled.compute_loss).parameters
+            # Newer versions of Keras 3 take `training`; 3.3 does not.
+            training = {"training": True} if "training" in accepted else {}
+            found = compiled.compute_loss(x, y, outputs, sample_weight, **training)
+        return found if compiled is model else tf.add_n([found, *model.losses])
+
+    return compute
+
+
+def _overrides_loss(model: Any) -> bool:
+    """Tells whether the model's class overrides `compute_loss`."""
+    method = getattr(type(model), "compute_loss", None)
+    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
+    return home not in ("keras", "tf_keras", "tensorflow")
+
+
+def scale_of(model: Any) -> float:
+    """Returns the number by which the model's optimizer multiplies the loss now."""
+    optimizer = getattr(model, "optimizer", None)
+    for name in ("loss_scale", "dynamic_scale", "initial_scale", "loss_scale_factor"):
+        # Ours or Keras 2's wrapper; Keras 3's wrapper, built or not; Keras 3's others.
+        value = getattr(optimizer, name, None)
+        if isinstance(value, LossScale):
+            return value._to_show()
+        if value is not None:
+            return float(value.numpy() if hasattr(value, "numpy") else value)
+    return 1.0
+
+
+def first_batches(
+    data: Batch, batch_size: Optional[int], batches: Optional[int]
+) -> Tuple[Batch, Iterator[Batch], int]:
+    """Returns the first batch, an iterator that begins with it, and its length.
+
+    Raises a TypeError or ValueError unless `data`, which is `(x, y, sample_weight)` as
+    the user passed them, and the other arguments are such as the public tools take.
+    """
+    batches = arguments.optional(arguments.count, "batches", batches)
+    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
+    found, length = _all_batches(data, batch_size)
+    if length is None and batches is None:
+        raise ValueError(
+            "`batches` must be a number if the length of the data is unknown or "
+            "infinite, got None. Say how many batches to look at."
+        )
+    found = map(_tensors, itertools.islice(found, batches))
+    first = next(found, None)
+    if first is None:
+        raise ValueError("`x` must hold at least one batch, got none.")
+    limits = [number for number in (length, batches) if number is not None]
+    return first, itertools.chain([first], found), min(limits)
+
+
+def _all_batches(
+    data: Batch, batch_size: Optional[int]
+) -> Tuple[Iterator[Any], Optional[int]]:
+    """Returns an iterator, and its length. None: it is unknown or infinite."""
+    x, *others = data
+    is_dataset = isinstance(x, tf.data.Dataset)
+    # A sequence of any Keras will do, since it yields whole batches.
+    utils = [keras.utils for keras in kerases.installed()]
+    kinds = [getattr(u, name, ()) for u in utils for name in ("PyDataset", "Sequence")]
+    if is_dataset or any(isinstance(x, kind) for kind in kinds):
+        for name, value in zip((*_NAMES[1:], "batch_size"), (*others, batch_size)):
+            if value is not None:
+                raise ValueError(
+                    f"`{name}` must be None where `x` is a {type(x).__name__}, got "
+                    f"{value!r:.60}. Let `x` yield whole batches: (x, y) or "
+                    "(x, y, sample_weight)."
+                )
+        if not is_dataset:
+            return (x[number] for number in range(len(x))), len(x)
+        length = int(tf.data.experimental.cardinality(x).numpy())
+        return iter(x), None if length < 0 else length
+    for name, part in zip(_NAMES, data):
+        if part is not None:
+            _check_arrays(name, part)
+    shapes = [np.shape(part) for part in tf.nest.flatten(data) if part is not None]
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) != 1:
+        raise ValueError(
+            "`x`, `y` and `sample_weight` must have the same number of rows, got "
+            f"shapes {', '.join(map(str, shapes))}."
+        )
+    rows, size = lengths.pop(), batch_size or 32
+
+    def from_row(start: int) -> Any:
+        return tf.nest.map_structure(
+            lambda part: None if part is None else part[start : start + size], data
+        )
+
+    return map(from_row, range(0, rows, size)), -(-rows // size)
+
+
+def _check_arrays(name: str, x: Any) -> None:
+    """Raises unless `x` is an array, or a nest of arrays.
+
+    Call this before NumPy: it would read an object with `__len__` and `__getitem__`,
+    but without an end, for ever.
+    """
+    leaves = tf.nest.flatten(x)
+    for leaf in leaves:
+        if hasattr(leaf, "shape") and len(leaf.shape) > 0:
+            continue
+        is_number = isinstance(leaf, (int, float, np.generic))
+        if is_number and isinstance(x, (list, tuple)):
+            instead = f"A list stands for several inputs: write np.array({name})."
+        elif isinstance(leaf, tf.distribute.DistributedDataset):
+            instead = "Pass the dataset that was distributed."
+        elif hasattr(leaf, "__next__"):
+            instead = "This would use it up. Pass one batch, x, y = next(x)."
+        elif hasattr(leaf, "__getitem__") and hasattr(leaf, "__len__"):
+            instead = "Pass some of its items: x, y = map(np.stack, zip(*items))."
+        else:
+            instead = "Pass the data that you pass to `fit`."
+        thing = x if len(leaves) > 1 else leaf
+        raise TypeError(
+            f"`{name}` must be {_WANTED if name == 'x' else 'an array'}, got "
+            f"{arguments.shown(thing)} of type {type(thing).__name__}. {instead}"
+        )
+
+
+def _tensors(batch: Any) -> Batch:
+    def tensor(part: Any) -> Any:
+        # float64 becomes float32, as in fit. Ragged and sparse tensors stay unchanged.
+        if part is not None and not tf.is_tensor(part):
+            part = tf.convert_to_tensor(np.asarray(part))
+        is_double = isinstance(part, tf.Tensor) and part.dtype == tf.float64
+        return tf.cast(part, tf.float32) if is_double else part
+
+    given = batch if isinstance(batch, (tuple, list)) else (batch,)
+    x, y, sample_weight = tf.nest.map_structure(tensor, (*given, None, None)[:3])
+    return x, y, sample_weight
+
+
+def check_finite(*batch: Any) -> None:
+    """Raises a ValueError if a batch holds inf or NaN."""
+    for name, part in zip(_NAMES, batch):
+        # Ragged tensors hold values, and sparse ones.
+        values = [
+            getattr(each, "flat_values", getattr(each, "values", each))
+            for each in tf.nest.flatten(part)
+        ]
+        bad = sum(look(each).bad for each in floats_in(values))
+        if bad:
+            raise ValueError(
+                f"`{name}` must be finite, got {bad:,} values that are inf or NaN. "
+                f"Clean the data until np.isfinite({name}).all()."
+            )
+
+
+def with_progress(
+    keras: Any, batches: Iterable[Batch], length: int, verbose: int
+) -> Iterator[Batch]:
+    """Yields batches, with Keras's own progress bar."""
+    bar, number = keras.utils.Progbar(length, verbose=verbose), 0
+    for number, batch in enumerate(batches, 1):
+        yield batch
+        bar.update(number, finalize=False)
+    bar.update(number, finalize=True)
