@@ -11,6 +11,8 @@ from models import compiled, variable_of
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import callbacks
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 INF = float("inf")
 MODES = ["eager", "graph", "xla"]
 
