@@ -185,9 +185,11 @@ def thorough():
     found = []
     for number, each in enumerate(each_layer()):
         is_first = each[0].name == families()[0].name
-        modes = list(MODES) if is_first else ["eager", "graph"]
+        modes = ["eager", "graph", *(["xla"] if is_first else [])]
         if not EXPLORED:
-            modes = [modes[number // (1 if is_first else 8) % len(modes)]]
+            # XLA compiles for longer than two others train: it has every sixth.
+            is_compiled = is_first and number % 6 == 0
+            modes = ["xla" if is_compiled else modes[number % 2]]
         if EXPLORED or is_first or number % 8 == 0:
             found += [(*each, mode) for mode in modes]
     return [

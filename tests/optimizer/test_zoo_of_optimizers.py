@@ -90,7 +90,7 @@ def is_there(feature, family):
 def every_setting():
     """Returns a parameter for each optimizer and a setting in a graph: they are slow.
 
-    The settings take turns: of Keras 3 three of each optimizer. Quick ones, on all
+    The settings take turns: of Keras 3 two of each optimizer. Quick ones, on all
     versions but the newest, have one setting of every fifth, in eager mode.
     """
     found = []
@@ -98,7 +98,7 @@ def every_setting():
         family, name = parameter.values
         settings = settings_of(family, name)
         in_turn = [*settings[turn % len(settings) :], *settings]
-        count = 3 if family.name == "keras3" else 1
+        count = 2 if family.name == "keras3" else 1
         chosen = settings if EXPLORED else in_turn[: min(count, len(settings))]
         ways = [(setting, "graph", [pytest.mark.slow]) for setting in chosen]
         if EXPLORED or turn % 5 == 0:
