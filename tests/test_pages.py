@@ -76,6 +76,7 @@ def test_blocks_run(half, tmp_path):
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
 
 
+@slow_with_the_newest_keras
 def test_blocks_for_keras_2_run(tmp_path):
     skip_without("the pages", families()[0])
     if IS_BETWEEN:
