@@ -91,6 +91,26 @@ def test_an_overflow_counts_once(trained, mode):
     assert trained.subtracted() == 1.0
 
 
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("then", [list, changes_nothing], ids=["known", "unknown"])
+def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):
+    """A norm is logged now and then: the steps between unscale nothing."""
+
+    def unscaled(factor):
+        trained.apply(clip(trained.unscaled(factor)))
+
+    def scaled(factor):
+        trained.apply(then(trained.scaled(factor)))
+
+    unscaled, scaled = compiled(unscaled, mode), compiled(scaled, mode)
+    with warned(0):
+        unscaled(tf.constant(INF))
+        for times in (1, 2):
+            scaled(tf.constant(0.5))
+            assert trained.subtracted() == times * 0.5
+    assert trained.state() == (S / 2, 2, 1)
+
+
 def test_a_function_that_nobody_heard_is_no_number(trained):
     """It returns scaled gradients before eager mode is listened to."""
     make = tf.function(trained.scaled)
