@@ -20,8 +20,6 @@ from lossscale.optimizer.bundle import (
     unscale_and_check,
 )
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 INF = float("inf")
 MODES = ["eager", "graph", "xla"]
 SCALE = FixedLossScale(4.0)
