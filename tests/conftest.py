@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from combinations import beyond_threes, left_over
+from combinations import beyond_pairs, left_over
 from installed import families, make_strategy
 
 from lossscale.runtime import callbacks
@@ -20,16 +20,18 @@ _FAMILIES = [family.name for family in families()]
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
-    in_turn = [item for item in items if _is_tried_in_turn(item)]
-    combined = [*left_over(in_turn), *filter(_is_either_keras2, in_turn)]
-    elsewhere = {item for item in items if _is_compiled_elsewhere(item)} | {*combined}
+    items_of = [(item, _turn(item)) for item in items]
+    in_turn = [item for item, turn in items_of if turn == 1]
+    either = [item for item, turn in items_of if turn == 0 and _is_either_keras2(item)]
+    elsewhere = {*filter(_is_compiled_elsewhere, items), *left_over(either)}
+    elsewhere |= {*left_over(in_turn), *filter(_is_either_keras2, in_turn)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
-    for item in in_turn:
+    for item in [*in_turn, *either]:
         item.add_marker(pytest.mark.slow)
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
-    beyond = {*beyond_threes(items)}
+    beyond = {*beyond_pairs(items)}
     config.hook.pytest_deselected(items=list(beyond))
     items[:] = [item for item in items if item not in beyond]
 
@@ -74,21 +76,22 @@ def _is_compiled_elsewhere(item):
     return item.callspec.params.get("mode") == "xla" and family != families()[0]
 
 
-def _is_tried_in_turn(item):
-    """Tells whether a quick test tries the other kind of Keras 2's optimizers.
+def _turn(item):
+    """Returns 0 for Keras 2's kind of optimizers that a test takes, 1 for the other.
 
-    Beside Keras 3 each test takes one of the two. Of the other slow tests have each
-    value of each parameter, not every combination. Without Keras 3, up to TensorFlow
-    2.15, both are as any.
+    None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15.
+    Beside Keras 3 quick tests take the first kind. The other one is left to slow tests,
+    and where nothing asks for the kind (`either_keras2`), so is the first, and the
+    other is left out. They have each value of each parameter, not every combination.
     """
     names, parameters = _FAMILIES, getattr(item, "callspec", None)
     if names[0] != "keras3" or len(names) < 3 or parameters is None:
-        return False
-    if item.get_closest_marker("every_combination") is not None:
-        return False
-    family = parameters.params.get("family")
+        return None
+    family = getattr(parameters.params.get("family"), "name", None)
+    if family not in names[1:] or item.get_closest_marker("every_combination"):
+        return None
     test = item.nodeid.partition("[")[0]
-    return getattr(family, "name", None) == names[1 + zlib.crc32(test.encode()) % 2]
+    return int(family == names[1 + zlib.crc32(test.encode()) % 2])
 
 
 @pytest.fixture(scope="session")

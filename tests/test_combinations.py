@@ -20,12 +20,12 @@ def pytest_collection_modifyitems(items):
 """
 ALL = """
 import pytest
-from combinations import beyond_threes, left_over
+from combinations import beyond_pairs, left_over
 
 def pytest_collection_modifyitems(items):
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
-    for item in beyond_threes(items):
+    for item in beyond_pairs(items):
         items.remove(item)
 """
 TESTS = """
@@ -82,16 +82,17 @@ def test_each_value_is_in_a_quick_test(tmp_path):
     assert others == ["one"] * 4 + ["slow"] * 4 + ["none"]
 
 
-def test_any_three_values_are_in_one_test(tmp_path):
+def test_any_two_values_are_in_one_test(tmp_path):
     found = collected(tmp_path, ALL)
-    four = [parameters.split("-") for name, parameters in found if name == "four"]
-    assert len(four) < 24
-    for chosen in itertools.combinations(range(4), 3):
-        seen = {tuple(one[position] for position in chosen) for one in four}
-        assert len(seen) == (8 if 1 not in chosen else 12)
-    # Of three parameters and less all are there.
-    assert Counter(name for name, _ in found if name != "four") == {
-        "three": 18,
+    for name, count in (("three", 3), ("four", 4)):
+        tests = [parameters.split("-") for test, parameters in found if test == name]
+        assert len(tests) < {"three": 18, "four": 24}[name]
+        for pair in itertools.combinations(range(count), 2):
+            seen = {tuple(one[position] for position in pair) for one in tests}
+            every = [{one[position] for one in tests} for position in pair]
+            assert len(seen) == len(every[0]) * len(every[1])
+    # Of two parameters and less all are there.
+    assert Counter(name for name, _ in found if name not in ("three", "four")) == {
         "one": 4,
         "slow": 4,
         "none": 1,

@@ -95,13 +95,9 @@ def run_multi_worker(*arguments, **environment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("legacy", "arguments"),
-    [("0", []), ("1", ["--communication-dtype", "float16"])],
-    ids=["tf.keras", "tf_keras-float16"],
-)
-def test_two_workers_end_with_equal_weights(legacy, arguments):
-    lines = run_multi_worker(*arguments, TF_USE_LEGACY_KERAS=legacy)
+def test_two_workers_end_with_equal_weights():
+    options = ["--communication-dtype", "float16"]
+    lines = run_multi_worker(*options, TF_USE_LEGACY_KERAS="1")
     assert lines[-1] == "Both workers end with equal weights: True"
     for worker in (0, 1):
         mine = [line[10:] for line in lines if line.startswith(f"worker {worker}: ")]

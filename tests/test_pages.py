@@ -47,12 +47,12 @@ def assert_run(found, folder, **environment):
 
 
 #: They take a fifteenth of all quick tests. On the newest TensorFlow the slow tests run
-#: them; where its Kerases are arranged otherwise, and on other versions, quick ones do.
-slow_where_all_kerases_are = (
-    slow_on_the_newest
-    if len(families()) > 1 and "TF_USE_LEGACY_KERAS" not in os.environ
-    else lambda test: test
+#: them; on other versions, and where its `tf.keras` is Keras 2, quick ones do.
+slow_with_the_newest_keras = (
+    (lambda test: test) if "TF_USE_LEGACY_KERAS" in os.environ else slow_on_the_newest
 )
+#: Between Keras 2's last TensorFlow and the newest only the migrations run.
+IS_BETWEEN = (2, 15) < TENSORFLOW < (2, 21)
 
 
 def runs_here(block):
@@ -65,28 +65,22 @@ def runs_here(block):
     return families()[0].name == "keras3" or not block.startswith("# Keras 3")
 
 
-@slow_where_all_kerases_are
+@slow_with_the_newest_keras
 @pytest.mark.parametrize("half", [0, 1])
 def test_blocks_run(half, tmp_path):
-    """The migrations' on every version, and where the pages are for it, all."""
+    """The migrations' on every version, and the others on the last of each Keras."""
     found = [block for path in MIGRATIONS.values() for block in pages.blocks(path)]
     is_too_old, _ = LIMITS["the pages"]
-    if not is_too_old(families()[0]):
+    if not is_too_old(families()[0]) and not IS_BETWEEN:
         found += filter(runs_here, BLOCKS)
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
 
 
-@slow_on_the_newest
-def test_the_notebook_runs(tmp_path):
-    """It takes as long as a quarter of all blocks, and runs where pages are built."""
-    if families()[0].name != "keras3":
-        pytest.skip("it is for Keras 3")
-    program = pages.notebook(DOCS / "examples" / "notebook.ipynb")
-    assert_run([program], tmp_path, MPLBACKEND="agg")
-
-
+@slow_with_the_newest_keras
 def test_blocks_for_keras_2_run(tmp_path):
     skip_without("the pages", families()[0])
+    if IS_BETWEEN:
+        pytest.skip("the newest version runs them")
     found = [block for block in BLOCKS if block.startswith("# Keras 2")]
     assert found
     environment = {"TF_USE_LEGACY_KERAS": "1"} if TENSORFLOW >= (2, 16) else {}

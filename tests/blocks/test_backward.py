@@ -17,7 +17,7 @@ MODES = ["eager", "graph", "xla"]
 #: Where XLA compiles for long.
 MODES_IN_BRIEF = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
 HALF = "mixed_float16"
-pytestmark = pytest.mark.compiled_once
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ import lossscale
 from lossscale import ScaledBlock
 from lossscale.runtime import kerases
 
+pytestmark = pytest.mark.either_keras2
+
 
 def make(family, optimizer=None):
     """Returns a compiled model of two blocks, of layers of several kinds."""
@@ -150,16 +152,19 @@ def test_a_saved_model_comes_back_equal(family, kind, xy, tmp_path):
     if kind == "model.h5":
         skip_without("Keras's own wrapper in an .h5 file", family)
     model, path = make(family), str(tmp_path / kind)
+    model.run_eagerly = True  # nothing here is about graphs, which take longer
     model.fit(*xy, verbose=0)
     expected = model.predict(xy[0], verbose=0)
     if kind == "w.weights.h5":
         model.save_weights(path)
         again = make(family)
+        again.run_eagerly = True
         again.fit(*xy, verbose=0)  # older Kerases fail to say that it has no slots
         again.load_weights(path)
     else:
         model.save(path)
         again = family.keras.models.load_model(path)
+    again.run_eagerly = True
     np.testing.assert_array_equal(again.predict(xy[0], verbose=0), expected)
     if kind != "w.weights.h5":
         first = again.get_layer("first")

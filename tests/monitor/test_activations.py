@@ -23,6 +23,8 @@ from lossscale import (
     LossScaleWarning,
 )
 
+pytestmark = pytest.mark.either_keras2
+
 WAYS = {"graph": {}, "eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
 
 

@@ -26,6 +26,8 @@ from lossscale import (
 )
 from lossscale.runtime import kerases
 
+pytestmark = pytest.mark.either_keras2
+
 FIRST = ["first/bias (inf)", "first/kernel (inf)"]
 STATISTICS = ["norm/moving_mean", "norm/moving_variance"]
 

@@ -12,6 +12,8 @@ from models import data, regression
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
 
+pytestmark = pytest.mark.either_keras2
+
 
 def spiky(rng):
     """Returns data of which the last but one of sixteen batches has wrong targets."""

@@ -24,6 +24,8 @@ from lossscale import (
 from lossscale.monitor.watched import Reading, Watched, read
 from lossscale.optimizer.record import OwnSteps
 
+pytestmark = pytest.mark.either_keras2
+
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
 

@@ -18,6 +18,8 @@ from lossscale import (
 )
 from lossscale.runtime import kerases
 
+pytestmark = pytest.mark.either_keras2
+
 
 def two_optimizers(family, wrap, attributes=("d_optimizer", "g_optimizer"), **kwargs):
     """Returns a model like a GAN: its `compile` takes two optimizers, and its own none.

@@ -26,14 +26,11 @@ from between.run import STATES, applied, hiding, missed_together, one_by_one
 from installed import families
 from limits import TENSORFLOW
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+pytestmark = pytest.mark.either_keras2
 slow = pytest.mark.slow
 MODES = ["eager", "graph"]
-#: What is tried of Kerases but the first. What is between belongs to TensorFlow, so of
-#: these each state and each mode is enough.
-OF_OTHERS = {("unscaled", "graph"), ("scaled", "eager"), ("by hand", "graph")}
-
-
+#: What is between belongs to TensorFlow: one Keras tries all of it.
+FIRST = families()[0]
 #: What quick tests try.
 SOME = [
     "where(g > 0, 1, -1)",
@@ -42,11 +39,6 @@ SOME = [
     "g + 0.1 * w",
     "argsort",
 ]
-
-
-def skip_what_the_first_keras_has(family, state, mode):
-    if family.name != families()[0].name and (state, mode) not in OF_OTHERS:
-        pytest.skip("the first Keras has it")
 
 
 def offenders(outcomes, state, mode):
@@ -86,11 +78,11 @@ def test_every_function_is_there():
 
 
 @slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("state", STATES)
-def test_what_is_applied_is_right_or_told(family, state, mode):
-    skip_what_the_first_keras_has(family, state, mode)
-    found = offenders(applied(family, state, mode), state, mode)
+@pytest.mark.parametrize(
+    ("state", "mode"), [*((state, "graph") for state in STATES), ("scaled", "eager")]
+)
+def test_what_is_applied_is_right_or_told(state, mode):
+    found = offenders(applied(FIRST, state, mode), state, mode)
     assert not found, found
 
 
@@ -102,32 +94,23 @@ def test_some_of_what_is_applied_is_right_or_told(family):
 
 @slow
 @pytest.mark.parametrize("mode", MODES)
-def test_no_overflow_is_missed_once_unscaled(family, mode):
-    skip_what_the_first_keras_has(family, "unscaled", mode)
+def test_no_overflow_is_missed_once_unscaled(mode):
     if mode == "eager":
-        outcomes = one_by_one(family, "unscaled", mode, hiding())
+        outcomes = one_by_one(FIRST, "unscaled", mode, hiding())
         missed = [name for name, outcome in outcomes.items() if outcome.missed]
     else:
-        missed = missed_together(family, mode, hiding())
+        missed = missed_together(FIRST, mode, hiding())
     missed = set(missed) - known_to_be_missed("unscaled", mode)
     assert not missed, listed(missed)
 
 
 @slow
-def test_no_overflow_that_shows_is_missed_either():
-    missed = set(missed_together(families()[0], "graph", names())) - set(hiding())
-    assert not missed, listed(missed)
-
-
-@slow
 @pytest.mark.parametrize("state", ["scaled", "by hand"])
-@pytest.mark.parametrize("mode", ["eager"])
-def test_which_overflows_are_missed_in_silence(family, state, mode):
-    skip_what_the_first_keras_has(family, state, mode)
+def test_which_overflows_are_missed_in_silence(state):
     every = sorted({*hiding(), *TAKES_INFINITIES_OUT} & {*names()})
-    outcomes = one_by_one(family, state, mode, every)
+    outcomes = one_by_one(FIRST, state, "eager", every)
     missed = {n for n, each in outcomes.items() if each.missed and not each.warnings}
-    missed -= known_to_be_missed(state, mode)
+    missed -= known_to_be_missed(state, "eager")
     assert not missed, listed(missed)
 
 

@@ -12,6 +12,8 @@ from models import compiled
 
 from lossscale import FixedLossScale
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 MODES = ["eager", pytest.param("graph", marks=pytest.mark.slow)]
 FACTORS = [0.5, 0.5, float("inf"), 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
 

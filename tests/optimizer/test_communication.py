@@ -21,6 +21,8 @@ from strategies import RUN, SHORT_RUN, applied, rule
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 
+pytestmark = pytest.mark.either_keras2
+
 REPLICAS = len(DEVICES)
 #: Finite in float32, where scaled by 2**6, and not in float16: on one replica; and on
 #: none of them, but added up.

@@ -59,7 +59,7 @@ def every_optimizer():
 class Training:
     """Three variables, trained by given gradients: no model, and no loss."""
 
-    def __init__(self, family, optimizer, mode):
+    def __init__(self, family, optimizer):
         self.optimizer = optimizer
         rng = np.random.default_rng(5)
         self.variables = [
@@ -69,7 +69,7 @@ class Training:
         if hasattr(optimizer, "build"):  # as `fit` does
             optimizer.build(self.variables)
         self._is_wrapped = isinstance(optimizer, LossScaleOptimizer)
-        self._step = compiled(self._apply, mode)
+        self._step = compiled(self._apply, "graph")
 
     def _apply(self, kernel, bias, rows):
         loss_scale = tf.constant(1.0)
@@ -98,11 +98,11 @@ class Training:
         return weights + optimizer_state(self.optimizer, self.variables)
 
 
-def assert_wrapped_is_bare(family, make, mode):
+def assert_wrapped_is_bare(family, make):
     """Three steps, one that overflows, and one more. Returns the bare training."""
-    bare = Training(family, make(), mode)
+    bare = Training(family, make())
     loss_scale = DynamicLossScale(2.0**12, 2)  # it grows on the way
-    wrapped = Training(family, LossScaleOptimizer(make(), loss_scale), mode)
+    wrapped = Training(family, LossScaleOptimizer(make(), loss_scale))
     for number in range(3):
         bare.step(number)
         wrapped.step(number)
@@ -119,16 +119,13 @@ def assert_wrapped_is_bare(family, make, mode):
     return bare
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param("eager", marks=pytest.mark.slow), "graph"]
-)
 @pytest.mark.parametrize(("family", "name"), every_optimizer())
-def test_every_optimizer_of_every_keras(family, name, mode):
+def test_every_optimizer_of_every_keras(family, name):
     def make():
         arguments = MADE_WITH.get(name, lambda _: {})(family.optimizers)
         return getattr(family.optimizers, name)(**arguments)
 
-    assert_wrapped_is_bare(family, make, mode)
+    assert_wrapped_is_bare(family, make)
 
 
 def decaying(keras):
@@ -155,19 +152,16 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param("eager", marks=pytest.mark.slow), "graph"]
-)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_of_the_inner_optimizer(family, name, mode):
+def test_settings_of_the_inner_optimizer(family, name):
     arguments, feature = SETTINGS[name]
     if feature:
         skip_without(feature, family)
     given = {"learning_rate": 0.1, **arguments(family.keras)}
     # SGD, as Adam is the same for any multiple of a gradient.
     make = functools.partial(family.optimizers.SGD, momentum=0.5, **given)
-    bare = assert_wrapped_is_bare(family, make, mode)
-    plain = Training(family, family.optimizers.SGD(0.1, momentum=0.5), mode)
+    bare = assert_wrapped_is_bare(family, make)
+    plain = Training(family, family.optimizers.SGD(0.1, momentum=0.5))
     for number in (0, 1, 2, 4):
         plain.step(number)
     ours, theirs = bare.state(), plain.state()
@@ -182,7 +176,7 @@ def test_variables_excluded_from_weight_decay(family):
         optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
         if exclude:
             optimizer.exclude_from_weight_decay(var_names=["bias"])
-        return Training(family, optimizer, "eager").step(0).state()
+        return Training(family, optimizer).step(0).state()
 
     assert_same(state(exclude=True, wrap=True), state(exclude=True, wrap=False))
     assert differ(state(exclude=True, wrap=False), state(exclude=False, wrap=False))
@@ -268,7 +262,6 @@ class Way(NamedTuple):
 WAYS = {
     "learning-rates": Way(callbacks=lowering),
     "frozen-own-step": Way(is_frozen=True, has_own_step=True),
-    "ema": Way({"use_ema": True, "ema_momentum": 0.5}, feature="use_ema"),
     "swap-ema": Way(
         {"use_ema": True, "ema_momentum": 0.5},
         callbacks=lambda callbacks: [callbacks.SwapEMAWeights(swap_on_epoch=True)],
@@ -276,8 +269,6 @@ WAYS = {
     ),
     "steps-per-execution": Way(compiled={"steps_per_execution": 3}),
     "jit": Way(compiled={"jit_compile": True}, feature="compile(jit_compile=...)"),
-    "no-jit": Way(compiled={"jit_compile": False}, feature="compile(jit_compile=...)"),
-    "auto-jit": Way(compiled={"jit_compile": "auto"}, feature="jit_compile='auto'"),
 }
 #: One with much in it; the rest takes another minute.
 QUICK = {"frozen-own-step"}

@@ -13,6 +13,8 @@ from models import compiled
 
 from lossscale import DynamicLossScale
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 slow = pytest.mark.slow
 FACTORS = [0.25, 0.25, 0.5]
 every_mode = pytest.mark.parametrize("mode", ["eager", "graph", "xla"])

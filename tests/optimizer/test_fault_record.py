@@ -18,6 +18,8 @@ from lossscale.optimizer import record
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 INF, NAN = float("inf"), float("nan")
 
 

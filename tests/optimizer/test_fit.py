@@ -78,31 +78,6 @@ def test_an_infinity_in_a_batch_changes_nothing(family, rng, how):
     assert int(optimizer.iterations.numpy()) == 3
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"use_ema": True},
-        {"weight_decay": 0.1},
-        {"clipnorm": 1.0},
-        {"global_clipnorm": 1.0},
-    ],
-    ids=str,
-)
-@pytest.mark.every_combination
-def test_a_skipped_step_moves_no_ema_and_no_decay(family, rng, settings):
-    for name in settings.keys() & {"use_ema", "weight_decay"}:
-        skip_without(name, family)
-    x, y = data(rng, 16)
-    inner = family.optimizers.Adam(0.05, **settings)
-    model = regression(family, LossScaleOptimizer(inner))
-    model.train_on_batch(x, y)
-    before = training_state(model)
-    model.train_on_batch(with_infinity(x), y)
-    assert_same(training_state(model), before)
-    model.train_on_batch(x, y)
-    assert differ(training_state(model), before)
-
-
 @pytest.mark.peer_defect(3)
 def test_after_any_number_of_bad_steps_a_clean_batch_trains(family, rng):
     x, y = data(rng, 16)

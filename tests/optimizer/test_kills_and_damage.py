@@ -126,6 +126,7 @@ def soak(family, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.compiled_once
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_a_very_long_run(family, mode):
     steps, optimizer = soak(family, mode)

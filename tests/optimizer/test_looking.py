@@ -22,6 +22,8 @@ from lossscale import (
     LossScaleOptimizer,
 )
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 MODES = ["eager", "graph", "xla"]
 LOOPS = ["keras2", "keras3", "untouched", "in-a-loop"]
 

@@ -22,6 +22,8 @@ from lossscale import (
     LossScaleWarning,
 )
 
+pytestmark = pytest.mark.compiled_once
+
 MODES = ["eager", "graph", "xla"]
 LOOPS = ["keras2", "keras3"]
 

@@ -11,6 +11,8 @@ from models import compiled, variable_of
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import callbacks
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 INF = float("inf")
 MODES = ["eager", "graph", "xla"]
 
@@ -87,6 +89,26 @@ def test_an_overflow_counts_once(trained, mode):
         assert trained.subtracted() == 0.0
         step(tf.constant(0.5))
     assert trained.subtracted() == 1.0
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("then", [list, changes_nothing], ids=["known", "unknown"])
+def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):
+    """A norm is logged now and then: the steps between unscale nothing."""
+
+    def unscaled(factor):
+        trained.apply(clip(trained.unscaled(factor)))
+
+    def scaled(factor):
+        trained.apply(then(trained.scaled(factor)))
+
+    unscaled, scaled = compiled(unscaled, mode), compiled(scaled, mode)
+    with warned(0):
+        unscaled(tf.constant(INF))
+        for times in (1, 2):
+            scaled(tf.constant(0.5))
+            assert trained.subtracted() == times * 0.5
+    assert trained.state() == (S / 2, 2, 1)
 
 
 def test_a_function_that_nobody_heard_is_no_number(trained):

@@ -14,6 +14,8 @@ from models import compiled, variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 MODES = ["eager", "graph", "xla"]
 #: Finite on the first optimizer and on the second, step by step.
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]

@@ -12,6 +12,8 @@ import lossscale
 from lossscale.gradients.packing import SMALL
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 
 def test_under_xla_no_cond_runs_both_its_sides(family):
     variable = variable_of(family, np.ones([SMALL + 1], np.float32))
@@ -52,24 +54,22 @@ def _draws(function):
     return any(node.op == "RandomUniform" for node in function.node_def)
 
 
+#: Loss scale, value of a scaled gradient, and whether it is applied.
+STEPS = [
+    (1.0, 3e38, True),  # their sum is infinite
+    (0.25, 3e37, True),
+    (0.25, 1e38, False),  # finite, and so is the sum, until they are divided
+    (2.0**127, 2.0**127, True),
+    (2.0, np.inf, False),
+    (2.0, np.nan, False),
+]
+
+
 @pytest.mark.parametrize("size", [2, SMALL + 1], ids=["small", "large"])
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize(
-    ("scale", "value", "applies"),
-    [
-        (1.0, 3e38, True),  # their sum is infinite
-        (0.25, 3e37, True),
-        (0.25, 1e38, False),  # finite, and so is the sum, until they are divided
-        (2.0**127, 2.0**127, True),
-        (2.0, np.inf, False),
-        (2.0, np.nan, False),
-    ],
-)
-def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(
-    family, size, mode, scale, value, applies
-):
+def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(family, size, mode):
     variable = variable_of(family, tf.zeros([size]))
-    loss_scale = lossscale.DynamicLossScale(scale, min_loss_scale=2.0**-10)
+    loss_scale = lossscale.DynamicLossScale(1.0, min_loss_scale=2.0**-10)
     inner = family.optimizers.SGD(1.0)
     optimizer = lossscale.LossScaleOptimizer(inner, loss_scale)
     optimizer.build([variable])
@@ -85,9 +85,14 @@ def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(
     if mode != "eager":
         options = COMPILED_BY_XLA if mode == "xla" else {}
         step = tf.function(step, autograph=False, **options)
-    grad = np.zeros([size], np.float32)
-    grad[-2:] = value
-    step(tf.constant(grad))
-    expected = -np.float32(value) / np.float32(scale) if applies else 0.0
-    assert float(tf.convert_to_tensor(variable)[-1]) == expected
-    assert int(loss_scale.skipped_steps.numpy()) == (not applies)
+    skipped = 0
+    for scale, value, applies in STEPS:
+        loss_scale.current_loss_scale.assign(scale)
+        variable.assign(tf.zeros([size]))
+        grad = np.zeros([size], np.float32)
+        grad[-2:] = value
+        step(tf.constant(grad))
+        expected = -np.float32(value) / np.float32(scale) if applies else 0.0
+        assert float(tf.convert_to_tensor(variable)[-1]) == expected
+        skipped += not applies
+        assert int(loss_scale.skipped_steps.numpy()) == skipped

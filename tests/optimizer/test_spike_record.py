@@ -23,6 +23,8 @@ from lossscale import (
     SpikeGuard,
 )
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 MODES = ["eager", "graph", "xla"]
 
 

@@ -15,6 +15,8 @@ from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.optimizer import base
 from lossscale.optimizer.step import Step
 
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
 
 @pytest.fixture
 def steps(monkeypatch):

@@ -6,15 +6,12 @@ variable stays equal to the last bit, and to what one replica computes unwrapped
 The strategy with replicas is MirroredStrategy on two of them. `test_other_strategies`
 runs this file once more with others, each in a process of its own.
 
-Put the flag of one replica in the place of the agreed one and these tests fail, which
-`test_the_flag_of_one_replica_fails_these_tests` does in a copy.
+Put the flag of one replica in the place of the agreed one and these tests fail.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +20,7 @@ import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from impossible import why_not
 from installed import DEVICES, ROOT, STRATEGY
@@ -32,7 +29,6 @@ from models import assert_same, variable_of
 from reference import reference
 from strategies import RUN, SHORT_RUN, applied, rule
 
-import lossscale
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
@@ -214,8 +210,15 @@ def random_run(number, steps, share):
     return np.where(rng.random(shape) < share, special, np.float32(0))
 
 
-def check_random_run(trainings, mirrored, family, specials):
+@settings(
+    max_examples=4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(number=st.integers(0, 2**32 - 1), share=st.sampled_from([0.01, 0.1, 0.6]))
+def test_a_random_run(trainings, mirrored, family, number, share):
     skip_impossible(ON_REPLICAS, family, "loop")
+    specials = random_run(number, 50, share)
     training = trainings.get(family.name)
     if training is None:
         training = trainings[family.name] = Training(mirrored, family)
@@ -230,103 +233,26 @@ def check_random_run(trainings, mirrored, family, specials):
     np.testing.assert_array_equal(strategies.agreed(mirrored, own[-1]), expected)
 
 
-NUMBERS = st.integers(0, 2**32 - 1)
-SHARES = st.sampled_from([0.01, 0.1, 0.6])
-LENIENT = {
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.function_scoped_fixture],
-}
-
-
-@settings(max_examples=4, **LENIENT)
-@given(number=NUMBERS, share=SHARES)
-def test_a_random_run(trainings, mirrored, family, number, share):
-    specials = random_run(number, 50, share)
-    check_random_run(trainings, mirrored, family, specials)
-
-
-@pytest.mark.slow
-@seed(4)
-@settings(max_examples=6, **LENIENT)
-@given(number=NUMBERS, share=SHARES)
-def test_a_random_run_of_500_steps(trainings, mirrored, family, number, share):
-    specials = random_run(number, 500, share)
-    check_random_run(trainings, mirrored, family, specials)
-
-
 # This file once more, in processes of its own
-
-
-def run_tests(on, *arguments, **environment):
-    """Runs tests of this folder on another strategy, and returns the process."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "slow or not slow"]
-    return subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--color=no", *arguments],
-        cwd=environment.pop("cwd", ROOT),
-        env={**os.environ, "LOSSSCALE_TESTS_ON": on, **environment},
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["mirrored:4", "central:2"])
 def test_other_strategies(on):
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "slow or not slow"]
+    command += ["-p", "no:cacheprovider", "--color=no", str(HERE)]
     chosen = f"{on.split(':')[0]} or random or sum or update or two_replicas"
-    answer = run_tests(
-        on,
-        str(HERE),
-        str(HERE.parent / "test_sharing.py"),
-        *("-k", f"({chosen}) and not (other or flag_of_one or one-device or 500)"),
+    answer = subprocess.run(
+        [
+            *(*command, str(HERE.parent / "test_sharing.py")),
+            *("-k", f"({chosen}) and not (other or one-device)"),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "LOSSSCALE_TESTS_ON": on},
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
     )
     assert answer.returncode == 0, answer.stdout[-3000:]
     assert " passed" in answer.stdout
-
-
-#: Each takes one replica's own word for the word of all, and fails these tests.
-MUTATIONS = {
-    "first-replica": (
-        "extended.reduce_to(",
-        "(lambda _, own, __: own)(",
-        {
-            "test_fit": "mirrored and graph",
-            "test_strategy_run": "mirrored and scope",
-            "test_update": "mirrored and graph-cross",
-            "test_a_random_run": "not 500 and keras3",
-            "test_an_overflow_of_the_sum_moves_nothing": "keras3",
-        },
-    ),
-    "this-replica": (
-        "context.all_reduce(",
-        "(lambda _, own: own)(",
-        {"test_update": "mirrored and graph-replica"},
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_flag_of_one_replica_fails_these_tests(tmp_path, mutation):
-    right, wrong, tests = MUTATIONS[mutation]
-    package = tmp_path / "lossscale"
-    shutil.copytree(Path(lossscale.__file__).parent, package)
-    shutil.copytree(ROOT / "tests", tmp_path / "tests")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    file = package / "runtime" / "replicas.py"
-    source = file.read_text()
-    assert source.count(right) == 1
-    file.write_text(source.replace(right, wrong))
-    chosen = " or ".join(f"({name} and {which})" for name, which in tests.items())
-    answer = run_tests(
-        "mirrored:2",
-        "tests/optimizer/test_strategies.py",
-        *("-k", f"not flag_of_one and ({chosen})"),
-        cwd=tmp_path,
-        PYTHONPATH=str(tmp_path),
-    )
-    assert answer.returncode == 1, answer.stdout[-3000:]
-    assert "passed" not in answer.stdout.splitlines()[-1]
-    failed = re.findall(r"^FAILED \S+::(\w+)\[", answer.stdout, re.M)
-    assert set(failed) == set(tests)

@@ -90,20 +90,19 @@ def is_there(feature, family):
 def every_setting():
     """Returns a parameter for each optimizer and a setting in a graph: they are slow.
 
-    The settings take turns: of Keras 3 three of each optimizer. Quick ones, on all
-    versions but the newest, have one setting of every fifth, in eager mode.
+    The settings take turns, so that each optimizer has one. Quick ones, on all versions
+    but the newest, have one setting of every fifth, in eager mode.
     """
     found = []
     for turn, parameter in enumerate(every_optimizer()):
         family, name = parameter.values
         settings = settings_of(family, name)
-        in_turn = [*settings[turn % len(settings) :], *settings]
-        count = 3 if family.name == "keras3" else 1
-        chosen = settings if EXPLORED else in_turn[: min(count, len(settings))]
+        in_turn = settings[turn % len(settings)]
+        chosen = settings if EXPLORED else [in_turn]
         ways = [(setting, "graph", [pytest.mark.slow]) for setting in chosen]
         if EXPLORED or turn % 5 == 0:
             is_slow = turn % 5 or TENSORFLOW >= (2, 21)  # where slow ones try all
-            ways.append((in_turn[0], "eager", [pytest.mark.slow] if is_slow else []))
+            ways.append((in_turn, "eager", [pytest.mark.slow] if is_slow else []))
         found.extend(
             pytest.param(
                 *(family, name, setting, mode),

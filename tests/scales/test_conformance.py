@@ -108,12 +108,12 @@ def test_a_checkpoint_restores_before_the_object_exists(make, tmp_path):
 
 
 def test_every_mode_gives_what_eager_gives(make, mirrored):
+    expected = drive(make, finite(RUN), "eager")
     for mode in MODES[1:]:
-        run = finite("TTF" if mode in EAGER_REPLICAS else RUN)
+        run = finite(RUN[:3] if mode in EAGER_REPLICAS else RUN)
         scales, applied = drive(make, run, mode, mirrored)
-        expected = drive(make, run, "eager")
-        assert scales == same(make(), expected[0]), mode
-        assert applied == expected[1], mode
+        assert scales == same(make(), expected[0][: len(run)]), mode
+        assert applied == expected[1][: len(run)], mode
 
 
 def test_adjust_is_update_with_the_flag_known(make):

@@ -168,8 +168,8 @@ def test_every_mode_gives_what_the_reference_gives(mode, mirrored):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["graph", "xla", "replica-graph"])
-def test_thirty_six_random_schedules(mode, mirrored):
-    for seed in range(100, 136):
+def test_twelve_random_schedules(mode, mirrored):
+    for seed in range(100, 112):
         follow(mode, seed, mirrored, steps=24)
 
 

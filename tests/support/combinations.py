@@ -19,17 +19,17 @@ def left_over(items):
     return found
 
 
-def beyond_threes(items):
-    """Returns slow tests without which any three values still are in one test.
+def beyond_pairs(items):
+    """Returns slow tests without which any two values still are in one test.
 
-    Only of tests with four parameters or more there are such. One that is skipped would
-    be taken for one that has them: `some_impossible` keeps all of its function.
+    Only of tests with three parameters or more there are such. One that is skipped
+    would be taken for one that has them: `some_impossible` keeps all of its function.
     """
     found = []
     for group in _functions(items, {"every_combination", "some_impossible"}):
-        threes = [(item, _subsets(values, 3)) for item, values in group]
-        quick = [values for item, values in threes if not _marks(item) & {"slow"}]
-        slow = [each for each in threes if "slow" in _marks(each[0])]
+        pairs = [(item, _pairs(values)) for item, values in group]
+        quick = [values for item, values in pairs if not _marks(item) & {"slow"}]
+        slow = [each for each in pairs if "slow" in _marks(each[0])]
         wanted = set().union(*(values for _, values in slow)).difference(*quick)
         needed = _needed(slow, wanted)
         found.extend(item for item, values in slow if values and item not in needed)
@@ -60,9 +60,9 @@ def _needed(group, wanted):
     return needed
 
 
-def _subsets(values, size):
-    """Returns all sets of so many values; of fewer, the one of all."""
-    return set(map(frozenset, itertools.combinations(values, min(size, len(values)))))
+def _pairs(values):
+    """Returns all sets of two values; of fewer, the one of all."""
+    return set(map(frozenset, itertools.combinations(values, min(2, len(values)))))
 
 
 def _values(item):

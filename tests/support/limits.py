@@ -176,10 +176,6 @@ LIMITS = {
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),
         "the blocks of the README and docs/ are written for `import keras` of today",
     ),
-    "jit_compile='auto'": (
-        lambda family: family.name != "keras3",
-        "only Keras 3 decides by itself whether to compile with XLA",
-    ),
     "its own layers from a config": (
         lambda family: not _is_own(family.keras, family.keras.layers.Dense(1)),
         "of two Keras 2 in one process one makes the other's layers, bare too",

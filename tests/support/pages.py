@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -22,13 +21,6 @@ MIGRATIONS = {name: path for name, path in PAGES.items() if "coming-from/" in na
 def blocks(path):
     """Returns the Python blocks of a page."""
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
-
-
-def notebook(path):
-    """Returns the code of a notebook, as one program."""
-    cells = json.loads(path.read_text())["cells"]
-    found = ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
-    return "\n".join(found)
 
 
 def links(path):
