@@ -171,10 +171,6 @@ class Observer:
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
 
-    def is_shared(self) -> bool:
-        """Tells whether several optimizers of Keras share the loss scale."""
-        return sum(each.is_keras for each in self.optimizers) > 1
-
     @do_not_convert
     def note_read(self, tensor: Scalar) -> None:
         """A program read S as a tensor."""
@@ -281,6 +277,12 @@ class Pending:
     def state(self) -> Optional[StepState]:
         """The state of the step. None: there is none in a session's graph."""
         return None if mode.current().runs_parts else self._state
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this optimizer of Keras shares its loss scale with others."""
+        is_keras = [each.is_keras for each in self.observer.optimizers]
+        return self.is_keras and sum(is_keras) > 1
 
     def kept(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""

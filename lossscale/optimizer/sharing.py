@@ -29,7 +29,7 @@ from lossscale.runtime.graphs import (
     is_other_branch,
     visible_graphs,
 )
-from lossscale.scales.base import LossScale, adjust_by_check
+from lossscale.scales.base import LossScale, adjust_known
 
 _steps: Any = weakref.WeakKeyDictionary()  # LossScale -> the last _SharedStep
 
@@ -103,9 +103,9 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     None in eager mode, and whether this optimizer applies the step.
     """
     loss_scale = member.loss_scale
-    if not (member.is_keras and member.observer.is_shared()):
-        return adjust_by_check(loss_scale, check)
     is_finite = check.exact()
+    if not member.is_shared:
+        return adjust_known(loss_scale, is_finite, check.largest)
     step: Optional[_SharedStep] = _steps.get(loss_scale)
     if step is None or not step.goes_on(member, loss_scale):
         step = _steps[loss_scale] = _SharedStep(loss_scale)

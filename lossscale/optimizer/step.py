@@ -19,7 +19,7 @@ from lossscale.optimizer.sharing import adjust_together
 from lossscale.runtime import callbacks, mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor, Variable
 from lossscale.runtime.control import group_ops, run_either
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, adjust_and_run, decides_by_flag
 from lossscale.scales.spike_guard import SpikeGuard
 
 
@@ -31,7 +31,7 @@ class Step:
       bundle = unscale(bundle)                # one replica: later, where it applies
       bundle, contribution = check(bundle)    # on each replica
       agreed = reduce(contributions)          # from here on for all replicas at once
-      should_apply = adjust(agreed)
+      should_apply = adjust(agreed)           # in a graph: within the branches below
       if should_apply: apply(bundle)   else: skip(bundle)
     ```
 
@@ -87,17 +87,18 @@ class Step:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
         with callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
-            update_op, should_apply = self.adjust(agreed, bundle)
 
             def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
                 return apply(local.unscaled())
 
-            done = run_either(
-                should_apply,
+            branches = (
                 lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
                 lambda: self.skip(bundle, agreed),
             )
-            return group_ops([done, update_op])
+            if decides_by_flag(self._loss_scale) and not self._pending.is_shared:
+                return group_ops(adjust_and_run(self._loss_scale, agreed, *branches))
+            update_op, should_apply = self.adjust(agreed, bundle)
+            return group_ops([run_either(should_apply, *branches), update_op])
 
     def _decide_eagerly(
         self, contributions: Tensor, bundle: Bundle

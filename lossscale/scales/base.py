@@ -17,7 +17,7 @@ from lossscale.gradients.check import Check, all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Results, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import either, group_ops, run_either, with_dependencies
+from lossscale.runtime.control import group_ops, run_either
 from lossscale.runtime.warning import warn
 from lossscale.scales.number import ReadsAsNumber
 
@@ -491,25 +491,33 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     return tf.where(is_number, tf.maximum(current, floor), initial)
 
 
-def adjust_by_check(loss_scale: LossScale, check: Check) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to the agreed check of a step, as `LossScale.adjust`.
+def decides_by_flag(loss_scale: LossScale) -> bool:
+    """Tells whether a step is applied exactly if its gradients were finite."""
+    kind, names = type(loss_scale), ("update", "adjust", "_decide")
+    return all(getattr(kind, name) is getattr(LossScale, name) for name in names)
 
-    A good step, which the quick check proves, is adjusted to in one branch of a graph,
-    and a bad one in the branch of the exact check.
+
+def adjust_and_run(
+    loss_scale: LossScale,
+    check: Check,
+    apply: Callable[[], Results],
+    skip: Callable[[], Results],
+) -> Results:
+    """In a graph, adjusts a loss scale that `decides_by_flag`, and applies or skips.
+
+    Each branch knows the flag, and so holds one side of the rule only. `skip` runs
+    after the adjustment.
     """
 
-    def in_branch(flag: Flag) -> Flag:
-        update_op, should_apply = adjust_known(loss_scale, flag, check.largest)
-        return with_dependencies([update_op], should_apply)
+    def adjusted(flag: bool) -> Op:
+        return adjust_known(loss_scale, tf.constant(flag), check.largest)[0]
 
-    if check.exact_check is None:
-        return adjust_known(loss_scale, check.quick, check.largest)
-    should_apply = either(
-        check.quick,
-        lambda: in_branch(tf.constant(True)),
-        lambda: in_branch(check.exact_in_branch()),
-    )
-    return group_ops([should_apply]), should_apply
+    def adjust_and_skip() -> Results:
+        update_op = adjusted(False)
+        with tf.control_dependencies([update_op]):
+            return [update_op, skip()]
+
+    return run_either(check.exact(), lambda: [adjusted(True), apply()], adjust_and_skip)
 
 
 def adjust_known(
