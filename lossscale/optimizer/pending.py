@@ -164,8 +164,7 @@ class Observer:
         self.kinds = Kinds(variable)
         self._of_eager_mode: Dict[object, _Place] = {}
         #: Whether a loss was scaled since gradients were unscaled; how often S was read
-        #: since then as a tensor, and as a number; how many such tensors are no sign of
-        #: a division by hand.
+        #: since, as a tensor and as a number; how many such tensors divide nothing.
         self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, 1.0
 
     def __deepcopy__(self, memo: object) -> None:
@@ -281,8 +280,7 @@ class Pending:
     @property
     def is_shared(self) -> bool:
         """Whether this optimizer of Keras shares its loss scale with others."""
-        is_keras = [each.is_keras for each in self.observer.optimizers]
-        return self.is_keras and sum(is_keras) > 1
+        return self.is_keras and sum(p.is_keras for p in self.observer.optimizers) > 1
 
     def kept(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""

@@ -491,10 +491,10 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     return tf.where(is_number, tf.maximum(current, floor), initial)
 
 
-def decides_by_flag(loss_scale: LossScale) -> bool:
-    """Tells whether a step is applied exactly if its gradients were finite."""
-    kind, names = type(loss_scale), ("update", "adjust", "_decide")
-    return all(getattr(kind, name) is getattr(LossScale, name) for name in names)
+def adjusts_by_itself(loss_scale: LossScale) -> bool:
+    """Tells whether no subclass overrides how it is adjusted, but for the rule."""
+    kind = type(loss_scale)
+    return kind.update is LossScale.update and kind.adjust is LossScale.adjust
 
 
 def adjust_and_run(
@@ -503,21 +503,26 @@ def adjust_and_run(
     apply: Callable[[], Results],
     skip: Callable[[], Results],
 ) -> Results:
-    """In a graph, adjusts a loss scale that `decides_by_flag`, and applies or skips.
+    """In a graph, adjusts a loss scale that `adjusts_by_itself`, and applies or skips.
 
-    Each branch knows the flag, and so holds one side of the rule only. `skip` runs
-    after the adjustment.
+    Each branch adjusts it. Where the flag is known there, it holds one side of the rule
+    only. `skip` runs after the adjustment.
     """
+    is_finite, largest = check.exact(), check.largest
+    if largest is not None:
+        largest = tf.where(is_finite, largest, float("inf"))
+    should_apply, *decided = loss_scale._decide(is_finite, largest)
 
-    def adjusted(flag: bool) -> Op:
-        return adjust_known(loss_scale, tf.constant(flag), check.largest)[0]
+    def adjust_and_apply() -> Results:
+        return [loss_scale._adjust_once(tf.constant(True), largest, decided), apply()]
 
     def adjust_and_skip() -> Results:
-        update_op = adjusted(False)
+        flag = is_finite if loss_scale.skips_spikes else tf.constant(False)
+        update_op = loss_scale._adjust_once(flag, largest, decided)
         with tf.control_dependencies([update_op]):
             return [update_op, skip()]
 
-    return run_either(check.exact(), lambda: [adjusted(True), apply()], adjust_and_skip)
+    return run_either(should_apply, adjust_and_apply, adjust_and_skip)
 
 
 def adjust_known(
