@@ -244,7 +244,6 @@ class Way(NamedTuple):
 
     Attributes:
       inner: Arguments of the inner optimizer.
-      compiled: Arguments of `compile`.
       is_frozen: Whether the first layer is.
       has_own_step: Whether the model has a `train_step` of its own.
       callbacks: Returns `fit`'s callbacks, of a module of them.
@@ -252,7 +251,6 @@ class Way(NamedTuple):
     """
 
     inner: Dict[str, Any] = {}  # noqa: RUF012 - a tuple's default, never changed
-    compiled: Dict[str, Any] = {}  # noqa: RUF012
     is_frozen: bool = False
     has_own_step: bool = False
     callbacks: Callable[[Any], List[Any]] = lambda _: []
@@ -267,8 +265,6 @@ WAYS = {
         callbacks=lambda callbacks: [callbacks.SwapEMAWeights(swap_on_epoch=True)],
         feature="SwapEMAWeights",
     ),
-    "steps-per-execution": Way(compiled={"steps_per_execution": 3}),
-    "jit": Way(compiled={"jit_compile": True}, feature="compile(jit_compile=...)"),
 }
 #: One with much in it; the rest takes another minute.
 QUICK = {"frozen-own-step"}
@@ -280,7 +276,7 @@ def fitted(family, way, x, y, wrap):
     if wrap:
         optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(2.0**12, 5))
     model_class = with_own_step(family) if way.has_own_step else None
-    model = regression(family, optimizer, model_class=model_class, **way.compiled)
+    model = regression(family, optimizer, model_class=model_class)
     model.layers[0].trainable = not way.is_frozen
     history = model.fit(
         x,

@@ -20,13 +20,13 @@ from strategies import copies
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
-MODES = ["eager", "graph", "xla"]
-COMPILED = ["graph", "xla"]
+#: XLA takes half of the time of all. test_pending.py and test_loops.py are quick.
+XLA = pytest.param("xla", marks=pytest.mark.slow)
 NAN, INF = float("nan"), float("inf")
 
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-every_mode = pytest.mark.parametrize("mode", MODES)
-in_a_graph = pytest.mark.parametrize("mode", COMPILED)
+every_mode = pytest.mark.parametrize("mode", ["eager", "graph", XLA])
+in_a_graph = pytest.mark.parametrize("mode", ["graph", XLA])
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_unscaled_only_to_log_a_norm(trained, then, together, mode):
     assert trained.state() == (S / 2, 1, 1)
 
 
-@pytest.mark.parametrize("mode", COMPILED)
+@in_a_graph
 def test_a_norm_is_logged_eagerly_and_the_step_is_a_graph(trained, mode):
     step = compiled(lambda factor: trained.apply(trained.scaled(factor)), mode)
     with warned(0):
@@ -446,15 +446,22 @@ def test_unscaled_in_a_branch_and_applied_in_another(trained, change, mode):
 UNSCALED, APPLIED, AS_IT_CAME = "unscale a", "apply a", "apply b"
 
 
+#: Eagerly what came, applied before the unscaled list, may be that one, changed.
+ORDERS = {
+    (UNSCALED, APPLIED, AS_IT_CAME): ["eager", "graph", "xla"],
+    (AS_IT_CAME, UNSCALED, APPLIED): ["eager", "graph", "xla"],
+    (UNSCALED, AS_IT_CAME, APPLIED): ["graph", "xla"],
+}
+
+
 @pytest.mark.parametrize("change", [as_it_is, by_norm], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 9)], ids=["alike", "unlike"])
 @pytest.mark.parametrize(
     ("order", "mode"),
     [
-        *(((UNSCALED, APPLIED, AS_IT_CAME), mode) for mode in MODES),
-        *(((AS_IT_CAME, UNSCALED, APPLIED), mode) for mode in MODES),
-        # Eagerly what came may be the first list, changed.
-        *(((UNSCALED, AS_IT_CAME, APPLIED), mode) for mode in COMPILED),
+        pytest.param(order, mode, marks=XLA.marks if mode == "xla" else [])
+        for order, modes in ORDERS.items()
+        for mode in modes
     ],
 )
 def test_one_list_is_unscaled_and_the_other_is_not(family, change, sizes, order, mode):

@@ -262,7 +262,7 @@ def test_programs_of_others_train(family, rng):
     ]
     weights = []
     for optimizer in made:
-        model = regression(family, optimizer)
+        model = regression(family, optimizer, run_eagerly=True)
         model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
         with tf.GradientTape() as tape:
             loss = optimizer.get_scaled_loss(tf.reduce_mean((model(x) - y) ** 2))

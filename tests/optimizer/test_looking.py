@@ -92,20 +92,16 @@ def test_one_list_unscaled_and_one_as_it_came(family, mode):
         assert float(loss_scale.last_largest) == max(first, second)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_fit(family, rng, jit_compile):
-    if jit_compile:
-        skip_without("compile(jit_compile=...)", family)
+def test_fit(family, rng):
     x, y = data(rng)
     models = []
-    compiled_by = {"jit_compile": True} if jit_compile else {}
     for loss_scale in (
         HeadroomLossScale(half_life=1e4),
         LogNormalLossScale(),
         FixedLossScale(1),
     ):
         optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), loss_scale)
-        model = regression(family, optimizer, **compiled_by)
+        model = regression(family, optimizer)
         model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
         models.append(model)
     headroom, log_normal, fixed = models

@@ -91,6 +91,22 @@ def test_an_overflow_counts_once(trained, mode):
     assert trained.subtracted() == 1.0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mode):
+    scale = trained.optimizer.loss_scale.current_loss_scale
+
+    def step():
+        first = trained.scaled(0.5)
+        scale.assign(S / 4)
+        last = trained.scaled(0.5)
+        trained.apply(first)
+        trained.apply(last)
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 1.0
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("then", [list, changes_nothing], ids=["known", "unknown"])
 def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):

@@ -156,15 +156,9 @@ class TestOverflowOfTheSum:
 
 @pytest.mark.peer_defect(23)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "argument",
-    [
-        {"skip_gradients_aggregation": True},
-        {"experimental_aggregate_gradients": False},
-    ],
-    ids=str,
-)
-def test_the_flag_is_agreed_whoever_aggregates(family, mirrored, setup, mode, argument):
+def test_the_flag_is_agreed_whoever_aggregates(family, mirrored, setup, mode):
+    """As new optimizers of Keras 2 are told; legacy ones are in test_strategies.py."""
+    argument = {"skip_gradients_aggregation": True}
     skip_without(*argument, family)
     optimizer, variable = setup()
     step = make_step(mirrored, optimizer, variable, "keras2", mode, **argument)

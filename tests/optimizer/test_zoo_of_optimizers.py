@@ -100,9 +100,9 @@ def every_setting():
         in_turn = settings[turn % len(settings)]
         chosen = settings if EXPLORED else [in_turn]
         ways = [(setting, "graph", [pytest.mark.slow]) for setting in chosen]
-        if EXPLORED or turn % 5 == 0:
-            is_slow = turn % 5 or TENSORFLOW >= (2, 21)  # where slow ones try all
-            ways.append((in_turn, "eager", [pytest.mark.slow] if is_slow else []))
+        is_quick = turn % 5 == 0 and TENSORFLOW < (2, 21)  # which has the slow ones
+        if EXPLORED or is_quick:
+            ways.append((in_turn, "eager", [] if is_quick else [pytest.mark.slow]))
         found.extend(
             pytest.param(
                 *(family, name, setting, mode),
