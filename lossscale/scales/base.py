@@ -508,9 +508,8 @@ def adjust_and_run(
     Each branch adjusts it. Where the flag is known there, it holds one side of the rule
     only. `skip` runs after the adjustment.
     """
-    is_finite, largest = check.exact(), check.largest
-    if largest is not None:
-        largest = tf.where(is_finite, largest, float("inf"))
+    is_finite = check.exact()
+    largest = _kept(loss_scale, is_finite, check.largest)
     should_apply, *decided = loss_scale._decide(is_finite, largest)
 
     def adjust_and_apply() -> Results:
@@ -533,10 +532,16 @@ def adjust_known(
         # A subclass's `adjust` may take the flag alone.
         known = [] if largest is None else [largest]
         return tuple(loss_scale.adjust(is_finite, *known))
+    return loss_scale._adjust_checked(is_finite, _kept(loss_scale, is_finite, largest))
+
+
+def _kept(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+) -> Optional[Scalar]:
+    """Returns the magnitude of a step as it is kept, None if it is not."""
     if loss_scale.last_largest is None or largest is None:
-        return loss_scale._adjust_checked(is_finite, None)
-    largest = tf.where(is_finite, largest, float("inf"))
-    return loss_scale._adjust_checked(is_finite, largest)
+        return None
+    return tf.where(is_finite, largest, float("inf"))
 
 
 def unguarded(loss_scale: LossScale) -> Any:
