@@ -301,7 +301,12 @@ def worst_of_each(packed: Grads, groups: List[List[int]]) -> Tensor:
       A `float32` tensor of shape `[gradients]`. No number is negative.
     """
     worst = [_worst_of_rows(grad, len(group)) for grad, group in zip(packed, groups)]
-    return in_order(tf.concat([clean(0), *worst], 0), groups)
+    return in_order(tf.concat(worst or [clean(0)], 0), groups)
+
+
+def worst_of_all(values: Grads) -> Tensor:
+    """Returns the worst number of all values, a `float32` tensor of shape `[1]`."""
+    return sum((_worst_of_rows(value, 1) for value in values), clean(1))
 
 
 def _worst_of_rows(grad: Grad, size: int) -> Tensor:

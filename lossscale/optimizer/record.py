@@ -14,8 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
 import tensorflow as tf
 
 from lossscale.gradients.arithmetic import largest_of_each
-from lossscale.gradients.check import Check, worst_of_each
-from lossscale.gradients.packing import groups_of_one
+from lossscale.gradients.check import Check, worst_of_all
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Op, PerGradient, Tensor, Variable
@@ -213,18 +212,18 @@ class Entry:
         size = len(self.variables) + 1
         worst = self._placed(worst, [*self.positions, size - 1], size)
         held = tf.convert_to_tensor(self.faults)
-        old, counts, old_stamp = tf.split(held, [size, 3, 1])
+        old, own, run, losses, old_stamp = tf.split(held, [size, 1, 1, 1, 1])
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         since = stamp - old_stamp
-        worst += tf.where(tf.equal(since, 0.0), old, 0.0)
+        worst += tf.where(tf.equal(stamp, old_stamp), old, 0.0)
+        _, of_loss = tf.split(worst, [size - 1, 1])
+        is_bad = tf.cast(tf.logical_not(tf.math.is_finite(of_loss)), tf.float32)
         # A good step in between writes nothing. So `own_steps` compares the stamp with
         # the loss scale's count. `since` is 0 or 1 if the run of skips goes on.
         goes_on = tf.cast(tf.equal(since * since, since), tf.float32)
-        is_bad = 1.0 - tf.cast(tf.math.is_finite(worst[-1:]), tf.float32)
         one = tf.ones([1])
-        counts *= tf.concat([one, goes_on, goes_on * is_bad], 0)
-        counts += tf.concat([one, one, is_bad], 0)
-        value = tf.concat([worst, counts, stamp], 0)
+        counts = [own + one, goes_on * run + one, (goes_on * losses + one) * is_bad]
+        value = tf.concat([worst, *counts, stamp], 0)
         return self.faults.assign(value, read_value=False)
 
     def write_spike(self, bundle: Bundle, agreed: Check, guard: SpikeGuard) -> Op:
@@ -248,10 +247,8 @@ class Entry:
 
 def _worst_with_loss(bundle: Bundle) -> PerGradient:
     """Returns the worst numbers of one replica's gradients, and then its loss's."""
-    losses = [*bundle.losses, None]  # a list that is never empty
-    of_losses = worst_of_each(losses, groups_of_one(len(losses)))
-    of_loss = tf.reshape(tf.reduce_sum(of_losses), [1])
-    return tf.concat([bundle.check.worst_of(bundle.count), of_loss], 0)
+    of_gradients = bundle.check.worst_of(bundle.count)
+    return tf.concat([of_gradients, worst_of_all(bundle.losses)], 0)
 
 
 def _largest_in_own_row(bundle: Bundle) -> Tensor:

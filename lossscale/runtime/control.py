@@ -29,15 +29,6 @@ def group_ops(results: Results) -> Op:
     return tf.group(*ops)
 
 
-def with_dependencies(results: Results, value: Tensor) -> Tensor:
-    """Returns `value` as a tensor, which is computed after all `results` have run."""
-    op = group_ops(results)
-    if op is None:
-        return value
-    with tf.control_dependencies([op]):
-        return tf.identity(value)
-
-
 def either(
     condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
 ) -> Results:
@@ -79,9 +70,12 @@ def run_either(
     known = _known(condition)
     if known is not None:
         return true_fn() if known else false_fn()
-    sides = [
-        lambda fn=fn: with_dependencies([fn()], True) for fn in (true_fn, false_fn)
-    ]
+
+    def after(function: Callable[[], Results]) -> Tensor:
+        with tf.control_dependencies([group_ops([function()])]):
+            return tf.constant(True)
+
+    sides = [lambda: after(true_fn), lambda: after(false_fn)]
     return tf.cond(condition, *sides) if is_small else either(condition, *sides)
 
 

@@ -513,10 +513,10 @@ def adjust_and_run(
     should_apply, *decided = loss_scale._decide(is_finite, largest)
 
     def adjust_and_apply() -> Results:
-        return [loss_scale._adjust_once(tf.constant(True), largest, decided), apply()]
+        return [loss_scale._adjust_once(True, largest, decided), apply()]
 
     def adjust_and_skip() -> Results:
-        flag = is_finite if loss_scale.skips_spikes else tf.constant(False)
+        flag = is_finite if loss_scale.skips_spikes else False
         update_op = loss_scale._adjust_once(flag, largest, decided)
         with tf.control_dependencies([update_op]):
             return [update_op, skip()]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Results, Scalar
-from lossscale.runtime.control import with_dependencies
+from lossscale.runtime.control import run_either
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale, adjust_known
 
@@ -195,13 +195,9 @@ class SpikeGuard(LossScale):
         gives_way: Flag = True,
     ) -> Results:
         is_spike = tf.logical_and(is_finite, tf.logical_not(gives_way))
-        went_on = tf.cond(
-            is_spike,
-            lambda: tf.constant(False),
-            lambda: with_dependencies(self._go_on(is_finite, largest), True),
-        )
+        go_on = lambda: self._go_on(is_finite, largest)  # noqa: E731
         return [
-            went_on,
+            run_either(is_spike, list, go_on, is_small=True),
             self.above_in_a_row.assign(above, read_value=False),
             self.spikes.assign_add(tf.cast(is_spike, tf.int64), read_value=False),
         ]
