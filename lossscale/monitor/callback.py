@@ -57,10 +57,11 @@ class LossScaleMonitor(_Callback):
 
     It adds `loss_scale` and `skipped_steps` (all since the loss scale was created) to
     the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. After `patience` skipped steps in a row one warning says why. It
-    comes again only after an applied step, or in another `fit`. Another one warns if a
-    step that overflowed has left inf or NaN in statistics such as BatchNormalization's.
-    When training ends, one line is printed for each optimizer.
+    `TensorBoard`. If it finds that the last `patience` steps or more were skipped, one
+    warning says why. That warning comes again only after an applied step, or in another
+    `fit`. Another warning says that a step that overflowed has left inf or NaN in
+    statistics such as BatchNormalization's. When training ends, one line is printed for
+    each optimizer.
 
     The loss scale counts every batch as a step, even under Keras 3's
     `gradient_accumulation_steps`, where `iterations` counts updates from several
@@ -69,7 +70,7 @@ class LossScaleMonitor(_Callback):
     A loss scale that starts too high falls until it fits. Until the first step is
     applied, `patience` counts only steps that did not lower the scale. No scale can
     help if the loss is NaN or infinite before it is scaled. The monitor warns of that
-    at the third such loss in a row.
+    if it finds that the last three losses were so.
 
     For a loss scale that looks at the gradients, as `HeadroomLossScale`, it also logs
     two figures of the last good step that it read. `largest_gradient` is the largest

@@ -94,13 +94,14 @@ class LossScaleOptimizer:
     The wrapper applies a step only if the gradients were finite on every replica before
     you changed them, and are finite after the replicas' gradients were added up.
     Otherwise nothing changes on any replica, not even `iterations`; only the loss
-    scale's own state moves.
+    scale's own state moves. `FixedLossScale(S)` checks nothing: all steps are applied.
 
     One sentence says when gradients are divided: `scale_loss` makes a division pending,
-    `get_unscaled_gradients` does it, and `apply_gradients` does it if it is still
-    pending. Unscale all gradients of a loss, or none, and let one of these functions
-    divide them. A division by hand is seen only outside of functions, branches and
-    loops of a graph (`tf.while_loop`), and if it does not go through a variable.
+    `get_unscaled_gradients` divides, and `apply_gradients` divides if the division is
+    still pending. Unscale all gradients of a loss, or none, and let one of these
+    functions divide them. A division by hand is seen in eager mode and within one
+    `tf.function`, but not in its branches and loops (`tf.while_loop`), and not through
+    a variable.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
@@ -267,7 +268,8 @@ class LossScaleOptimizer:
           A list of gradients. Each has the dtype of its scaled gradient.
 
         Raises:
-          ValueError: This function returned one of these gradients earlier.
+          ValueError: This function returned one of these gradients earlier, as far as
+            that can be seen: not through another `tf.function`.
         """
         return self._pending.unscale(list(grads))
 
@@ -283,9 +285,9 @@ class LossScaleOptimizer:
         reads the device, so call it on the host, between steps.
 
         Returns:
-          A list of `NonfiniteGradient`. The list is empty if no step was skipped, or if
-          nothing is known: the loss scale decides by itself, the graph is a
-          `tf.compat.v1` graph, or the overflow was clipped away.
+          A list of `NonfiniteGradient`. The list is empty if no step was skipped, if a
+          loss scale of your own skipped finite gradients, or if nothing is known: the
+          graph is a `tf.compat.v1` graph, or the overflow was clipped away.
         """
         return self._record.gradients()
 

@@ -1,7 +1,8 @@
 """Is a division pending? What divides each gradient, and did it overflow before?
 
-*`scale_loss` makes a division pending. `get_unscaled_gradients` does it.
-`apply_gradients` does it if it is still pending.* Two things know whether it is:
+*`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
+`apply_gradients` divides if the division is still pending.* Two things know whether it
+is:
 
 1. The kind of a gradient, where it is plain to see (`kinds`).
 2. The state of the step, two numbers of each optimizer on each replica, as the

@@ -150,8 +150,8 @@ def forward_ranges(
     float32. So it also finds overflows in sums that a layer does not return: in a
     variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
 
-    It tries its own advice: it runs the model again with these changes, and adds what
-    else is needed, until nothing overflows.
+    It tests the changes that it advises: it runs the model again with them, and adds
+    what else is needed, until nothing overflows.
 
     It runs your model itself, in eager mode, and leaves weights, moving statistics,
     policies and random streams as they were. (It creates missing weights.) It does not

@@ -39,16 +39,17 @@ or a division by zero, and add a small number to its argument or divisor.""",
 {layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
 them. Go back to a checkpoint, and lower the learning rate.""",
     "forward": """\
-{layer} ({layer_class}, {dtype}): {kind}{operation}, after {largest}; its inputs were \
-finite.""",
+{layer} ({layer_class}, {dtype}): {kind}{operation}, beside finite values up to \
+{largest}; its inputs were finite.""",
     "gradient": """\
-{layer} ({layer_class}, {dtype}): its gradient is {kind}, after {largest}; the \
-gradient that it received was finite, and so is the forward pass. No loss scale helps.\
+{layer} ({layer_class}, {dtype}): its gradient is {kind}, beside finite values up to \
+{largest}; the gradient that it received was finite, and so is the forward pass. No \
+loss scale helps.\
 """,
 }
 _CAST = """\
-{layer} ({layer_class}, {dtype}): its inputs are {kind}, after {largest}; they were \
-finite before they were cast to {dtype}."""
+{layer} ({layer_class}, {dtype}): its inputs are {kind}, beside finite values up to \
+{largest}; they were finite before they were cast to {dtype}."""
 _LOSS_GRADIENT = """\
 The loss is finite, but its gradient at the model's outputs is not, at any loss scale. \
 Look in the loss for an infinite derivative, as a square root has at zero, and add a \
@@ -79,8 +80,8 @@ class NonfiniteReport:
       variables: The names of weights that are not finite, if `where` is `"weights"`.
       is_hidden: Whether the loss is finite although the value is not, because a later
         layer has made a finite number of it. Such a loss is wrong.
-      to_write: What to do, if a layer is at fault. Of a forward pass, all that makes it
-        finite on this batch.
+      to_write: What to do, if a layer is at fault. For a forward pass: all changes that
+        make it finite on this batch.
     """
 
     where: Optional[str] = None
@@ -145,12 +146,13 @@ def find_nonfinite(
     * If gradients are not finite, it names the first layer, on the way back, that got a
       finite gradient and handed back one that is not.
 
-    If a layer overflows, it tries its own advice: it computes the step again with these
-    changes, and adds what else is needed, until all is finite.
+    If a layer overflows, this function tests the changes that it advises: it computes
+    the step again with them, and adds what else is needed, until all is finite.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
     as they were, the optimizer is not touched, and nothing is compiled. (Missing
-    weights are created.) A custom `train_step` is not run. It is as slow as eager mode.
+    weights are created.) A custom `train_step` is not run. The search is as slow as
+    eager mode.
 
     >>> import lossscale
     >>> import numpy as np
@@ -173,7 +175,8 @@ def find_nonfinite(
       batch_size: Rows of the batch if `x` holds arrays. None: 32, as in Keras's `fit`.
 
     Returns:
-      A `NonfiniteReport`: print it. As a condition, it is false if nothing is at fault.
+      A `NonfiniteReport`: print it. As a condition, it is false if nothing but the
+      loss scale is at fault.
 
     Raises:
       TypeError: `model` is no Keras model or does not return tensors, or an argument

@@ -46,7 +46,7 @@ class Listener(Protocol):
 class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
-    float16 holds nothing smaller than 2**-24, and most gradients of a network are
+    float16 holds no positive number below 2**-24, and many gradients of a network are
     smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
     dividing the gradients afterwards gives back what float32 would have computed. A
     scale that is too large makes gradients overflow, and that step is skipped.
@@ -64,7 +64,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     ```
 
     The interface is that of TensorFlow's `LossScale`. `adjust`, `scale`, `unscale` and
-    the counters are new, and every replica context is allowed.
+    the counters are new. It works in replica and in cross-replica context.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
@@ -253,7 +253,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             on all replicas: whether every gradient of the step was finite.
           largest: The greatest magnitude of the step's unscaled gradients, a number or
             a tensor with one element, equal on all replicas. On a bad step any value
-            will do. None if the loss scale does not need it.
+            will do. It is ignored if `last_largest` is None.
 
         Returns:
           `update_op` and `should_apply_gradients`, as `update` does. In a graph, a step
@@ -394,7 +394,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             are returned unchanged.
 
         Returns:
-          The same nest.
+          A nest of the same structure.
         """
         divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)

@@ -196,7 +196,7 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
 
     Raises:
       TypeError: `loss_scale` is no `DynamicLossScale`.
-      ValueError: The system is unknown, or cannot do what `loss_scale` does. That is
+      ValueError: The system is unknown, or cannot do what `loss_scale` does, such as
         hysteresis or a ceiling if the system has none, a growth other than doubling in
         Keras, or a search that is not over.
     """

@@ -60,8 +60,8 @@ class SpikeGuard(LossScale):
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
     learned. The guard compares the largest unscaled gradient of each step with those of
-    the last `window` applied steps. It compares logarithms, and skips the step if
-    that of its gradient is more than `threshold` standard deviations above the mean.
+    the last `window` applied steps. It compares logarithms: it skips a step whose
+    logarithm is more than `threshold` standard deviations above their mean.
     The guard's value is the value of the loss scale that it holds. For a bfloat16 or
     float32 run, let it hold a scale of 1: `SpikeGuard(FixedLossScale(1))`, or just
     `SpikeGuard(1)`.
@@ -94,12 +94,14 @@ class SpikeGuard(LossScale):
 
     `largest`, `recent` and `limit` are float32, and so is the strict comparison. The
     arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
-    magnitude that float32 cannot hold counts as M. None is above a limit of M, so the
-    guard skips none of the first `window` steps.
+    magnitude that float32 cannot hold counts as M. No magnitude is above a limit of M,
+    so the guard skips none of the first `window` steps.
 
     A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
     good step, and a run of good steps goes on after it. A spike changes only `spikes`,
-    `above_in_a_row` and `last_largest`. `skipped_steps` counts only overflows.
+    `above_in_a_row` and `last_largest`, and, as every finite step,
+    `consecutive_skipped_steps` and `last_step_finite`. `skipped_steps` counts only
+    overflows.
 
     After `max_in_a_row` skipped steps in a row the guard gives way: it applies all
     steps, and adds them to `recent`, until one is not above the limit. So it learns a
