@@ -77,6 +77,7 @@ def measure(options):
     (inner,), (mode,) = options.inner, options.modes
     shared = networks.make(model, dtype)
     names = [name for family in options.families for name in names_of(family)]
+    names += options.more
     contenders = [Contender(name, inner, mode, *shared) for name in names]
     runs = {each.name: timed(each.function) for each in contenders}
     times = timing.interleaved(runs, options.seconds)
@@ -115,7 +116,7 @@ def printed(root, row, environment, *more):
 
 def in_process(root, row, options):
     """Returns what `measure` prints in a new process with a checkout's lossscale."""
-    more = ["--measure", "--seconds", str(options.seconds)]
+    more = ["--measure", "--seconds", str(options.seconds), "--more", *options.more]
     found = printed(root, row, os.environ, *more, "--families", *options.families)
     return {name: timing.Figure(*figure) for name, figure in found.items()}
 
@@ -152,23 +153,25 @@ def title_of(row):
     return f"{model}, {INNER[inner][0]}, {dtype}, {'XLA' if mode == 'xla' else mode}"
 
 
-def rows_of(title, family, found):
+def rows_of(title, family, found, more):
     """Prints a family's figures, each process's too, and returns its row of the table.
 
     Args:
       title: What was measured.
       family: The kind of optimizers.
       found: A list of what `in_process` returned.
+      more: The names of further contenders, which are not in the table.
     """
     if not found:  # only memory was asked for
         return [title, TITLES[family], *[""] * 4]
     figures = []
-    for name in names_of(family):
+    of_family = [name for name in more if CONTENDERS[name][0] == family]
+    for name in names_of(family) + of_family:
         processes = [process[name] for process in found]
         figures.append(timing.over_processes(processes))
         listed = " ".join(f"{each.median:.2f}" for each in processes)
         print(f"  {name:14} {figures[-1].shown(2):>14} ms, by process: {listed}")
-    cells = [figure.shown(2) for figure in figures]
+    cells = [figure.shown(2) for figure in figures[: len(names_of(family))]]
     each = ([process[name] for process in found] for name in names_of(family)[:0:-1])
     return [title, TITLES[family], *cells, timing.compared(*each)]
 
@@ -196,7 +199,7 @@ def table(options):
             title = title_of(row) + name
             print(title, flush=True)
             for family in options.families:
-                rows.append(rows_of(title, family, processes))
+                rows.append(rows_of(title, family, processes, options.more))
                 if options.peaks:
                     rows[-1] += peaks_of(roots[name], row, family, options.peaks)
     return rows
@@ -216,6 +219,7 @@ def parse():
     add("--inner", nargs="+", choices=INNER, default=list(INNER))
     add("--modes", nargs="+", choices=MODES, default=MODES)
     add("--families", nargs="+", choices=there, default=two)
+    add("--more", nargs="*", choices=CONTENDERS, default=[], help="to print, too")
     add("--processes", type=int, default=5, help="of a row at least; 0: no times")
     add("--most", type=int, default=12, help="processes of a row at most")
     add("--peaks", type=int, default=0, help="processes for peak memory; Linux only")

@@ -21,13 +21,12 @@ _FAMILIES = [family.name for family in families()]
 def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
     items_of = [(item, _turn(item)) for item in items]
-    in_turn = [item for item, turn in items_of if turn == 1]
     either = [item for item, turn in items_of if turn == 0 and _is_either_keras2(item)]
-    elsewhere = {*filter(_is_compiled_elsewhere, items), *left_over(either)}
-    elsewhere |= {*left_over(in_turn), *filter(_is_either_keras2, in_turn)}
+    elsewhere = {item for item, turn in items_of if turn == 1}
+    elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(either)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
-    for item in [*in_turn, *either]:
+    for item in either:
         item.add_marker(pytest.mark.slow)
     for item in left_over(items):
         item.add_marker(pytest.mark.slow)
@@ -80,9 +79,9 @@ def _turn(item):
     """Returns 0 for Keras 2's kind of optimizers that a test takes, 1 for the other.
 
     None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15.
-    Beside Keras 3 quick tests take the first kind. The other one is left to slow tests,
-    and where nothing asks for the kind (`either_keras2`), so is the first, and the
-    other is left out. They have each value of each parameter, not every combination.
+    Beside Keras 3 tests take the first kind only. Where nothing asks for the kind
+    (`either_keras2`) that is left to the slow tests, which have each value of each
+    parameter then, not every combination.
     """
     names, parameters = _FAMILIES, getattr(item, "callspec", None)
     if names[0] != "keras3" or len(names) < 3 or parameters is None:
