@@ -39,7 +39,7 @@ class ScaledBlock:
 
     ```
     incoming = the gradients that the block receives
-    scale = the power of two that brings the largest of them to 65504 / 2**headroom
+    scale = the greatest power of two that keeps them within 65504 / 2**headroom
     outgoing = the layer's gradients, computed in float16 from incoming * scale
     up to three times, while outgoing is not finite although incoming is:
       scale = scale / 2**8
@@ -59,7 +59,7 @@ class ScaledBlock:
 
     Values between blocks should be `float32`, as the sum above is. If a gradient passes
     through float16 between blocks, it can become zero there, as without blocks. A layer
-    that does not compute in float16 is called without any scaling.
+    that does not compute in float16 is called without any scaling or cast.
 
     Args:
       layer: A layer or model of any Keras. Its `call` may take any nest of tensors.

@@ -140,8 +140,8 @@ def all_finite(grads: Any) -> Any:
     addition. So one `reduce_sum` per gradient, or one for many small ones of equal
     shape, settles almost every step with one read of memory. The total can be infinite
     also if large finite numbers overflow in the sum. Only if the total is not finite,
-    every element is checked. Each element of float16 gradients is checked from the
-    start, and of all gradients under XLA on a GPU, where a branch would have to wait.
+    every element is checked. For float16, and under XLA on a GPU, where a branch would
+    make the host wait, each element is checked from the start.
 
     This looks at one replica only. `LossScale.update` looks at all replicas.
 

@@ -88,7 +88,8 @@ class LossScaleMonitor(_Callback):
       patience: How many skipped steps in a row trigger `on_stall`.
       on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
-        as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup.
+        as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup,
+        unless `delete_checkpoint=False`.
       every: Also read whenever this many steps have passed, and add the last values to
         the logs of batches. Keras's progress bar then shows averages over an epoch's
         batches.
@@ -98,8 +99,9 @@ class LossScaleMonitor(_Callback):
         batch.
       verbose: 0 prints no line at the end. Warnings are given in any case.
       check_underflow: Whether to also find the headroom of a loss scale that does not
-        look at the gradients. This reads the gradients once more at every step, and
-        traces the model's training step again if it was traced.
+        need the largest gradient. It must check gradients. This reads the gradients
+        once more at every step, and traces the model's training step again if it was
+        traced.
       check_activations: Whether to keep, on the device, the largest magnitude of each
         layer's outputs at the last steps. A warning of skipped steps then names the
         first layer with an output not finite. Traces the training step again.

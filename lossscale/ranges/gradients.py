@@ -25,8 +25,9 @@ from lossscale.runtime.kerases import layers_of
 class GradientRanges(Ranges):
     """What float16 would do to a model's gradients at a loss scale.
 
-    Shares are of the values that are finite and not zero in float32. A share is NaN if
-    there are no such values. All arrays have shape `[rows]`, in the order of `names`.
+    `flushed`, `subnormal` and `overflowing` are shares of the values that are finite
+    and not zero in float32, NaN if there are no such values. All arrays but those in
+    `counts` have shape `[rows]`, in the order of `names`.
 
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'
@@ -54,8 +55,11 @@ class GradientRanges(Ranges):
         """Returns the report of the same gradients at another loss scale.
 
         Args:
-          loss_scale: A power of two, or the scale that `gradient_ranges` was given
-            times a power of two. For these the counts are exact.
+          loss_scale: A power of two, or a power of two times the scale that
+            `gradient_ranges` was given.
+
+        Raises:
+          ValueError: `loss_scale` is another number.
         """
         scale = arguments.loss_scale("loss_scale", loss_scale)
         if math.frexp(scale)[0] * 2 not in self.counts:

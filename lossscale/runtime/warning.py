@@ -7,6 +7,8 @@ import warnings
 
 #: The packages whose lines a user did not write.
 _NOT_THE_USERS = {"lossscale", "tensorflow", "keras", "tf_keras"}
+#: A part of the name of each file that AutoGraph writes.
+_OF_AUTOGRAPH = "__autograph_generated_file"
 
 
 class LossScaleWarning(UserWarning):
@@ -17,7 +19,9 @@ def warn(message: str) -> None:
     """Gives a `LossScaleWarning` that points at the user's line which led here."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
-        if frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_USERS:
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        file = frame.f_code.co_filename
+        if package not in _NOT_THE_USERS and _OF_AUTOGRAPH not in file:
             break
         level, frame = level + 1, frame.f_back
     warnings.warn(message, LossScaleWarning, stacklevel=level)

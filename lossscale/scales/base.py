@@ -64,7 +64,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     ```
 
     The interface is that of TensorFlow's `LossScale`. `adjust`, `scale`, `unscale` and
-    the counters are new. It works in replica and in cross-replica context.
+    the counters are new. A loss scale works in replica and in cross-replica context.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
@@ -80,14 +80,14 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
       checks_gradients: Whether `update` looks at the gradients. If a subclass sets it
         to False, `update` returns the Python value True, and every step is applied.
       skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
-      has_scaled: Whether this object has multiplied a loss in this process. If not, an
-        optimizer that applies gradients warns.
+      has_scaled: Whether this object has multiplied a loss in this process. If it
+        was not even read (`has_been_read`), an optimizer that applies gradients warns.
       has_been_read: Whether this object was read as a tensor in this process, as
         `loss * optimizer.loss_scale` does.
       skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients
         not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
-      consecutive_skipped_steps: `int64` variable of shape `[]`, how many of those steps
-        came last in a row: 0 after a step whose gradients were finite.
+      consecutive_skipped_steps: `int64` variable of shape `[]`, the length of
+        the latest run of such steps: 0 after a step whose gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
       last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
@@ -167,7 +167,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
-        """Returns the constructor's arguments, never the state. JSON can hold it."""
+        """Returns the constructor's arguments, not the state, as a dict for JSON."""
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:

@@ -67,8 +67,8 @@ class DynamicLossScale(LossScale):
     ```
 
     A file may hold a scale that is 0, negative, infinite, NaN or below the floor. The
-    next step replaces it, with a warning in eager mode. Only then can an overflow raise
-    the scale.
+    next step replaces it, with a warning in eager mode. In no other step can an
+    overflow raise the scale.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:

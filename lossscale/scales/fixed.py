@@ -43,7 +43,7 @@ class FixedLossScale(LossScale):
         float32's normal range.
 
     Source: TensorFlow 2.21 `python/training/experimental/loss_scale.py` for the
-    default. `skip_nonfinite` is ours; the optimizer of TensorFlow 1.15's contrib skips.
+    default. `skip_nonfinite` is ours; TensorFlow 1.15's contrib optimizer skips always.
     """
 
     _can_change = False

@@ -102,8 +102,9 @@ def deserialize(
       A `LossScale` in its initial state.
 
     Raises:
-      TypeError: `config` is not such a dict.
-      ValueError: The class is unknown, or its arguments are wrong.
+      TypeError: `config` is not such a dict, or has an unknown argument or one of the
+        wrong type.
+      ValueError: The class is unknown, or an argument is out of range.
     """
     return _deserialized("config", config, custom_objects)
 
@@ -124,7 +125,7 @@ def _deserialized(
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
         raise ValueError(
             f"`{argument}` must name a LossScale class that is registered, got "
-            f"{name!r}. Pass custom_objects={...}, or register the class with "
+            f"{name!r}. Pass custom_objects={{...}}, or register the class with "
             "keras.saving.register_keras_serializable()."
         )
     given = {} if config.get("config") is None else config["config"]

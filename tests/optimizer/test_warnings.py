@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import tensorflow as tf
 
 from lossscale import LossScaleWarning
 from lossscale.optimizer import warnings
+from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.warning import warn
 
 TEXTS = {
@@ -28,6 +32,21 @@ def test_lines_of_ours_and_of_keras_are_no_users():
             compile(program, "keras.py", "exec"), {"__name__": "keras.src.optimizers"}
         )
     assert caught[0].filename == __file__
+
+
+def test_a_copy_that_autograph_makes_is_no_users():
+    given = do_not_convert(warn)  # as the optimizer's methods are called
+
+    @tf.function
+    def step():
+        given("something")
+
+    with pytest.warns(LossScaleWarning) as caught:
+        step()
+    (ours,) = [each for each in caught if each.category is LossScaleWarning]
+    if os.path.basename(ours.filename).startswith("tmp"):
+        pytest.skip("AutoGraph's files have names as any other temporary file")
+    assert ours.filename == __file__
 
 
 @pytest.mark.parametrize("name", TEXTS)
