@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import zlib
 
 import numpy as np
 import pytest
 from combinations import beyond_pairs, left_over
 from installed import families, make_strategy
+from limits import IS_NEWEST
 
 from lossscale.runtime import callbacks
 
@@ -20,15 +22,17 @@ _FAMILIES = [family.name for family in families()]
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
-    items_of = [(item, _turn(item)) for item in items]
-    either = [item for item, turn in items_of if turn == 0 and _is_either_keras2(item)]
-    elsewhere = {item for item, turn in items_of if turn == 1}
+    turns = {item: _turn(item) for item in items}
+    of_keras2 = [item for item in items if turns[item] == 0]
+    either = [item for item in of_keras2 if _has(item, "either_keras2")]
+    elsewhere = {item for item in items if turns[item] == 1}
     elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(either)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
-    for item in either:
-        item.add_marker(pytest.mark.slow)
-    for item in left_over(items):
+    is_arranged_otherwise = "TF_USE_LEGACY_KERAS" in os.environ
+    slow = of_keras2 if IS_NEWEST and not is_arranged_otherwise else either
+    quick = [item for item in items if item not in slow]
+    for item in [*slow, *left_over(quick)]:
         item.add_marker(pytest.mark.slow)
     beyond = {*beyond_pairs(items)}
     config.hook.pytest_deselected(items=list(beyond))
@@ -61,15 +65,13 @@ def _freeze():
     gc.freeze()
 
 
-def _is_either_keras2(item):
-    return item.get_closest_marker("either_keras2") is not None
+def _has(item, mark):
+    return item.get_closest_marker(mark) is not None
 
 
 def _is_compiled_elsewhere(item):
     """Tells whether XLA compiles this of another Keras, and that is enough."""
-    if item.get_closest_marker("compiled_once") is None or not hasattr(
-        item, "callspec"
-    ):
+    if not (_has(item, "compiled_once") and hasattr(item, "callspec")):
         return False
     family = item.callspec.params.get("family", families()[0])
     return item.callspec.params.get("mode") == "xla" and family != families()[0]
@@ -79,15 +81,14 @@ def _turn(item):
     """Returns 0 for Keras 2's kind of optimizers that a test takes, 1 for the other.
 
     None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15.
-    Beside Keras 3 tests take the first kind only. Where nothing asks for the kind
-    (`either_keras2`) that is left to the slow tests, which have each value of each
-    parameter then, not every combination.
+    Beside Keras 3 tests take the first kind only. That is slow on the newest version,
+    and where nothing asks for the kind (`either_keras2`), on every version.
     """
     names, parameters = _FAMILIES, getattr(item, "callspec", None)
     if names[0] != "keras3" or len(names) < 3 or parameters is None:
         return None
     family = getattr(parameters.params.get("family"), "name", None)
-    if family not in names[1:] or item.get_closest_marker("every_combination"):
+    if family not in names[1:] or _has(item, "every_combination"):
         return None
     test = item.nodeid.partition("[")[0]
     return int(family == names[1 + zlib.crc32(test.encode()) % 2])

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
+from limits import SLOW_ON_THE_NEWEST
 from models import data, regression, variable_of
 
 import lossscale
@@ -24,7 +25,7 @@ from lossscale import (
 from lossscale.monitor.watched import Reading, Watched, read
 from lossscale.optimizer.record import OwnSteps
 
-pytestmark = pytest.mark.either_keras2
+pytestmark = [pytest.mark.either_keras2, *SLOW_ON_THE_NEWEST]
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40

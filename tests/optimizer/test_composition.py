@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import skip_without
+from limits import skip_without, slow_on_the_newest
 from models import (
     assert_same,
     compiled,
@@ -119,6 +119,7 @@ def assert_wrapped_is_bare(family, make):
     return bare
 
 
+@slow_on_the_newest
 @pytest.mark.parametrize(("family", "name"), every_optimizer())
 def test_every_optimizer_of_every_keras(family, name):
     def make():

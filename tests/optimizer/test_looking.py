@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
-from limits import skip_without
+from limits import SLOW_ON_THE_NEWEST, skip_without
 from models import compiled, data, regression, variable_of
 
 from lossscale import (
@@ -22,7 +22,11 @@ from lossscale import (
     LossScaleOptimizer,
 )
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+pytestmark = [
+    pytest.mark.compiled_once,
+    pytest.mark.either_keras2,
+    *SLOW_ON_THE_NEWEST,
+]
 
 MODES = ["eager", "graph", "xla"]
 LOOPS = ["keras2", "keras3", "untouched", "in-a-loop"]

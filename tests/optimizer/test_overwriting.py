@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import warned
+from limits import SLOW_ON_THE_NEWEST
 from models import compiled
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+pytestmark = [
+    pytest.mark.compiled_once,
+    pytest.mark.either_keras2,
+    *SLOW_ON_THE_NEWEST,
+]
 
 keras = kerases.keras3()
 if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePolicy"):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from benchmark import timing  # noqa: F401 - makes the benchmarks importable
 from impossible import why_not
 from installed import STRATEGY
-from limits import skip_without
+from limits import SLOW_ON_THE_NEWEST, skip_without
 from models import assert_same, compiled, data, policy_of, regression, variable_of
 
 import lossscale
@@ -23,7 +23,11 @@ from lossscale import (
     SpikeGuard,
 )
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+pytestmark = [
+    pytest.mark.compiled_once,
+    pytest.mark.either_keras2,
+    *SLOW_ON_THE_NEWEST,
+]
 
 MODES = ["eager", "graph", "xla"]
 

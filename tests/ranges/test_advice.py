@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from advised import MODELS, Follower, data_for
 from installed import families
-from limits import skip_without
+from limits import SLOW_ON_THE_NEWEST, skip_without
 from models import policy_of
 
 from lossscale import (
@@ -20,6 +20,8 @@ from lossscale import (
     find_nonfinite,
     forward_ranges,
 )
+
+pytestmark = SLOW_ON_THE_NEWEST
 
 #: One family of each Keras: the optimizers have no part in this.
 EACH = list({family.keras: family for family in families()}.values())

@@ -52,6 +52,7 @@ def runs(draw):
     return is_finite.tolist()
 
 
+@slow_on_the_newest
 @settings(max_examples=150, deadline=None)
 @given(config=configs(), flags=runs())
 def test_every_step_of_every_run_is_the_references(config, flags):

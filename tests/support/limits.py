@@ -8,9 +8,15 @@ import pytest
 import tensorflow as tf
 
 TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
-#: Marks a test that is slow on the newest version, the only one on which the slow tests
-#: run. On all others the marked test is quick.
-slow_on_the_newest = pytest.mark.slow if TENSORFLOW >= (2, 21) else lambda test: test
+#: Whether this is the newest version, the only one on which the slow tests run.
+IS_NEWEST = TENSORFLOW >= (2, 21)
+#: The marks of tests that are slow there. On all other versions they are quick.
+SLOW_ON_THE_NEWEST = [pytest.mark.slow] if IS_NEWEST else []
+
+
+def slow_on_the_newest(test):
+    """Marks one such test."""
+    return pytest.mark.slow(test) if IS_NEWEST else test
 
 
 def is_older(family, version):
