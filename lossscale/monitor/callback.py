@@ -55,7 +55,8 @@ class LossScaleMonitor(_Callback):
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    It adds `loss_scale` and `skipped_steps` (all since the loss scale was created) to
+    It adds `loss_scale` and `skipped_steps` (counted since the loss scale was
+    created) to
     the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
     `TensorBoard`. If it finds that the last `patience` steps or more were skipped, one
     warning says why. That warning comes again only after an applied step, or in another
@@ -72,14 +73,15 @@ class LossScaleMonitor(_Callback):
     help if the loss is NaN or infinite before it is scaled. The monitor warns of that
     if it finds that the last three losses were so.
 
-    For a loss scale that looks at the gradients, as `HeadroomLossScale`, it also logs
-    two figures of the last good step that it read. `largest_gradient` is the largest
-    unscaled gradient. `headroom` says how many doublings this gradient, times the loss
-    scale after that step, is below float16's 65504. It warns of underflow once, after
-    `patience` epochs without a skipped step and with a headroom above 16.
+    For a loss scale that needs the largest gradient, as `HeadroomLossScale`, it also
+    logs two figures of the last good step that it read. `largest_gradient` is the
+    largest unscaled gradient. `headroom` says how many doublings this gradient,
+    times the loss scale after that step, is below float16's 65504. It warns of
+    underflow once, after `patience` epochs without a skipped step and with a
+    headroom above 16.
 
-    For a `SpikeGuard` it logs `spikes`, warns once of the first one, with its size and
-    its variable, and names the last one in the line at the end.
+    For a `SpikeGuard` it logs `spikes`. When it first sees one it warns, once, with the
+    last one's size and variable. The line at the end names the last one, too.
 
     It reads a few scalars from the device at the end of each epoch. With `every=n` it
     also reads and checks them every n steps.
@@ -93,13 +95,14 @@ class LossScaleMonitor(_Callback):
       every: Also read whenever this many steps have passed, and add the last values to
         the logs of batches. Keras's progress bar then shows averages over an epoch's
         batches.
-      record: A path. After each epoch, writes for each step whether it was applied, its
-        loss scale and, if known, its largest gradient, as `lossscale.simulate` and
-        `lossscale.load_run` read them. It reads the device before and after every
-        batch.
+      record: A path. After each epoch, writes for each step whether its gradients were
+        finite, its loss scale and, if known, its largest gradient, as
+        `lossscale.simulate` and `lossscale.load_run` read them. It reads the device
+        before and after every batch.
       verbose: 0 prints no line at the end. Warnings are given in any case.
       check_underflow: Whether to also find the headroom of a loss scale that does not
-        need the largest gradient. It must check gradients. This reads the gradients
+        need the largest gradient. The loss scale must check
+        gradients. This reads the gradients
         once more at every step, and traces the model's training step again if it was
         traced.
       check_activations: Whether to keep, on the device, the largest magnitude of each

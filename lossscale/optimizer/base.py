@@ -91,8 +91,8 @@ class LossScaleOptimizer:
     optimizer.apply_gradients(zip(grads, variables))
     ```
 
-    The wrapper applies a step only if the gradients were finite on every replica before
-    you changed them, and are finite after the replicas' gradients were added up.
+    The wrapper applies a step only if the gradients were finite on every replica when
+    they were unscaled, and are finite after the replicas' gradients were added up.
     Otherwise nothing changes on any replica, not even `iterations`; only the loss
     scale's own state moves. `FixedLossScale(S)` checks nothing: all steps are applied.
 

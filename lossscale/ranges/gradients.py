@@ -26,8 +26,8 @@ class GradientRanges(Ranges):
     """What float16 would do to a model's gradients at a loss scale.
 
     `flushed`, `subnormal` and `overflowing` are shares of the values that are finite
-    and not zero in float32, NaN if there are no such values. All arrays but those in
-    `counts` have shape `[rows]`, in the order of `names`.
+    and not zero in float32, NaN if there are no such values. All arrays but
+    `counts` and `histogram` have shape `[rows]`, in the order of `names`.
 
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'

@@ -219,7 +219,7 @@ def find_nonfinite(
         if faults:
             found = _of_forward(faults[0], data)
         elif is_bad(computed):
-            found = NonfiniteReport("loss", kind="nan")
+            found = NonfiniteReport("loss", kind=_kind_of([computed]))
         elif not any(map(is_bad, _gradients(tape, scaled, step.calls, model).values())):
             found = NonfiniteReport()
         else:
@@ -294,15 +294,21 @@ def _of_gradients(
     ]
     innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
     if not innermost:  # they were infinite or NaN already at the model's outputs
-        return NonfiniteReport("gradient", kind="inf")
+        last = [received(call) for call in calls if any(map(is_bad, received(call)))]
+        return NonfiniteReport("gradient", kind=_kind_of(last[-1] if last else []))
     call = innermost[-1]  # the first on the way back
-    kinds = {kind for each in left_by(call) for kind in look(each).kinds}
     return NonfiniteReport(
         "gradient",
         layer=call.path,
         layer_class=type(call.layer).__name__,
-        kind="nan" if kinds == {"nan"} else "inf",
+        kind=_kind_of(left_by(call)),
         dtype=call.dtype,
         largest=max(look(each).largest for each in received(call)),
         to_write=str(Advice(keras, [Fault(call, dtype=call.dtype)])),
     )
+
+
+def _kind_of(values: List[Any]) -> Optional[str]:
+    """Returns the kind of values that are not finite: NaN if none is infinite."""
+    kinds = {kind for each in values for kind in look(each).kinds}
+    return next((kind for kind in WORDS if kind in kinds), None)

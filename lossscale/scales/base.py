@@ -48,7 +48,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
     smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
-    dividing the gradients afterwards gives back what float32 would have computed. A
+    dividing the gradients afterwards, in float32, gives back their true size. A
     scale that is too large makes gradients overflow, and that step is skipped.
 
     A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`. It
@@ -80,8 +80,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
       checks_gradients: Whether `update` looks at the gradients. If a subclass sets it
         to False, `update` returns the Python value True, and every step is applied.
       skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
-      has_scaled: Whether this object has multiplied a loss in this process. If it
-        was not even read (`has_been_read`), an optimizer that applies gradients warns.
+      has_scaled: Whether this object has multiplied a loss in this process. If this
+        and `has_been_read` are False, an optimizer that applies gradients warns.
       has_been_read: Whether this object was read as a tensor in this process, as
         `loss * optimizer.loss_scale` does.
       skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients

@@ -59,7 +59,7 @@ class DynamicLossScale(LossScale):
       else:
         good = 0
         bad += 1
-        if bad >= hysteresis and cooldown == 0 and not tolerated:
+        if bad >= hysteresis and cooldown == 0 and not tolerated:  # see the arguments
           cooldown = backoff_cooldown       # it counts down at each step
           S = max(S * backoff_factor, min_loss_scale)
           if "backoff" in hysteresis_reset: bad = 0

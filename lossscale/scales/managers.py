@@ -54,7 +54,7 @@ class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
         """
 
     def as_loss_scale(self) -> LossScale:
-        """Returns the LossScale that this manager uses."""
+        """Returns a `LossScale` that follows this manager's rule."""
         return ManagerLossScale(self)
 
 

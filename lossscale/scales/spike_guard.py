@@ -60,8 +60,8 @@ class SpikeGuard(LossScale):
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
     learned. The guard compares the largest unscaled gradient of each step with those of
-    the last `window` applied steps. It compares logarithms: it skips a step whose
-    logarithm is more than `threshold` standard deviations above their mean.
+    the last `window` applied steps. It compares logarithms: it skips a step if that
+    of its largest gradient is more than `threshold` standard deviations above the mean.
     The guard's value is the value of the loss scale that it holds. For a bfloat16 or
     float32 run, let it hold a scale of 1: `SpikeGuard(FixedLossScale(1))`, or just
     `SpikeGuard(1)`.
@@ -92,7 +92,8 @@ class SpikeGuard(LossScale):
           should_apply_gradients = True
     ```
 
-    `largest`, `recent` and `limit` are float32, and so is the strict comparison. The
+    `largest`, `recent` and `limit` are float32, and so is the
+    comparison `largest > limit`. The
     arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
     magnitude that float32 cannot hold counts as M. No magnitude is above a limit of M,
     so the guard skips none of the first `window` steps.

@@ -110,7 +110,7 @@ def test_a_loss_whose_gradient_is_not_finite(family):
         return tf.sqrt(tf.nn.relu(outputs) * 0 + 0 * y)
 
     found = find_nonfinite(chain(family, loss=loss), *data_for("gated"))
-    assert (found.where, found.layer) == ("gradient", None)
+    assert (found.where, found.layer, found.kind) == ("gradient", None, "nan")
 
 
 def test_data_that_float16_does_not_hold(family):
