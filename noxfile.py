@@ -74,8 +74,8 @@ BETWEEN = (
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (
-            *("fit", "foreign_loops", "golden", "kinds", "loops", "pending"),
-            *("persistence", "strategies"),
+            *("fit", "golden", "kinds", "loops", "pending", "persistence"),
+            "strategies",
         )
     ),
 )
@@ -88,10 +88,10 @@ KERAS_3 = (
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (
-            *("bundle", "composition", "fault_record", "forwarding", "impossible"),
-            *("keras_arguments", "keras_calls", "keras_state", "rebased", "routes"),
-            *("sharpness", "step", "warnings", "wrappers", "zoo_of_layers"),
-            "zoo_of_optimizers",
+            *("bundle", "composition", "fault_record", "foreign_loops", "forwarding"),
+            *("impossible", "keras_arguments", "keras_calls", "keras_state"),
+            *("rebased", "routes", "sharpness", "step", "warnings", "wrappers"),
+            *("zoo_of_layers", "zoo_of_optimizers"),
         )
     ),
 )
