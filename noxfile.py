@@ -135,6 +135,9 @@ def _tf_keras(version: Version) -> List[str]:
     return [f"tf_keras=={pinned}" if pinned else "tf_keras"]
 
 
+#: What is quick on some version.
+QUICK = "not slow or quick_elsewhere"
+
 #: What the tests read, the package excepted.
 BESIDE = [
     *("tests", "docs", "examples", "benchmarks"),
@@ -150,7 +153,9 @@ def _leave_checkout(session: nox.Session) -> None:
     folder.mkdir()
     for name in BESIDE:
         copy = shutil.copytree if Path(name).is_dir() else shutil.copy
-        copy(name, folder / name)
+        # The documentation may be built at the same time.
+        ignore = shutil.ignore_patterns("__pycache__", "_build", "_pictures")
+        copy(name, folder / name, **({"ignore": ignore} if Path(name).is_dir() else {}))
     session.chdir(folder)
     # This compiles TensorFlow and Keras, too: once, not in each process of the tests.
     find = "import lossscale; print(lossscale.__file__)"
@@ -168,7 +173,7 @@ def _make_session(name: str, version: Version, default: bool = True) -> None:
         # Without what it asks for: that is tensorflow, not tensorflow-cpu.
         session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
         _leave_checkout(session)
-        arguments = session.posargs or ["-q"]
+        arguments = session.posargs or ["-q", "-m", QUICK]
         session.run("pytest", *arguments, *version.tests, env=dict(version.env))
 
 
@@ -182,7 +187,7 @@ def coverage(session: nox.Session) -> None:
         "COVERAGE_FILE": str(Path(data).resolve() / "data"),
         "COVERAGE_PROCESS_START": str(project),
     }
-    session.run("pytest", *session.posargs, env=env)
+    session.run("pytest", "-m", QUICK, *session.posargs, env=env)
     del env["COVERAGE_PROCESS_START"]
     session.run("coverage", "combine", "--quiet", env=env)
     session.run("coverage", "report", env=env)

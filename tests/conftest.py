@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import zlib
 
 import numpy as np
@@ -22,17 +21,22 @@ _FAMILIES = [family.name for family in families()]
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
-    turns = {item: _turn(item) for item in items}
+    kinds = {}
+    for item in items:
+        kinds.setdefault(_test(item), set()).add(_family(item))
+    turns = {item: _turn(item, kinds[_test(item)]) for item in items}
     of_keras2 = [item for item in items if turns[item] == 0]
     either = [item for item in of_keras2 if _has(item, "either_keras2")]
     elsewhere = {item for item in items if turns[item] == 1}
     elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(either)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
-    is_arranged_otherwise = "TF_USE_LEGACY_KERAS" in os.environ
-    slow = of_keras2 if IS_NEWEST and not is_arranged_otherwise else either
-    quick = [item for item in items if item not in slow]
-    for item in [*slow, *left_over(quick)]:
+    others = [item for item in items if turns[item] is None]
+    slow = {*either, *left_over(of_keras2), *left_over(others)}
+    here = {*of_keras2, *(i for i in items if _has(i, "slow_on_the_newest"))} - slow
+    for item in here:
+        item.add_marker(pytest.mark.quick_elsewhere)
+    for item in slow | (here if IS_NEWEST else set()):
         item.add_marker(pytest.mark.slow)
     beyond = {*beyond_pairs(items)}
     config.hook.pytest_deselected(items=list(beyond))
@@ -77,21 +81,36 @@ def _is_compiled_elsewhere(item):
     return item.callspec.params.get("mode") == "xla" and family != families()[0]
 
 
-def _turn(item):
+def _test(item):
+    return item.nodeid.partition("[")[0]
+
+
+def _family(item):
+    """Returns the name of the kind of optimizers that a test takes, None for none."""
+    parameters = getattr(item, "callspec", None)
+    return (
+        None
+        if parameters is None
+        else getattr(parameters.params.get("family"), "name", None)
+    )
+
+
+def _turn(item, kinds):
     """Returns 0 for Keras 2's kind of optimizers that a test takes, 1 for the other.
 
-    None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15.
-    Beside Keras 3 tests take the first kind only. That is slow on the newest version,
-    and where nothing asks for the kind (`either_keras2`), on every version.
+    None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15, and
+    in a slow test. Beside Keras 3 other tests take the first kind only, of those that
+    the test has (`kinds`). That is slow on the newest version, and where nothing asks
+    for the kind (`either_keras2`), on every version.
     """
-    names, parameters = _FAMILIES, getattr(item, "callspec", None)
-    if names[0] != "keras3" or len(names) < 3 or parameters is None:
+    names, family = _FAMILIES, _family(item)
+    if names[0] != "keras3" or len(names) < 3 or family not in names[1:]:
         return None
-    family = getattr(parameters.params.get("family"), "name", None)
-    if family not in names[1:] or _has(item, "every_combination"):
+    is_slow = _has(item, "slow") and not _has(item, "either_keras2")
+    if is_slow or _has(item, "every_combination"):
         return None
-    test = item.nodeid.partition("[")[0]
-    return int(family == names[1 + zlib.crc32(test.encode()) % 2])
+    there = [name for name in names[1:] if name in kinds]
+    return int(family != there[zlib.crc32(_test(item).encode()) % len(there)])
 
 
 @pytest.fixture(scope="session")

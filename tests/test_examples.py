@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 from installed import ROOT, families
-from limits import skip_without, slow_on_the_newest
+from limits import skip_without
 
 from lossscale import Run
 
@@ -134,7 +134,7 @@ def printed_by(name, folder, monkeypatch, capsys, others=()):
     return example, capsys.readouterr().out
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     given = (tmp_path, monkeypatch, capsys)
     example, printed = printed_by("compare_schedules", *given)

@@ -19,7 +19,6 @@ from fuzzing import DYNAMIC, FIXED, MANAGER, anything, mixed, some_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from installed import families
-from limits import slow_on_the_newest
 
 import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, presets
@@ -238,7 +237,7 @@ def fuzz(target, examples, drive):
     return tried
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_object_that_stays_finite_or_an_error_that_names(
     name, tmp_path, monkeypatch

@@ -15,7 +15,7 @@ import pages
 import pytest
 import tensorflow as tf
 from installed import ROOT, families
-from limits import LIMITS, TENSORFLOW, skip_without, slow_on_the_newest
+from limits import IS_NEWEST, LIMITS, TENSORFLOW, skip_without
 from pages import DOCS, MIGRATIONS, PAGES
 
 import lossscale
@@ -49,7 +49,9 @@ def assert_run(found, folder, **environment):
 #: They take a fifteenth of all quick tests. On the newest TensorFlow the slow tests run
 #: them; on other versions, and where its `tf.keras` is Keras 2, quick ones do.
 slow_with_the_newest_keras = (
-    (lambda test: test) if "TF_USE_LEGACY_KERAS" in os.environ else slow_on_the_newest
+    pytest.mark.slow
+    if IS_NEWEST and "TF_USE_LEGACY_KERAS" not in os.environ
+    else lambda test: test
 )
 #: Between Keras 2's last TensorFlow and the newest only the migrations run.
 IS_BETWEEN = (2, 15) < TENSORFLOW < (2, 21)

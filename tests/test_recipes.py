@@ -8,7 +8,7 @@ import numpy as np
 import pages
 import pytest
 import tensorflow as tf
-from limits import skip_without, slow_on_the_newest
+from limits import skip_without
 
 pytestmark = pytest.mark.either_keras2
 
@@ -37,7 +37,7 @@ def count(variable):
     return int(variable.numpy())
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("program", [REPEAT, REPEAT_IN_FIT], ids=["loop", "fit"])
 def test_an_overflowed_batch_is_repeated_and_counted_once(run, program):
     found = run(program)
@@ -56,7 +56,7 @@ def test_a_loop_gives_up_a_batch_that_always_overflows(run):
     assert count(found["optimizer"].applied_steps) == BATCHES - 1
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
     found = run(REPEAT_IN_FIT)
@@ -69,7 +69,7 @@ def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
     assert count(model.optimizer.applied_steps) == BATCHES + BATCHES - 1
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("program", [EACH_LOSS, EACH_LOSS_IN_FIT], ids=["loop", "fit"])
 def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(
     run, program

@@ -58,7 +58,7 @@ def unscaled_gradients(
     """Returns `backward(grads)`, computed at the scale that fits `grads`.
 
     ```
-    scale = the power of two that brings the largest of grads to 65504 / 2**headroom
+    scale = the greatest power of two that keeps grads within 65504 / 2**headroom
     found = backward(grads * scale)
     up to three times, while found is not finite although grads are:
       scale = scale / 2**8

@@ -140,8 +140,8 @@ def all_finite(grads: Any) -> Any:
     addition. So one `reduce_sum` per gradient, or one for many small ones of equal
     shape, settles almost every step with one read of memory. If the total is not
     finite, every element is checked, since large finite numbers can overflow in the
-    sum, too. For float16, and under XLA on a GPU, where a branch would
-    make the host wait, each element is checked from the start.
+    sum, too. For float16, and under XLA on a GPU, where a branch would make the
+    host wait, each element is checked from the start.
 
     This looks at one replica only. `LossScale.update` looks at all replicas.
 

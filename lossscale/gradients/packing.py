@@ -55,9 +55,11 @@ def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
         return packed
     found: Dict[int, Any] = {}
     for group, value in zip(groups, packed):
-        # Keras 3 wants all gradients from one graph, so it must not be a captured one.
-        many = len(group) > 1
-        parts = tf.unstack(value, len(group)) if many else [in_this_graph(value)]
+        if len(group) > 1:
+            parts = tf.unstack(value, len(group))
+        else:  # Keras 3 wants all gradients from one graph: no captured one
+            is_here = graph_of(value) is current_graph()
+            parts = [value if is_here else in_this_graph(value)]
         found.update(zip(group, parts))
     return [found[i] for i in range(len(found))]
 
@@ -93,8 +95,7 @@ def in_this_graph(grad: Grad) -> Any:
         return tf.IndexedSlices(
             in_this_graph(grad.values), grad.indices, grad.dense_shape
         )
-    is_captured = isinstance(grad, tf.Tensor) and graph_of(grad) is not current_graph()
-    return tf.identity(grad) if is_captured else grad
+    return tf.identity(grad) if isinstance(grad, tf.Tensor) else grad
 
 
 def _groups(grads: Grads) -> List[List[int]]:

@@ -55,14 +55,13 @@ class LossScaleMonitor(_Callback):
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    It adds `loss_scale` and `skipped_steps` (counted since the loss scale was
-    created) to
-    the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. If it finds that the last `patience` steps or more were skipped, one
-    warning says why. That warning comes again only after an applied step, or in another
-    `fit`. Another warning says that a step that overflowed has left inf or NaN in
-    statistics such as BatchNormalization's. When training ends, one line is printed for
-    each optimizer.
+    It adds `loss_scale` and `skipped_steps` (counted since the loss scale was created)
+    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger`
+    and `TensorBoard`. If it finds that the last `patience` steps or more were
+    skipped, one warning says why. That warning comes again only after an applied
+    step, or in another `fit`. Another warning says that a step that overflowed has
+    left inf or NaN in statistics such as BatchNormalization's. When training ends,
+    one line is printed for each optimizer.
 
     The loss scale counts every batch as a step, even under Keras 3's
     `gradient_accumulation_steps`, where `iterations` counts updates from several
@@ -101,10 +100,9 @@ class LossScaleMonitor(_Callback):
         before and after every batch.
       verbose: 0 prints no line at the end. Warnings are given in any case.
       check_underflow: Whether to also find the headroom of a loss scale that does not
-        need the largest gradient. The loss scale must check
-        gradients. This reads the gradients
-        once more at every step, and traces the model's training step again if it was
-        traced.
+        need the largest gradient. The loss scale must check gradients. This reads the
+        gradients once more at every step, and traces the model's training step again
+        if it was traced.
       check_activations: Whether to keep, on the device, the largest magnitude of each
         layer's outputs at the last steps. A warning of skipped steps then names the
         first layer with an output not finite. Traces the training step again.

@@ -99,9 +99,9 @@ class LossScaleOptimizer:
     One sentence says when gradients are divided: `scale_loss` makes a division pending,
     `get_unscaled_gradients` divides, and `apply_gradients` divides if the division is
     still pending. Unscale all gradients of a loss, or none, and let one of these
-    functions divide them. A division by hand is seen in eager mode and within one
-    `tf.function`, but not in its branches and loops (`tf.while_loop`), and not through
-    a variable.
+    functions divide them. A division by a tensor of the loss scale is seen in eager
+    mode and within one `tf.function`, but not in its branches and loops
+    (`tf.while_loop`), and not through a variable.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.

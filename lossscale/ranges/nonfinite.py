@@ -295,7 +295,8 @@ def _of_gradients(
     innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
     if not innermost:  # they were infinite or NaN already at the model's outputs
         last = [received(call) for call in calls if any(map(is_bad, received(call)))]
-        return NonfiniteReport("gradient", kind=_kind_of(last[-1] if last else []))
+        at_fault = last[-1] if last else list(grads.values())
+        return NonfiniteReport("gradient", kind=_kind_of(at_fault))
     call = innermost[-1]  # the first on the way back
     return NonfiniteReport(
         "gradient",

@@ -86,8 +86,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         `loss * optimizer.loss_scale` does.
       skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients
         not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
-      consecutive_skipped_steps: `int64` variable of shape `[]`, the length of
-        the latest run of such steps: 0 after a step whose gradients were finite.
+      consecutive_skipped_steps: `int64` variable of shape `[]`, the number of such
+        steps in a row up to the last step: 0 if that step's gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
       last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last

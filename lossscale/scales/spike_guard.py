@@ -92,11 +92,10 @@ class SpikeGuard(LossScale):
           should_apply_gradients = True
     ```
 
-    `largest`, `recent` and `limit` are float32, and so is the
-    comparison `largest > limit`. The
-    arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
-    magnitude that float32 cannot hold counts as M. No magnitude is above a limit of M,
-    so the guard skips none of the first `window` steps.
+    `largest`, `recent` and `limit` are float32, and so is the comparison `largest >
+    limit`. The arithmetic on `recent` is float64, and `limit` is rounded to the
+    nearest float32. A magnitude that float32 cannot hold counts as M. No magnitude
+    is above a limit of M, so the guard skips none of the first `window` steps.
 
     A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
     good step, and a run of good steps goes on after it. A spike changes only `spikes`,
@@ -198,9 +197,8 @@ class SpikeGuard(LossScale):
         gives_way: Flag = True,
     ) -> Results:
         is_spike = tf.logical_and(is_finite, tf.logical_not(gives_way))
-        go_on = lambda: self._go_on(is_finite, largest)  # noqa: E731
         return [
-            run_either(is_spike, list, go_on, is_small=True),
+            run_either(is_spike, list, lambda: self._go_on(is_finite, largest), True),
             self.above_in_a_row.assign(above, read_value=False),
             self.spikes.assign_add(tf.cast(is_spike, tf.int64), read_value=False),
         ]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from falling import errors, falling, gradients
-from limits import slow_on_the_newest
 from models import compiled, policy_of
 
 import lossscale
@@ -57,7 +56,7 @@ def assert_as_bare(layer, bare, mode, loss_of):
     assert max(errors(grads_of(block, mode, loss_of), expected)) < 0.02
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", MODES_IN_BRIEF)
 def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family, mode):
     expected = gradients(falling(family, "float32", lambda layer: layer))

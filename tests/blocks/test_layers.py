@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from falling import errors, falling, gradients
 from installed import families
-from limits import TENSORFLOW, skip_without, slow_on_the_newest
+from limits import TENSORFLOW, skip_without
 from models import policy_of
 from strategies import agreed, scope_of
 
@@ -138,7 +138,7 @@ KINDS = ["model.keras", "model.h5", "w.weights.h5"]
 KINDS.append(pytest.param("model", marks=pytest.mark.slow))
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_model_comes_back_equal(family, kind, xy, tmp_path):
     if kind == "model" and family.name == "keras3":

@@ -6,10 +6,9 @@ import numpy as np
 import programs_of_1
 import pytest
 import tensorflow as tf
-from limits import SLOW_ON_THE_NEWEST
 from version_1 import running, v1
 
-pytestmark = SLOW_ON_THE_NEWEST
+pytestmark = pytest.mark.slow_on_the_newest
 
 #: Powers of two: the loss scale is one, and what it multiplies keeps all its bits.
 BATCHES = [

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
-from limits import skip_without, slow_on_the_newest
+from limits import skip_without
 from models import policy_of
 from overflowing import PATHS, made
 
@@ -80,7 +80,7 @@ def growing(steps, finite=1):
     return x, np.full([steps * 4, 2], 2.0**15, np.float32)
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_layer_is_named_with_what_it_was_before(family, way):
     if way == "xla":

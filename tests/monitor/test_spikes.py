@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-from limits import slow_on_the_newest
 from models import data, regression
 
 import lossscale
@@ -64,7 +63,7 @@ def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys)
     assert messages == []
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_a_record_tells_which_steps_a_guard_would_skip(family, rng, tmp_path):
     path = tmp_path / "run.npz"
     monitor = LossScaleMonitor(record=path, verbose=0)

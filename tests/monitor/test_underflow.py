@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
-from limits import SLOW_ON_THE_NEWEST
 from models import data, regression, variable_of
 
 import lossscale
@@ -25,7 +24,7 @@ from lossscale import (
 from lossscale.monitor.watched import Reading, Watched, read
 from lossscale.optimizer.record import OwnSteps
 
-pytestmark = [pytest.mark.either_keras2, *SLOW_ON_THE_NEWEST]
+pytestmark = [pytest.mark.either_keras2, pytest.mark.slow_on_the_newest]
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40

@@ -14,7 +14,7 @@ import pytest
 import strategies
 import tensorflow as tf
 from installed import DEVICES
-from limits import skip_without, slow_on_the_newest
+from limits import skip_without
 from models import assert_same, variable_of
 from strategies import RUN, SHORT_RUN, applied, rule
 
@@ -88,7 +88,7 @@ def values(strategy, *variables):
 # Right, and agreed
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 def test_fit(mirrored, family, dtype, eagerly):
@@ -359,7 +359,7 @@ def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
     assert values(mirrored, variable) == [[-1.0]]
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_two_optimizers_share_a_loss_scale(mirrored, family):
     with mirrored.scope():
         variables = [variable_of(family, [0.0]), variable_of(family, [0.0])]
@@ -387,7 +387,7 @@ class OfGradients(DynamicLossScale):
         return super().update(grads)
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_a_subclass_that_looks_itself_is_given_the_sum(mirrored, family):
     with mirrored.scope():
         variable = variable_of(family, [0.0])

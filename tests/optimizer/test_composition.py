@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import skip_without, slow_on_the_newest
+from limits import skip_without
 from models import (
     assert_same,
     compiled,
@@ -119,7 +119,8 @@ def assert_wrapped_is_bare(family, make):
     return bare
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
+@pytest.mark.every_combination
 @pytest.mark.parametrize(("family", "name"), every_optimizer())
 def test_every_optimizer_of_every_keras(family, name):
     def make():
@@ -169,6 +170,7 @@ def test_settings_of_the_inner_optimizer(family, name):
     assert len(ours) != len(theirs) or differ(ours, theirs)  # the setting did something
 
 
+@pytest.mark.every_combination
 def test_variables_excluded_from_weight_decay(family):
     skip_without("weight_decay", family)
 
@@ -398,6 +400,7 @@ def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
     assert_same(*weights)
 
 
+@pytest.mark.every_combination
 def test_conversion_to_a_legacy_optimizer(family):
     skip_without("convert_to_legacy_optimizer", family)
     scale = DynamicLossScale(64, 7)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import TENSORFLOW, slow_on_the_newest
+from limits import TENSORFLOW
 
 import lossscale
 
@@ -196,7 +196,7 @@ def read_file(family, path):
     return model
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize(("family", "expected", "path"), written_files())
 def test_a_file_of_an_older_lossscale_goes_on(family, expected, path):
     model = read_file(family, path)

@@ -9,7 +9,7 @@ import predicates
 import pytest
 import tensorflow as tf
 from installed import ROOT, families
-from limits import SLOW_ON_THE_NEWEST, TENSORFLOW
+from limits import TENSORFLOW
 from models import policy_of, variable_of
 from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21)
     kernels,
@@ -21,7 +21,7 @@ from lossscale.gradients.check import sum_stays_finite
 from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
-pytestmark = [pytest.mark.either_keras2, *SLOW_ON_THE_NEWEST]
+pytestmark = [pytest.mark.either_keras2, pytest.mark.slow_on_the_newest]
 
 needs_cuda_build = pytest.mark.skipif(
     not tf.test.is_built_with_cuda(),

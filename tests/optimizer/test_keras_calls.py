@@ -245,6 +245,7 @@ def test_an_optimizer_that_tracks_a_thing_of_its_own_under_our_name_is_wrapped(
     assert float(LossScaleOptimizer(inner, 2.0).loss_scale) == 2.0
 
 
+@pytest.mark.every_combination
 def test_learning_rates_that_are_properties_are_forwarded(family):
     if family.name != "keras2-legacy":
         pytest.skip("only legacy optimizers keep their learning rate in a dict")

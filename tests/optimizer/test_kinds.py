@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import slow_on_the_newest
 
 from lossscale.optimizer.kinds import (
     CHANGED,
@@ -112,7 +111,7 @@ def homogeneous(steps, found):
     return exact
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=7))

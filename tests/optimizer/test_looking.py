@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
-from limits import SLOW_ON_THE_NEWEST, skip_without
+from limits import skip_without
 from models import compiled, data, regression, variable_of
 
 from lossscale import (
@@ -25,7 +25,7 @@ from lossscale import (
 pytestmark = [
     pytest.mark.compiled_once,
     pytest.mark.either_keras2,
-    *SLOW_ON_THE_NEWEST,
+    pytest.mark.slow_on_the_newest,
 ]
 
 MODES = ["eager", "graph", "xla"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import warned
-from limits import SLOW_ON_THE_NEWEST
 from models import compiled
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
@@ -15,7 +14,7 @@ from lossscale.runtime import kerases
 pytestmark = [
     pytest.mark.compiled_once,
     pytest.mark.either_keras2,
-    *SLOW_ON_THE_NEWEST,
+    pytest.mark.slow_on_the_newest,
 ]
 
 keras = kerases.keras3()

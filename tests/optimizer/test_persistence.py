@@ -154,6 +154,7 @@ class TestCheckpoint:
         assert ours.loss_scale.good_steps.numpy() == 2
         assert_same(training_state(other), training_state(model))
 
+    @pytest.mark.every_combination
     def test_holds_the_scale_in_a_session(self, family, tmp_path):
         skip_without("a tf.compat.v1 graph", family)
         prefix = str(tmp_path / "checkpoint")
@@ -257,6 +258,7 @@ class TestKerasFile:
     """The `.keras` format."""
 
     @pytest.mark.peer_defect(12)
+    @pytest.mark.every_combination
     def test_holds_everything(self, family, trained, tmp_path):
         skip_without("an optimizer in a .keras file", family)
         model, x, y = trained

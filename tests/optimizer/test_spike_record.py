@@ -11,7 +11,7 @@ import tensorflow as tf
 from benchmark import timing  # noqa: F401 - makes the benchmarks importable
 from impossible import why_not
 from installed import STRATEGY
-from limits import SLOW_ON_THE_NEWEST, skip_without
+from limits import skip_without
 from models import assert_same, compiled, data, policy_of, regression, variable_of
 
 import lossscale
@@ -26,7 +26,7 @@ from lossscale import (
 pytestmark = [
     pytest.mark.compiled_once,
     pytest.mark.either_keras2,
-    *SLOW_ON_THE_NEWEST,
+    pytest.mark.slow_on_the_newest,
 ]
 
 MODES = ["eager", "graph", "xla"]

@@ -156,6 +156,7 @@ class TestOverflowOfTheSum:
 
 @pytest.mark.peer_defect(23)
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.every_combination
 def test_the_flag_is_agreed_whoever_aggregates(family, mirrored, setup, mode):
     """As new optimizers of Keras 2 are told; legacy ones are in test_strategies.py."""
     argument = {"skip_gradients_aggregation": True}

@@ -18,11 +18,11 @@ import pytest
 import tensorflow as tf
 from expressions import EXPRESSIONS, FEATURES, GROUPS, IMPUTES
 from installed import families
-from limits import SLOW_ON_THE_NEWEST, TENSORFLOW, skip_without
+from limits import TENSORFLOW, skip_without
 
 from lossscale import LossScaleOptimizer, LossScaleWarning
 
-pytestmark = SLOW_ON_THE_NEWEST
+pytestmark = pytest.mark.slow_on_the_newest
 
 RATE = 2.0**-7
 #: How a model is compiled.

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from advised import MODELS, Follower, data_for
 from installed import families
-from limits import SLOW_ON_THE_NEWEST, skip_without
+from limits import skip_without
 from models import policy_of
 
 from lossscale import (
@@ -21,7 +21,7 @@ from lossscale import (
     forward_ranges,
 )
 
-pytestmark = SLOW_ON_THE_NEWEST
+pytestmark = pytest.mark.slow_on_the_newest
 
 #: One family of each Keras: the optimizers have no part in this.
 EACH = list({family.keras: family for family in families()}.values())

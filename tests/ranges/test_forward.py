@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import slow_on_the_newest
 from models import policy_of
 from overflowing import MODELS, PATHS, made
 
@@ -151,7 +150,7 @@ def test_what_kind_of_batches_makes_no_difference(family):
     assert "2 batches" in tables[0]
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_it_trains_with_the_policies_that_it_gives():
     (family, *_) = EACH
     keras = family.keras

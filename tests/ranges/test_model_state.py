@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import SLOW_ON_THE_NEWEST, is_older
+from limits import is_older
 from models import FEATURES, assert_same, has_ops, seed_all, training_state
 
 from lossscale import find_nonfinite, forward_ranges, gradient_ranges
 from lossscale.runtime.kerases import layers_of
 
-pytestmark = SLOW_ON_THE_NEWEST
+pytestmark = pytest.mark.slow_on_the_newest
 
 #: One family of each Keras: the optimizers have no part in this.
 EACH = {family.keras: family for family in families()}.values()

@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude
 from every_loss_scale import CASES
-from limits import slow_on_the_newest
 from models import compiled
 
 import lossscale
@@ -78,7 +77,7 @@ def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
         assert state(second) == state(first)
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.peer_defect(29)
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_the_whole_state_goes_on_where_it_is_compiled(make, mode, tmp_path):

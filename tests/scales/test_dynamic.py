@@ -8,7 +8,6 @@ import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import slow_on_the_newest
 from models import compiled as compile_for
 
 from lossscale import DynamicLossScale, simulate
@@ -87,7 +86,7 @@ def _random_run(rng):
     return arguments, list(rng.random(25) < rng.uniform(0.2, 0.95))
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
 def test_equals_tensorflows_own_bit_for_bit(compiled):

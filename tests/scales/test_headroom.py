@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from limits import slow_on_the_newest
 from models import compiled
 
 import lossscale
@@ -72,7 +71,7 @@ def random_config(rng):
     }
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", MODES)
 def test_every_step_is_the_references(rng, mode):
     for _ in range(8 if mode == "eager" else 5):

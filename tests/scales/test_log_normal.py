@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from limits import slow_on_the_newest
 from models import compiled
 
 from lossscale import LogNormalLossScale
@@ -39,7 +38,7 @@ def random_run(rng, steps):
     return (rng.random(steps) > 0.02), largest
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", MODES)
 def test_5000_random_steps_are_the_references(rng, mode):
     steps = 5000 if mode != "eager" else 1000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import slow_on_the_newest
 from models import compiled
 from reference import reference
 
@@ -52,7 +52,7 @@ def runs(draw):
     return is_finite.tolist()
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @settings(max_examples=150, deadline=None)
 @given(config=configs(), flags=runs())
 def test_every_step_of_every_run_is_the_references(config, flags):
@@ -67,7 +67,7 @@ def test_every_step_of_every_run_is_the_references(config, flags):
     assert bool(loss_scale.last_step_finite.numpy()) == (not flags or flags[-1])
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @settings(max_examples=15, deadline=None)
 @given(config=configs(), flags=runs())
 def test_compiled_runs_are_the_references_too(config, flags):

@@ -11,7 +11,6 @@ import tensorflow as tf
 from driving import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits import slow_on_the_newest
 from models import compiled
 
 import lossscale
@@ -102,7 +101,7 @@ def expected(model):
     )
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_step_of_every_run_is_the_references(seed):
@@ -162,7 +161,7 @@ def follow(mode, seed, mirrored, steps=40):
 IN_A_LOOP = [mode for mode in MODES if mode not in ("v1", "replica", "cross-replica")]
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", IN_A_LOOP)
 def test_every_mode_gives_what_the_reference_gives(mode, mirrored):
     for seed in (0, 5):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from every_loss_scale import CASES
-from limits import slow_on_the_newest
 
 import lossscale
 from lossscale import (
@@ -134,14 +133,14 @@ def test_a_loss_scale_that_only_keeps_the_largest_needs_none():
     assert found == results(simulate(DynamicLossScale(64, 2), is_finite=trace))
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_a_made_up_limit_is_the_objects_own_run(make):
     limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
     expected = by_hand(make(), limit, 65504 / limit.astype(np.float32))
     assert results(simulate(make(), limit=limit)) == same(expected)
 
 
-@slow_on_the_newest
+@pytest.mark.slow_on_the_newest
 def test_it_goes_on_from_the_present_state_and_changes_nothing(make):
     loss_scale, trace = make(), flags(3, steps=20)
     by_hand(loss_scale, trace)

@@ -10,13 +10,6 @@ import tensorflow as tf
 TENSORFLOW = tuple(int(part) for part in tf.__version__.split(".")[:2])
 #: Whether this is the newest version, the only one on which the slow tests run.
 IS_NEWEST = TENSORFLOW >= (2, 21)
-#: The marks of tests that are slow there. On all other versions they are quick.
-SLOW_ON_THE_NEWEST = [pytest.mark.slow] if IS_NEWEST else []
-
-
-def slow_on_the_newest(test):
-    """Marks one such test."""
-    return pytest.mark.slow(test) if IS_NEWEST else test
 
 
 def is_older(family, version):

@@ -103,8 +103,8 @@ DEFECTS = {
         "K3, MirroredStrategy",
         "clipnorm clips each replica before gradients are added up, bare too",
         "documented, and not made worse",
-        documented="With Keras 3, `clipnorm` given to an optimizer clips each "
-        "replica's gradients before they are added up, wrapped or not.",
+        documented="With Keras 3 an optimizer, wrapped or not, applies its `clipnorm` "
+        "to each replica's gradients before they are added up.",
     ),
     15: Row("K3, K2", "ignore a clipnorm set on the wrapper", "forwarded"),
     16: Row(
