@@ -194,6 +194,7 @@ def test_a_saved_function_comes_back_equal(family, xy, tmp_path):
     "recompute", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow_on_the_newest
 def test_two_replicas_train_as_one_does(family, mirrored, eagerly, recompute, rng):
     skip_without("adding up over replicas", family)
     skip_without("fit over replicas", family)

@@ -219,6 +219,7 @@ def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
 
 
 @pytest.mark.peer_defect(27)
+@pytest.mark.slow_on_the_newest
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
     monitor = quiet_monitor(patience=2, every=1)
@@ -392,6 +393,7 @@ def test_arguments_are_checked_first(arguments, error, message):
 
 
 @pytest.mark.parametrize("preset", ["torch", "keras3", "tensorflow", "megatron"])
+@pytest.mark.slow_on_the_newest
 def test_a_loss_that_is_nan_itself_is_told_of_at_the_third(family, preset):
     model, _ = small(family, DynamicLossScale.from_preset(preset))
     x, y = np.ones([40, 2], np.float32), np.full([40, 1], np.nan, np.float32)

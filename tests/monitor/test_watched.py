@@ -116,6 +116,7 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
     ],
     ids=["dict", "list", "one", "dict of one"],
 )
+@pytest.mark.slow_on_the_newest
 def test_those_that_are_given_are_watched(gan, given, names):
     monitor = LossScaleMonitor(verbose=0, optimizers=given(*gan.both))
     history = fit(gan, monitor, 1)
@@ -206,6 +207,7 @@ def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
 
 
 @pytest.mark.parametrize("name", ["d_optimizer", "g_optimizer"])
+@pytest.mark.slow_on_the_newest
 def test_one_of_a_shared_loss_scale_is_not_blamed_for_the_other(sharing, name):
     optimizer = getattr(sharing, name)
     monitor = LossScaleMonitor(3, every=1, verbose=0, optimizers=optimizer)

@@ -51,6 +51,7 @@ def make_step(optimizer, variables, loop, mode):
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.every_combination
+@pytest.mark.slow_on_the_newest
 def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
     family, way, loop, mode
 ):

@@ -65,6 +65,7 @@ def test_variables_are_keras_variables_of_the_loss_scale(family, rng):
 
 
 @pytest.mark.parametrize("kind", [DynamicLossScale, FixedLossScale])
+@pytest.mark.slow_on_the_newest
 def test_weights_of_keras_own_wrapper_are_taken(family, rng, kind):
     only_keras3(family)
     own = family.keras.optimizers.LossScaleOptimizer(
@@ -97,6 +98,7 @@ def test_weights_of_a_bare_optimizer_leave_the_loss_scale(family, rng):
 
 
 @pytest.mark.parametrize("wrong", ["short", "long", "swapped", "shape"])
+@pytest.mark.slow_on_the_newest
 def test_other_weights_are_refused_before_anything_changes(family, rng, wrong):
     only_keras3(family)
     model = trained(family, rng)

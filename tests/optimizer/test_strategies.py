@@ -104,6 +104,7 @@ def test_strategy_run(place, strategy, family, way):
 @pytest.mark.peer_defect(23)
 @pytest.mark.parametrize("way", ["keras2", "keras3"])
 @pytest.mark.every_combination
+@pytest.mark.slow_on_the_newest
 def test_strategy_run_without_the_optimizers_aggregation(place, strategy, family, way):
     skip_impossible(place, family, "unaggregated")
     if way == "keras3" and place != ON_REPLICAS:
