@@ -152,10 +152,11 @@ def _leave_checkout(session: nox.Session) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in BESIDE:
-        copy = shutil.copytree if Path(name).is_dir() else shutil.copy
-        # The documentation may be built at the same time.
-        ignore = shutil.ignore_patterns("__pycache__", "_build", "_pictures")
-        copy(name, folder / name, **({"ignore": ignore} if Path(name).is_dir() else {}))
+        if Path(name).is_dir():  # the documentation may be built at the same time
+            built = shutil.ignore_patterns("__pycache__", "_build", "_pictures")
+            shutil.copytree(name, folder / name, ignore=built)
+        else:
+            shutil.copy(name, folder / name)
     session.chdir(folder)
     # This compiles TensorFlow and Keras, too: once, not in each process of the tests.
     find = "import lossscale; print(lossscale.__file__)"

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from combinations import beyond_pairs, left_over
+from combinations import beyond_pairs, function_of, left_over
 from installed import families, make_strategy
 from limits import IS_NEWEST
 
@@ -23,8 +23,8 @@ def pytest_collection_modifyitems(config, items):
     """Leaves to the slow tests what only combines anew what quick ones have."""
     kinds = {}
     for item in items:
-        kinds.setdefault(_test(item), set()).add(_family(item))
-    turns = {item: _turn(item, kinds[_test(item)]) for item in items}
+        kinds.setdefault(function_of(item), set()).add(_family(item))
+    turns = {item: _turn(item, kinds[function_of(item)]) for item in items}
     of_keras2 = [item for item in items if turns[item] == 0]
     either = [item for item in of_keras2 if _has(item, "either_keras2")]
     elsewhere = {item for item in items if turns[item] == 1}
@@ -81,18 +81,10 @@ def _is_compiled_elsewhere(item):
     return item.callspec.params.get("mode") == "xla" and family != families()[0]
 
 
-def _test(item):
-    return item.nodeid.partition("[")[0]
-
-
 def _family(item):
     """Returns the name of the kind of optimizers that a test takes, None for none."""
-    parameters = getattr(item, "callspec", None)
-    return (
-        None
-        if parameters is None
-        else getattr(parameters.params.get("family"), "name", None)
-    )
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return getattr(parameters.get("family"), "name", None)
 
 
 def _turn(item, kinds):
@@ -110,7 +102,7 @@ def _turn(item, kinds):
     if is_slow or _has(item, "every_combination"):
         return None
     there = [name for name in names[1:] if name in kinds]
-    return int(family != there[zlib.crc32(_test(item).encode()) % len(there)])
+    return int(family != there[zlib.crc32(function_of(item).encode()) % len(there)])
 
 
 @pytest.fixture(scope="session")

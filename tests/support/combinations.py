@@ -45,8 +45,13 @@ def _functions(items, but):
     functions = defaultdict(list)
     for item in items:
         if not _marks(item) & but:
-            functions[item.nodeid.partition("[")[0]].append((item, _values(item)))
+            functions[function_of(item)].append((item, _values(item)))
     return functions.values()
+
+
+def function_of(item):
+    """Returns the name of a test's function, with its file."""
+    return item.nodeid.partition("[")[0]
 
 
 def _needed(group, wanted):
