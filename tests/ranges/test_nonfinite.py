@@ -75,6 +75,21 @@ def test_a_gradient_that_is_infinite_is_named(family):
     assert "No loss scale helps" in str(found)
 
 
+@pytest.mark.parametrize("kind", ["inf", "-inf", "nan"])
+def test_what_a_layers_gradient_is_is_told(family, kind):
+    @tf.custom_gradient
+    def broken(x):
+        return x, lambda upstream: upstream * 0 + float(kind)
+
+    class Broken(family.keras.layers.Layer):
+        def call(self, x):
+            return broken(x)
+
+    model = chain(family, lambda: Broken(name="broken"))
+    found = find_nonfinite(model, *data_for("gated"))
+    assert (found.where, found.layer, found.kind) == ("gradient", "broken", kind)
+
+
 def test_of_two_layers_with_one_input_the_guilty_one_is_named(family):
     class Root(family.keras.layers.Layer):
         def call(self, x):

@@ -66,3 +66,8 @@ def test_one_with_a_rule_of_its_own_is_refused():
 
     with pytest.raises(TypeError, match=r"`loss_scale` must be a number, a preset's"):
         lossscale.get(Mine())
+
+
+def test_the_error_of_an_unknown_class_says_what_to_write():
+    with pytest.raises(ValueError, match=r"Pass custom_objects=\{\.\.\.\}, or"):
+        lossscale.deserialize({"class_name": "Nobodys", "config": {}})
