@@ -9,12 +9,13 @@ import itertools
 import math
 import os
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 from benchmark import timing
-from installed import ROOT
+from installed import ROOT, families
 
 from lossscale.runtime import kerases
 
@@ -68,6 +69,10 @@ SMALL = {
 }
 
 
+#: These start processes, or arrange TensorFlow's devices.
+OWN_PROCESS = {"step_overhead", "training_step", "replicas", "workers", "step_graphs"}
+
+
 def is_benchmark(path):
     return '__name__ == "__main__"' in path.read_text()
 
@@ -78,14 +83,25 @@ def test_every_benchmark_is_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_it_runs(name, tmp_path):
+def test_it_runs(name, tmp_path, monkeypatch, capsys):
     kerases.imported("tf_keras")
     if kerases.keras3() is None or len(kerases.keras2()) == 0:
         pytest.skip("benchmarks set both Kerases side by side")
     arguments, printed = SMALL[name]
     words = [each.strip("'") for each in re.findall(r"'[^']*'|\S+", arguments)]
     plain = [] if name in ("step_graphs", "policies", "many_workers") else ["--plain"]
-    answer = run([FOLDER / f"{name}.py", *words, *plain], tmp_path)
+    command = [str(FOLDER / f"{name}.py"), *words, *plain]
+    if name in OWN_PROCESS:
+        answer = run(command, tmp_path)
+    else:
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+        try:
+            runpy.run_path(command[0], run_name="__main__")
+        finally:
+            for each in families():
+                each.keras.mixed_precision.set_global_policy("float32")
+        answer = capsys.readouterr().out
     assert re.search(printed, answer), answer
 
 

@@ -29,18 +29,6 @@ def digits(monkeypatch):
     return module
 
 
-@pytest.mark.slow
-def test_resumed_training_ends_where_uninterrupted_training_ends(digits, capsys):
-    images, _, labels, _ = digits.load()
-    model, run = digits.train_and_resume((images, labels))
-    printed = capsys.readouterr().out
-    assert "All that was saved is equal: True" in printed
-    assert "Both ends are equal: True" in printed
-    steps = 2 * -(-len(images) // digits.BATCH_SIZE)
-    assert len(run.loss_scale) == len(run.is_finite) == steps
-    assert np.sum(run.is_finite) == int(model.optimizer.iterations.numpy())
-
-
 def test_the_picture_is_drawn(digits, tmp_path):
     run = Run(np.array([True, False, True]), 2.0 ** np.array([15, 16, 15]))
     digits.draw(run, np.linspace(-40, -20, 100), tmp_path / "picture.png")

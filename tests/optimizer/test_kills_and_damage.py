@@ -2,6 +2,8 @@
 
 TensorFlow's checkpoints have checksums: a damaged one is refused, and nothing is set.
 HDF5 has none: a bit that flips within the numbers of an .h5 file is read as it is.
+
+With LOSSSCALE_SOAK=1 more processes are killed, and the runs are longer.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from processes import SUPPORT, logs, started
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-KILLS = 10
+SOAK = bool(os.environ.get("LOSSSCALE_SOAK"))
+KILLS = 10 if SOAK else 4
 SECONDS = 280
 
 
@@ -72,7 +75,7 @@ def test_a_killed_run_ends_as_one_that_was_never_killed(family, tmp_path):
 #: A step's gradients are its loss's slope times one of these, if it is to be bad.
 POISON = [np.inf, -np.inf, np.nan]
 #: XLA's loops on the CPU take ten times as long.
-SOAKED = {"graph": 100_000, "xla": 10_000}
+SOAKED = {"graph": 100_000, "xla": 10_000} if SOAK else {"graph": 30_000, "xla": 3_000}
 AT_ONCE = 1000
 
 
@@ -142,8 +145,8 @@ def test_a_very_long_run(family, mode):
     assert steps.experimental_get_tracing_count() == 1
     # Not under XLA: there TensorFlow's loops keep memory, 5 MiB in 3,000 steps of a
     # bare optimizer and 8 of a wrapped one (2.21, CPU), which has two loops more.
-    if mode == "graph":  # 420 bytes a step
-        assert memory[1] - memory[0] < 32 * 2**20
+    if mode == "graph":  # 400 bytes in each of four fifths of the steps, and noise
+        assert memory[1] - memory[0] < 320 * SOAKED[mode] + 4 * 2**20
 
 
 def damaged(whole, rng):

@@ -25,7 +25,7 @@ from lossscale import LossScaleWarning
 
 #: How many programs to explore. 0: those of every run.
 EXPLORED = int(os.environ.get("LOSSSCALE_PROGRAMS", "0"))
-PROGRAMS = EXPLORED or 30
+PROGRAMS = EXPLORED or 12
 
 pytestmark = pytest.mark.slow
 
