@@ -26,14 +26,15 @@ def pytest_collection_modifyitems(config, items):
         kinds.setdefault(function_of(item), set()).add(_family(item))
     turns = {item: _turn(item, kinds[function_of(item)]) for item in items}
     of_keras2 = [item for item in items if turns[item] == 0]
+    either = {item for item in of_keras2 if _has(item, "either_keras2")}
     elsewhere = {item for item in items if turns[item] == 1}
-    elsewhere |= {item for item in of_keras2 if _has(item, "either_keras2")}
-    elsewhere -= {item for item in of_keras2 if _has(item, "slow")}
+    elsewhere |= {item for item in either if not _has(item, "slow")}
     elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(of_keras2)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
     slow = {*left_over(item for item in items if turns[item] is None)}
-    here = {i for i in items if turns[i] == 0 or _has(i, "slow_on_the_newest")} - slow
+    here = {i for i in items if turns[i] == 0 or _has(i, "slow_on_the_newest")}
+    here -= slow | either
     for item in here:
         item.add_marker(pytest.mark.quick_elsewhere)
     for item in slow | (here if IS_NEWEST else set()):
@@ -92,8 +93,8 @@ def _turn(item, kinds):
 
     None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15, and
     in a slow test. Beside Keras 3 other tests take the first kind only, of those that
-    the test has (`kinds`). That is slow on the newest version, and where nothing asks
-    for the kind (`either_keras2`), on every version.
+    the test has (`kinds`). That is slow on the newest version. Where nothing asks for
+    the kind (`either_keras2`), a quick test takes none, and a slow one the first.
     """
     names, family = _FAMILIES, _family(item)
     if names[0] != "keras3" or len(names) < 3 or family not in names[1:]:
