@@ -8,7 +8,6 @@ from installed import families
 from version_1 import running, v1, variable
 
 import lossscale
-from lossscale.compat import rewrite
 from lossscale.compat.v1 import (
     MixedPrecisionLossScaleOptimizer,
     enable_mixed_precision_graph_rewrite,
@@ -58,6 +57,6 @@ def test_with_bad_arguments_it_stays_off(opt, loss_scale, error):
 
 
 def test_a_tensorflow_without_it_is_told_of(monkeypatch):
-    monkeypatch.setattr(rewrite, "_of_tensorflow", lambda: None)
+    monkeypatch.setattr(v1, "mixed_precision", None)
     with pytest.raises(NotImplementedError, match="Cast in the model"):
         enable_mixed_precision_graph_rewrite(v1.train.AdamOptimizer())
