@@ -79,9 +79,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     dividing the gradients afterwards, in float32, gives back their true size. A
     scale that is too large makes gradients overflow, and that step is skipped.
 
-    A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`. It
-    calls `super().__init__()` and keeps its state in variables that `_add_weight`
-    creates. This class does the rest, across replicas too:
+    A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`, and
+    keeps its state in variables that `_add_weight` creates. This class does the rest:
 
     ```
     update(grads):
@@ -91,8 +90,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
       should_apply_gradients = is_finite
     ```
 
-    The interface is that of TensorFlow's `LossScale`. `adjust`, `scale`, `unscale` and
-    the counters are new. A loss scale works in replica and in cross-replica context.
+    The interface is that of TensorFlow's `LossScale`; `adjust`, `scale`, `unscale` and
+    the counters are new. It works in replica and in cross-replica context.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
@@ -105,8 +104,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     Attributes:
       needs_largest: Whether the rule asks for the greatest magnitude of a step's
         gradients. A subclass sets it in its class.
-      checks_gradients: Whether `update` looks at the gradients. If a subclass sets it
-        to False, `update` returns the Python value True, and every step is applied.
+      checks_gradients: Whether `update` looks at the gradients. If not, it returns the
+        Python value True, and every step is applied.
       skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
       has_scaled: Whether this object has multiplied a loss in this process. If this
         and `has_been_read` are False, an optimizer that applies gradients warns.
@@ -203,12 +202,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale with the arguments of another one.
+        """Returns a new loss scale, given what `get_config` of another one returned.
 
-        The state is not among them: the scale begins at its first value, and the
-        counters at 0. A checkpoint restores the state.
-
-        `config` is what `get_config` returned.
+        It begins in its initial state: only a checkpoint holds the state.
         """
         return cls(**config)
 

@@ -110,10 +110,9 @@ class DynamicLossScale(LossScale):
       bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
       cooldown_steps: `int64` variable of shape `[]`, how many more steps the scale does
         not back off. None without `backoff_cooldown`.
-      window_steps: `int64` variable of shape `[]`, steps since the scale last grew or
-        backed off. None without `overflow_tolerance`.
-      window_bad_steps: `int64` variable of shape `[]`, bad steps since the scale last
-        backed off. None without `overflow_tolerance`.
+      window_steps, window_bad_steps: `int64` variables of shape `[]`: steps since the
+        scale last grew or backed off, and bad steps since it last backed off. None
+        without `overflow_tolerance`.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -174,8 +173,8 @@ class DynamicLossScale(LossScale):
         (4294967296.0, 1000, 4)
 
         Args:
-          name: A key of `lossscale.presets.PRESETS`, such as "torch". That table says
-            where each preset comes from, and how it differs from the original.
+          name: A key of `lossscale.presets.PRESETS`. That table names each preset's
+            source, and says how it differs from it.
           **overrides: Arguments of this class, in place of the preset's.
 
         Raises:

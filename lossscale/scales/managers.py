@@ -7,7 +7,6 @@ any manager, also one of your own, to `LossScaleOptimizer`.
 from __future__ import annotations
 
 import abc
-from functools import partial
 from typing import Any, Dict
 
 import tensorflow as tf
@@ -17,15 +16,6 @@ from lossscale.runtime.aliases import Flag
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
-
-#: The arguments of `ExponentialUpdateLossScaleManager`, so that errors name its own.
-_EXPONENTIAL = arguments.Declared(
-    init_loss_scale=partial(arguments.loss_scale, least=1.0),
-    incr_every_n_steps=arguments.count,
-    decr_every_n_nan_or_inf=arguments.count,
-    incr_ratio=partial(arguments.factor, above=1.0),
-    decr_ratio=partial(arguments.factor, above=0.0, below=1.0),
-)
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
@@ -103,9 +93,8 @@ class FixedLossScaleManager(_StandsOnLossScale):
 class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
     """A loss scale that grows after good steps and shrinks after several bad ones.
 
-    It is `DynamicLossScale` with `hysteresis_reset=("growth", "backoff")`: bad steps
-    add up until the scale changes; a good step between them does not clear their count.
-    The scale never falls below 1.
+    It is a `DynamicLossScale`: bad steps add up until the scale changes; a good step
+    between them does not clear their count. The scale never falls below 1.
 
     >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=1000)
     >>> for is_finite in [False, True, False]:
@@ -136,16 +125,15 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ) -> None:
-        _EXPONENTIAL.keep(self, locals())
+        # Checked here, too, so that errors have these names.
+        start = arguments.loss_scale("init_loss_scale", init_loss_scale, least=1.0)
+        period = arguments.count("incr_every_n_steps", incr_every_n_steps)
+        hysteresis = arguments.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+        growth = arguments.factor("incr_ratio", incr_ratio, above=1.0)
+        backoff = arguments.factor("decr_ratio", decr_ratio, above=0.0, below=1.0)
         super().__init__()
         self.loss_scale = DynamicLossScale(
-            self.init_loss_scale,
-            self.incr_every_n_steps,
-            self.incr_ratio,
-            backoff_factor=self.decr_ratio,
-            hysteresis=self.decr_every_n_nan_or_inf,
-            hysteresis_reset=("growth", "backoff"),
-            min_loss_scale=1.0,
+            start, period, growth, backoff_factor=backoff, hysteresis=hysteresis
         )
 
 
