@@ -34,9 +34,9 @@ __all__ = [
 class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     """A `tf.compat.v1.train.Optimizer` that scales the loss and skips bad steps.
 
-    It is for programs of TensorFlow 1. It has the names and arguments of
-    `tf.contrib.mixed_precision.LossScaleOptimizer`, and behaves like that class. For
-    Keras's optimizers use `lossscale.LossScaleOptimizer`.
+    It has the names, arguments and behaviour of
+    `tf.contrib.mixed_precision.LossScaleOptimizer`. For Keras's optimizers use
+    `lossscale.LossScaleOptimizer`.
 
     ```
     manager = lossscale.ExponentialUpdateLossScaleManager(2**15, 1000)
@@ -46,20 +46,18 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     ```
 
     `compute_gradients` returns unscaled gradients, which you can clip before you call
-    `apply_gradients`. A step is applied only if its gradients were finite on every
-    replica when they were computed, and are still finite when they are applied.
-    Otherwise nothing changes but the loss scale; `global_step` does not advance either.
+    `apply_gradients`. A step is applied only if all gradients that `compute_gradients`
+    returned were finite on every replica, also those that you do not apply, and if the
+    applied ones still are. Otherwise nothing changes but the loss scale; `global_step`
+    does not advance either.
 
-    A step needs all gradients that `compute_gradients` returned to be finite, even
-    those that you do not apply or have clipped. In eager mode and in a `tf.function`
-    the optimizer remembers whether they were. In a session, which runs any part of a
-    graph, it traces the applied gradients back to the computed ones, and computes them
-    all. There it cannot trace gradients that went through NumPy, a placeholder or a
-    variable, which another run may have assigned: it misses an overflow that was
-    clipped before.
+    In eager mode and in a `tf.function` the optimizer remembers whether they were. A
+    session runs any part of a graph. There the applied gradients are traced back to
+    the computed ones, but not through NumPy, a placeholder or a variable: an overflow
+    that was clipped before is missed.
 
-    If optimizers share a loss scale, each `apply_gradients` adjusts it. In this it
-    differs from `lossscale.LossScaleOptimizer`.
+    If optimizers share a loss scale, each `apply_gradients` adjusts it, other than with
+    `lossscale.LossScaleOptimizer`.
 
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.
