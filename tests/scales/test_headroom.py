@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from models import compiled
 
-import lossscale
 from lossscale import HeadroomLossScale
 
 MODES = ["eager", "graph", "xla"]
@@ -145,8 +144,3 @@ def test_without_the_largest_it_says_what_is_missing():
 def test_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         HeadroomLossScale(**arguments)
-
-
-def test_it_is_found_by_its_config():
-    config = lossscale.serialize(HeadroomLossScale(headroom=2))
-    assert lossscale.get(config).headroom == 2

@@ -355,12 +355,6 @@ class TestPlot:
         line = found.plot().get_lines()[0]
         assert len(line.get_xdata()) == 2
 
-    def test_it_draws_on_axes_that_are_given(self):
-        pyplot = __import__("matplotlib.pyplot").pyplot
-        _, ax = pyplot.subplots()
-        found = simulate(FixedLossScale(8), is_finite=[True])
-        assert found.plot(ax) is ax
-
 
 def test_without_matplotlib_only_the_plot_fails(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # an import of it fails
