@@ -1,7 +1,7 @@
 """A table of other systems' schedules, as arguments of DynamicLossScale.
 
-Every framework has its own rule for moving its loss scale. Each of these is the rule of
-`DynamicLossScale` with other arguments. Use one by its name:
+Each framework's rule is that of `DynamicLossScale` with other arguments. Use one by its
+name:
 
 >>> import lossscale
 >>> loss_scale = lossscale.DynamicLossScale.from_preset("torch", increment_period=100)
@@ -15,16 +15,16 @@ flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale
 >>> PRESETS["jmp"].asks_for
 ('initial_loss_scale',)
 
-Three differences apply to all presets, and the table does not repeat them:
+Three differences apply to all presets:
 
 * No schedule here ever leaves float32's normal range. If the original has no floor,
   ours is the smallest normal float32, so that the loss scale can never be 0. If the
   original grows to infinity, ours stops before.
 * Growth and backoff test `>=`, but most originals test `==`. If a restored counter is
   beyond its period, ours grows at the next good step, and such an original never again.
-* We compute the scale in float32. torch multiplies in float64 and rounds: the result is
-  the same to the last bit for factors that float32 holds exactly, as all defaults are.
-  DeepSpeed and apex double and halve a Python float: again the result is the same.
+* We compute the scale in float32. torch, DeepSpeed and apex compute in float64: the
+  result is the same to the last bit for factors that float32 holds exactly, as all
+  their defaults are.
 """
 
 from __future__ import annotations

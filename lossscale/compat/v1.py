@@ -69,8 +69,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
       ValueError: `loss_scale_manager` is out of range, or the strategy is for TPUs.
 
     Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_optimizer.py`;
-    for replicas and the names in checkpoints, TensorFlow 2.21
-    `python/training/experimental/loss_scale_optimizer.py`.
+    names in checkpoints: 2.21 `python/training/experimental/loss_scale_optimizer.py`.
     """
 
     #: What errors call the second argument.
@@ -162,8 +161,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
           run, None.
 
         Raises:
-          ValueError: The call is in cross-replica context, there is no gradient, or a
-            gradient has another shape than its variable.
+          ValueError: The context is the cross-replica one, there is no gradient, or one
+            has another shape than its variable.
         """
         replicas.check_can_apply()
         pairs = list(grads_and_vars)
@@ -222,8 +221,8 @@ def enable_mixed_precision_graph_rewrite(
 ) -> LossScaleOptimizer:
     """Turns on TensorFlow's rewrite of graphs to float16, and wraps an optimizer.
 
-    TensorFlow then rewrites graphs of new sessions and `tf.function` traces on a GPU.
-    `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite` turns it off.
+    TensorFlow then rewrites graphs of new sessions and `tf.function` traces on a GPU,
+    until `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite`.
 
     Args:
       opt: A `tf.compat.v1.train.Optimizer`.

@@ -98,19 +98,16 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     Python's and NumPy's functions get a number, which only eager mode has. Two loss
     scales are equal only if they are the same object.
 
-    If a class sets `needs_largest = True`, `_adjust` also gets the greatest magnitude
-    of the gradients. Finding it reads the gradients once more.
-
     Attributes:
-      needs_largest: Whether the rule asks for the greatest magnitude of a step's
-        gradients. A subclass sets it in its class.
+      needs_largest: Whether `_adjust` also gets the greatest magnitude of a step's
+        gradients, which are read once more for it. A subclass sets it in its class.
       checks_gradients: Whether `update` looks at the gradients. If not, it returns the
         Python value True, and every step is applied.
       skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
-      has_scaled: Whether this object has multiplied a loss in this process. If this
-        and `has_been_read` are False, an optimizer that applies gradients warns.
+      has_scaled: Whether this object has multiplied a loss in this process.
       has_been_read: Whether this object was read as a tensor in this process, as
-        `loss * optimizer.loss_scale` does.
+        `loss * optimizer.loss_scale` does. If this and `has_scaled` are False, an
+        optimizer that applies gradients warns.
       skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients
         not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
       consecutive_skipped_steps: `int64` variable of shape `[]`, the number of such
@@ -180,13 +177,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """Moves the subclass's state by one step: the rule, and nothing else.
 
         Called once for all replicas. AutoGraph does not convert it: branch with
-        `tf.where`. If `needs_largest` is set: `_adjust(is_finite, largest)`.
+        `tf.where`.
 
         Args:
           is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
-          largest: A `float32` tensor of shape `[]`, equal on all replicas: the greatest
-            magnitude of the unscaled gradients, before you clipped them. Infinite on a
-            bad step, 0 without gradients.
+          largest: Only if `needs_largest` is set. A `float32` tensor of shape `[]`,
+            equal on all replicas: the greatest magnitude of the unscaled gradients,
+            before you clipped them. Infinite on a bad step, 0 without gradients.
 
         Returns:
           What a graph must run: the results of the variables' `assign`, or None.
@@ -287,11 +284,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           is bad, too, if its `largest` is negative or not finite.
 
         Raises:
-          TypeError: `is_finite` is no bool, or the loss scale needs `largest`, and it
-            is no number. Nothing has changed then.
+          TypeError: `is_finite` is no bool, or a `largest` that is needed no number.
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
-            Nothing has changed then.
         """
         return self._adjust_checked(*self._checked(is_finite, largest))
 
@@ -397,13 +392,11 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
-            own dtype), exactly if the loss scale is a power of two. The results are
-            cast to the dtype of the gradients: in float16, small ones become zero.
-            `None`s and sparsity are kept. Tensors that hold no floating-point numbers
-            are returned unchanged.
+            own dtype), exactly if the loss scale is a power of two.
 
         Returns:
-          A nest of the same structure.
+          A nest of the same structure, sparsity and dtypes: in float16, small ones
+          become zero. What holds no floating-point numbers is unchanged.
         """
         divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)

@@ -205,7 +205,9 @@ class DynamicLossScale(LossScale):
         grows = good >= period
         results = [self._move(grows, self._grown)]
         results += _assigned(self.good_steps, tf.where(grows, zero, good))
-        if not self._backs_off_at_once():
+        is_delayed = self.hysteresis > 1 or self.cooldown_steps is not None
+        is_delayed = is_delayed or self.overflow_tolerance is not None
+        if is_delayed or "backoff" not in self.hysteresis_reset:  # or none is left
             bad = tf.convert_to_tensor(self.bad_steps)
             if "growth" in self.hysteresis_reset:
                 bad = tf.where(grows, zero, bad)
@@ -235,22 +237,14 @@ class DynamicLossScale(LossScale):
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
             results += _assigned(self.cooldown_steps, left)
         if self.overflow_tolerance is not None:
-            steps = tf.where(backs_off, zero, steps)
+            results += _assigned(self.window_steps, tf.where(backs_off, zero, steps))
             bad_ones = tf.where(backs_off, zero, bad_ones)
-            results += _assigned(self.window_steps, steps)
             results += _assigned(self.window_bad_steps, bad_ones)
         if "backoff" in self.hysteresis_reset:
             bad = tf.where(backs_off, zero, bad)
         results += _assigned(self.bad_steps, bad)
         results += _assigned(self.good_steps, zero)
-        results += [self._move(backs_off, self._backed_off)]
-        return results
-
-    def _backs_off_at_once(self) -> bool:
-        """Tells whether each bad step moves the scale, and none is left to count."""
-        is_delayed = self.hysteresis > 1 or self.cooldown_steps is not None
-        is_delayed = is_delayed or self.overflow_tolerance is not None
-        return not is_delayed and "backoff" in self.hysteresis_reset
+        return [*results, self._move(backs_off, self._backed_off)]
 
     def _move(self, moves: Flag, moved: Callable[[Scalar], Scalar]) -> Op:
         """Moves the scale, unless a file held one that nobody can use."""

@@ -134,7 +134,10 @@ class HeadroomLossScale(LossScale):
         raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
         lowered = tf.maximum(tf.minimum(ceiling, scale) / 2.0, self.min_loss_scale)
         ceiling = tf.where(is_finite, tf.where(grows, raised, ceiling), lowered)
-        wanted = tf.where(peak > 0.0, self._scale_for(peak), scale)
+        # The exponent bits are the power of two. A logarithm would round.
+        bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
+        power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
+        wanted = tf.where(peak > 0.0, power * 2.0**-self.headroom, scale)
         moved = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
         moved = tf.where(tf.equal(current, scale), moved, scale)
         return [
@@ -143,13 +146,6 @@ class HeadroomLossScale(LossScale):
             self.ceiling.assign(ceiling, read_value=False),
             self.current_loss_scale.assign(moved, read_value=False),
         ]
-
-    def _scale_for(self, peak: Scalar) -> Scalar:
-        """Returns the scale, a power of two, that leaves `headroom` above `peak`."""
-        # The exponent bits are the power of two. A logarithm would round.
-        bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
-        power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
-        return power * 2.0**-self.headroom
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)

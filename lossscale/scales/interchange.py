@@ -1,10 +1,9 @@
 """import_state, export_state: continue another system's run here, or one of ours there.
 
-A state is a dict of plain numbers under the names that the system itself uses; the
-table `STATE_FORMATS` has them. TensorFlow's `DynamicLossScale` and each Keras's
-`LossScaleOptimizer` have two variables; torch, NeMo and Paddle have
-`GradScaler.state_dict()`; Megatron has its grad scaler's, and apex has
-`amp.state_dict()`. The rest are arguments of that system.
+A state is a dict of plain numbers under the system's own names, which `STATE_FORMATS`
+lists: the two variables of TensorFlow's `DynamicLossScale` and of each Keras's
+`LossScaleOptimizer`; `state_dict()` of the grad scalers of torch, NeMo, Paddle and
+Megatron; and apex's `amp.state_dict()`.
 
 Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
@@ -109,8 +108,7 @@ def import_state(
 ) -> DynamicLossScale:
     """Returns a loss scale that continues from another system's saved state.
 
-    Training goes on with the scale that the other system would have used next, except
-    for the differences that `lossscale.presets` lists.
+    Training goes on as in the other system, but for what `lossscale.presets` lists.
 
     >>> state = {  # torch.amp.GradScaler.state_dict()
     ...     "scale": 1024.0,
@@ -178,9 +176,8 @@ def import_state(
 def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     """Returns a loss scale's state in the form in which another system saves its own.
 
-    If that system loads it, the run goes on as it would have here, but with that
-    system's floor. Pass to its constructor what its state does not hold, such as
-    Megatron's `hysteresis`.
+    There the run goes on as it would have here, but with that system's floor. Pass to
+    its constructor what its state lacks, such as Megatron's `hysteresis`.
 
     >>> state = export_state("keras3", DynamicLossScale(1024))
     >>> state
@@ -197,8 +194,7 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     Raises:
       TypeError: `loss_scale` is no `DynamicLossScale`.
       ValueError: The system is unknown, or cannot do what `loss_scale` does, such as
-        hysteresis or a ceiling if the system has none, a growth other than doubling in
-        Keras, or a search that is not over.
+        hysteresis, a ceiling, another growth than doubling, or a search.
     """
     theirs = _state_format(system)
     loss_scale = unguarded(loss_scale)
@@ -244,9 +240,8 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
         found = state[key]  # NumPy has a boolean type of its own
         if not isinstance(found, (type(value), np.bool_)) or found != value:
             raise ValueError(
-                f"`{path}[{key!r}]` must be {value}, got "
-                f"{arguments.shown(state[key])}. If the scale never changes, use "
-                "FixedLossScale."
+                f"`{path}[{key!r}]` must be {value}, got {arguments.shown(found)}. If "
+                "the scale never changes, use FixedLossScale."
             )
     return {
         ours: _CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
@@ -255,19 +250,18 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
 
 
 def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
+    shown = arguments.shown
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"`{path}` must be a dict with the keys {keys}, got "
-            f"{arguments.shown(state)}."
+            f"`{path}` must be a dict with the keys {keys}, got {shown(state)}."
         )
     missing = [key for key in keys if key not in state]
     unknown = [key for key in state if key not in keys]
     if missing or unknown:
         raise ValueError(
-            f"`{path}` must have the keys {keys}, got "
-            f"{arguments.shown(list(state))}: missing are {missing}, unknown "
-            f"{arguments.shown(unknown)}. Pass only the scaler's own state; if it has "
-            "several scalers, pass one, under the key of the first."
+            f"`{path}` must have the keys {keys}, got {shown(list(state))}: missing "
+            f"are {missing}, unknown {shown(unknown)}. Pass only the scaler's own "
+            "state; if it has several, pass one, under the key of the first."
         )
 
 

@@ -1,7 +1,6 @@
 """The LossScaleManager family of TensorFlow 1.15's `tf.contrib.mixed_precision`.
 
-Names, arguments and meaning are contrib's. Each manager uses a LossScale. You can pass
-any manager, also one of your own, to `LossScaleOptimizer`.
+Names, arguments and meaning are contrib's. `LossScaleOptimizer` takes any manager.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
       ValueError: `loss_scale` is less than 1, or not finite in float32.
 
     Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`;
-    `loss_scale_optimizer.py` beside it skips steps.
+    `loss_scale_optimizer.py` beside it.
     """
 
     def __init__(self, loss_scale: float) -> None:

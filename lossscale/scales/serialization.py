@@ -100,8 +100,8 @@ def deserialize(
       A `LossScale` in its initial state.
 
     Raises:
-      TypeError: `config` is not such a dict, or has an unknown argument or one of the
-        wrong type.
+      TypeError: `config` is not such a dict, or an argument is unknown or of a wrong
+        type.
       ValueError: The class is unknown, or an argument is out of range.
     """
     return _deserialized("config", config, custom_objects)

@@ -16,6 +16,7 @@ can add other keys, which are ignored. Nothing is ever unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import zipfile
@@ -43,8 +44,8 @@ _HEIGHT = 0.4
 class Run:
     """What happened at each step of a run: what `load_run` reads from a file.
 
-    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on it. As
-    in older versions, `is_finite, loss_scale = run` gives the first two arrays.
+    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on it.
+    `is_finite, loss_scale = run` gives the first two arrays.
 
     Attributes:
       is_finite: A `bool` array of shape `[steps]`: whether all gradients of a step were
@@ -59,7 +60,7 @@ class Run:
     loss_scale: Optional[Array] = None
     largest: Optional[Array] = None
 
-    # In older versions a run was a pair, so it still behaves like one.
+    # A run still behaves like the pair that it once was.
     def __iter__(self) -> Iterator[Any]:
         return iter((self.is_finite, self.loss_scale))
 
@@ -148,9 +149,8 @@ def load_run(path: Any) -> Run:
     """Reads a recorded run that `save_run` or `LossScaleMonitor` wrote.
 
     Args:
-      path: A NumPy `.npz` file that holds `is_finite`, a `bool` array of shape
-        `[steps]`, and may hold `loss_scale` and `largest`, `float32` arrays of the same
-        shape. Other arrays in it are ignored.
+      path: A NumPy `.npz` file that holds the arrays `is_finite` and perhaps
+        `loss_scale` and `largest`. Others are ignored.
 
     Returns:
       A `Run`.
@@ -196,20 +196,16 @@ def load_run(path: Any) -> Run:
 def check_writable(name: str, value: Any) -> str:
     """Returns a path as a string if a run may be written there, else raises."""
     found = arguments.writable_path(name, value)
-    if os.path.exists(found) and os.path.getsize(found) and not _is_run(found):
-        raise ValueError(
-            f"`{name}` must be a new file or a recorded run, got {found!r}, a file of "
-            "another kind. To keep it, choose another name; else remove it first."
-        )
-    return found
-
-
-def _is_run(path: str) -> bool:
-    try:
-        with zipfile.ZipFile(path) as file:
-            return "is_finite.npy" in file.namelist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return False
+    if not os.path.exists(found) or not os.path.getsize(found):
+        return found
+    not_one = (zipfile.BadZipFile, ValueError, NotImplementedError)
+    with contextlib.suppress(*not_one), zipfile.ZipFile(found) as file:
+        if "is_finite.npy" in file.namelist():
+            return found
+    raise ValueError(
+        f"`{name}` must be a new file or a recorded run, got {found!r}, a file of "
+        "another kind. To keep it, choose another name; else remove it first."
+    )
 
 
 def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
