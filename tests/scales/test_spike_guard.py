@@ -91,14 +91,8 @@ def state(guard):
 
 
 def expected(model):
-    return (
-        model.recent,
-        model.limit,
-        model.spikes,
-        model.above,
-        model.scale,
-        model.good,
-    )
+    counts = model.spikes, model.above, model.scale, model.good
+    return (model.recent, model.limit, *counts)
 
 
 @pytest.mark.slow_on_the_newest
