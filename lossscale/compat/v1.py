@@ -56,7 +56,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     the computed ones, but not through NumPy, a placeholder or a variable: an overflow
     that was clipped before is missed.
 
-    If optimizers share a loss scale, each `apply_gradients` adjusts it, other than with
+    If optimizers share a loss scale, each `apply_gradients` adjusts it, unlike those of
     `lossscale.LossScaleOptimizer`.
 
     Args:

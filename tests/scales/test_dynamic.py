@@ -8,7 +8,6 @@ import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import compiled as compile_for
 
 from lossscale import DynamicLossScale, simulate
 from lossscale.scales.dynamic import HYSTERESIS_RESETS
@@ -192,20 +191,12 @@ def test_a_backoff_rounds_alike_in_every_mode(multiplier):
     for _ in range(8):
         expected.append(expected[-1] / np.float32(multiplier))
 
-    def driven(run):
-        loss_scale = DynamicLossScale(start, multiplier=multiplier)
-        step = run(lambda flag: loss_scale.adjust(flag)[1])
-        seen = [loss_scale.numpy()]
-        for _ in range(8):
-            step(tf.constant(False))
-            seen.append(loss_scale.numpy())
-        return seen
+    def make():
+        return DynamicLossScale(start, multiplier=multiplier)
 
-    assert driven(lambda function: function) == expected
-    assert driven(lambda function: compile_for(function, "graph")) == expected
-    assert driven(lambda function: compile_for(function, "xla")) == expected
-    loss_scale = DynamicLossScale(start, multiplier=multiplier)
-    simulated = simulate(loss_scale, is_finite=np.zeros([8], bool))
+    for mode in ("eager", "graph", "xla"):
+        assert drive(make, [False] * 8, mode)[0] == expected[1:]
+    simulated = simulate(make(), is_finite=np.zeros([8], bool))
     assert [*simulated.loss_scale, simulated.final_loss_scale] == expected
 
 

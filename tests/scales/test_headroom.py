@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled
+from driving import drive
 
 from lossscale import HeadroomLossScale
 
@@ -75,17 +75,7 @@ def random_config(rng):
 def test_every_step_is_the_references(rng, mode):
     for _ in range(8 if mode == "eager" else 5):
         config, run = random_config(rng), random_run(rng, 150)
-        loss_scale = HeadroomLossScale(**config)
-
-        def step(is_finite, largest, loss_scale=loss_scale):
-            loss_scale.adjust(is_finite, largest)
-            return loss_scale()
-
-        step = compiled(step, mode)
-        seen = [
-            float(step(tf.constant(flag), tf.constant(m, tf.float32)))
-            for flag, m in run
-        ]
+        seen, _ = drive(lambda config=config: HeadroomLossScale(**config), run, mode)
         assert seen == reference(run, config)
 
 

@@ -8,10 +8,9 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import MODES
+from driving import EAGER_REPLICAS, MODES, ON_OTHERS, drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import compiled
 
 import lossscale
 from lossscale import (
@@ -110,56 +109,19 @@ def test_every_step_of_every_run_is_the_references(seed):
     assert int(guard.skipped_steps) == int(guard.loss_scale.skipped_steps) == bad
 
 
-def follow(mode, seed, mirrored, steps=40):
-    """Returns the state after each step of a run, and what was decided, in a mode."""
-    rule, run = draw(seed, steps)
-    is_replicated = mode not in ("eager", "graph", "xla")
-    with mirrored.scope() if is_replicated else tf.device(None):
-        guard = make(rule)
-
-    def gradients(grad):
-        if not is_replicated:
-            return [grad]
-        context = tf.distribute.get_replica_context()
-        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-        return [tf.where(last, grad, [0.0, 2.0**-60])]
-
-    def step(grad):
-        if not is_replicated:
-            return guard.update(gradients(grad))[1]
-        if mode.startswith("replica"):
-            in_replica = lambda grad: guard.update(gradients(grad))[1]  # noqa: E731
-            return mirrored.run(in_replica, args=(grad,))
-        grads = mirrored.run(gradients, args=(grad,))
-        with mirrored.scope():
-            return guard.update(grads)[1]
-
-    if is_replicated:
-        step = tf.function(step) if mode.endswith("graph") else step
-    elif mode != "eager":
-        step = compiled(step, mode)
-    model = Reference(*rule)
-    for is_finite, largest in run:
-        grad = [-largest, largest / 4 if is_finite else np.inf]
-        answers = step(tf.constant(grad, tf.float32))
-        if is_replicated:
-            answers = mirrored.experimental_local_results(answers)
-            assert len({bool(each) for each in answers}) == 1
-            answers = answers[0]
-        # The least on the other replica counts where this one has none.
-        seen = max(largest, 2.0**-60) if is_replicated else largest
-        assert bool(answers) == model.step(is_finite, seen), (mode, seed)
-        assert state(guard) == expected(model), (mode, seed)
-
-
-IN_A_LOOP = [mode for mode in MODES if mode not in ("v1", "replica", "cross-replica")]
-
-
 @pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("mode", IN_A_LOOP)
+@pytest.mark.parametrize("mode", [m for m in MODES if m not in EAGER_REPLICAS])
 def test_every_mode_gives_what_the_reference_gives(mode, mirrored):
     for seed in (0, 5):
-        follow(mode, seed, mirrored)
+        rule, run = draw(seed)
+        if "replica" in mode:
+            run = [(flag, max(largest, ON_OTHERS)) for flag, largest in run]
+        model, expected = Reference(*rule), []
+        for is_finite, largest in run:
+            applied = model.step(is_finite, largest)
+            expected.append((model.scale, applied))
+        scales, applied = drive(lambda rule=rule: make(rule), run, mode, mirrored)
+        assert list(zip(scales, applied)) == expected, seed
 
 
 def test_the_drawn_runs_have_every_case():
