@@ -272,6 +272,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     ) -> Tuple[Op, Any]:
         """Adjusts the loss scale to one step, given whether its gradients were finite.
 
+        If it raises an error, nothing has changed.
+
         Args:
           is_finite: A `bool`, or a `bool` tensor with one element, which must be equal
             on all replicas: whether every gradient of the step was finite.
@@ -284,7 +286,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           is bad, too, if its `largest` is negative or not finite.
 
         Raises:
-          TypeError: `is_finite` is no bool, or a `largest` that is needed no number.
+          TypeError: `is_finite` is no bool, or `largest` is needed and is no number.
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
         """
