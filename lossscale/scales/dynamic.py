@@ -205,9 +205,7 @@ class DynamicLossScale(LossScale):
         grows = good >= period
         results = [self._move(grows, self._grown)]
         results += _assigned(self.good_steps, tf.where(grows, zero, good))
-        is_delayed = self.hysteresis > 1 or self.cooldown_steps is not None
-        is_delayed = is_delayed or self.overflow_tolerance is not None
-        if is_delayed or "backoff" not in self.hysteresis_reset:  # or none is left
+        if not self._backs_off_at_once():
             bad = tf.convert_to_tensor(self.bad_steps)
             if "growth" in self.hysteresis_reset:
                 bad = tf.where(grows, zero, bad)
@@ -245,6 +243,12 @@ class DynamicLossScale(LossScale):
         results += _assigned(self.bad_steps, bad)
         results += _assigned(self.good_steps, zero)
         return [*results, self._move(backs_off, self._backed_off)]
+
+    def _backs_off_at_once(self) -> bool:
+        """Tells whether each bad step moves the scale, and none is left to count."""
+        is_delayed = self.hysteresis > 1 or self.cooldown_steps is not None
+        is_delayed = is_delayed or self.overflow_tolerance is not None
+        return not is_delayed and "backoff" in self.hysteresis_reset
 
     def _move(self, moves: Flag, moved: Callable[[Scalar], Scalar]) -> Op:
         """Moves the scale, unless a file held one that nobody can use."""
