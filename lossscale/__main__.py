@@ -9,7 +9,7 @@ import argparse
 import os
 import platform
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,6 @@ from lossscale.runtime import kerases
 
 #: NVIDIA GPUs of this compute capability or a higher one have float16 tensor cores.
 TENSOR_CORES = (7, 0)
-_RUN_FILE = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
 
 
 def report() -> str:
@@ -79,25 +78,21 @@ def _devices() -> Dict[str, str]:
         return {"devices": f"cannot be listed: {type(error).__name__}: {error}"}
     lines = {}
     for device in found:
-        what, capability = _details(device)
+        capability = None
+        if device.device_type == "CPU":
+            what = f"{os.cpu_count()} cores"
+        else:
+            try:
+                details = tf.config.experimental.get_device_details(device)
+                what = str(details.get("device_name", "unnamed"))
+                capability = details.get("compute_capability")
+            except Exception as error:
+                what = f"no details: {type(error).__name__}: {error}"
+        if capability is not None:
+            what += f", compute capability {'.'.join(map(str, capability))}"
         advice = on_device(device.device_type, capability)
         lines[device.name.replace("/physical_device:", "")] = f"{what}; {advice}"
     return lines
-
-
-def _details(device: Any) -> Tuple[str, Optional[Tuple[int, ...]]]:
-    """Returns what a device is, and its compute capability if it has one."""
-    if device.device_type == "CPU":
-        return f"{os.cpu_count()} cores", None
-    try:
-        details: Dict[str, Any] = tf.config.experimental.get_device_details(device)
-    except Exception as error:
-        return f"no details: {type(error).__name__}: {error}", None
-    capability = details.get("compute_capability")
-    words: List[str] = [str(details.get("device_name", "unnamed"))]
-    if capability is not None:
-        words.append(f"compute capability {'.'.join(map(str, capability))}")
-    return ", ".join(words), capability
 
 
 def on_device(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
@@ -110,11 +105,9 @@ def on_device(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
         return "loss scaling: not tested on this kind of device"
     if capability is None:
         return "loss scaling: yes, for float16; the speed of float16 here is unknown"
-    if tuple(capability) < TENSOR_CORES:
-        return (
-            "loss scaling: works; without tensor cores float16 saves memory, not time"
-        )
-    return "loss scaling: yes, for float16, which is fast on its tensor cores"
+    if tuple(capability) >= TENSOR_CORES:
+        return "loss scaling: yes, for float16, which is fast on its tensor cores"
+    return "loss scaling: works; without tensor cores float16 saves memory, not time"
 
 
 def main(given: Optional[Sequence[str]] = None) -> int:
@@ -126,10 +119,8 @@ def main(given: Optional[Sequence[str]] = None) -> int:
     Returns:
       0. Exits with 2 on an unknown argument, or if the command fails.
     """
-    parser = argparse.ArgumentParser(
-        prog="lossscale",
-        description="Without a command: prints what a bug report must say.",
-    )
+    what = "Without a command: prints what a bug report must say."
+    parser = argparse.ArgumentParser(prog="lossscale", description=what)
     version = f"lossscale {lossscale.__version__}"
     parser.add_argument("--version", action="version", version=version)
     parser.set_defaults(answer=lambda _: report())
@@ -138,22 +129,24 @@ def main(given: Optional[Sequence[str]] = None) -> int:
         "simulate", help="replay schedules over a recorded run"
     )
     simulated.set_defaults(answer=_simulated)
-    simulated.add_argument("file", metavar="FILE", help=_RUN_FILE)
+    simulated.add_argument("--plot", metavar="FILE", help="also draw them to FILE")
+    names = sorted(PRESETS)
     simulated.add_argument(
         "--preset",
         nargs="+",
         metavar="NAME",
-        choices=sorted(PRESETS),
+        choices=names,
         default=["dynamic"],
-        help=f"one or more of {', '.join(sorted(PRESETS))} (dynamic if not given)",
+        help=f"one or more of {', '.join(names)} (dynamic if not given)",
     )
-    simulated.add_argument("--plot", metavar="FILE", help="also draw them to FILE")
     plotted = commands.add_parser("plot", help="draw a recorded run")
     plotted.set_defaults(answer=_plotted)
-    plotted.add_argument("file", metavar="FILE", help=_RUN_FILE)
     plotted.add_argument(
         "--output", metavar="FILE", help="the picture's file (FILE.png if not given)"
     )
+    recorded = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
+    for command in (simulated, plotted):
+        command.add_argument("file", metavar="FILE", help=recorded)
     asked = parser.parse_args(given)
     try:
         print(asked.answer(asked))
@@ -165,36 +158,30 @@ def main(given: Optional[Sequence[str]] = None) -> int:
 def _simulated(asked: argparse.Namespace) -> str:
     """Returns a line for each schedule, and draws them if --plot is given."""
     run = lossscale.load_run(asked.file)
-    found = {
-        name: lossscale.simulate(
-            _preset(name, run), is_finite=run.is_finite, largest=run.largest
-        )
-        for name in asked.preset
-    }
     lines = [f"{'':24}{'skipped':>10}{'longest stall':>15}{'at the end':>12}"]
-    for name, simulation in found.items():
+    simulations = {}
+    for name in asked.preset:
+        given, recorded = {}, run.loss_scale
+        asks_for_start = "initial_loss_scale" in PRESETS[name].asks_for
+        if asks_for_start and recorded is not None and len(recorded):
+            given["initial_loss_scale"] = float(recorded[0])  # where the run began
+        loss_scale = lossscale.DynamicLossScale.from_preset(name, **given)
+        simulation = lossscale.simulate(
+            loss_scale, is_finite=run.is_finite, largest=run.largest
+        )
+        simulations[name] = simulation
         final = scale_text(simulation.final_loss_scale)
         lost, stall = simulation.steps_lost, simulation.longest_stall
         lines.append(f"{name:24}{lost:>10}{stall:>15}{final:>12}")
     if asked.plot:
-        size = {"figsize": (8, 3 * len(found)), "layout": "constrained"}
+        size = {"figsize": (8, 3 * len(simulations)), "layout": "constrained"}
         figure, axes = pyplot("simulate --plot").subplots(
-            len(found), sharex=True, squeeze=False, **size
+            len(simulations), sharex=True, squeeze=False, **size
         )
-        for ax, (name, simulation) in zip(axes.flat, found.items()):
+        for ax, (name, simulation) in zip(axes.flat, simulations.items()):
             simulation.plot(ax).set_title(name)
         figure.savefig(asked.plot)
     return "\n".join(lines)
-
-
-def _preset(name: str, run: lossscale.Run) -> lossscale.DynamicLossScale:
-    """Returns a preset's loss scale. Without a start, it begins where the run did."""
-    given = {}
-    recorded = run.loss_scale
-    asks_for = PRESETS[name].asks_for
-    if "initial_loss_scale" in asks_for and recorded is not None and len(recorded):
-        given["initial_loss_scale"] = float(recorded[0])
-    return lossscale.DynamicLossScale.from_preset(name, **given)
 
 
 def _plotted(asked: argparse.Namespace) -> str:

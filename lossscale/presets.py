@@ -1,7 +1,7 @@
 """A table of other systems' schedules, as arguments of DynamicLossScale.
 
-Every framework has its own rule for moving its loss scale. Each of these is the rule of
-`DynamicLossScale` with other arguments. Use one by its name:
+Each framework's rule is that of `DynamicLossScale` with other arguments. Use one by its
+name:
 
 >>> import lossscale
 >>> loss_scale = lossscale.DynamicLossScale.from_preset("torch", increment_period=100)
@@ -15,16 +15,16 @@ flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale
 >>> PRESETS["jmp"].asks_for
 ('initial_loss_scale',)
 
-Three differences apply to all presets, and the table does not repeat them:
+Three differences apply to all presets:
 
 * No schedule here ever leaves float32's normal range. If the original has no floor,
   ours is the smallest normal float32, so that the loss scale can never be 0. If the
   original grows to infinity, ours stops before.
 * Growth and backoff test `>=`, but most originals test `==`. If a restored counter is
   beyond its period, ours grows at the next good step, and such an original never again.
-* We compute the scale in float32. torch multiplies in float64 and rounds: the result is
-  the same to the last bit for factors that float32 holds exactly, as all defaults are.
-  DeepSpeed and apex double and halve a Python float: again the result is the same.
+* We compute the scale in float32. torch, DeepSpeed and apex compute in float64: the
+  result is the same to the last bit for factors that float32 holds exactly, as all
+  their defaults are.
 """
 
 from __future__ import annotations
@@ -51,266 +51,198 @@ class Preset(NamedTuple):
     differs: str
 
 
-def _preset(source: str, differs: str = "", **given: Any) -> Preset:
-    """Returns a row of the table. `...` marks what the user must give."""
-    asks_for = tuple(name for name, value in given.items() if value is ...)
-    settled = {name: value for name, value in given.items() if value is not ...}
-    return Preset(MappingProxyType(settled), asks_for, source, differs)
-
-
+#: The columns of the table. A row may end early. None, or no cell: the default.
+_COLUMNS = (
+    "initial_loss_scale",
+    "increment_period",
+    "multiplier",
+    "backoff_factor",
+    "hysteresis",
+    "hysteresis_reset",
+    "min_loss_scale",
+    "max_loss_scale",
+)
 #: Our floor for systems that have none: the smallest normal float32.
 _NO_FLOOR = arguments.FLOAT32_MIN
+
+
+def _row(
+    cells: Tuple[Any, ...], source: str, differs: str = "", **others: Any
+) -> Preset:
+    """Returns a row of the table. `...` marks what the user must give."""
+    given = {k: v for k, v in zip(_COLUMNS, cells) if v is not None}
+    asks_for = tuple(name for name, value in given.items() if value is ...)
+    settled = {name: value for name, value in given.items() if value is not ...}
+    return Preset(MappingProxyType({**settled, **others}), asks_for, source, differs)
+
+
 # Each row was read from the file and the version that it names, never written from
 # memory. `tests/scales/test_originals.py` runs most of them against the original.
 _NAMED = {
-    "tensorflow": _preset(
+    "tensorflow": _row(
+        (2.0**15, 2000),
         "TensorFlow 2.21, tensorflow/python/training/experimental/loss_scale.py, "
         "DynamicLossScale; tf_keras 2.21, "
         "tf_keras/src/mixed_precision/loss_scale_optimizer.py",
-        initial_loss_scale=2.0**15,
-        increment_period=2000,
     ),
-    "keras3": _preset(
+    "keras3": _row(
+        (2.0**15, 2000, None, 0.5, None, None, _NO_FLOOR),
         "Keras 3.15.1, keras/src/optimizers/loss_scale_optimizer.py, "
         "LossScaleOptimizer",
         "Theirs can fall to 0 or grow to infinity, and stays there.",
-        initial_loss_scale=2.0**15,
-        increment_period=2000,
-        backoff_factor=0.5,
-        min_loss_scale=_NO_FLOOR,
     ),
-    "torch": _preset(
+    "torch": _row(
+        (2.0**16, 2000, None, 0.5, None, None, _NO_FLOOR),
         "PyTorch 2.13.0, torch/amp/grad_scaler.py, GradScaler",
         "Theirs falls to 0.",
-        initial_loss_scale=2.0**16,
-        increment_period=2000,
-        backoff_factor=0.5,
-        min_loss_scale=_NO_FLOOR,
     ),
-    "jmp": _preset(
+    "jmp": _row(
+        (..., 2000),
         "jmp 0.0.4, jmp/_src/loss_scale.py, DynamicLossScale",
         "Under jax.jit theirs ignores any floor other than 1.",
-        initial_loss_scale=...,
-        increment_period=2000,
     ),
-    "flax": _preset(
+    "flax": _row(
+        (2.0**16, 2001, None, 0.5, None, None, _NO_FLOOR, arguments.FLOAT32_MAX),
         "flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale",
         "Theirs counts one step more: growth_interval=2000 grows on the 2001st "
         "good step. For their growth_interval=n give increment_period=n + 1.",
-        initial_loss_scale=2.0**16,
-        increment_period=2001,
-        backoff_factor=0.5,
-        min_loss_scale=_NO_FLOOR,
-        max_loss_scale=arguments.FLOAT32_MAX,
     ),
-    "apex": _preset(
+    "apex": _row(
+        (2.0**16, 2000, None, 0.5, None, None, _NO_FLOOR, 2.0**24),
         "apex at b82c6bd, apex/amp/scaler.py, LossScaler, and "
         "apex/amp/frontend.py, initialize",
         "Theirs falls to 0, unless initialize is given min_loss_scale.",
-        initial_loss_scale=2.0**16,
-        increment_period=2000,
-        backoff_factor=0.5,
-        min_loss_scale=_NO_FLOOR,
-        max_loss_scale=2.0**24,
     ),
-    "apex_hysteresis": _preset(
+    "apex_hysteresis": _row(
+        (..., ..., None, 0.5, ..., ("good",), _NO_FLOOR),
         "apex at 16aaa78, csrc/update_scale_hysteresis.cu",
         "Theirs falls to 0.",
-        initial_loss_scale=...,
-        increment_period=...,
-        backoff_factor=0.5,
-        hysteresis=...,
-        hysteresis_reset=("good",),
-        min_loss_scale=_NO_FLOOR,
     ),
-    "deepspeed": _preset(
+    "deepspeed": _row(
+        (2.0**16, 1000, None, None, 2, ("growth",)),
         "DeepSpeed at 0336518, deepspeed/runtime/fp16/loss_scaler.py, "
         "DynamicLossScaler; defaults: deepspeed/runtime/precision_config.py",
         "Theirs ends the run at the floor (raise_error_at_min_scale). From some "
         "later version on (0.19.8 has it) the first growth after the start, and "
         "after an overflow, comes one step later, on the 1001st good step.",
-        initial_loss_scale=2.0**16,
-        increment_period=1000,
-        hysteresis=2,
-        hysteresis_reset=("growth",),
     ),
-    "deepspeed_consecutive": _preset(
+    "deepspeed_consecutive": _row(
+        (2.0**16, 1000, None, None, 2, ("good",)),
         "DeepSpeed at 0336518, deepspeed/runtime/fp16/loss_scaler.py, "
         "DynamicLossScaler with consecutive_hysteresis=True",
         "The same as for deepspeed.",
-        initial_loss_scale=2.0**16,
-        increment_period=1000,
-        hysteresis=2,
-        hysteresis_reset=("good",),
     ),
-    "megatron": _preset(
+    "megatron": _row(
+        (2.0**32, 1000, None, 0.5, 2, ("growth",)),
         "megatron-core 0.16.1, megatron/core/optimizer/grad_scaler.py, "
         "DynamicGradScaler; defaults: megatron/core/optimizer/optimizer_config.py",
         "Theirs grows to infinity.",
-        initial_loss_scale=2.0**32,
-        increment_period=1000,
-        backoff_factor=0.5,
-        hysteresis=2,
-        hysteresis_reset=("growth",),
     ),
-    "colossalai": _preset(
+    "colossalai": _row(
+        (2.0**16, 1000, None, 0.5, 2, ("growth",), None, 2.0**32),
         "ColossalAI 0.5.0, colossalai/amp/naive_amp/grad_scaler/"
         "dynamic_grad_scaler.py, DynamicGradScaler; bounds: colossalai/amp/"
         "naive_amp/mixed_precision_mixin/fp16.py",
         "Its booster plugins start at 2**32.",
-        initial_loss_scale=2.0**16,
-        increment_period=1000,
-        backoff_factor=0.5,
-        hysteresis=2,
-        hysteresis_reset=("growth",),
-        max_loss_scale=2.0**32,
     ),
-    "paddle": _preset(
+    "paddle": _row(
+        (2.0**16, 2000, None, 0.5, 1, ("good", "backoff"), _NO_FLOOR),
         "PaddlePaddle 3.3.1, paddle/amp/grad_scaler.py, GradScaler",
         "Theirs falls to 0 and grows to infinity.",
-        initial_loss_scale=2.0**16,
-        increment_period=2000,
-        backoff_factor=0.5,
-        hysteresis=1,
-        hysteresis_reset=("good", "backoff"),
-        min_loss_scale=_NO_FLOOR,
     ),
-    "contrib": _preset(
+    "contrib": _row(
+        (..., ..., None, 0.8, 2, ("growth", "backoff")),
         "TensorFlow 1.15.5, tensorflow/contrib/mixed_precision/python/"
         "loss_scale_manager.py, ExponentialUpdateLossScaleManager",
-        initial_loss_scale=...,
-        increment_period=...,
-        backoff_factor=0.8,
-        hysteresis=2,
-        hysteresis_reset=("growth", "backoff"),
     ),
-    "openseq2seq": _preset(
+    "openseq2seq": _row(
+        (2.0**24, 2000, None, None, None, None, None, 2.0**24),
         "OpenSeq2Seq at 2383d5d, open_seq2seq/optimizers/automatic_loss_scaler.py, "
         "BackoffScaler",
         "Theirs reads and increments its count of steps in no fixed order: a growth "
         "may come a step early or late.",
-        initial_loss_scale=2.0**24,
-        increment_period=2000,
-        max_loss_scale=2.0**24,
     ),
-    "mindspore": _preset(
+    "mindspore": _row(
+        (2.0**24, 2000),
         "MindSpore 2.10.0, mindspore/train/loss_scale_manager.py, "
         "DynamicLossScaleManager, and mindspore/nn/wrap/loss_scale.py, "
         "DynamicLossScaleUpdateCell",
         "Theirs grows to infinity. The manager's update_loss_scale raises an error at "
         "the 1001st bad step in a row.",
-        initial_loss_scale=2.0**24,
-        increment_period=2000,
     ),
-    "oneflow": _preset(
+    "oneflow": _row(
+        (2.0**16, 2000, None, None, None, None, None, arguments.FLOAT32_MAX),
         "OneFlow 0.9.0, oneflow/amp/grad_scaler.py, GradScaler; rule and bounds: "
         "oneflow/user/kernels/dynamic_loss_scale_schedule_kernel.cpp at 9d8039e",
         "An older kernel (at 2f1c18a) stops at 2**16. For it give "
         "max_loss_scale=2.0**16.",
-        initial_loss_scale=2.0**16,
-        increment_period=2000,
-        max_loss_scale=arguments.FLOAT32_MAX,
     ),
-    "paddle_static": _preset(
+    "paddle_static": _row(
+        (2.0**15, 1000, None, 0.8, 2, ("good", "backoff")),
         "PaddlePaddle 3.3.1, paddle/static/amp/decorator.py, decorate",
         "There are two functions of that name. These are the defaults of the older, "
         "which runs if use_pure_fp16, use_fp16_guard or use_bf16 is given. The newer "
         "one has the defaults of paddle, with a floor of 1.",
-        initial_loss_scale=2.0**15,
-        increment_period=1000,
-        backoff_factor=0.8,
-        hysteresis=2,
-        hysteresis_reset=("good", "backoff"),
     ),
-    "guided_diffusion": _preset(
+    "guided_diffusion": _row(
+        (2.0**20, 1, 2.0**0.001, 0.5, None, None, _NO_FLOOR),
         "guided-diffusion at 22e0df8, guided_diffusion/fp16_util.py, "
         "MixedPrecisionTrainer",
         "Theirs adds 0.001 to the logarithm of the scale, in float64, and has no "
         "bounds. Ours, in float32, is 0.05 % off after 10,000 good steps in a row.",
-        initial_loss_scale=2.0**20,
-        increment_period=1,
-        multiplier=2.0**0.001,
-        backoff_factor=0.5,
-        min_loss_scale=_NO_FLOOR,
     ),
-    "nemo": _preset(
+    "nemo": _row(
+        (2.0**16, 2000, None, 0.5, ..., ("good",), _NO_FLOOR),
         "NeMo 2.2.1, nemo/lightning/_strategy_lib.py, GradScaler",
         "Theirs falls to 0. Its load_state_dict misspells a key: after a restore the "
         "next bad step always lowers its scale, whatever the hysteresis.",
-        initial_loss_scale=2.0**16,
-        increment_period=2000,
-        backoff_factor=0.5,
-        hysteresis=...,
-        hysteresis_reset=("good",),
-        min_loss_scale=_NO_FLOOR,
     ),
-    "mpx": _preset(
+    "mpx": _row(
+        (..., 2000, None, None, None, None, None, 65504.0),
         "mixed-precision-for-JAX 0.1.8, mpx/_loss_scaling.py, DynamicLossScaling",
         "Theirs has no default floor; its README gives 1.",
-        initial_loss_scale=...,
-        increment_period=2000,
-        max_loss_scale=65504.0,
     ),
-    "mmcv": _preset(
+    "mmcv": _row(
+        (2.0**32, 1000),
         "mmcv 1.7.2, mmcv/runner/fp16_utils.py, LossScaler",
         "Theirs grows to infinity. Fp16OptimizerHook uses it before torch 1.6, and "
         "torch's GradScaler since; its default, 512, is a fixed scale.",
-        initial_loss_scale=2.0**32,
-        increment_period=1000,
     ),
-    "fairseq": _preset(
+    "fairseq": _row(
+        (2.0**15, 2000, None, None, None, None, 2.0**-13),
         "fairseq 0.12.2, fairseq/optim/dynamic_loss_scaler.py, DynamicLossScaler; "
         "its arguments in training: fairseq/optim/fp16_optimizer.py",
         "Theirs grows to infinity. It ends the run when the scale would be 1e-4 or "
         "less: our floor is the last power of two above. Its trainer starts at 2**7 "
         "and grows after 2**14 / (workers * update_freq) steps. Its tolerance, 0 by "
         "default, is `overflow_tolerance`.",
-        initial_loss_scale=2.0**15,
-        increment_period=2000,
-        min_loss_scale=2.0**-13,
     ),
-    "chainer": _preset(
+    "chainer": _row(
+        (1.0, 1000, None, 0.5, None, None, None, 65504.0),
         "Chainer 7.8.1, chainer/optimizer.py, Optimizer.loss_scaling",
         "After the first bad step theirs grows by 2**(1 / 1000) at each good step, "
         "ours by 2 after 1000 in a row. No snapshot holds theirs: it starts again.",
-        initial_loss_scale=1.0,
-        increment_period=1000,
-        backoff_factor=0.5,
-        max_loss_scale=65504.0,
         search_period=1,
     ),
-    "stylegan2": _preset(
+    "stylegan2": _row(
+        (2.0**64, 1, 2.0**0.0005, 0.5, None, None, _NO_FLOOR),
         "StyleGAN2 at 59af465, dnnlib/tflib/optimizer.py, Optimizer",
         "Theirs adds 0.0005 to the logarithm of the scale, in float32, and has no "
         "bounds.",
-        initial_loss_scale=2.0**64,
-        increment_period=1,
-        multiplier=2.0**0.0005,
-        backoff_factor=0.5,
-        min_loss_scale=_NO_FLOOR,
     ),
-    "director": _preset(
+    "director": _row(
+        (1e4, 1001, None, 0.5, None, None, 1e-4, 1e4),
         "Director at a6a649e, embodied/agents/director/tfutils.py, Optimizer",
         "Theirs grows on the step after 1000 good ones. It ends the run when the "
         "scaled loss is not finite. DreamerV2 uses Keras's schedule: tensorflow.",
-        initial_loss_scale=1e4,
-        increment_period=1001,
-        backoff_factor=0.5,
-        min_loss_scale=1e-4,
-        max_loss_scale=1e4,
     ),
-    "dalle": _preset(
+    "dalle": _row(
+        (2.0**13, 1, 2.0**0.001, 2.0**-0.5, None, None, 2.0**7, 2.0**24),
         "Ramesh et al. 2021, Zero-Shot Text-to-Image Generation, arXiv 2102.12092, "
         "appendix D; its code is not public",
         "Theirs has a scale for each residual block, and multiplies start and bounds "
         "by the number of replicas, whose gradients it averages. Ours is one scale for "
         "the whole model.",
-        initial_loss_scale=2.0**13,
-        increment_period=1,
-        multiplier=2.0**0.001,
-        backoff_factor=2.0**-0.5,
-        min_loss_scale=2.0**7,
-        max_loss_scale=2.0**24,
         backoff_cooldown=125,
     ),
 }
@@ -323,17 +255,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 def preset_arguments(
     name: str, overrides: Mapping[str, Any], call: str = ""
 ) -> Dict[str, Any]:
-    """Returns the preset's arguments. `overrides` take precedence over them.
+    """Returns a preset's arguments, with `overrides` in place of some, or raises.
 
-    Args:
-      name: A key of `PRESETS`.
-      overrides: Arguments of `DynamicLossScale`.
-      call: The user's call, as text up to the overrides, for the error.
-
-    Raises:
-      TypeError: `name` is no string, or the preset asks for an argument that
-        `overrides` lacks.
-      ValueError: There is no such preset.
+    `call` is the user's call, as text up to the overrides, for the error.
     """
     if not isinstance(name, str):
         raise TypeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -105,14 +104,6 @@ def test_each_names_its_source(name):
     source = PRESETS[name].source
     assert re.search(r"\d", source), "a version"
     assert re.search(r"[\w/]+\.(py|cu)\b|arXiv \d+\.\d+", source), "a file or a paper"
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_a_plain_loss_scale(name):
-    first = DynamicLossScale.from_preset(name, **asked_by(name))
-    assert type(first) is DynamicLossScale
-    config = json.loads(json.dumps(lossscale.serialize(first)))
-    assert lossscale.deserialize(config).get_config() == first.get_config()
 
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if not PRESETS[n].asks_for])

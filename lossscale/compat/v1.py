@@ -4,14 +4,278 @@
 `tf.train.experimental` and `tf.compat.v1.mixed_precision`.
 """
 
-from lossscale.compat.optimizer import LossScaleOptimizer
-from lossscale.compat.rewrite import (
-    MixedPrecisionLossScaleOptimizer,
-    enable_mixed_precision_graph_rewrite,
-)
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterable, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.gradients.arithmetic import widened
+from lossscale.optimizer import wrappers
+from lossscale.optimizer.pending import Pending
+from lossscale.optimizer.record import Record
+from lossscale.optimizer.reduction import reduction_for
+from lossscale.optimizer.step import Step
+from lossscale.runtime import checkpoints, mode, replicas
+from lossscale.runtime.aliases import Grads, Op
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.scales import serialization
+from lossscale.scales.base import LossScale
 
 __all__ = [
     "LossScaleOptimizer",
     "MixedPrecisionLossScaleOptimizer",
     "enable_mixed_precision_graph_rewrite",
 ]
+
+
+class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
+    """A `tf.compat.v1.train.Optimizer` that scales the loss and skips bad steps.
+
+    It has the names, arguments and behaviour of
+    `tf.contrib.mixed_precision.LossScaleOptimizer`. For Keras's optimizers use
+    `lossscale.LossScaleOptimizer`.
+
+    ```
+    manager = lossscale.ExponentialUpdateLossScaleManager(2**15, 1000)
+    optimizer = tf.compat.v1.train.AdamOptimizer(1e-3)
+    optimizer = lossscale.compat.v1.LossScaleOptimizer(optimizer, manager)
+    train_op = optimizer.minimize(loss, global_step=global_step)
+    ```
+
+    `compute_gradients` returns unscaled gradients, which you can clip before you call
+    `apply_gradients`. A step is applied only if all gradients that `compute_gradients`
+    returned were finite on every replica, also those that you do not apply, and if the
+    applied ones still are. Otherwise nothing changes but the loss scale; `global_step`
+    does not advance either.
+
+    In eager mode and in a `tf.function` the optimizer remembers whether they were. A
+    session runs any part of a graph. There the applied gradients are traced back to
+    the computed ones, but not through NumPy, a placeholder or a variable: an overflow
+    that was clipped before is missed.
+
+    If optimizers share a loss scale, each `apply_gradients` adjusts it, unlike those of
+    `lossscale.LossScaleOptimizer`.
+
+    Args:
+      opt: A `tf.compat.v1.train.Optimizer`.
+      loss_scale_manager: Anything that `lossscale.get` takes except None: a
+        `LossScaleManager`, a `LossScale`, a number, or a name such as `"dynamic"`.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: `loss_scale_manager` is out of range, or the strategy is for TPUs.
+
+    Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_optimizer.py`;
+    names in checkpoints: 2.21 `python/training/experimental/loss_scale_optimizer.py`.
+    """
+
+    #: What errors call the second argument.
+    _argument = "loss_scale_manager"
+
+    def __init__(self, opt: Any, loss_scale_manager: Any) -> None:
+        _check_optimizer(opt)
+        replicas.refuse_tpu()
+        loss_scale = serialization.get(loss_scale_manager)
+        if loss_scale is None:
+            raise TypeError(
+                f"`{self._argument}` must not be None, got None. Use the optimizer "
+                "without this wrapper, or pass the number 1."
+            )
+        super().__init__(opt._use_locking, opt.get_name())
+        self._optimizer = opt
+        self._loss_scale = loss_scale
+        self._pending = Pending(loss_scale, divides_in_apply=False, is_keras=False)
+        # These are TensorFlow's names, so that its checkpoints can be restored.
+        self._track_trackable(opt, "base_optimizer")
+        self._track_trackable(loss_scale, "loss_scale")
+        # A SavedModel of a training step needs the state of the step.
+        self._track_trackable(Record(self._pending.kept()), "faults")
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The `LossScale`. `tf.convert_to_tensor` of it gives the current scale."""
+        return self._loss_scale
+
+    @do_not_convert
+    def compute_gradients(
+        self,
+        loss: Any,
+        var_list: Any = None,
+        gate_gradients: int = tf.compat.v1.train.Optimizer.GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Any = None,
+    ) -> List[Tuple[Any, Any]]:
+        """Returns the unscaled gradients of `loss`, computed from the scaled loss.
+
+        Args:
+          loss: A tensor, or a function that returns one. In eager mode a function.
+          var_list: The variables. None: all trainable ones.
+          gate_gradients: Passed to the inner optimizer, as are the next arguments.
+          aggregation_method: How to add up the terms of a gradient.
+          colocate_gradients_with_ops: Whether to compute them on the loss's devices.
+          grad_loss: The gradient already computed for `loss`, a tensor of its shape.
+
+        Returns:
+          A list of pairs of a gradient, which may be None, and its variable.
+        """
+        scale, scaled = self._loss_scale.scale, loss
+        if callable(loss):
+            scaled = lambda: scale(loss())  # noqa: E731 - as TensorFlow calls it
+        elif not mode.current().knows_values:  # or the inner optimizer raises an error
+            scaled = scale(loss)
+        pairs = self._optimizer.compute_gradients(
+            scaled,
+            var_list=var_list,
+            gate_gradients=gate_gradients,
+            aggregation_method=aggregation_method,
+            colocate_gradients_with_ops=colocate_gradients_with_ops,
+            # TensorFlow wants it in the dtype of the scaled loss, which is widened.
+            grad_loss=None if grad_loss is None else widened(grad_loss),
+        )
+        grads = self._pending.unscale([grad for grad, _ in pairs])
+        return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
+
+    @do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[Tuple[Any, Any]],
+        global_step: Any = None,
+        name: Optional[str] = None,
+    ) -> Any:
+        """Applies gradients, or skips them on all replicas, and moves the loss scale.
+
+        Call it in replica context, on each replica.
+
+        Args:
+          grads_and_vars: Pairs of a gradient, which may be None, and its variable. A
+            gradient known to be still scaled is unscaled first.
+          global_step: A variable that counts the applied steps. None: no variable.
+          name: The name of the operation. None: the inner optimizer's name.
+
+        Returns:
+          In a graph, an operation that runs the step. In eager mode, where the step has
+          run, None.
+
+        Raises:
+          ValueError: The context is the cross-replica one, there is no gradient, or one
+            has another shape than its variable.
+        """
+        replicas.check_can_apply()
+        pairs = list(grads_and_vars)
+        grads, variables = [grad for grad, _ in pairs], [v for _, v in pairs]
+        name = self.get_name() if name is None else name
+        # Every replica must pass the same object, or TensorFlow would merge them.
+        inner_name = sys.intern(f"{name}-wrapped")
+        # The inner optimizer's variables get the names that they have outside a branch.
+        scope = tf.compat.v1.get_default_graph().get_name_scope()
+
+        def apply(grads: Grads) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            with graph.name_scope(f"{scope}/" if scope else None):
+                pairs = list(zip(grads, variables))
+                return self._optimizer.apply_gradients(pairs, global_step, inner_name)
+
+        listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
+        wrappers.check_shapes(self._optimizer, grads, variables)
+        bundle = self._pending.resolve(grads)
+        step = Step(self._pending, reduction_for(are_added=True), entry=None)
+        done = step.run(bundle, apply)
+        if done is None:
+            return None
+        return replicas.merge_call(lambda op: _as_train_op(op, name, listed), done)
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        return self._optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> List[str]:
+        # A checkpoint tracks the inner optimizer, and asks it for its own slots.
+        return [] if checkpoints.is_asking() else self._optimizer.get_slot_names()
+
+    def variables(self) -> List[Any]:
+        """Returns the variables of the inner optimizer and of the loss scale."""
+        return [*self._optimizer.variables(), *self._loss_scale.variables]
+
+
+class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
+    """`LossScaleOptimizer` under its name in `tf.compat.v1.train.experimental`.
+
+    Args:
+      opt: A `tf.compat.v1.train.Optimizer`.
+      loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
+
+    Source: TensorFlow 2.21 `python/training/experimental/loss_scale_optimizer.py`.
+    """
+
+    _argument = "loss_scale"
+
+    def __init__(self, opt: Any, loss_scale: Any) -> None:
+        super().__init__(opt, loss_scale)
+
+
+def enable_mixed_precision_graph_rewrite(
+    opt: Any, loss_scale: Any = "dynamic"
+) -> LossScaleOptimizer:
+    """Turns on TensorFlow's rewrite of graphs to float16, and wraps an optimizer.
+
+    TensorFlow then rewrites graphs of new sessions and `tf.function` traces on a GPU,
+    until `tf.compat.v1.mixed_precision.disable_mixed_precision_graph_rewrite`.
+
+    Args:
+      opt: A `tf.compat.v1.train.Optimizer`.
+      loss_scale: As `loss_scale_manager` of `LossScaleOptimizer`.
+
+    Returns:
+      A `MixedPrecisionLossScaleOptimizer` around `opt`.
+
+    Raises:
+      NotImplementedError: This version of TensorFlow has no such rewrite.
+      TypeError: An argument has the wrong type.
+      ValueError: `loss_scale` is out of range, or Keras's mixed precision is on, too.
+
+    Source: TensorFlow 2.21 `python/training/experimental/mixed_precision.py`.
+    """
+    _check_optimizer(opt)
+    theirs = getattr(tf.compat.v1, "mixed_precision", None)
+    enable = getattr(theirs, "enable_mixed_precision_graph_rewrite", None)
+    if enable is None:
+        raise NotImplementedError(
+            f"TensorFlow {tf.version.VERSION} has no rewrite of graphs to float16. "
+            "Cast in the model, and wrap its optimizer in "
+            "lossscale.compat.v1.LossScaleOptimizer."
+        )
+    wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
+    enable(opt, 1.0)  # also creates a wrapper, without variables, which is dropped
+    return wrapper
+
+
+def _check_optimizer(opt: Any) -> None:
+    """Raises unless an optimizer can be wrapped."""
+    if not isinstance(opt, tf.compat.v1.train.Optimizer):
+        raise TypeError(
+            "`opt` must be a tf.compat.v1.train.Optimizer, got "
+            f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
+            "optimizer use lossscale.LossScaleOptimizer."
+        )
+    theirs = getattr(tf.compat.v1, "mixed_precision", None)
+    wrapper: Any = getattr(theirs, "MixedPrecisionLossScaleOptimizer", ())
+    if isinstance(opt, (LossScaleOptimizer, wrapper)):
+        raise TypeError(
+            "`opt` must not be a LossScaleOptimizer itself, got "
+            f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."
+        )
+
+
+def _as_train_op(done: Any, name: str, listed: List[Op]) -> Op:
+    """Returns one operation for all replicas' `done`, and makes it the training op.
+
+    `listed` are the graph's training ops before this step. The inner optimizer has
+    added one that is in a branch, and cannot run from outside: it is dropped.
+    """
+    op = tf.distribute.get_strategy().group(done, name=name)
+    key = tf.compat.v1.GraphKeys.TRAIN_OP
+    tf.compat.v1.get_collection_ref(key)[:] = [*listed, op]
+    return op

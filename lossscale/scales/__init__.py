@@ -2,7 +2,6 @@
 
 These files know gradients and replicas, but no optimizer. In the order of imports:
 
-* `number`: a loss scale used as a number;
 * `base`: the contract, LossScale, and how a loss scale is adjusted to a step;
 * `fixed`, `dynamic`: one rule each;
 * `headroom`, `log_normal`: rules that look at the gradients;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
+import numbers
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type, TypeVar
 
@@ -19,16 +20,12 @@ from lossscale.runtime.aliases import Flag, Grads, Op, Results, Scalar, Tensor, 
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops, run_either
 from lossscale.runtime.warning import warn
-from lossscale.scales.number import ReadsAsNumber
 
 _Number = TypeVar("_Number")
 
 
 class Listener(Protocol):
-    """Observer: what optimizers that share a loss scale are told of its uses.
-
-    They set it as `LossScale._noted_by`. Below, "it" is the loss scale.
-    """
+    """Observer: what optimizers that share a loss scale ("it") are told of its uses."""
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -43,7 +40,38 @@ class Listener(Protocol):
         """Gradients were divided by a tensor of it, without a check."""
 
 
-class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
+class _Operator:
+    """An operator of a tensor. It takes its name from where it stands in a class."""
+
+    def __init__(self, as_tensor: Callable[[Any], Tensor]) -> None:
+        self._as_tensor = as_tensor
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        def operate(loss_scale: LossScale, *others: Any) -> Tensor:
+            return getattr(self._as_tensor(loss_scale), name)(*others)
+
+        operate.__name__ = name
+        setattr(owner, name, operate)
+
+    def __call__(self, *others: Any) -> Tensor:  # what type checkers see
+        raise NotImplementedError
+
+
+def _compared(loss_scale: LossScale) -> Tensor:
+    """Returns a loss scale as a tensor to compare. That does not count as a read."""
+    was_read = loss_scale.has_been_read
+    tensor = tf.convert_to_tensor(loss_scale)
+    loss_scale.has_been_read = was_read
+    return tensor
+
+
+def _is_number(other: object) -> bool:
+    """Tells whether Python compares values, and not identities."""
+    is_number = isinstance(other, (numbers.Number, np.number, np.ndarray))
+    return (is_number and not isinstance(other, bool)) or bool(tf.is_tensor(other))
+
+
+class LossScale(tf.Module, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
@@ -51,9 +79,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     dividing the gradients afterwards, in float32, gives back their true size. A
     scale that is too large makes gradients overflow, and that step is skipped.
 
-    A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`. It
-    calls `super().__init__()` and keeps its state in variables that `_add_weight`
-    creates. This class does the rest, across replicas too:
+    A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`, and
+    keeps its state in variables that `_add_weight` creates. This class does the rest:
 
     ```
     update(grads):
@@ -63,27 +90,24 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
       should_apply_gradients = is_finite
     ```
 
-    The interface is that of TensorFlow's `LossScale`. `adjust`, `scale`, `unscale` and
-    the counters are new. A loss scale works in replica and in cross-replica context.
+    The interface is that of TensorFlow's `LossScale`; `adjust`, `scale`, `unscale` and
+    the counters are new. It works in replica and in cross-replica context.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
     Python's and NumPy's functions get a number, which only eager mode has. Two loss
     scales are equal only if they are the same object.
 
-    If a class sets `needs_largest = True`, `_adjust` also gets the greatest magnitude
-    of the gradients. Finding it reads the gradients once more.
-
     Attributes:
-      needs_largest: Whether the rule asks for the greatest magnitude of a step's
-        gradients. A subclass sets it in its class.
-      checks_gradients: Whether `update` looks at the gradients. If a subclass sets it
-        to False, `update` returns the Python value True, and every step is applied.
+      needs_largest: Whether `_adjust` also gets the greatest magnitude of a step's
+        gradients, which are read once more for it. A subclass sets it in its class.
+      checks_gradients: Whether `update` looks at the gradients. If not, it returns the
+        Python value True, and every step is applied.
       skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
-      has_scaled: Whether this object has multiplied a loss in this process. If this
-        and `has_been_read` are False, an optimizer that applies gradients warns.
+      has_scaled: Whether this object has multiplied a loss in this process.
       has_been_read: Whether this object was read as a tensor in this process, as
-        `loss * optimizer.loss_scale` does.
+        `loss * optimizer.loss_scale` does. If this and `has_scaled` are False, an
+        optimizer that applies gradients warns.
       skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients
         not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
       consecutive_skipped_steps: `int64` variable of shape `[]`, the number of such
@@ -105,6 +129,10 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     has_been_read: bool = False
     #: Whether a step can change the value.
     _can_change: bool = True
+    #: Higher than NumPy's, so that NumPy uses our operators. A graph can trace those.
+    __array_priority__ = 100
+    #: Like `__call__`, but nobody is told of the read.
+    _value: Callable[[], Any]
     #: Told of each use. Optimizers that share this loss scale set it.
     _noted_by: Optional[Listener] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
@@ -125,7 +153,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
                 self._noted_by.note_read(value)
             return value
 
-        cls._value = compute  # type: ignore[method-assign]
+        cls._value = compute
         cls.__call__ = __call__  # type: ignore[method-assign]
 
     def __init__(self) -> None:
@@ -149,13 +177,13 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         """Moves the subclass's state by one step: the rule, and nothing else.
 
         Called once for all replicas. AutoGraph does not convert it: branch with
-        `tf.where`. If `needs_largest` is set: `_adjust(is_finite, largest)`.
+        `tf.where`.
 
         Args:
           is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
-          largest: A `float32` tensor of shape `[]`, equal on all replicas: the greatest
-            magnitude of the unscaled gradients, before you clipped them. Infinite on a
-            bad step, 0 without gradients.
+          largest: Only if `needs_largest` is set. A `float32` tensor of shape `[]`,
+            equal on all replicas: the greatest magnitude of the unscaled gradients,
+            before you clipped them. Infinite on a bad step, 0 without gradients.
 
         Returns:
           What a graph must run: the results of the variables' `assign`, or None.
@@ -171,13 +199,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale with the arguments of another one.
+        """Returns a new loss scale, given what `get_config` of another one returned.
 
-        The state is not among them: the scale begins at its first value, and the
-        counters at 0. A checkpoint restores the state.
-
-        Args:
-          config: What `get_config` returned.
+        It begins in its initial state: only a checkpoint holds the state.
         """
         return cls(**config)
 
@@ -248,6 +272,8 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
     ) -> Tuple[Op, Any]:
         """Adjusts the loss scale to one step, given whether its gradients were finite.
 
+        If it raises an error, nothing has changed.
+
         Args:
           is_finite: A `bool`, or a `bool` tensor with one element, which must be equal
             on all replicas: whether every gradient of the step was finite.
@@ -260,11 +286,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
           is bad, too, if its `largest` is negative or not finite.
 
         Raises:
-          TypeError: `is_finite` is no bool, or the loss scale needs `largest`, and it
-            is no number. Nothing has changed then.
+          TypeError: `is_finite` is no bool, or `largest` is needed and is no number.
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
-            Nothing has changed then.
         """
         return self._adjust_checked(*self._checked(is_finite, largest))
 
@@ -291,8 +315,13 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         told += map(replicas.local_result, decided)
 
         def after(flag: bool) -> Results:
-            count = self._count_good if flag else self._count_bad
-            return [self._adjust(tf.constant(flag), *told), *count()]
+            done = [self._adjust(tf.constant(flag), *told)]  # it may read the counters
+            in_a_row = self.consecutive_skipped_steps
+            done.append(self.last_step_finite.assign(flag, read_value=False))
+            if flag:
+                return [*done, in_a_row.assign(0, read_value=False)]
+            done.append(self.skipped_steps.assign_add(1, read_value=False))
+            return [*done, in_a_row.assign_add(1, read_value=False)]
 
         # A rule that knows the flag while a graph is built computes only one side.
         results.append(
@@ -300,26 +329,12 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         )
         return group_ops(results)
 
-    def _count_good(self) -> Results:
-        return [
-            self.last_step_finite.assign(True, read_value=False),
-            self.consecutive_skipped_steps.assign(0, read_value=False),
-        ]
-
-    def _count_bad(self) -> Results:
-        return [
-            self.last_step_finite.assign(False, read_value=False),
-            self.skipped_steps.assign_add(1, read_value=False),
-            self.consecutive_skipped_steps.assign_add(1, read_value=False),
-        ]
-
     def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
         """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
 
-        The magnitude is at most float32's largest number, and infinite on a bad step.
-        It is None if it is not kept.
+        The magnitude is finite on a good step only. It is None if it is not kept.
         """
-        is_finite = _one_element("is_finite", is_finite, "a bool", _is_bool)
+        is_finite = _one_element("is_finite", is_finite, "a bool")
         if self.needs_largest and largest is None:
             raise TypeError(
                 "`largest` must be the greatest magnitude of the step's unscaled "
@@ -328,7 +343,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
             )
         if self.last_largest is None or largest is None:
             return is_finite, None
-        given, largest = largest, _one_element("largest", largest, "a number", _is_real)
+        given, largest = largest, _one_element("largest", largest, "a number")
         wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
         is_magnitude = tf.logical_and(wide >= 0.0, wide < float("inf"))
         if mode.current().knows_values and is_finite and not is_magnitude:
@@ -341,11 +356,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         return is_finite, tf.where(is_finite, magnitude, float("inf"))
 
     def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
-        """Decides by the state before the step. `SpikeGuard` overrides it.
-
-        Returns:
-          Whether to apply the step, then any further arguments for `_adjust`.
-        """
+        """Returns whether to apply the step, and further arguments for `_adjust`."""
         del largest
         return (is_finite,)
 
@@ -371,12 +382,7 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
-        """Like `scale`, but multiplies by a value that this loss scale returned before.
-
-        Args:
-          loss: A tensor of any shape.
-          loss_scale: What this object returned when it was called.
-        """
+        """Like `scale`, but multiplies by what this object returned when called."""
         self.has_scaled = True
         if self._noted_by is not None:
             self._noted_by.note_read(loss_scale)
@@ -388,13 +394,11 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
-            own dtype), exactly if the loss scale is a power of two. The results are
-            cast to the dtype of the gradients: in float16, small ones become zero.
-            `None`s and sparsity are kept. Tensors that hold no floating-point numbers
-            are returned unchanged.
+            own dtype), exactly if the loss scale is a power of two.
 
         Returns:
-          A nest of the same structure.
+          A nest of the same structure, sparsity and dtypes: in float16, small ones
+          become zero. What holds no floating-point numbers is unchanged.
         """
         divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)
@@ -404,16 +408,16 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
-        """Returns `grads` divided by a value of this loss scale that you read before.
+        """Like `unscale`, but divides by the value that `scale_by` was given.
 
-        Use it in place of `unscale` if `update` may have moved the loss scale since.
-
-        Args:
-          grads: A nest of gradients.
-          loss_scale: The value that `scale_by` was given.
+        Use it if `update` may have moved the loss scale since.
         """
         divisor = arithmetic.opaque_divisor(loss_scale, self.skipped_steps)
         return arithmetic.divide(grads, divisor)
+
+    def _to_show(self) -> float:
+        """Returns the number for display. Compute nothing with it."""
+        return float(self._value())
 
     def _read_as_number(self, as_type: Callable[[Any], _Number]) -> _Number:
         number = as_type(self._value())
@@ -422,10 +426,9 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         return number
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
-        """Returns a new variable, checkpointed as `name`.
+        """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
-        Assign it to an attribute. This method has the name that it has in TensorFlow's
-        LossScale, so that subclasses of that class work here, too.
+        It has TensorFlow's name, so that subclasses of its LossScale work here, too.
         """
         variable = new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)
@@ -445,6 +448,56 @@ class LossScale(ReadsAsNumber, tf.Module, metaclass=abc.ABCMeta):
         listed = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"{type(self).__name__}({listed})"
 
+    def numpy(self) -> Any:
+        """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
+        return self._read_as_number(lambda tensor: tensor.numpy())
+
+    @property
+    def __array_interface__(self) -> Dict[str, Any]:
+        # Not `__array__`: tf.function would take an argument that has it for an array,
+        # and make a constant of it.
+        number = np.array(float(self), np.float32)
+        data, kind = number.tobytes(), number.dtype.str
+        return {"version": 3, "shape": (), "typestr": kind, "data": data}
+
+    def __float__(self) -> float:
+        return self._read_as_number(float)
+
+    def __int__(self) -> int:
+        return self._read_as_number(int)
+
+    __trunc__ = __int__
+
+    def __round__(self, digits: Optional[int] = None) -> Any:
+        return round(float(self), digits)
+
+    def __bool__(self) -> bool:
+        return True  # no loss scale is 0, so the value need not be read
+
+    def __format__(self, spec: str) -> str:
+        return format(self._to_show(), spec) if spec else str(self)
+
+    def __pos__(self) -> Tensor:
+        return tf.convert_to_tensor(self)  # a tensor itself has no such operator
+
+    __neg__ = __abs__ = _Operator(tf.convert_to_tensor)
+    __add__ = __sub__ = __mul__ = __truediv__ = _Operator(tf.convert_to_tensor)
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _Operator(tf.convert_to_tensor)
+    __floordiv__ = __mod__ = __pow__ = _Operator(tf.convert_to_tensor)
+    __rfloordiv__ = __rmod__ = __rpow__ = _Operator(tf.convert_to_tensor)
+    __lt__ = __le__ = __gt__ = __ge__ = _Operator(_compared)
+
+    # Two loss scales of equal value are different keys of a dictionary.
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return tf.equal(_compared(self), other) if _is_number(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        if not _is_number(other):
+            return NotImplemented
+        return tf.not_equal(_compared(self), other)
+
 
 def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
     """Returns a new variable that has the same value on all replicas."""
@@ -463,17 +516,11 @@ def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
 
 
 def usable(current: Scalar, floor: float, initial: float) -> Scalar:
-    """Returns `current`, or if no loss scale can have that value, what replaces it.
+    """Returns `max(current, floor) if 0 < current < inf else initial`.
 
     A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
     multiplies would never leave 0, NaN or infinity. So the next step brings such a
-    value back, and moves it no further:
-
-    ```
-    usable(S) = max(S, floor) if 0 < S < inf else initial
-    ```
-
-    In eager mode it warns. A graph cannot, but computes the same.
+    value back, and moves it no further. Eager mode warns.
     """
     if mode.current().knows_values:
         value = float(current)
@@ -505,8 +552,8 @@ def adjust_and_run(
 ) -> Results:
     """In a graph, adjusts a loss scale that `adjusts_by_itself`, and applies or skips.
 
-    Each branch adjusts it. Where the flag is known there, it holds one side of the rule
-    only. `skip` runs after the adjustment.
+    Each branch adjusts it, so that it holds one side of the rule only. `skip` runs
+    after that.
     """
     is_finite = check.exact()
     largest = _kept(loss_scale, is_finite, check.largest)
@@ -550,10 +597,8 @@ def unguarded(loss_scale: LossScale) -> Any:
     return loss_scale.loss_scale if is_guard else loss_scale
 
 
-def _one_element(
-    name: str, value: Any, kind: str, is_kind: Callable[[tf.DType], bool]
-) -> Tensor:
-    """Returns an argument as a tensor of shape `[]`, or raises."""
+def _one_element(name: str, value: Any, kind: str) -> Tensor:
+    """Returns an argument, "a bool" or "a number", as a tensor of shape `[]`."""
 
     def refused(error: Type[Exception]) -> Exception:
         return error(
@@ -567,19 +612,13 @@ def _one_element(
         tensor = tf.convert_to_tensor(np.asarray(float(value)) if is_number else value)
     except (TypeError, ValueError, OverflowError) as error:
         raise refused(TypeError) from error
-    if not is_kind(tensor.dtype):
+    dtype = tensor.dtype
+    is_real = dtype.is_floating or dtype.is_integer
+    if not (dtype.is_bool if kind == "a bool" else is_real):
         raise refused(TypeError)
     if tensor.shape.num_elements() not in {None, 1}:
         raise refused(ValueError)
     return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
-
-
-def _is_bool(dtype: tf.DType) -> bool:
-    return bool(dtype.is_bool)
-
-
-def _is_real(dtype: tf.DType) -> bool:
-    return bool(dtype.is_floating or dtype.is_integer)
 
 
 def _to_tensor(

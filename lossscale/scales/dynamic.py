@@ -110,10 +110,9 @@ class DynamicLossScale(LossScale):
       bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
       cooldown_steps: `int64` variable of shape `[]`, how many more steps the scale does
         not back off. None without `backoff_cooldown`.
-      window_steps: `int64` variable of shape `[]`, steps since the scale last grew or
-        backed off. None without `overflow_tolerance`.
-      window_bad_steps: `int64` variable of shape `[]`, bad steps since the scale last
-        backed off. None without `overflow_tolerance`.
+      window_steps, window_bad_steps: `int64` variables of shape `[]`: steps since the
+        scale last grew or backed off, and bad steps since it last backed off. None
+        without `overflow_tolerance`.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -174,8 +173,8 @@ class DynamicLossScale(LossScale):
         (4294967296.0, 1000, 4)
 
         Args:
-          name: A key of `lossscale.presets.PRESETS`, such as "torch". That table says
-            where each preset comes from, and how it differs from the original.
+          name: A key of `lossscale.presets.PRESETS`. That table names each preset's
+            source, and says how it differs from it.
           **overrides: Arguments of this class, in place of the preset's.
 
         Raises:
@@ -236,16 +235,14 @@ class DynamicLossScale(LossScale):
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
             results += _assigned(self.cooldown_steps, left)
         if self.overflow_tolerance is not None:
-            steps = tf.where(backs_off, zero, steps)
+            results += _assigned(self.window_steps, tf.where(backs_off, zero, steps))
             bad_ones = tf.where(backs_off, zero, bad_ones)
-            results += _assigned(self.window_steps, steps)
             results += _assigned(self.window_bad_steps, bad_ones)
         if "backoff" in self.hysteresis_reset:
             bad = tf.where(backs_off, zero, bad)
         results += _assigned(self.bad_steps, bad)
         results += _assigned(self.good_steps, zero)
-        results += [self._move(backs_off, self._backed_off)]
-        return results
+        return [*results, self._move(backs_off, self._backed_off)]
 
     def _backs_off_at_once(self) -> bool:
         """Tells whether each bad step moves the scale, and none is left to count."""

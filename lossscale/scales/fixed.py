@@ -39,8 +39,7 @@ class FixedLossScale(LossScale):
 
     Raises:
       TypeError: An argument has the wrong type.
-      ValueError: `loss_scale_value` is zero, negative, NaN, infinite, or outside
-        float32's normal range.
+      ValueError: `loss_scale_value` is not within float32's normal range.
 
     Source: TensorFlow 2.21 `python/training/experimental/loss_scale.py` for the
     default. `skip_nonfinite` is ours; TensorFlow 1.15's contrib optimizer skips always.

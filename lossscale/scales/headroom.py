@@ -34,19 +34,16 @@ class HeadroomLossScale(LossScale):
     """A loss scale that is computed from the largest gradient.
 
     Other loss scales learn only from overflows: they lose steps to find out how high
-    they can be, or stay far too low without a sign. This one computes from the largest
-    gradient how high the scale can be in float16, and leaves `headroom` doublings free
-    for larger gradients of later steps. It has found its size after the first good
-    step; until then it is halved at each overflow.
+    they can be, or stay far too low without a sign. This one leaves `headroom`
+    doublings free above the largest gradient, for larger ones of later steps. It has
+    found its size after the first good step; until then overflows halve it.
 
     ```
     state   S = initial_loss_scale, peak = 0, good = 0
             highest = 2**127 if max_loss_scale is None else max_loss_scale
             ceiling = highest
     adjust(is_finite, largest):
-      if not min_loss_scale <= S < inf:   # restored, as in `DynamicLossScale`
-        S = min_loss_scale if 0 < S < min_loss_scale else initial_loss_scale
-        and nothing else in this step moves S
+      # A restored S that is 0, NaN or the like is replaced as in `DynamicLossScale`.
       if is_finite:
         peak = max(largest, peak * 2**(-1 / half_life))
         good += 1
@@ -62,8 +59,8 @@ class HeadroomLossScale(LossScale):
     ```
 
     Gradients of activations are float16, too, and may be larger than those of weights.
-    When they overflow, the ceiling comes down and holds the scale below, as a dynamic
-    loss scale's backoff does. It rises again as slowly as a dynamic loss scale.
+    When they overflow, the ceiling comes down, and holds the scale below. It rises
+    again as slowly as a dynamic loss scale.
 
     >>> loss_scale = HeadroomLossScale()
     >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
@@ -74,9 +71,8 @@ class HeadroomLossScale(LossScale):
       initial_loss_scale: The scale of the first step.
       headroom: The largest scaled gradient is kept this many doublings below float16's
         65504. A whole number, so that the scale stays a power of two.
-      half_life: How fast the largest gradient is forgotten when gradients become
-        smaller. After this many steps it counts half, so the scale is twice as high. A
-        number of steps above 0.
+      half_life: After this many steps, a number above 0, the largest gradient counts
+        half. So the scale doubles if the gradients have become smaller.
       increment_period: After this many good steps in a row the ceiling doubles.
       min_loss_scale: The floor.
       max_loss_scale: The highest ceiling. None: 2**127.
@@ -91,9 +87,8 @@ class HeadroomLossScale(LossScale):
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range, or the bounds are out of order.
 
-    Source: ours. The initial scale, the period and the floor are those of
-    `DynamicLossScale`. `benchmarks/policies.py` shows how headroom and half-life change
-    a run.
+    Source: ours; start, period and floor are those of `DynamicLossScale`.
+    `benchmarks/policies.py` shows how headroom and half-life change a run.
     """
 
     needs_largest = True
@@ -139,7 +134,10 @@ class HeadroomLossScale(LossScale):
         raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
         lowered = tf.maximum(tf.minimum(ceiling, scale) / 2.0, self.min_loss_scale)
         ceiling = tf.where(is_finite, tf.where(grows, raised, ceiling), lowered)
-        wanted = tf.where(peak > 0.0, self._scale_for(peak), scale)
+        # The exponent bits are the power of two. A logarithm would round.
+        bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
+        power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
+        wanted = tf.where(peak > 0.0, power * 2.0**-self.headroom, scale)
         moved = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
         moved = tf.where(tf.equal(current, scale), moved, scale)
         return [
@@ -148,13 +146,6 @@ class HeadroomLossScale(LossScale):
             self.ceiling.assign(ceiling, read_value=False),
             self.current_loss_scale.assign(moved, read_value=False),
         ]
-
-    def _scale_for(self, peak: Scalar) -> Scalar:
-        """Returns the scale, a power of two, that leaves `headroom` above `peak`."""
-        # The exponent bits are the power of two. A logarithm would round.
-        bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
-        power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
-        return power * 2.0**-self.headroom
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)

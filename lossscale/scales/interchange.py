@@ -1,10 +1,9 @@
 """import_state, export_state: continue another system's run here, or one of ours there.
 
-A state is a dict of plain numbers under the names that the system itself uses; the
-table `STATE_FORMATS` has them. TensorFlow's `DynamicLossScale` and each Keras's
-`LossScaleOptimizer` have two variables; torch, NeMo and Paddle have
-`GradScaler.state_dict()`; Megatron has its grad scaler's, and apex has
-`amp.state_dict()`. The rest are arguments of that system.
+A state is a dict of plain numbers under the system's own names, which `STATE_FORMATS`
+lists: the two variables of TensorFlow's `DynamicLossScale` and of each Keras's
+`LossScaleOptimizer`; `state_dict()` of the grad scalers of torch, NeMo, Paddle and
+Megatron; and apex's `amp.state_dict()`.
 
 Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`.
 """
@@ -12,7 +11,7 @@ Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -31,7 +30,6 @@ class StateFormat(NamedTuple):
       constants: Those of its keys that must have one given value.
       inside: The key of the dict that holds the state, if it is nested.
       in_an_array: Whether its scale is an array of one entry.
-      has_ceiling: Whether it can have a maximum loss scale.
     """
 
     preset: str
@@ -40,7 +38,10 @@ class StateFormat(NamedTuple):
     constants: Mapping[str, Any] = {}
     inside: str = ""
     in_an_array: bool = False
-    has_ceiling: bool = False
+
+    def key_of(self, attribute: str) -> str:
+        """Returns the system's key for an attribute of ours."""
+        return next(key for key, ours in self.keys.items() if ours == attribute)
 
 
 _TORCH_KEYS = {
@@ -50,57 +51,45 @@ _TORCH_KEYS = {
     "growth_interval": "increment_period",
     "_growth_tracker": "good_steps",
 }
+_MEGATRON_KEYS = {
+    "scale": "current_loss_scale",
+    "growth_tracker": "good_steps",
+    "hysteresis_tracker": "bad_steps_left",
+}
+_PADDLE_KEYS = {
+    "scale": "current_loss_scale",
+    "incr_ratio": "multiplier",
+    "decr_ratio": "backoff_factor",
+    "incr_every_n_steps": "increment_period",
+    "decr_every_n_nan_or_inf": "hysteresis",
+    "incr_count": "good_steps",
+    "decr_count": "bad_steps",
+}
+_APEX_KEYS = {"loss_scale": "current_loss_scale", "unskipped": "good_steps"}
 _KERAS2_KEYS = {"current_loss_scale": "current_loss_scale", "good_steps": "good_steps"}
+_KERAS3_KEYS = {"dynamic_scale": "current_loss_scale", "step_counter": "good_steps"}
+# NeMo's own loader misspells the last key, and then takes 1.
+_NEMO_KEYS = {**_TORCH_KEYS, "_hysteresis_tracker": "bad_steps_left"}
 _DOUBLING = {"multiplier": 2.0, "backoff_factor": 0.5, "hysteresis": 1}
+_BY_2000 = {**_DOUBLING, "increment_period": 2000}
+_IS_DYNAMIC = {"use_dynamic_loss_scaling": True}
+_DIVIDING = {"backoff_factor": None, "hysteresis": 1}
 
 #: The system's name -> its `StateFormat`.
 STATE_FORMATS: Mapping[str, StateFormat] = {
-    "tensorflow": StateFormat(
-        "tensorflow", _KERAS2_KEYS, {"backoff_factor": None, "hysteresis": 1}
-    ),
+    "tensorflow": StateFormat("tensorflow", _KERAS2_KEYS, _DIVIDING),
     "tf_keras": StateFormat("tensorflow", _KERAS2_KEYS, _DOUBLING),
-    "keras3": StateFormat(
-        "keras3",
-        {"dynamic_scale": "current_loss_scale", "step_counter": "good_steps"},
-        _DOUBLING,
-    ),
+    "keras3": StateFormat("keras3", _KERAS3_KEYS, _DOUBLING),
     "torch": StateFormat("torch", _TORCH_KEYS, {"hysteresis": 1}),
-    # NeMo's own loader misspells the last key, and then takes 1.
-    "nemo": StateFormat(
-        "nemo", {**_TORCH_KEYS, "_hysteresis_tracker": "bad_steps_left"}
-    ),
-    "megatron": StateFormat(
-        "megatron",
-        {
-            "scale": "current_loss_scale",
-            "growth_tracker": "good_steps",
-            "hysteresis_tracker": "bad_steps_left",
-        },
-    ),
-    "apex": StateFormat(
-        "apex",
-        {"loss_scale": "current_loss_scale", "unskipped": "good_steps"},
-        {**_DOUBLING, "increment_period": 2000},
-        inside="loss_scaler0",
-        has_ceiling=True,
-    ),
+    "nemo": StateFormat("nemo", _NEMO_KEYS),
+    "megatron": StateFormat("megatron", _MEGATRON_KEYS),
+    "apex": StateFormat("apex", _APEX_KEYS, _BY_2000, inside="loss_scaler0"),
     "paddle": StateFormat(
-        "paddle",
-        {
-            "scale": "current_loss_scale",
-            "incr_ratio": "multiplier",
-            "decr_ratio": "backoff_factor",
-            "incr_every_n_steps": "increment_period",
-            "decr_every_n_nan_or_inf": "hysteresis",
-            "incr_count": "good_steps",
-            "decr_count": "bad_steps",
-        },
-        constants={"use_dynamic_loss_scaling": True},
-        in_an_array=True,
+        "paddle", _PADDLE_KEYS, constants=_IS_DYNAMIC, in_an_array=True
     ),
 }
 
-#: The check of each attribute's value.
+#: The check of each attribute's value. Those of `_STATE` are state, others arguments.
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "current_loss_scale": arguments.loss_scale,
     "multiplier": partial(arguments.factor, above=1.0),
@@ -111,7 +100,6 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "bad_steps": partial(arguments.count, least=0, most=arguments.MOST_STEPS),
     "bad_steps_left": partial(arguments.count, least=-arguments.MOST_STEPS),
 }
-#: The attributes above that are state. The others are arguments.
 _STATE = ("current_loss_scale", "good_steps", "bad_steps", "bad_steps_left")
 
 
@@ -120,8 +108,7 @@ def import_state(
 ) -> DynamicLossScale:
     """Returns a loss scale that continues from another system's saved state.
 
-    Training goes on with the scale that the other system would have used next, except
-    for the differences that `lossscale.presets` lists.
+    Training goes on as in the other system, but for what `lossscale.presets` lists.
 
     >>> state = {  # torch.amp.GradScaler.state_dict()
     ...     "scale": 1024.0,
@@ -136,50 +123,61 @@ def import_state(
     2048.0
 
     Args:
-      system: The system's name, such as "torch" or "megatron". A wrong name raises an
-        error that lists all; the table is in `lossscale.scales.interchange`.
+      system: The system's name, such as "torch"; a wrong one raises an error that
+        lists all.
       state: A dict with exactly that system's keys. Its values are numbers of Python or
         NumPy, or tensors and variables of any framework with one entry. Nothing is
         unpickled here.
-      **overrides: Arguments of `DynamicLossScale`. Pass those that the other run was
-        given and that its state does not hold, such as Megatron's `hysteresis`. Any
-        that you leave out come from the preset.
+      **overrides: Arguments of `DynamicLossScale`. Pass the other run's settings that
+        its state lacks, such as Megatron's `hysteresis`. The preset has the rest.
 
     Returns:
-      A new `DynamicLossScale`. Its `initial_loss_scale` is the imported scale, unless
-      `overrides` has one.
+      A new `DynamicLossScale`. Without an override, its `initial_loss_scale` is the
+      imported scale.
 
     Raises:
       TypeError: `state` is no dict, a value is no number, or an argument is missing
-        that neither the state nor the preset has, such as NeMo's `hysteresis`.
-      ValueError: The system is unknown, a key is missing or unknown, or a value is out
-        of its range.
+        that only the caller knows, such as NeMo's `hysteresis`.
+      ValueError: The system or a key is unknown, a key is missing, or a value is out of
+        its range.
     """
     theirs = _state_format(system)
     found = _read(theirs, state)
     call = f"import_state({system!r}, state"
     settings = presets.preset_arguments(theirs.preset, overrides, call)
-    settings["initial_loss_scale"] = found["current_loss_scale"]
+    scale = settings["initial_loss_scale"] = found["current_loss_scale"]
     settings.update({k: v for k, v in found.items() if k not in _STATE})
     settings.update(overrides)
-    _check_bounds(theirs, found["current_loss_scale"], settings)
+    # The bounds come from elsewhere than the scale, so errors name its key.
+    name = f"state[{theirs.key_of('current_loss_scale')!r}]"
+    floor = arguments.loss_scale("min_loss_scale", settings.get("min_loss_scale", 1.0))
+    ceiling = settings.get("max_loss_scale")
+    ceiling = arguments.optional(arguments.loss_scale, "max_loss_scale", ceiling)
+    bounds = {"min_loss_scale": floor, name: scale, "max_loss_scale": ceiling}
+    arguments.ordered(bounds, "min_loss_scale", name)
+    arguments.ordered(bounds, name, "max_loss_scale")
+    bad_steps = found.get("bad_steps", 0)
     if "bad_steps_left" in found:
         hysteresis = arguments.count("hysteresis", settings.get("hysteresis", 1))
-        name = f"state[{_key(theirs, 'bad_steps_left')!r}]"
-        found["bad_steps"] = _bad_steps(name, hysteresis, found["bad_steps_left"])
+        if found["bad_steps_left"] > hysteresis:
+            raise ValueError(
+                f"`state[{theirs.key_of('bad_steps_left')!r}]` must be at most the "
+                f"hysteresis, {hysteresis}, got {found['bad_steps_left']}. Pass the "
+                "hysteresis=... that the other run had."
+            )
+        bad_steps = min(hysteresis - found["bad_steps_left"], arguments.MOST_STEPS)
     loss_scale = DynamicLossScale(**settings)
-    loss_scale.current_loss_scale.assign(found["current_loss_scale"])
+    loss_scale.current_loss_scale.assign(scale)
     loss_scale.good_steps.assign(found["good_steps"])
-    loss_scale.bad_steps.assign(found.get("bad_steps", 0))
+    loss_scale.bad_steps.assign(bad_steps)
     return loss_scale
 
 
 def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     """Returns a loss scale's state in the form in which another system saves its own.
 
-    If that system loads it, the run goes on as it would have here, but with that
-    system's floor. Pass to its constructor what its state does not hold, such as
-    Megatron's `hysteresis`.
+    There the run goes on as it would have here, but with that system's floor. Pass to
+    its constructor what its state lacks, such as Megatron's `hysteresis`.
 
     >>> state = export_state("keras3", DynamicLossScale(1024))
     >>> state
@@ -187,8 +185,7 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
 
     Args:
       system: As in `import_state`.
-      loss_scale: A `DynamicLossScale`, or a `SpikeGuard` that holds one. The guard's
-        own state is left out.
+      loss_scale: A `DynamicLossScale`, or a `SpikeGuard` that holds one.
 
     Returns:
       A new dict of plain numbers. Paddle's scale is a `float32` array of shape `[1]`,
@@ -197,8 +194,7 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     Raises:
       TypeError: `loss_scale` is no `DynamicLossScale`.
       ValueError: The system is unknown, or cannot do what `loss_scale` does, such as
-        hysteresis or a ceiling if the system has none, a growth other than doubling in
-        Keras, or a search that is not over.
+        hysteresis, a ceiling, another growth than doubling, or a search.
     """
     theirs = _state_format(system)
     loss_scale = unguarded(loss_scale)
@@ -210,11 +206,9 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     _check_it_can(system, theirs, loss_scale)
     bad_steps = int(loss_scale.bad_steps.numpy())
     values: Dict[str, Any] = {
-        "current_loss_scale": loss_scale._to_show(),
-        "multiplier": loss_scale.multiplier,
+        **loss_scale.get_config(),
         "backoff_factor": _backoff_factor(loss_scale),
-        "increment_period": loss_scale.increment_period,
-        "hysteresis": loss_scale.hysteresis,
+        "current_loss_scale": loss_scale._to_show(),
         "good_steps": int(loss_scale.good_steps.numpy()),
         "bad_steps": bad_steps,
         "bad_steps_left": loss_scale.hysteresis - bad_steps,
@@ -246,9 +240,8 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
         found = state[key]  # NumPy has a boolean type of its own
         if not isinstance(found, (type(value), np.bool_)) or found != value:
             raise ValueError(
-                f"`{path}[{key!r}]` must be {value}, got "
-                f"{arguments.shown(state[key])}. If the scale never changes, use "
-                "FixedLossScale."
+                f"`{path}[{key!r}]` must be {value}, got {arguments.shown(found)}. If "
+                "the scale never changes, use FixedLossScale."
             )
     return {
         ours: _CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
@@ -257,19 +250,18 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
 
 
 def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
+    shown = arguments.shown
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"`{path}` must be a dict with the keys {keys}, got "
-            f"{arguments.shown(state)}."
+            f"`{path}` must be a dict with the keys {keys}, got {shown(state)}."
         )
     missing = [key for key in keys if key not in state]
     unknown = [key for key in state if key not in keys]
     if missing or unknown:
         raise ValueError(
-            f"`{path}` must have the keys {keys}, got "
-            f"{arguments.shown(list(state))}: missing are {missing}, unknown "
-            f"{arguments.shown(unknown)}. Pass only the scaler's own state; if it has "
-            "several scalers, pass one, under the key of the first."
+            f"`{path}` must have the keys {keys}, got {shown(list(state))}: missing "
+            f"are {missing}, unknown {shown(unknown)}. Pass only the scaler's own "
+            "state; if it has several, pass one, under the key of the first."
         )
 
 
@@ -285,58 +277,32 @@ def _plain(name: str, value: Any) -> Any:
         ) from error
 
 
-def _check_bounds(theirs: StateFormat, scale: float, settings: Dict[str, Any]) -> None:
-    name = f"state[{_key(theirs, 'current_loss_scale')!r}]"
-    floor = settings.get("min_loss_scale", 1.0)
-    floor = arguments.loss_scale("min_loss_scale", floor)
-    ceiling = settings.get("max_loss_scale")
-    ceiling = arguments.optional(arguments.loss_scale, "max_loss_scale", ceiling)
-    given = {"min_loss_scale": floor, name: scale, "max_loss_scale": ceiling}
-    arguments.ordered(given, "min_loss_scale", name)
-    arguments.ordered(given, name, "max_loss_scale")
-
-
-def _key(theirs: StateFormat, attribute: str) -> str:
-    """Returns the system's key for an attribute of ours."""
-    return next(key for key, ours in theirs.keys.items() if ours == attribute)
-
-
-def _bad_steps(name: str, hysteresis: int, left: int) -> int:
-    if left > hysteresis:
-        raise ValueError(
-            f"`{name}` must be at most the hysteresis, {hysteresis}, got {left}. "
-            "Pass the hysteresis=... that the other run had."
-        )
-    return min(hysteresis - left, arguments.MOST_STEPS)
-
-
-def _backoff_factor(loss_scale: DynamicLossScale) -> float:
-    return float(loss_scale.backoff_factor or 1.0 / loss_scale.multiplier)
-
-
 def _check_it_can(
     system: str, theirs: StateFormat, loss_scale: DynamicLossScale
 ) -> None:
     """Raises unless the system can do what `loss_scale` does."""
-    must: Dict[str, Tuple[Any, Any]] = {}  # argument -> (what it must be, what it is)
-    for name, value in theirs.fixed.items():
-        must[name] = (value, getattr(loss_scale, name))
-    if "backoff_factor" in must:
-        factor = theirs.fixed["backoff_factor"] or 1.0 / loss_scale.multiplier
-        must["backoff_factor"] = (factor, _backoff_factor(loss_scale))
+    preset = presets.PRESETS[theirs.preset].arguments
+    must = {**theirs.fixed, "backoff_cooldown": None, "overflow_tolerance": None}
+    if must.get("backoff_factor", ...) is None:
+        must["backoff_factor"] = 1.0 / loss_scale.multiplier
     if loss_scale.hysteresis > 1 and "hysteresis" not in theirs.fixed:
-        resets = presets.PRESETS[theirs.preset].arguments["hysteresis_reset"]
-        must["hysteresis_reset"] = (resets, loss_scale.hysteresis_reset)
-    ceiling = loss_scale.max_loss_scale
+        must["hysteresis_reset"] = preset["hysteresis_reset"]
     if int(loss_scale.skipped_steps.numpy()) == 0:  # no bad step has ended the search
-        must["search_period"] = (None, loss_scale.search_period)
-    must["backoff_cooldown"] = (None, loss_scale.backoff_cooldown)
-    must["overflow_tolerance"] = (None, loss_scale.overflow_tolerance)
-    if not theirs.has_ceiling and ceiling != arguments.FLOAT32_MAX:
-        must["max_loss_scale"] = (None, ceiling)
-    for name, (wanted, got) in must.items():
+        must["search_period"] = None
+    # A system has a ceiling if its preset has one.
+    has_ceiling = loss_scale.max_loss_scale != arguments.FLOAT32_MAX
+    if has_ceiling and "max_loss_scale" not in preset:
+        must["max_loss_scale"] = None
+    for name, wanted in must.items():
+        got = getattr(loss_scale, name)
+        if name == "backoff_factor":
+            got = _backoff_factor(loss_scale)
         if wanted != got:
             raise ValueError(
                 f"`loss_scale` must have {name}={wanted!r} to continue in {system!r}, "
                 f"which supports no other value, got {name}={got!r}."
             )
+
+
+def _backoff_factor(loss_scale: DynamicLossScale) -> float:
+    return float(loss_scale.backoff_factor or 1.0 / loss_scale.multiplier)

@@ -34,9 +34,7 @@ class LogNormalLossScale(LossScale):
     ```
     state   S = initial_loss_scale, t = 0, mean = slow_mean = slow_square = 0
     adjust(is_finite, largest):
-      if not min_loss_scale <= S < inf:   # restored, as in `DynamicLossScale`
-        S = min_loss_scale if 0 < S < min_loss_scale else initial_loss_scale
-        and nothing else in this step moves S
+      # A restored S that is 0, NaN or the like is replaced as in `DynamicLossScale`.
       if is_finite and largest == 0: nothing else changes
       x = log2(largest) if is_finite else log2_max - log2(S) + 1
       t += 1
@@ -51,11 +49,11 @@ class LogNormalLossScale(LossScale):
       should_apply_gradients = is_finite
     ```
 
-    OpenSeq2Seq differs in four points. On a bad step it takes `x = 2**log2_max`, though
-    the logarithm seems to be meant: one overflow holds its scale at the floor for
-    hundreds of steps. Here `x` is one doubling above the largest gradient that the
-    scale allowed, the least that overflows. If all gradients are zero, its logarithm is
-    infinite; here nothing changes. Its last line always takes 16. Its state is float32.
+    OpenSeq2Seq differs in four points. On a bad step it takes `x = 2**log2_max`, so
+    that one overflow holds its scale at the floor for hundreds of steps. Here `x` is
+    one doubling above the largest gradient that the scale allowed. If all gradients are
+    zero, its logarithm is infinite. Its last line always takes 16. Its state is
+    float32.
 
     >>> loss_scale = LogNormalLossScale()
     >>> for _ in range(3):
@@ -75,9 +73,7 @@ class LogNormalLossScale(LossScale):
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
       seen_steps: `int64` variable of shape `[]`, the `t` above.
-      mean: `float64` variable of shape `[]`.
-      slow_mean: `float64` variable of shape `[]`.
-      slow_square: `float64` variable of shape `[]`.
+      mean, slow_mean, slow_square: `float64` variables of shape `[]`.
 
     Raises:
       TypeError: An argument has the wrong type.

@@ -1,13 +1,11 @@
 """The LossScaleManager family of TensorFlow 1.15's `tf.contrib.mixed_precision`.
 
-Names, arguments and meaning are contrib's. Each manager uses a LossScale. You can pass
-any manager, also one of your own, to `LossScaleOptimizer`.
+Names, arguments and meaning are contrib's. `LossScaleOptimizer` takes any manager.
 """
 
 from __future__ import annotations
 
 import abc
-from functools import partial
 from typing import Any, Dict
 
 import tensorflow as tf
@@ -17,15 +15,6 @@ from lossscale.runtime.aliases import Flag
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
-
-#: The arguments of `ExponentialUpdateLossScaleManager`, so that errors name its own.
-_EXPONENTIAL = arguments.Declared(
-    init_loss_scale=partial(arguments.loss_scale, least=1.0),
-    incr_every_n_steps=arguments.count,
-    decr_every_n_nan_or_inf=arguments.count,
-    incr_ratio=partial(arguments.factor, above=1.0),
-    decr_ratio=partial(arguments.factor, above=0.0, below=1.0),
-)
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
@@ -91,7 +80,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
       ValueError: `loss_scale` is less than 1, or not finite in float32.
 
     Source: TensorFlow 1.15.5 `contrib/mixed_precision/python/loss_scale_manager.py`;
-    `loss_scale_optimizer.py` beside it skips steps.
+    `loss_scale_optimizer.py` beside it.
     """
 
     def __init__(self, loss_scale: float) -> None:
@@ -103,9 +92,8 @@ class FixedLossScaleManager(_StandsOnLossScale):
 class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
     """A loss scale that grows after good steps and shrinks after several bad ones.
 
-    It is `DynamicLossScale` with `hysteresis_reset=("growth", "backoff")`: bad steps
-    add up until the scale changes; a good step between them does not clear their count.
-    The scale never falls below 1.
+    It is a `DynamicLossScale`: bad steps add up until the scale changes; a good step
+    between them does not clear their count. The scale never falls below 1.
 
     >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=1000)
     >>> for is_finite in [False, True, False]:
@@ -136,16 +124,15 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
         incr_ratio: float = 2,
         decr_ratio: float = 0.8,
     ) -> None:
-        _EXPONENTIAL.keep(self, locals())
+        # Checked here, too, so that errors have these names.
+        start = arguments.loss_scale("init_loss_scale", init_loss_scale, least=1.0)
+        period = arguments.count("incr_every_n_steps", incr_every_n_steps)
+        hysteresis = arguments.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
+        growth = arguments.factor("incr_ratio", incr_ratio, above=1.0)
+        backoff = arguments.factor("decr_ratio", decr_ratio, above=0.0, below=1.0)
         super().__init__()
         self.loss_scale = DynamicLossScale(
-            self.init_loss_scale,
-            self.incr_every_n_steps,
-            self.incr_ratio,
-            backoff_factor=self.decr_ratio,
-            hysteresis=self.decr_every_n_nan_or_inf,
-            hysteresis_reset=("growth", "backoff"),
-            min_loss_scale=1.0,
+            start, period, growth, backoff_factor=backoff, hysteresis=hysteresis
         )
 
 

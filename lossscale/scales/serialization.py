@@ -31,10 +31,9 @@ def get(identifier: Any) -> Optional[LossScale]:
     65536.0
 
     Args:
-      identifier: A number, for a `FixedLossScale`; `"dynamic"`, for a
-        `DynamicLossScale` with its defaults; the name of a preset, for
-        `DynamicLossScale.from_preset`; a config, as `serialize` makes it; a
-        `LossScale` or a `LossScaleManager`; TensorFlow's own `FixedLossScale` or
+      identifier: A number, for a `FixedLossScale`; the name of a preset, such as
+        `"dynamic"`, for `DynamicLossScale.from_preset`; a config, as `serialize` makes
+        it; a `LossScale` or a `LossScaleManager`; TensorFlow's own `FixedLossScale` or
         `DynamicLossScale`, with its state; or None.
 
     Returns:
@@ -73,8 +72,7 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
     """Returns a config that JSON can hold, and `deserialize` turns into a loss scale.
 
     Args:
-      loss_scale: A `LossScale`. The config does not hold its state; a checkpoint holds
-        that.
+      loss_scale: A `LossScale`. Its state is in checkpoints only.
 
     Returns:
       `{"class_name": ..., "config": ...}`.
@@ -95,15 +93,15 @@ def deserialize(
 
     Args:
       config: `{"class_name": ..., "config": ...}`, or Keras's own form of it.
-      custom_objects: Your own classes by name. Not needed for classes registered with
+      custom_objects: Your own classes by name, unless they are registered with
         `keras.saving.register_keras_serializable`.
 
     Returns:
       A `LossScale` in its initial state.
 
     Raises:
-      TypeError: `config` is not such a dict, or has an unknown argument or one of the
-        wrong type.
+      TypeError: `config` is not such a dict, or an argument is unknown or of a wrong
+        type.
       ValueError: The class is unknown, or an argument is out of range.
     """
     return _deserialized("config", config, custom_objects)
@@ -153,8 +151,8 @@ def _deserialized(
 def _as_ours(theirs: Any) -> Optional[LossScale]:
     """Returns one of TensorFlow's own loss scales as ours, with its rule and state.
 
-    A graph cannot read that state: there ours begins anew. None for anything else, and
-    for subclasses, which may have another rule.
+    A graph cannot read that state: there ours begins anew. None for anything else, also
+    subclasses.
     """
     # The only public name that all versions share.
     names = getattr(tf.compat.v1.mixed_precision, "experimental", None)

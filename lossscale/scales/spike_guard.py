@@ -59,12 +59,10 @@ class SpikeGuard(LossScale):
 
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
-    learned. The guard compares the largest unscaled gradient of each step with those of
-    the last `window` applied steps. It compares logarithms: it skips a step if that
-    of its largest gradient is more than `threshold` standard deviations above the mean.
-    The guard's value is the value of the loss scale that it holds. For a bfloat16 or
-    float32 run, let it hold a scale of 1: `SpikeGuard(FixedLossScale(1))`, or just
-    `SpikeGuard(1)`.
+    learned. The guard skips a step if the logarithm of its largest unscaled gradient is
+    more than `threshold` standard deviations above the mean of the last `window`
+    applied steps. Its value is that of the loss scale that it holds. For a bfloat16 or
+    float32 run, write `SpikeGuard(1)`.
 
     ```
     state   the state of loss_scale, recent = [], limit = M, spikes = 0,
@@ -94,21 +92,19 @@ class SpikeGuard(LossScale):
 
     `largest`, `recent` and `limit` are float32, and so is the comparison `largest >
     limit`. The arithmetic on `recent` is float64, and `limit` is rounded to the
-    nearest float32. A magnitude that float32 cannot hold counts as M. No magnitude
-    is above a limit of M, so the guard skips none of the first `window` steps.
+    nearest float32. A magnitude that float32 cannot hold counts as M. None is above M,
+    so the guard skips none of the first `window` steps.
 
     A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
-    good step, and a run of good steps goes on after it. A spike changes only `spikes`,
+    good step, and a run of good steps goes on after it. It changes only `spikes`,
     `above_in_a_row` and `last_largest`, and, as every finite step,
     `consecutive_skipped_steps` and `last_step_finite`. `skipped_steps` counts only
     overflows.
 
-    After `max_in_a_row` skipped steps in a row the guard gives way: it applies all
-    steps, and adds them to `recent`, until one is not above the limit. So it learns a
-    new level of gradients, and no longer takes that for spikes.
-
-    The guard skips every step whose gradients are not finite, even if the loss scale
-    within does not look at gradients, as `FixedLossScale(1)`. It never applies a NaN.
+    After `max_in_a_row` skipped steps in a row the guard applies all steps, and adds
+    them to `recent`, until one is not above the limit. So it learns a new level of
+    gradients. It never applies a NaN or an infinity, even if the loss scale within does
+    not look at gradients.
 
     >>> guard = SpikeGuard(1, window=4)
     >>> for largest in [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]:
@@ -130,29 +126,27 @@ class SpikeGuard(LossScale):
       window: The number of steps to compare with, 2 or more.
       max_in_a_row: The guard gives way after this many skipped steps in a row.
       min_ratio: A step is no spike if its largest gradient is at most this many times
-        the geometric mean of `recent`, however small the deviation. Greater than 1.
+        the geometric mean of `recent`. Greater than 1.
 
     Attributes:
       loss_scale: The `LossScale` that this guard holds.
       recent: `float32` variable of shape `[window]`, the largest gradients of the last
-        steps, the newest last. Places that no step has filled yet are 0, in front.
+        steps, the newest last, after zeros where there were fewer steps.
       limit: `float32` variable of shape `[]`. A larger gradient is a spike.
       spikes: `int64` variable of shape `[]`, the number of finite steps skipped.
       above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps
         in a row were above the limit, skipped or not.
 
     Raises:
-      TypeError: An argument has the wrong type, or the loss scale to guard overrides
-        `update`: then the guard cannot tell it of a step by `adjust`.
+      TypeError: An argument has the wrong type, or `loss_scale` overrides `update`,
+        and so needs the gradients.
       ValueError: An argument is out of its range, or `loss_scale` is a SpikeGuard.
 
-    Source: a window of 128 steps, six standard deviations: OLMo-core
-    `optim/skip_step_optimizer.py` (pull request 43), with the same defaults in levanter
-    (973) and maxtext (3490). The population's deviation: levanter and llm.c
-    `llmc/outlier_detector.h` (637). Spikes stay out of the statistic, and three in a
-    row: llm.c (711). The logarithm: the largest gradients of the steps are about
-    log-normal (see `LogNormalLossScale`). `min_ratio` is ours: the deviation of equal
-    gradients is 0.
+    Source: window and threshold: OLMo-core `optim/skip_step_optimizer.py` (pull request
+    43), levanter (973) and maxtext (3490). The population's deviation: levanter and
+    llm.c `llmc/outlier_detector.h` (637). Spikes stay out of the statistic, and three
+    in a row: llm.c (711). The logarithm: see `LogNormalLossScale`. `min_ratio` is ours:
+    the deviation of equal gradients is 0.
     """
 
     needs_largest = True

@@ -2,8 +2,7 @@
 
 These files know loss scales, but no optimizer. In the order of imports:
 
-* `picture`: draws the loss scale over the steps, and the lost steps;
-* `run_file`: the steps of a run on disk;
+* `run_file`: the steps of a run on disk, and their picture;
 * `replay`: the function `simulate`, and the `Simulation` that it returns.
 
 Begin with `replay`.

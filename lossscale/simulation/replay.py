@@ -16,8 +16,12 @@ from lossscale.runtime.aliases import Array
 from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.managers import LossScaleManager
-from lossscale.simulation import picture
-from lossscale.simulation.run_file import check_not_negative, load_run, per_step
+from lossscale.simulation.run_file import (
+    check_not_negative,
+    draw,
+    load_run,
+    per_step,
+)
 
 #: XLA raises one of these, by version and op, for an op that it does not know.
 _NOT_COMPILED = (
@@ -34,8 +38,7 @@ class Simulation:
     Attributes:
       loss_scale: A `float32` array of shape `[steps]`, the scale of each step.
       is_finite: A `bool` array of shape `[steps]`, whether the gradients were finite.
-      applied: A `bool` array of shape `[steps]`, whether the step was applied. Differs
-        from `is_finite` if a loss scale checks nothing, as `FixedLossScale`.
+      applied: A `bool` array of shape `[steps]`, whether the step was applied.
       final_loss_scale: A float, the scale after the last step.
       limit: The `limit` that `simulate` used, or None.
     """
@@ -74,9 +77,8 @@ class Simulation:
     def log2_below_limit(self) -> Optional[float]:
         """How many powers of two the scale was below the limit, on average.
 
-        The average is over applied steps with a finite and positive limit. It is None
-        without such steps or without limits. The smaller it is, the less was lost to
-        underflow.
+        The smaller it is, the less was lost to underflow. None unless applied steps
+        have finite and positive limits.
         """
         if self.limit is None:
             return None
@@ -109,8 +111,6 @@ class Simulation:
     def plot(self, ax: Any = None) -> Any:
         """Draws the scale, the limit if there was one, and the lost steps.
 
-        If many were lost, it draws the share of lost steps instead of each step.
-
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.
 
@@ -120,8 +120,8 @@ class Simulation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        scales, limit = self.loss_scale, self.limit
-        return picture.draw("Simulation.plot", ax, scales, ~self.applied, limit=limit)
+        scales, lost = self.loss_scale, ~self.applied
+        return draw("Simulation.plot", ax, scales, lost, limit=self.limit)
 
 
 def simulate(
@@ -133,10 +133,9 @@ def simulate(
 ) -> Simulation:
     """Replays a loss scale over a run of steps, without a model.
 
-    Calls the object's own `adjust`, also that of a subclass, once per step. XLA
-    compiles this for the CPU. If XLA cannot compile the rule, it runs in a graph, which
-    is far slower. The run begins with the object's current state, and works on a copy:
-    the object does not change.
+    Calls the object's own `adjust`, also that of a subclass, once per step, compiled by
+    XLA for the CPU. A rule that XLA cannot compile runs in a graph, far slower. The run
+    begins with the object's current state, and works on a copy.
 
     >>> import lossscale
     >>> limit = np.full([100], 2.0**12)  # where this run's gradients overflow
@@ -144,9 +143,9 @@ def simulate(
     >>> simulate(scale, limit=limit)
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
-    The scale falls from 2**15 to 2**12 in three steps. Then it tries 2**13 after every
-    20 good steps, in vain. A loss scale that looks at the gradients gets `largest`, or
-    without it the size at which they just reach the limit:
+    The scale falls to 2**12 in three steps. Then it tries 2**13 after every 20 good
+    steps, in vain. A loss scale that looks at the gradients gets `largest`, or without
+    it the size at which they just reach the limit:
 
     >>> simulate(lossscale.HeadroomLossScale(), limit=limit)
     Simulation(steps=100, steps_lost=3, longest_stall=3, log2_below_limit=3.96)
@@ -166,11 +165,10 @@ def simulate(
       A `Simulation`.
 
     Raises:
-      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, `is_finite`
-        and `limit` are both given, nothing is given, or `loss_scale` looks at the
-        gradients and only flags are given.
-      ValueError: An array is empty, not one-dimensional, or not as long as another, or
-        a number is NaN, or a magnitude negative.
+      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, none or
+        both of `is_finite` and `limit` are given, or only flags for a loss scale that
+        looks at the gradients.
+      ValueError: An array has the wrong shape, or a number that it must not hold.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     if not isinstance(loss_scale, LossScale):
@@ -198,19 +196,22 @@ def simulate(
     if largest is not None:
         largest = per_step("largest", largest, "numbers")
         check_not_negative("largest", largest)
-    if is_finite is None and limit is None:
-        limit = _ratios(largest)
-    if limit is None:
-        trace = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
-    else:
-        trace = _limits(limit)
-        largest = _ratios(trace) if largest is None else largest
-    if not trace.size:
-        name = "is_finite" if limit is None else "limit"
-        raise ValueError(f"`{name}` must hold at least one step, got none.")
-    if largest is not None:
-        largest = _as_float32(per_step("largest", largest, "numbers", len(trace)))
-    elif loss_scale.needs_largest:
+    # Infinity will do for what float32 cannot hold.
+    with np.errstate(divide="ignore", over="ignore"):
+        if is_finite is None and limit is None:
+            limit = _ratios(largest)
+        if limit is None:
+            trace = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
+        else:
+            trace = _limits(limit)
+            largest = _ratios(trace) if largest is None else largest
+        if not trace.size:
+            name = "is_finite" if limit is None else "limit"
+            raise ValueError(f"`{name}` must hold at least one step, got none.")
+        if largest is not None:
+            largest = per_step("largest", largest, "numbers", len(trace))
+            largest = largest.astype(np.float32)
+    if largest is None and loss_scale.needs_largest:
         raise TypeError(
             f"`largest` must be given with flags, since {type(loss_scale).__name__} "
             "looks at the gradients, got None. Pass the greatest magnitude of each "
@@ -232,8 +233,7 @@ def simulate(
 
 def _ratios(values: Array) -> Array:
     """Returns magnitudes for limits, and limits for magnitudes: 65504 / values."""
-    with np.errstate(divide="ignore", over="ignore"):
-        return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
+    return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
 
 
 def _limits(limit: Any) -> Array:
@@ -244,14 +244,9 @@ def _limits(limit: Any) -> Array:
             f"`limit` must hold no NaN, got {int(np.isnan(array).sum())} of them. "
             "Write numpy.inf where a step never overflows, 0 where it always does."
         )
-    nearest = _as_float32(array)
+    nearest = array.astype(np.float32)
     below = np.nextafter(nearest, np.float32(-np.inf))
     return np.where(nearest > array, below, nearest)
-
-
-def _as_float32(array: Array) -> Array:
-    with np.errstate(over="ignore"):  # infinity will do for what float32 cannot hold
-        return array.astype(np.float32)
 
 
 def _copy(loss_scale: LossScale) -> LossScale:

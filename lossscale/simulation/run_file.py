@@ -1,4 +1,4 @@
-"""The file format of a recorded run: which steps were finite, and what else is known.
+"""A recorded run: its file format, and its picture.
 
 The format is NumPy's `.npz`, a zip archive of plain arrays, which NumPy reads and
 writes without this package. Its keys:
@@ -6,17 +6,17 @@ writes without this package. Its keys:
 | key          | dtype     | shape     |                                               |
 | ------------ | --------- | --------- | --------------------------------------------- |
 | `is_finite`  | `bool`    | `[steps]` | were the step's gradients finite everywhere?  |
-| `loss_scale` | `float32` | `[steps]` | the scale the step was taken with; may be     |
-|              |           |           | missing                                       |
+| `loss_scale` | `float32` | `[steps]` | the scale of the step; may be missing         |
 | `largest`    | `float32` | `[steps]` | the greatest magnitude of its unscaled        |
 |              |           |           | gradients; may be missing                     |
 
-Steps are in order and without gaps, skipped steps included. Other keys are allowed and
-ignored, so that any program that records can add its own. Nothing is ever unpickled.
+Steps are in order and without gaps, skipped steps included. Any program that records
+can add other keys, which are ignored. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import zipfile
@@ -25,23 +25,27 @@ from typing import Any, Dict, Iterator, Optional
 import numpy as np
 
 from lossscale import arguments
-from lossscale.plotting import scale_text
+from lossscale.plotting import pyplot, scale_text
 from lossscale.runtime.aliases import Array
 from lossscale.scales.headroom import FLOAT16_MAX
-from lossscale.simulation import picture
 
 #: The names of the arrays in a file. The file format: never rename them.
 _ARRAYS = ("is_finite", "loss_scale", "largest")
 #: NumPy's kinds of dtypes. For NumPy a timedelta64 is a number, too: not for us.
 _KINDS = {"booleans": "b", "floats": "f", "numbers": "iuf"}
+#: Up to this many lost steps each get a mark. If there are more, the density is drawn.
+_MARKS = 300
+_BINS = 200
+#: The share of the height that the density takes if every step was lost.
+_HEIGHT = 0.4
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """What happened at each step of a run: what `load_run` reads from a file.
 
-    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on it. As
-    in older versions, `is_finite, loss_scale = run` gives the first two arrays.
+    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on it.
+    `is_finite, loss_scale = run` gives the first two arrays.
 
     Attributes:
       is_finite: A `bool` array of shape `[steps]`: whether all gradients of a step were
@@ -56,7 +60,7 @@ class Run:
     loss_scale: Optional[Array] = None
     largest: Optional[Array] = None
 
-    # In older versions a run was a pair, so it still behaves like one.
+    # A run still behaves like the pair that it once was.
     def __iter__(self) -> Iterator[Any]:
         return iter((self.is_finite, self.loss_scale))
 
@@ -81,9 +85,8 @@ class Run:
     def plot(self, ax: Any = None) -> Any:
         """Draws the loss scale and the skipped steps.
 
-        If `largest` is known, also draws the largest scale at which each step does not
-        overflow in float16, 65504 / largest. A loss scale above that line overflows;
-        far below it small gradients are lost.
+        If `largest` is known, also draws 65504 / largest: a loss scale above that line
+        overflows in float16, and far below it small gradients are lost.
 
         Args:
           ax: matplotlib `Axes` to draw on. None makes a figure.
@@ -101,7 +104,7 @@ class Run:
             largest = np.where(known, self.largest, np.nan).astype(np.float64)
             limit = FLOAT16_MAX / largest
         lost = ~np.asarray(self.is_finite, bool)
-        return picture.draw(
+        return draw(
             "Run.plot",
             ax,
             self.loss_scale,
@@ -119,8 +122,7 @@ def save_run(
 ) -> None:
     """Writes a recorded run to a file that `simulate` and `load_run` can read.
 
-    The file appears whole or not at all: this writes `path + ".part"`, and then moves
-    it. If a run dies, the file that it saved last remains.
+    The file appears whole or not at all: this writes `path + ".part"` and moves it.
 
     Args:
       path: The path of the file. No suffix is added.
@@ -147,9 +149,8 @@ def load_run(path: Any) -> Run:
     """Reads a recorded run that `save_run` or `LossScaleMonitor` wrote.
 
     Args:
-      path: A NumPy `.npz` file that holds `is_finite`, a `bool` array of shape
-        `[steps]`, and may hold `loss_scale` and `largest`, `float32` arrays of the same
-        shape. Other arrays in it are ignored.
+      path: A NumPy `.npz` file that holds the arrays `is_finite` and perhaps
+        `loss_scale` and `largest`. Others are ignored.
 
     Returns:
       A `Run`.
@@ -157,9 +158,8 @@ def load_run(path: Any) -> Run:
     Raises:
       OSError: The file cannot be opened.
       TypeError: An array in it has the wrong type.
-      ValueError: The file is no `.npz` file, is damaged, or has no `is_finite`, or an
-        array has the wrong shape, or `loss_scale` or `largest` holds a NaN or a
-        negative number.
+      ValueError: The file is no intact `.npz` file, or has no `is_finite`, or an array
+        has the wrong shape, or a number is NaN or negative.
     """
     file_name = arguments.path("path", path)
     with open(file_name, "rb") as file:
@@ -196,27 +196,20 @@ def load_run(path: Any) -> Run:
 def check_writable(name: str, value: Any) -> str:
     """Returns a path as a string if a run may be written there, else raises."""
     found = arguments.writable_path(name, value)
-    if os.path.exists(found) and os.path.getsize(found) and not _is_run(found):
-        raise ValueError(
-            f"`{name}` must be a new file or a recorded run, got {found!r}, a file of "
-            "another kind. To keep it, choose another name; else remove it first."
-        )
-    return found
-
-
-def _is_run(path: str) -> bool:
-    try:
-        with zipfile.ZipFile(path) as file:
-            return "is_finite.npy" in file.namelist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        return False
+    if not os.path.exists(found) or not os.path.getsize(found):
+        return found
+    not_one = (zipfile.BadZipFile, ValueError, NotImplementedError)
+    with contextlib.suppress(*not_one), zipfile.ZipFile(found) as file:
+        if "is_finite.npy" in file.namelist():
+            return found
+    raise ValueError(
+        f"`{name}` must be a new file or a recorded run, got {found!r}, a file of "
+        "another kind. To keep it, choose another name; else remove it first."
+    )
 
 
 def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Returns a run's arrays by name, as the file holds them, without the missing ones.
-
-    `given` holds "is_finite" and perhaps others of the file's names.
-    """
+    """Returns a run's arrays by name, as the file holds them, without those missing."""
     is_finite = per_step("is_finite", given["is_finite"], "booleans")
     arrays = {"is_finite": is_finite.astype(np.bool_)}
     for name in _ARRAYS[1:]:
@@ -227,9 +220,9 @@ def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> Array:
-    """Returns an argument as an array of shape `[steps]`, or raises.
+    """Returns an argument that `holds` a key of `_KINDS` as an array, shape `[steps]`.
 
-    It must hold "booleans", "floats" or "numbers". If `steps` is None, any number.
+    If `steps` is None, of any length.
     """
     array: Array = arguments.array(name, value)
     if array.size and array.dtype.kind not in _KINDS[holds]:
@@ -257,3 +250,55 @@ def check_not_negative(name: str, array: Array) -> None:
         raise ValueError(
             f"`{name}` must hold no NaN and nothing negative, got {refused[0]}."
         )
+
+
+def draw(
+    what: str,
+    ax: Any,
+    loss_scale: Optional[Any],
+    lost: Any,
+    *,
+    limit: Optional[Any] = None,
+    limit_label: str = "limit",
+) -> Any:
+    """Draws arrays of shape `[steps]` on matplotlib's `Axes`. None makes a figure.
+
+    `lost` are the skipped steps, `limit` is the largest scale at which each does not
+    overflow, and `what` names the public method in an error.
+    """
+    if ax is None:
+        ax = pyplot(what).subplots(figsize=(8, 3), layout="constrained")[1]
+    steps = len(lost)
+    if limit is not None:
+        ax.plot(np.arange(steps), limit, color="0.7", label=limit_label)
+    if loss_scale is not None and steps:
+        # Only the corners are drawn: a million equal values in a row are one line.
+        corners = np.flatnonzero(np.diff(loss_scale)) + 1
+        x = np.concatenate([[0], corners, [steps]])
+        y = np.append(loss_scale[x[:-1]], loss_scale[-1])
+        ax.step(x, y, where="post", label="loss scale")
+    which = np.flatnonzero(lost)
+    label = f"{len(which)} steps lost"
+    if len(which) <= _MARKS and loss_scale is not None:
+        ax.plot(which, loss_scale[which], "|", color="C3", label=label)
+    else:
+        edges = np.linspace(0, steps, min(_BINS, max(steps, 1)) + 1)
+        per_bin = np.histogram(which, edges)[0]
+        share = per_bin / np.maximum(np.histogram(np.arange(steps), edges)[0], 1)
+        ax.fill_between(
+            edges,
+            0,
+            _HEIGHT * np.append(share, share[-1]),
+            step="post",
+            transform=ax.get_xaxis_transform(),  # measured from the bottom
+            color="C3",
+            alpha=0.5,
+            linewidth=0,
+            label=f"{label}: up to {np.max(share):.0%} of them at a time",
+        )
+    if loss_scale is not None or limit is not None:
+        ax.set_yscale("log", base=2)
+    ax.set_xlabel("step")
+    ax.set_ylabel("loss scale")
+    ax.legend()
+    return ax

@@ -13,7 +13,6 @@ from models import compiled
 
 from lossscale import (
     DynamicLossScale,
-    ExponentialUpdateLossScaleManager,
     FixedLossScale,
     HeadroomLossScale,
     LogNormalLossScale,
@@ -34,29 +33,9 @@ def state(loss_scale):
     return [variable.numpy().tolist() for variable in loss_scale.variables]
 
 
-class TestReadsAsATensor:
-    """Code written for Keras 2 reads `optimizer.loss_scale` as a tensor."""
-
-    @pytest.mark.parametrize("kind", [FixedLossScale, DynamicLossScale])
-    def test_wherever_tensorflow_takes_one(self, kind):
-        loss_scale = kind(8.0)
-        assert float(tf.constant(2.0) * loss_scale) == 16
-        assert float(loss_scale * tf.constant(2.0)) == 16
-        assert float(1.0 / tf.convert_to_tensor(loss_scale)) == 0.125
-        assert tf.cast(loss_scale, tf.float16).dtype == tf.float16
-        assert float(loss_scale) == 8.0
-        assert loss_scale.numpy() == np.float32(8)
-
-    def test_in_a_function(self):
-        loss_scale = DynamicLossScale(8, increment_period=1)
-        double = tf.function(lambda: 2.0 * tf.convert_to_tensor(loss_scale))
-        assert float(double()) == 16
-        loss_scale.adjust(True)
-        assert float(double()) == 32
-
-    def test_not_as_another_dtype(self):
-        with pytest.raises((TypeError, ValueError)):
-            tf.convert_to_tensor(FixedLossScale(8), tf.int32)
+def test_a_loss_scale_is_no_tensor_of_another_dtype():
+    with pytest.raises((TypeError, ValueError)):
+        tf.convert_to_tensor(FixedLossScale(8), tf.int32)
 
 
 FLAGS = {
@@ -223,13 +202,6 @@ class TestARestoredScaleComesBack:
     def test_in_every_mode(self, mode, mirrored):
         scales, _ = drive(lambda: restored("dynamic", 0.0), [False], mode, mirrored)
         assert scales == [INITIAL]
-
-    def test_of_a_manager(self):
-        manager = ExponentialUpdateLossScaleManager(INITIAL, 1)
-        manager.loss_scale.current_loss_scale.assign(0.0)
-        with pytest.warns(LossScaleWarning):
-            manager.update_loss_scale(False)
-        assert float(manager.get_loss_scale()) == INITIAL
 
 
 def test_a_subclass_with_a_rule_of_its_own_is_asked_at_each_step():

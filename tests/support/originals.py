@@ -13,6 +13,13 @@ import sys
 import numpy as np
 
 
+class Unsaved:
+    """One whose state has no format of `import_state`."""
+
+    def save(self):
+        return None
+
+
 class Torch:
     """torch.amp.GradScaler on the CPU."""
 
@@ -100,7 +107,7 @@ class Paddle:
         }
 
 
-class Jmp:
+class Jmp(Unsaved):
     """jmp.DynamicLossScale."""
 
     def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
@@ -120,15 +127,12 @@ class Jmp:
         self.scaler = self.scaler.adjust(self.array(is_finite))
         return float(self.scaler.loss_scale)
 
-    def save(self):
-        return None
-
     def defaults(self):
         found = arguments_of(type(self.scaler))
         return {"increment_period": found["period"], "multiplier": found["factor"]}
 
 
-class Flax:
+class Flax(Unsaved):
     """flax.training.dynamic_scale.DynamicScale."""
 
     def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, period=2000):
@@ -149,9 +153,6 @@ class Flax:
         self.scaler, *_ = differentiated(self.float32(1.0))
         return float(self.scaler.scale)
 
-    def save(self):
-        return None
-
     def defaults(self):
         scaler = type(self.scaler)()
         return {
@@ -163,7 +164,7 @@ class Flax:
         }
 
 
-class Mpx:
+class Mpx(Unsaved):
     """mpx.DynamicLossScaling."""
 
     def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
@@ -182,15 +183,12 @@ class Mpx:
         self.scaler = self.scaler.adjust(self.array(is_finite))
         return float(self.scaler.loss_scaling)
 
-    def save(self):
-        return None
-
     def defaults(self):
         found = arguments_of(type(self.scaler))
         return {"increment_period": found["period"], "multiplier": found["factor"]}
 
 
-class PaddleStatic:
+class PaddleStatic(Unsaved):
     """paddle.static.amp.decorate in a program that is trained."""
 
     def __init__(self, scale=2.0**15, growth=2.0, backoff=0.8, period=1000, bad=2):
@@ -224,9 +222,6 @@ class PaddleStatic:
             found = self.executor.run(self.program, feed, [self.scale])
         return found[0].item()
 
-    def save(self):
-        return None
-
     def defaults(self):
         from paddle.static.amp import function_overload
 
@@ -242,7 +237,7 @@ class PaddleStatic:
         }
 
 
-class MindSpore:
+class MindSpore(Unsaved):
     """mindspore.amp.DynamicLossScaleManager, and the cell that it trains with."""
 
     def __init__(self, scale=2.0**24, growth=2, period=2000):
@@ -262,9 +257,6 @@ class MindSpore:
         found = float(self.scale.asnumpy())
         return found if found == self.scaler.get_loss_scale() else "they differ"
 
-    def save(self):
-        return None
-
     def defaults(self):
         found = arguments_of(self.cls)
         return {
@@ -274,7 +266,7 @@ class MindSpore:
         }
 
 
-class Mmcv:
+class Mmcv(Unsaved):
     """mmcv's LossScaler, which mmcv 2 has no more."""
 
     def __init__(self, scale=2.0**32, growth=2.0, period=1000):
@@ -287,9 +279,6 @@ class Mmcv:
         self.scaler.update_scale(not is_finite)
         return float(self.scaler.cur_scale)
 
-    def save(self):
-        return None
-
     def defaults(self):
         found = arguments_of(self.cls)
         return {
@@ -299,7 +288,7 @@ class Mmcv:
         }
 
 
-class Chainer:
+class Chainer(Unsaved):
     """A chainer optimizer's dynamic loss scaling."""
 
     def __init__(self, scale=1.0, period=1000):
@@ -317,9 +306,6 @@ class Chainer:
         self.link.weight.grad = np.array([value], np.float32)
         self.optimizer.update()
         return float(self.optimizer._loss_scale)
-
-    def save(self):
-        return None
 
     def defaults(self):
         found = arguments_of(type(self.optimizer).loss_scaling)

@@ -1,4 +1,4 @@
-"""LossScaleOptimizer around optimizers of tf.compat.v1.train: modules of `compat`.
+"""LossScaleOptimizer around optimizers of tf.compat.v1.train.
 
 The first tests assert what the suites of TensorFlow do, in other words: 1.15's
 `contrib/mixed_precision/python/loss_scale_optimizer_test.py`, and 2.4's
@@ -14,7 +14,11 @@ from installed import families
 from version_1 import MODES, running, v1, variable
 
 import lossscale
-from lossscale.compat.v1 import LossScaleOptimizer, MixedPrecisionLossScaleOptimizer
+from lossscale.compat.v1 import (
+    LossScaleOptimizer,
+    MixedPrecisionLossScaleOptimizer,
+    enable_mixed_precision_graph_rewrite,
+)
 
 #: A program of TensorFlow 1 that does as it should is warned of nothing.
 pytestmark = pytest.mark.filterwarnings("error::lossscale.LossScaleWarning")
@@ -228,65 +232,69 @@ def test_an_overflow_that_is_clipped_away_skips_the_step(run, change):
     assert seen == [(True, 1, 16), (False, 1, 8), (True, 2, 8), (True, 3, 16)]
 
 
-def test_an_apply_in_a_branch_sees_it_too(session):
-    weight = variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    def step(fed):
-        pairs = clipped(optimizer.compute_gradients(weight * fed, [weight]))
-
-        def apply():
-            with tf.control_dependencies([optimizer.apply_gradients(pairs)]):
-                return tf.constant(True)
-
-        return tf.cond(weight > 0.0, apply, lambda: tf.constant(False))
-
-    assert_trains(session, step, weight, (INF, 1.0), (0.5, 0.5))
-    assert session.value(optimizer.loss_scale) == 8.0
-
-
 def by_value(grad):
     return tf.clip_by_value(grad, -1.0, 1.0)
 
 
-def assert_trains(session, step, weight, *rows):
-    """Takes a step with each of what is fed, and compares the weight that it leaves."""
-    step = session.step(step)
-    for fed, expected in rows:
+def gradient(optimizer, weight, factor):
+    return optimizer.compute_gradients(weight * factor, [weight])[0][0]
+
+
+def applied_in_a_branch(optimizer, weight, fed):
+    grad = by_value(gradient(optimizer, weight, fed))
+
+    def apply():
+        with tf.control_dependencies([optimizer.apply_gradients([(grad, weight)])]):
+            return tf.constant(True)
+
+    return tf.cond(weight > 0.0, apply, lambda: tf.constant(False))
+
+
+def out_of_a_branch(optimizer, weight, fed):
+    def compute():
+        return by_value(gradient(optimizer, weight, fed))
+
+    grad = tf.cond(weight > 0.0, compute, lambda: tf.constant(0.0))
+    return optimizer.apply_gradients([(by_value(grad), weight)])
+
+
+def out_of_a_loop(optimizer, weight, fed, change=tf.identity):
+    def add(i, total):
+        # The three add up to what is fed.
+        factor = tf.where(tf.equal(i, 1), fed, 0.0)
+        return i + 1, total + change(gradient(optimizer, weight, factor))
+
+    _, total = tf.while_loop(lambda i, _: i < 3, add, [0, 0.0])
+    return optimizer.apply_gradients([(change(total), weight)])
+
+
+def clipped_in_a_loop(optimizer, weight, fed):
+    return out_of_a_loop(optimizer, weight, fed, by_value)
+
+
+def out_of_xla(optimizer, weight, fed):
+    compute = lambda fed: gradient(optimizer, weight, fed)  # noqa: E731
+    (grad,) = tf.xla.experimental.compile(compute, [fed])
+    return optimizer.apply_gradients([(grad, weight)])
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        applied_in_a_branch,
+        out_of_a_branch,
+        out_of_a_loop,
+        clipped_in_a_loop,
+        out_of_xla,
+    ],
+)
+def test_a_session_sees_an_overflow_in_other_graphs(session, way):
+    weight = variable(1.0)
+    optimizer = sgd(lossscale.DynamicLossScale(16))
+    step = session.step(lambda fed: way(optimizer, weight, fed))
+    for fed, expected in ((INF, 1.0), (0.5, 0.5)):
         step(fed)
         assert session.value(weight) == expected
-
-
-@pytest.mark.parametrize("change", [tf.identity, by_value])
-def test_an_overflow_that_comes_out_of_a_loop_is_seen(session, change):
-    weight = variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    def step(fed):
-        def add(i, total):
-            factor = tf.where(tf.equal(i, 1), fed, 0.125)
-            pairs = optimizer.compute_gradients(weight * factor, [weight])
-            return i + 1, total + change(pairs[0][0])
-
-        _, total = tf.while_loop(lambda i, _: i < 3, add, [0, 0.0])
-        return optimizer.apply_gradients([(change(total), weight)])
-
-    assert_trains(session, step, weight, (INF, 1.0), (0.25, 0.5))
-    assert session.value(optimizer.loss_scale) == 8.0
-
-
-def test_an_overflow_that_comes_out_of_a_branch_is_seen(session):
-    weight = variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    def step(fed):
-        def compute():
-            return by_value(optimizer.compute_gradients(weight * fed, [weight])[0][0])
-
-        grad = tf.cond(weight > 0.0, compute, lambda: tf.constant(0.0))
-        return optimizer.apply_gradients([(by_value(grad), weight)])
-
-    assert_trains(session, step, weight, (INF, 1.0), (0.5, 0.5))
     assert session.value(optimizer.loss_scale) == 8.0
 
 
@@ -354,28 +362,29 @@ def test_eagerly_all_that_is_added_up_counts():
     assert optimizer.loss_scale.numpy() == 8.0
 
 
-def test_what_a_function_computed_is_applied_eagerly():
+def in_numpy(grad):
+    return tf.constant(grad.numpy())
+
+
+def by_global_norm(grad):
+    return tf.clip_by_global_norm([grad], 1.0)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("wrap", "change"),
+    [(tf.function, by_global_norm), (lambda compute: compute, in_numpy)],
+)
+def test_what_came_out_of_a_function_or_numpy_is_applied_eagerly(wrap, change):
     weight = tf.Variable(1.0)
     optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    @tf.function
-    def compute(factor):
-        return optimizer.compute_gradients(lambda: weight * factor, [weight])[0][0]
-
+    compute = wrap(
+        lambda factor: optimizer.compute_gradients(lambda: weight * factor, [weight])
+    )
     for factor, expected in ((INF, 1.0), (0.5, 0.5)):
-        grads, _ = tf.clip_by_global_norm([compute(tf.constant(factor))], 1.0)
-        optimizer.apply_gradients([(grads[0], weight)])
+        grad = compute(tf.constant(factor))[0][0]
+        optimizer.apply_gradients([(change(grad), weight)])
         assert weight.numpy() == expected
     assert optimizer.loss_scale.numpy() == 8.0
-
-
-def test_what_went_through_numpy_is_taken_for_unscaled():
-    weight = tf.Variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-    for factor, expected in ((INF, 1.0), (0.5, 0.5)):
-        pairs = optimizer.compute_gradients(lambda f=factor: weight * f, [weight])
-        optimizer.apply_gradients([(tf.constant(pairs[0][0].numpy()), weight)])
-        assert weight.numpy() == expected
 
 
 def test_all_of_one_list_must_be_finite(run):
@@ -421,20 +430,6 @@ def test_beside_those_of_keras_it_adjusts_alone():
     assert loss_scale.numpy() == 8.0
     ours.minimize(lambda: weight * INF)
     assert loss_scale.numpy() == 4.0
-
-
-def test_what_is_compiled_by_xla_in_a_session_is_applied_outside(session):
-    weight = variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    def step(fed):
-        def compute(fed):
-            return optimizer.compute_gradients(weight * fed, [weight])[0][0]
-
-        (grad,) = tf.xla.experimental.compile(compute, [fed])
-        return optimizer.apply_gradients([(grad, weight)])
-
-    assert_trains(session, step, weight, (INF, 1.0), (0.5, 0.5))
 
 
 @pytest.mark.parametrize("fed", [0.5, INF])
@@ -746,3 +741,54 @@ def test_a_broadcast_gradient_of_an_optimizer_in_python_is_applied():
     variable = tf.Variable([1.0, 2.0])
     optimizer.apply_gradients([(tf.ones([1]), variable)])
     np.testing.assert_array_equal(variable.numpy(), [0.0, 1.0])
+
+
+# TensorFlow's rewrite of graphs to float16.
+
+
+@pytest.fixture
+def turned_off():
+    yield
+    v1.mixed_precision.disable_mixed_precision_graph_rewrite()
+
+
+def is_on():
+    return tf.config.optimizer.get_experimental_options().get("auto_mixed_precision")
+
+
+@pytest.mark.usefixtures("turned_off")
+def test_it_turns_the_rewrite_on_and_scales_the_loss():
+    assert not is_on()
+    with running("session") as run:
+        weight = variable(1.0)
+        loss_scale = lossscale.DynamicLossScale(16)
+        inner = v1.train.GradientDescentOptimizer(1.0)
+        optimizer = enable_mixed_precision_graph_rewrite(inner, loss_scale)
+        assert is_on()
+        assert isinstance(optimizer, MixedPrecisionLossScaleOptimizer)
+        names = {each.name for each in v1.global_variables()}
+        assert names == {weight.name, *(each.name for each in loss_scale.variables)}
+        step = run.step(lambda fed: optimizer.minimize(weight * fed))
+        for fed, expected in ((float("inf"), 1.0), (0.5, 0.5)):
+            step(fed)
+            assert run.value(weight) == expected
+
+
+@pytest.mark.parametrize(
+    ("opt", "loss_scale", "error"),
+    [
+        (families()[0].optimizers.SGD, "dynamic", TypeError),
+        (v1.train.AdamOptimizer, None, TypeError),
+        (v1.train.AdamOptimizer, 0, ValueError),
+    ],
+)
+def test_with_bad_arguments_it_stays_off(opt, loss_scale, error):
+    with pytest.raises(error):
+        enable_mixed_precision_graph_rewrite(opt(), loss_scale)
+    assert not is_on()
+
+
+def test_a_tensorflow_without_it_is_told_of(monkeypatch):
+    monkeypatch.setattr(v1, "mixed_precision", None)
+    with pytest.raises(NotImplementedError, match="Cast in the model"):
+        enable_mixed_precision_graph_rewrite(v1.train.AdamOptimizer())
