@@ -12,7 +12,7 @@ import tensorflow as tf
 from lossscale.ranges import exponents, inputs, model_state
 from lossscale.ranges.advice import Advice, Fault, Trial
 from lossscale.ranges.calls import Call, Watcher
-from lossscale.ranges.magnitudes import floats_in, is_float
+from lossscale.ranges.magnitudes import as_array, floats_in, is_float, largest_in
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
@@ -364,11 +364,11 @@ class _Float32Pass(Watcher):
         for tensor in tensors:
             is_new = id(tensor) not in self._seen
             if is_new:
-                self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
-                found, most = exponents.count(tensor)
+                values = as_array(tensor)
+                self._seen[id(tensor)] = (tensor, _overflows(values))
                 counts, largest = self._rows.get(row, (0, 0.0))
-                counts = counts + found.numpy().astype(np.int64)
-                self._rows[row] = (counts, max(largest, float(most.numpy())))
+                counts = counts + exponents.count(values)
+                self._rows[row] = (counts, max(largest, largest_in(values)))
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)

@@ -15,6 +15,7 @@ from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import exponents, inputs
 from lossscale.ranges.calls import Watcher
+from lossscale.ranges.magnitudes import as_array, largest_in
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
@@ -227,74 +228,82 @@ def gradient_ranges(
     data = (x, y, sample_weight)
     first, chosen, length = inputs.first_batches(data, batch_size, batches)
     inputs.check_loss(model, loss, first[1], "gradient_ranges")
-    _build(model, first[0])
+    # The model's own policy sets the dtype of missing weights.
+    inputs.build(model, first[0])
+    if not model.trainable_variables:
+        raise ValueError("`model` must have trainable weights, got none.")
+    for variable in model.trainable_variables:
+        dtype = tf.as_dtype(variable.dtype).name
+        if dtype in SIXTEEN_BITS:
+            raise ValueError(
+                "`model` must have float32 weights, got "
+                f"{_path_of(model, variable)} in {dtype}. The policy "
+                '"mixed_float16" computes in float16 and keeps its weights in float32.'
+            )
     loss_of = inputs.loss_function(keras, model, loss)
-    layers = layers_of(model) if activations else []
-    watched = [layer for layer in layers if layer is not model]
+    watched = [each for each in layers_of(model) if activations and each is not model]
     watcher = Watcher()
-    significands = sorted({1.0, math.frexp(scale)[0] * 2})
     # Of each row the name, by the id of the variable or the layer.
     names: Dict[int, str] = {}
     # The names of operations that compute gradients in 16 bits.
     in_16_bits: List[str] = []
 
-    def count(x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
-        """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
+    def gradients(x: Any, y: Any, sample_weight: Any) -> List[Any]:
+        """Returns a batch's gradients, one flat tensor for each row."""
         watcher.calls.clear()
         with tf.GradientTape() as tape, watcher.watching(watched):
             loss = loss_of(x, y, model(x, training=True), sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        variables = model.trainable_variables
-        returned: Dict[int, Tuple[Any, Any]] = {}
+        outputs: Dict[int, Tuple[Any, Any]] = {}
         for call in watcher.calls:
             for each in call.outputs:
                 # A tensor in a loop, as in a recurrent layer, is of another graph.
                 if each.graph is graph:
-                    returned.setdefault(id(each), (call.layer, each))
-        outputs = list(returned.values())
-        tensors = [*map(kerases.tensor_of, variables), *(t for _, t in outputs)]
-        grads = tape.gradient(loss, tensors)
-        in_16_bits.clear()
-        in_16_bits.extend(
+                    outputs.setdefault(id(each), (call.layer, each))
+        sources = [
+            (each, _path_of(model, each), kerases.tensor_of(each))
+            for each in model.trainable_variables
+        ]
+        sources += [
+            (layer, f"output of {layer.name}", each) for layer, each in outputs.values()
+        ]
+        grads = tape.gradient(loss, [tensor for *_, tensor in sources])
+        in_16_bits[:] = [
             op.name
             for op in graph.get_operations()[before:]
             if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
-        )
-        keys = [id(each) for each in (*variables, *(layer for layer, _ in outputs))]
-        titles = [_path_of(model, each) for each in variables]
-        titles += [f"output of {layer.name}" for layer, _ in outputs]
+        ]
         # A layer that is called twice has several gradients.
         parts: Dict[int, List[Any]] = {}
-        for key, grad in zip(keys, grads):
+        names.clear()
+        for (source, name, _), grad in zip(sources, grads):
             if grad is not None:
-                parts.setdefault(key, []).append(tf.reshape(dense_part(grad), [-1]))
+                flat = tf.reshape(dense_part(grad), [-1])
+                parts.setdefault(id(source), []).append(flat)
+                names[id(source)] = name
         if not parts:
             raise ValueError(
                 "`loss` must depend on the model's weights, got a loss without "
                 "gradients."
             )
-        names.clear()
-        names.update((key, name) for key, name in zip(keys, titles) if key in parts)
-        values = [tf.concat(part, 0) for part in parts.values()]
-        found = [
-            [exponents.count(row, each) for row in values] for each in significands
-        ]
-        counts = [[counts for counts, _ in of_rows] for of_rows in found]
-        return tf.stack(counts), tf.stack([most for _, most in found[0]])
+        return [tf.concat(part, 0) for part in parts.values()]
 
     # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
     is_keras3 = kerases.is_keras3(keras)
-    traced = tf.function(count, autograph=not is_keras3, **mode.ANY_SHAPES)
+    traced = tf.function(gradients, autograph=not is_keras3, **mode.ANY_SHAPES)
+    significands = sorted({1.0, math.frexp(scale)[0] * 2})
     total: Any = 0
     largest: Any = 0
     number = 0
     with unchanged(model), in_float32(keras, layers_of(model)):
         for batch in inputs.with_progress(keras, chosen, length, verbose):
             number += 1
-            counts, most = traced(*batch)
-            total = total + counts.numpy().astype(np.int64)
-            largest = np.maximum(largest, most.numpy())
+            rows = list(map(as_array, traced(*batch)))
+            total += np.array(
+                [[exponents.count(row, each) for row in rows] for each in significands]
+            )
+            largest = np.maximum(largest, np.float32(list(map(largest_in, rows))))
     if in_16_bits:
         warnings.warn(
             "These operations compute gradients in 16 bits under any policy of the "
@@ -312,22 +321,6 @@ def gradient_ranges(
     )
 
 
-def _build(model: Any, x: Any) -> None:
-    """Creates missing weights, under the model's own policy, which sets their dtype."""
-    if not model.built or not model.trainable_variables:
-        model(x, training=False)
-    if not model.trainable_variables:
-        raise ValueError("`model` must have trainable weights, got none.")
-    for variable in model.trainable_variables:
-        dtype = tf.as_dtype(variable.dtype).name
-        if dtype in SIXTEEN_BITS:
-            raise ValueError(
-                "`model` must have float32 weights, got "
-                f"{_path_of(model, variable)} in {dtype}. The policy "
-                '"mixed_float16" computes in float16 and keeps its weights in float32.'
-            )
-
-
 def _path_of(model: Any, variable: Any) -> str:
     """Returns the names of a variable's layer and of the variable: dense/kernel."""
     found = kerases.variable_name(variable)
@@ -341,24 +334,23 @@ def _blocks_of(model: Any) -> Dict[int, str]:
     A block is a layer of the model. If a layer contains a `ScaledBlock`, the layers
     that it is made of are the blocks.
     """
+
+    def within(outer: Any) -> Iterator[Any]:
+        for layer in getattr(outer, "layers", ()):
+            # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each
+            # other. The first of these layers is the layer itself.
+            is_scaled = [hasattr(each, "has_own_scale") for each in layers_of(layer)]
+            if is_scaled[0] or not any(is_scaled):
+                yield layer
+            else:
+                yield from within(layer)
+
     found: Dict[int, str] = {}
-    blocks = list(_blocks(model))
+    blocks = list(within(model))
     for block, name in zip(blocks, _numbered([block.name for block in blocks])):
         for part in (*block.variables, *layers_of(block)):
             found.setdefault(id(part), name)
     return found
-
-
-def _blocks(model: Any) -> Iterator[Any]:
-    for layer in getattr(model, "layers", ()):
-        # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each
-        # other. The first of these layers is the layer itself.
-        inner = layers_of(layer)
-        is_scaled = [getattr(each, "has_own_scale", None) is True for each in inner]
-        if is_scaled[0] or not any(is_scaled):
-            yield layer
-        else:
-            yield from _blocks(layer)
 
 
 def _numbered(names: List[str]) -> List[str]:

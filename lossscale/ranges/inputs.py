@@ -53,18 +53,21 @@ def owner_of(model: Any) -> Any:
 
 def build(model: Any, x: Any) -> None:
     """Creates missing weights by calling the model, or raises a ValueError."""
-    has_weights = bool(model.built and model.weights)
-    if len(kerases.layers_of(model)) == 1 and not has_weights:
-        raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
-    if has_weights:
+    if model.built and model.weights:
         return
+    failure: Optional[Exception] = None
     try:
         model(x, training=False)
     except Exception as error:
+        failure = error
+    if len(kerases.layers_of(model)) == 1 and not model.weights:
+        message = f"`model` must have layers, got {model.name!r} with none."
+        raise ValueError(message) from failure
+    if failure is not None:
         raise ValueError(
             f"`model` must be built, or take `x`, got {model.name!r}. Calling it "
-            f"failed: {error!s:.300}. Call it once on a batch: model(x)."
-        ) from error
+            f"failed: {failure!s:.300}. Call it once on a batch: model(x)."
+        ) from failure
 
 
 def check_loss(model: Any, loss: Any, y: Any, asked_by: str) -> None:
