@@ -76,22 +76,20 @@ class Call:
         return self.is_of_library and not is_given
 
     @property
-    def hides_operations(self) -> bool:
-        """Whether a library's code runs between the layers within it, or a loop."""
-        return self.is_recurrent or (self.makes_layers and self.parent is not None)
-
-    @property
     def is_recurrent(self) -> bool:
         """Whether this is a loop over time around a cell."""
         return self.is_of_library and hasattr(self.layer, "cell")
 
     @property
+    def hides_operations(self) -> bool:
+        """Whether a library's code runs between the layers within it, or a loop."""
+        return self.is_recurrent or (self.makes_layers and self.parent is not None)
+
+    @property
     def dtype(self) -> str:
         """The name of the dtype that the layer computes in."""
-        found = getattr(self.layer, "compute_dtype", None)
-        if found is None:
-            found = self.outputs[0].dtype.name if self.outputs else "float32"
-        return str(found)
+        computed_in = getattr(self.layer, "compute_dtype", None)
+        return str(computed_in or self.outputs[0].dtype.name)
 
     @property
     def owner(self) -> Call:

@@ -58,10 +58,6 @@ class ForwardRanges(Ranges):
         Keras 2 is all in float32: then `inside` is empty.
     """
 
-    names: Tuple[str, ...]
-    counts: Any
-    largest: Any
-    batches: int
     need_float32: Tuple[str, ...] = ()
     inside: Tuple[str, ...] = ()
     classes: Tuple[str, ...] = ()
@@ -71,10 +67,8 @@ class ForwardRanges(Ranges):
     need_cast: Tuple[str, ...] = ()
     _told: Tuple[str, ...] = ()
 
-    loss_scale = 1.0
-    _title = "Outputs of layers,"
-    _what = "outputs of layers"
-    _is_scaled = False
+    _title, _what, _is_scaled = "Outputs of layers,", "outputs of layers", False
+    _repr_of = ("need_float32",)
 
     @property
     def policy_map(self) -> Any:
@@ -119,15 +113,9 @@ class ForwardRanges(Ranges):
             found[path] = float32
         return found
 
-    def __repr__(self) -> str:
-        return (
-            f"ForwardRanges(rows={len(self.names)}, batches={self.batches}, "
-            f"need_float32={self.need_float32})"
-        )
-
     @property
     def _notes(self) -> List[str]:
-        return list(self._told or [_ALL_FIT])
+        return list(self._told)
 
     def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
         del loss_scale  # none multiplies the values
@@ -285,10 +273,11 @@ class _Counter:
             return [*is_inner, True].index(True)
 
         advice = self._advice
-        needed = sorted(advice.layers, key=place_of)
-        advice.layers = {path: advice.layers[path] for path in needed}
+        advice.layers = {
+            k: advice.layers[k] for k in sorted(advice.layers, key=place_of)
+        }
         layers = [call.layer for call in advice.layers.values()]
-        inside = [path for path in needed if path in self._inside]
+        inside = [path for path in advice.layers if path in self._inside]
         notes = [_COVERED if self._overflows else _ALL_FIT]
         if advice:
             lines = [f"    {line}" for line in advice.lines]
@@ -308,7 +297,7 @@ class _Counter:
             counts=np.stack([counts for counts, _ in self._rows.values()]),
             largest=np.array([most for _, most in self._rows.values()], np.float32),
             batches=self._batches,
-            need_float32=tuple(needed),
+            need_float32=tuple(advice.layers),
             inside=tuple(inside),
             classes=tuple(type(layer).__name__ for layer in layers),
             is_inside_known=self._can_try,

@@ -42,15 +42,10 @@ class GradientRanges(Ranges):
         `ScaledBlock`.
     """
 
-    names: Tuple[str, ...]
-    counts: Dict[float, Any]
-    largest: Any
-    loss_scale: float
-    batches: int
     blocks: Tuple[str, ...] = ()
 
-    _title, _what = "Gradients of", "gradients"
-    _is_scaled = True
+    _title, _what, _is_scaled = "Gradients of", "gradients", True
+    _repr_of = ("loss_scale", "recommended_scale")
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
@@ -122,13 +117,6 @@ class GradientRanges(Ranges):
                 names.append(name)
         return tuple(names)
 
-    def __repr__(self) -> str:
-        return (
-            f"GradientRanges(rows={len(self.names)}, batches={self.batches}, "
-            f"loss_scale={self.loss_scale:g}, "
-            f"recommended_scale={self.recommended_scale})"
-        )
-
     def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
         significand, exponent = math.frexp(loss_scale)
         return self.counts[significand * 2], exponent - 1
@@ -153,10 +141,10 @@ class GradientRanges(Ranges):
             f"{cell('flushed', lost)} are flushed to zero."
         ]
         if self.need_own_scale:
+            blocks = ", ".join(self.need_own_scale)
             notes.append(
                 "No single scale serves these blocks. Wrap each in a ScaledBlock: "
-                + ", ".join(self.need_own_scale)
-                + "."
+                f"{blocks}."
             )
         return notes
 
@@ -293,17 +281,14 @@ def gradient_ranges(
     is_keras3 = kerases.is_keras3(keras)
     traced = tf.function(gradients, autograph=not is_keras3, **mode.ANY_SHAPES)
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
-    total: Any = 0
-    largest: Any = 0
-    number = 0
+    total, largest, number = 0, np.float32(0), 0
     with unchanged(model), in_float32(keras, layers_of(model)):
-        for batch in inputs.with_progress(keras, chosen, length, verbose):
-            number += 1
-            rows = list(map(as_array, traced(*batch)))
-            total += np.array(
-                [[exponents.count(row, each) for row in rows] for each in significands]
-            )
-            largest = np.maximum(largest, np.float32(list(map(largest_in, rows))))
+        shown = inputs.with_progress(keras, chosen, length, verbose)
+        for number, batch in enumerate(shown, 1):
+            rows = [as_array(row) for row in traced(*batch)]
+            counted = [[exponents.count(row, s) for row in rows] for s in significands]
+            total = total + np.array(counted)
+            largest = np.maximum(largest, [largest_in(row) for row in rows])
     if in_16_bits:
         warnings.warn(
             "These operations compute gradients in 16 bits under any policy of the "
@@ -314,7 +299,7 @@ def gradient_ranges(
     return GradientRanges(
         names=tuple(_numbered(list(names.values()))),
         counts=dict(zip(significands, total)),
-        largest=largest,
+        largest=largest.astype(np.float32),
         loss_scale=scale,
         batches=number,
         blocks=tuple(block_of.get(key, name) for key, name in names.items()),

@@ -64,29 +64,29 @@ def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
     return property(share, doc=doc)
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Ranges(abc.ABC):
-    """A result with figures, a histogram, a table and a picture for each of its rows.
-
-    Subclasses are dataclasses with these fields.
-    """
+    """Figures, a histogram, a table and a picture for each row of counted values."""
 
     names: Tuple[str, ...]
     counts: Any
     largest: Any
     batches: int
-    loss_scale: float
+    loss_scale: float = 1.0
     #: What the table begins with, the name of the values in plural, and whether a loss
     #: scale multiplies them.
     _title: ClassVar[str]
     _what: ClassVar[str]
     _is_scaled: ClassVar[bool]
+    #: What `repr` shows besides the numbers of rows and batches.
+    _repr_of: ClassVar[Tuple[str, ...]]
 
     @abc.abstractmethod
     def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
         """Returns counts of shape `[rows, BINS]`, and a power of two.
 
-        These are the counts of the values that the power multiplies, so that they are
-        scaled by `loss_scale`.
+        The power multiplies the counted values, so that they are scaled by
+        `loss_scale`.
         """
 
     @property
@@ -100,15 +100,15 @@ class Ranges(abc.ABC):
 
     def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
         """Returns a report with these rows, each made of several rows of this one."""
-        this: Any = self
         every = list(map(list, rows.values()))
         counts = tf.nest.map_structure(
             lambda each: np.stack([each[numbers].sum(0) for numbers in every]),
             self.counts,
         )
         largest = np.stack([self.largest[numbers].max() for numbers in every])
-        changes = {"names": tuple(rows), "counts": counts, "largest": largest}
-        return dataclasses.replace(this, **changes)
+        return dataclasses.replace(
+            self, names=tuple(rows), counts=counts, largest=largest
+        )
 
     values = _number_of("values", "The number of values.")
     infinities = _number_of("infinities", "How many values are infinite in float32.")
@@ -169,6 +169,12 @@ class Ranges(abc.ABC):
         subnormals, to 127, and the counts, of shape `[rows, 255]`.
         """
         return exponents.by_exponent(self._counts_at(1.0)[0])
+
+    def __repr__(self) -> str:
+        told = {"rows": len(self.names), "batches": self.batches}
+        told.update((name, getattr(self, name)) for name in self._repr_of)
+        listed = ", ".join(f"{name}={value!r}" for name, value in told.items())
+        return f"{type(self).__name__}({listed})"
 
     def __str__(self) -> str:
         summary = self.summary
@@ -240,15 +246,14 @@ class Ranges(abc.ABC):
 def _draw_regions(ax: Any, shift: float, used: Any) -> None:
     # The axis shows all values, and the range of float16.
     zero, top = exponents.ZERO, exponents.TOP
-    limits = (
-        min([zero - shift, zero, *used[:1]]) - 3,
-        max([top - shift, *used[-1:]]) + 4,
+    low = min([zero - shift, zero, *used[:1]]) - 3
+    high = max([top - shift, *used[-1:]]) + 4
+    edges = np.clip(
+        [*(start - shift for _, start, _, _ in _REGIONS), np.inf], low, high
     )
-    starts = [region[1] - shift for region in _REGIONS] + [np.inf]
-    edges = np.clip(starts, *limits)
     for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
         ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
-    ax.set_xlim(*limits)
+    ax.set_xlim(low, high)
     if shift:
         label = "without loss scaling, zero from here down"
         ax.axvline(zero, color="tab:red", linestyle="--", label=label)
