@@ -38,8 +38,8 @@ class ForwardRanges(Ranges):
     """What float16 would do to the outputs of a model's layers, and to their inputs.
 
     Shares are of the values that are finite and not zero in float32; NaN if there are
-    none. All arrays have shape `[rows]`, in the order of `names`: from the input to the
-    output.
+    none. All arrays but `counts` and `histogram` have shape `[rows]`, in the order of
+    `names`: from the input to the output.
 
     Attributes:
       names: The names of the rows. A row holds the outputs of one call of a layer, and
@@ -49,7 +49,7 @@ class ForwardRanges(Ranges):
       batches: How many batches were counted.
       need_float32: The paths of layers that need float32: some of their outputs,
         inputs, or values computed inside are beyond 65504.
-      inside: Those layers that overflow inside, as in a variance or in attention's
+      inside: Those of them that overflow inside, as in a variance or in attention's
         logits, so that their outputs in float16 are wrong.
       classes: The class names of the layers in `need_float32`.
       need_cast: The paths of operations, and of layers with operations of their own in
@@ -137,13 +137,12 @@ def forward_ranges(
     float16. Then it runs each layer in float16 on the inputs that the layer has in
     float32. So it also finds overflows in sums that a layer does not return: in a
     variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
-
     It tests the changes that it advises: it runs the model again with them, and adds
     what else is needed, until nothing overflows.
 
     It runs your model itself, in eager mode, and leaves weights, moving statistics,
-    policies and random streams as they were. (It creates missing weights.) It does not
-    run a custom `train_step`. Memory does not grow with the number of batches.
+    policies and random streams as they were. (It creates missing weights.) Memory does
+    not grow with the number of batches.
 
     >>> import lossscale
     >>> import numpy as np

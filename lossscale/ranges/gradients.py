@@ -27,8 +27,8 @@ class GradientRanges(Ranges):
     """What float16 would do to a model's gradients at a loss scale.
 
     `flushed`, `subnormal` and `overflowing` are shares of the values that are finite
-    and not zero in float32, NaN if there are no such values. All arrays but
-    `counts` and `histogram` have shape `[rows]`, in the order of `names`.
+    and not zero in float32; NaN if there are none. All arrays but `counts` and
+    `histogram` have shape `[rows]`, in the order of `names`.
 
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'
@@ -81,9 +81,8 @@ class GradientRanges(Ranges):
     def recommended_scale(self) -> Optional[float]:
         """Half the largest safe scale.
 
-        Gradients computed in float16 are rounded on the way, and can be larger than
-        these. Gradients of other batches, and later in training, can be larger still.
-        `DynamicLossScale` adapts to them.
+        Gradients of other batches, and those computed in float16, can be larger than
+        these. `DynamicLossScale` adapts to them.
         """
         largest = self.largest_safe_scale
         return None if largest is None else max(largest / 2, 2.0**-126)
@@ -166,14 +165,13 @@ def gradient_ranges(
 
     Computes the gradients of some batches in float32, under any policy of the model, as
     training would: `training=True`, the compiled loss, regularization. It runs your
-    model itself, whose layers use float32 meanwhile, and leaves weights, moving
-    statistics, metrics, policies and random streams as they were. It does not touch the
-    optimizer. (It creates missing weights.) It does not run a custom `train_step`.
-    Memory does not grow with the number of batches.
+    model itself, and leaves weights, moving statistics, metrics, policies and random
+    streams as they were. It does not touch the optimizer or run a custom `train_step`.
+    (It creates missing weights.) Memory does not grow with the number of batches.
 
-    An embedding's gradient has only the rows that a batch uses: only these are counted.
-    Gradients also pass through float16 between the layers: with `activations=True` the
-    report counts these, too, and the recommended scale depends on them.
+    Of an embedding's gradient it counts only the rows that a batch uses. Gradients also
+    pass through float16 between the layers: with `activations=True` the report counts
+    these, too, and the recommended scale depends on them.
 
     >>> import lossscale
     >>> import numpy as np
@@ -204,9 +202,9 @@ def gradient_ranges(
     Raises:
       TypeError: `model` is no Keras model, or an argument has the wrong type. For
         example, `x` must not be a generator, which this would use up.
-      ValueError: The model has no loss and `loss` is None, targets are missing, `x` is
-        empty, the model has no trainable weights or some in 16 bits, it belongs to a
-        strategy with several replicas, or `batches` is None and `x` never ends.
+      ValueError: The model has no loss and `loss` is None, it cannot be built, it has
+        no trainable weights or some in 16 bits, it belongs to a strategy with several
+        replicas; targets are missing; `x` is empty, or endless and `batches` is None.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "gradient_ranges")
@@ -281,10 +279,12 @@ def gradient_ranges(
     is_keras3 = kerases.is_keras3(keras)
     traced = tf.function(gradients, autograph=not is_keras3, **mode.ANY_SHAPES)
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
-    total, largest, number = 0, np.float32(0), 0
+    total: Any = 0
+    largest: Any = np.float32(0)
+    number = 0
     with unchanged(model), in_float32(keras, layers_of(model)):
-        shown = inputs.with_progress(keras, chosen, length, verbose)
-        for number, batch in enumerate(shown, 1):
+        for batch in inputs.with_progress(keras, chosen, length, verbose):
+            number += 1
             rows = [as_array(row) for row in traced(*batch)]
             counted = [[exponents.count(row, s) for row in rows] for s in significands]
             total = total + np.array(counted)

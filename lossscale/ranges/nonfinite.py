@@ -150,9 +150,8 @@ def find_nonfinite(
     the step again with them, and adds what else is needed, until all is finite.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
-    as they were, the optimizer is not touched, and nothing is compiled. (Missing
-    weights are created.) A custom `train_step` is not run. The search is as slow as
-    eager mode.
+    as they were, the optimizer is not touched, and a custom `train_step` is not run.
+    (Missing weights are created.) The search is as slow as eager mode.
 
     >>> import lossscale
     >>> import numpy as np
