@@ -182,7 +182,7 @@ def test_bad_arguments():
         LossScaleMonitor(check_activations=1)
 
 
-@pytest.mark.parametrize("name", ["attention", "cell", "masked", "subclassed"])
+@pytest.mark.parametrize("name", ["attention", "own_cell", "masked", "subclassed"])
 @pytest.mark.slow
 def test_the_layer_is_named_in_loops_behind_masks_and_within_layers(family, name):
     scale = DynamicLossScale(16.0)

@@ -7,15 +7,15 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from advised import MODELS, Follower, data_for
 from installed import families
 from limits import skip_without
 from models import policy_of
+from overflowing import MODELS, Follower, data_for
+from overflowing import made as made_by
 
 from lossscale import (
     DynamicLossScale,
     LossScaleMonitor,
-    LossScaleOptimizer,
     LossScaleWarning,
     find_nonfinite,
     forward_ranges,
@@ -48,11 +48,9 @@ def made(family, name, follower):
     """Returns a new model, of which the layers are built."""
     if name == "attention":
         skip_without("attention with a dtype", family)
+    model, x, _ = made_by(family, name, follower=follower, scale=DynamicLossScale(1.0))
     with policy_of(family.keras, "mixed_float16"):
-        model = MODELS[name](follower)
-        model(data_for(name)[0])
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), DynamicLossScale(1.0))
-    model.compile(optimizer, loss="mse")
+        model(x)
     return model
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from installed import families
 from models import policy_of
-from overflowing import MODELS, PATHS, made
+from overflowing import HOT, PATHS, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite, forward_ranges
 
@@ -30,18 +30,18 @@ def ranges_of(family, name, is_hot, policy="mixed_float16"):
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", HOT)
 def test_the_layer_that_overflows_needs_float32(family, name):
     found = ranges_of(family, name, is_hot=True)
     assert PATHS.get(name, "hot") in found.need_float32
     assert not {"a", "first", "value"} & {*found.need_float32}
-    if name in {"normalized", "attention"}:
+    if name in {"own_norm", "attention"}:
         assert found.inside == ("hot",)
     assert "dtype=\"float32\", name='hot'" in str(found)
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", HOT)
 def test_no_layer_needs_float32_where_nothing_overflows(family, name):
     found = ranges_of(family, name, is_hot=False)
     assert found.need_float32 == found.inside == ()
@@ -49,7 +49,7 @@ def test_no_layer_needs_float32_where_nothing_overflows(family, name):
 
 
 def test_float32_models_are_asked_as_well(family):
-    found = ranges_of(family, "normalized", is_hot=True, policy="float32")
+    found = ranges_of(family, "own_norm", is_hot=True, policy="float32")
     # Keras 2's variables of float32 stay so: it says that it does not know.
     is_keras3 = family.name == "keras3"
     assert found.is_inside_known == is_keras3
@@ -102,7 +102,7 @@ def test_a_shared_layer_has_a_row_for_each_call(family):
 
 
 def test_a_loop_over_time_makes_one_row(family):
-    found = ranges_of(family, "cell", is_hot=True)
+    found = ranges_of(family, "own_cell", is_hot=True)
     rows = dict(zip(found.names, found.values))
     # Batch, time and units: Keras 3 calls it once more, for the shape.
     assert rows["rnn/cell/hot"] in {8 * 4 * 4, 8 * 5 * 4}
