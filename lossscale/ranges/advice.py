@@ -33,7 +33,7 @@ from lossscale.runtime.callbacks import key_of
 from lossscale.runtime.graphs import is_building
 
 #: After so many trials the advice is given as it is.
-_TRIALS = 20
+_TRIALS = 50
 
 _OPERATION = """\
 {name} is an operation, and operations have no dtype. Cast its inputs to float32: \
@@ -138,17 +138,13 @@ class Advice:
         self.casts.setdefault(call.path, (call, fault.operation or "its operations"))
         return is_new
 
-    def try_out(
-        self, watch: Callable[[Advice], Any], run: Callable[[Any], Sequence[Fault]]
-    ) -> None:
+    def try_out(self, run: Callable[[Trial], Sequence[Fault]]) -> None:
         """Adds what helps against the faults that remain, until none does.
 
-        Args:
-          watch: Returns a `Trial` of this advice.
-          run: Runs the model within that trial, and returns the faults.
+        `run` runs the model within a trial of this advice, and returns the faults.
         """
         for _ in range(_TRIALS):
-            trial: Trial = watch(self)
+            trial = Trial(self)
             try:
                 faults = run(trial)
             except (tf.errors.OpError, TypeError, ValueError):

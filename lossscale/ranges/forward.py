@@ -12,7 +12,7 @@ import tensorflow as tf
 from lossscale.ranges import exponents, inputs, model_state
 from lossscale.ranges.advice import Advice, Fault, Trial
 from lossscale.ranges.calls import Call, Watcher
-from lossscale.ranges.magnitudes import as_array, floats_in, is_float, largest_in
+from lossscale.ranges.magnitudes import as_array, largest_in
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
@@ -134,11 +134,10 @@ def forward_ranges(
 
     Computes the outputs of every layer for some batches in float32, under any policy of
     the model, with `training=True`, and counts how many would overflow or underflow in
-    float16. Then it runs each layer in float16 on the inputs that the layer has in
-    float32. So it also finds overflows in sums that a layer does not return: in a
-    variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
-    It tests the changes that it advises: it runs the model again with them, and adds
-    what else is needed, until nothing overflows.
+    float16. Then it runs the model in float16. So it also finds overflows in sums that
+    a layer does not return: in a variance, a norm, the logits of attention. A mask of
+    -inf or -1e9 is no overflow. It tests the changes that it advises: it runs the model
+    again with them, and adds what else is needed, until nothing overflows.
 
     It runs your model itself, in eager mode, and leaves weights, moving statistics,
     policies and random streams as they were. (It creates missing weights.) Memory does
@@ -224,15 +223,19 @@ class _Counter:
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
         """Runs the model in float16, and tries what helps."""
+        known = {call.path for call in outside}
 
-        def overflows_in(trial: _Float16Pass) -> List[Fault]:
+        def overflows_in(trial: Trial) -> List[Fault]:
             with trial.noted(self._model):
                 self._model(x, training=True)
+            for fault in trial.overflows:
+                if fault.call and not fault.is_cast and fault.call.path not in known:
+                    self._inside.add(fault.call.owner.path)
             return trial.overflows
 
         found: List[Fault] = []
         try:
-            found = overflows_in(_Float16Pass(first, Advice(self._keras)))
+            found = overflows_in(Trial(Advice(self._keras)))
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
             warnings.warn(
@@ -240,11 +243,7 @@ class _Counter:
                 f"are unknown: {error!s:.300}",
                 stacklevel=4,
             )
-        known = {call.path for call in outside}
-        for fault in found:
-            if fault.call and not fault.is_cast and fault.call.path not in known:
-                self._inside.add(fault.call.owner.path)
-        # So the trial need not find one layer after the other.
+        # So the trials need not find one layer after the other.
         for call in outside:
             made, is_cast = call.owner, first.overflowing[id(call)]
             is_known = is_cast or not made.is_written_around_layers
@@ -255,9 +254,7 @@ class _Counter:
             for fault in found:
                 self._advice.add(fault)
         if self._can_try and self._advice:
-            self._advice.try_out(
-                lambda advice: _Float16Pass(first, advice), overflows_in
-            )
+            self._advice.try_out(overflows_in)
 
     def result(self) -> ForwardRanges:
         if not self._rows:
@@ -375,37 +372,3 @@ def _overflows(values: Any) -> bool:
     is_one = low == high or low > high * 1.001
     is_mask = high < 0 and is_one and len(bad) < len(values)
     return not is_mask
-
-
-class _Float16Pass(Trial):
-    """Runs each layer in float16 on its inputs from the float32 pass.
-
-    It replaces each layer's outputs by those of the first pass, clipped to the dtype's
-    range, so that a layer that overflows does not spoil the next ones.
-    """
-
-    def __init__(self, first: _Float32Pass, advice: Advice) -> None:
-        super().__init__(advice)
-        self._left = list(first.calls)
-
-    def end(self, call: Call, outputs: Any) -> Any:
-        before = self._left.pop(0) if self._left else None
-        if before is None or before.layer is not call.layer:
-            self._left = []  # it calls layers in another order: replace no more
-        elif len(before.outputs) == len(floats_in(outputs)):
-            others = iter(before.outputs)
-            outputs = tf.nest.map_structure(
-                lambda each: _cast_like(each, next(others)) if is_float(each) else each,
-                outputs,
-            )
-        return super().end(call, outputs)
-
-
-def _cast_like(tensor: Any, other: Any) -> Any:
-    """Returns another tensor in the dtype of this one, which it does not overflow."""
-    if other.shape != tensor.shape:
-        return tensor
-    if tensor.dtype.name in SIXTEEN_BITS:
-        other = tf.clip_by_value(other, -exponents.LARGEST, exponents.LARGEST)
-        other = tf.where(tf.math.is_finite(other), other, tf.zeros_like(other))
-    return tf.cast(other, tensor.dtype)

@@ -227,7 +227,7 @@ def find_nonfinite(
         if found.where == "forward":
             advice, hidden = Advice(keras, faults[:1]), not is_bad(computed)
             if advice:
-                advice.try_out(Trial, next_fault)
+                advice.try_out(next_fault)
             found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
     return dataclasses.replace(found, loss_scale=scale)
 
