@@ -91,23 +91,16 @@ class Reading(NamedTuple):
 
     Every batch counts as a step, even if an optimizer accumulates the gradients of
     several batches before it updates the weights.
-
-    Attributes:
-      loss_scale: The loss scale.
-      skipped: The number of skipped steps.
-      applied: The number of applied steps.
-      own: The steps that this optimizer itself skipped, and not one that shares its
-        loss scale.
-      largest: The greatest magnitude of the last step's unscaled gradients, infinite if
-        it was skipped. None: the loss scale does not keep it.
-      spikes: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     """
 
     loss_scale: float
     skipped: int
     applied: int
     own: OwnSteps
+    #: The greatest magnitude of the last step's unscaled gradients, infinite if it was
+    #: skipped. None: the loss scale does not keep it.
     largest: Optional[float] = None
+    #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
 
     @property
@@ -166,11 +159,9 @@ class Watched:
     count, too.
 
     Attributes:
-      optimizer: A `LossScaleOptimizer`.
       name: The prefix of its messages and logs; empty if it is the only one.
       shares: Whether another watched optimizer shares its loss scale.
-      start: The reading from when training began.
-      last: The last reading.
+      start, last: The reading from when training began, and the last one.
     """
 
     start: Reading

@@ -92,19 +92,15 @@ class Fault:
 class Advice:
     """Layers to make with dtype="float32", and operations whose inputs to cast.
 
-    Args:
-      keras: The Keras of the model.
-      faults: What to advise against. Against those in 32 bits no dtype helps.
-
-    Attributes:
-      layers: By path, the calls of the layers, in the order in which they were added.
-      casts: By path, the calls of operations and of layers with operations of their
-        own, and the types of these operations.
+    `faults` are what to advise against. Against those in 32 bits no dtype helps.
     """
 
     def __init__(self, keras: Any, faults: Sequence[Fault] = ()) -> None:
         self.keras = keras
+        #: By path, the calls of the layers, in the order in which they were added.
         self.layers: Dict[str, Call] = {}
+        #: By path, the calls of operations and of layers with operations of their own,
+        #: and the types of these operations.
         self.casts: Dict[str, Tuple[Call, str]] = {}
         #: The calls around a layer whose `call` may have to cast what it meets there.
         self._may_meet: Dict[str, Call] = {}
@@ -234,16 +230,12 @@ def _line(call: Call) -> str:
 
 
 class Trial(Watcher):
-    """A run of the model as if some advice had been followed, and its faults.
-
-    Attributes:
-      found: The faults by key of the tensor, in the order of computation.
-    """
+    """A run of the model as if some advice had been followed, and its faults."""
 
     def __init__(self, advice: Advice) -> None:
         super().__init__()
-        self._advice = advice
-        self._listens = False
+        self._advice, self._listens = advice, False
+        #: By the key of the tensor, in the order of computation.
         self.found: Dict[int, Fault] = {}
 
     @contextlib.contextmanager

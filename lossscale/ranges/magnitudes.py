@@ -1,7 +1,6 @@
 """How large a tensor's values are, and whether they hold inf or NaN.
 
-On the device, in any mode, `on_device` says both in one number. On the host, for
-tensors of eager mode, `look` says more.
+On the device `on_device` says both in one number. On the host `look` says more.
 """
 
 from __future__ import annotations
@@ -54,16 +53,13 @@ def kind_of(magnitude: float) -> Optional[str]:
 
 
 class Look(NamedTuple):
-    """What a tensor of eager mode holds.
+    """What a tensor of eager mode holds."""
 
-    Attributes:
-      largest: The largest finite magnitude, 0 if there is none.
-      kinds: Which of "inf", "-inf" and "nan" it holds.
-      bad: How many values are not finite.
-    """
-
+    #: The largest finite magnitude, 0 if there is none.
     largest: float
+    #: Which of "inf", "-inf" and "nan" it holds.
     kinds: List[str]
+    #: How many values are not finite.
     bad: int
 
 

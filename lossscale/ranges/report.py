@@ -229,7 +229,18 @@ class Ranges(abc.ABC):
             beside.axis("off")  # for the legend: the layout leaves it no other room
             where = {"loc": "center", "ncol": 3}
         shift = float(np.log2(self.loss_scale))
-        _draw_regions(ax, shift, powers[shown["all"] > 0])
+        # The axis shows all values, and the range of float16.
+        zero, top, used = exponents.ZERO, exponents.TOP, powers[shown["all"] > 0]
+        low = min([zero - shift, zero, *used[:1]]) - 3
+        high = max([top - shift, *used[-1:]]) + 4
+        starts = [region[1] - shift for region in _REGIONS]
+        edges = np.clip([*starts, np.inf], low, high)
+        for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
+            ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
+        ax.set_xlim(low, high)
+        if shift:
+            label = "without loss scaling, zero from here down"
+            ax.axvline(zero, color="tab:red", linestyle="--", label=label)
         _draw_histograms(ax, powers, shown, summary)
         if len(shown) <= len(self.names):
             ax.set_ylabel(f"the {len(shown) - 1} worst of {len(self.names)} rows")
@@ -241,22 +252,6 @@ class Ranges(abc.ABC):
             scaled.set_xlabel(f"log2 of the {self._what} times {scale}")
         beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
         return ax
-
-
-def _draw_regions(ax: Any, shift: float, used: Any) -> None:
-    # The axis shows all values, and the range of float16.
-    zero, top = exponents.ZERO, exponents.TOP
-    low = min([zero - shift, zero, *used[:1]]) - 3
-    high = max([top - shift, *used[-1:]]) + 4
-    edges = np.clip(
-        [*(start - shift for _, start, _, _ in _REGIONS), np.inf], low, high
-    )
-    for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
-        ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
-    ax.set_xlim(low, high)
-    if shift:
-        label = "without loss scaling, zero from here down"
-        ax.axvline(zero, color="tab:red", linestyle="--", label=label)
 
 
 def _draw_histograms(

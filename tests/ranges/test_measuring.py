@@ -535,7 +535,8 @@ def test_a_model_compiled_without_a_loss(family, data):
 
 def test_a_sequence_of_each_keras(data):
     for family in EACH:
-        by_arrays = gradient_ranges(network(family), *data, verbose=0)
+        model = network(family)
+        by_arrays = gradient_ranges(model, *data, verbose=0)
         for other in EACH:
             utils = other.keras.utils
 
@@ -547,7 +548,7 @@ def test_a_sequence_of_each_keras(data):
                     part = slice(32 * index, 32 * index + 32)
                     return data[0][part], data[1][part]
 
-            assert same(gradient_ranges(network(family), Whole(), verbose=0), by_arrays)
+            assert same(gradient_ranges(model, Whole(), verbose=0), by_arrays)
 
 
 def test_models_that_cannot_be_asked(newest, data):
