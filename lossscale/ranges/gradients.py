@@ -213,7 +213,7 @@ def gradient_ranges(
     arguments.boolean("activations", activations)
     data = (x, y, sample_weight)
     first, chosen, length = inputs.first_batches(data, batch_size, batches)
-    inputs.check_loss(model, loss, first[1], "gradient_ranges")
+    loss_of = inputs.loss_function(keras, model, loss, first[1], "gradient_ranges")
     # The model's own policy sets the dtype of missing weights.
     inputs.build(model, first[0])
     if not model.trainable_variables:
@@ -226,7 +226,6 @@ def gradient_ranges(
                 f"{_path_of(model, variable)} in {dtype}. The policy "
                 '"mixed_float16" computes in float16 and keeps its weights in float32.'
             )
-    loss_of = inputs.loss_function(keras, model, loss)
     watched = [each for each in layers_of(model) if activations and each is not model]
     watcher = Watcher()
     # Of each row the name, by the id of the variable or the layer.

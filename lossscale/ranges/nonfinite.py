@@ -188,9 +188,8 @@ def find_nonfinite(
     keras = inputs.keras_of(model, "find_nonfinite")
     batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1)
     inputs.check_finite(*batch)
-    inputs.check_loss(model, loss, batch[1], "find_nonfinite")
+    compute = inputs.loss_function(keras, model, loss, batch[1], "find_nonfinite")
     inputs.build(model, batch[0])
-    compute = inputs.loss_function(keras, model, loss)
     scale = inputs.scale_of(model)
 
     def loss_in(step: Trial) -> Any:

@@ -220,12 +220,8 @@ def test_the_picture(family):
 
 def test_bad_input_is_refused(family):
     model, x, _ = made(family, "gated", is_hot=False)
-    with pytest.raises(TypeError, match="`model` must be a Keras model"):
-        forward_ranges(None, x)
     with pytest.raises(ValueError, match="`x` must be finite"):
         forward_ranges(model, x * np.inf)
-    with pytest.raises(ValueError, match="`batches` must be a whole number"):
-        forward_ranges(model, x, batches=0)
     with pytest.raises(ValueError, match="`model` must have layers"):
         forward_ranges(family.keras.Sequential(), x)
     data = tf.data.Dataset.from_tensor_slices(x).batch(2).repeat()

@@ -451,11 +451,7 @@ def test_the_picture_of_a_dead_layer(newest, data):
         ({"loss_scale": -1}, ValueError, "`loss_scale` must be positive"),
         ({"activations": "yes"}, TypeError, "`activations` must be True or False"),
         ({"y": np.ones([3, 1])}, ValueError, "must have the same number of rows"),
-        (
-            {"x": np.ones([0, FEATURES]), "y": np.ones([0, 1])},
-            ValueError,
-            "at least one",
-        ),
+        ({"x": np.ones([0, 6]), "y": np.ones([0, 1])}, ValueError, "at least one"),
         ({"x": "dataset"}, ValueError, "`y` must be None where `x` is a"),
         ({"x": "endless", "y": None, "batches": None}, ValueError, "`batches` must be"),
     ],
@@ -485,11 +481,7 @@ NO_DATA = {
     "generator": (lambda: iter([1]), TypeError, r"use it up.* x, y = next\(x\)"),
     "lists": (lambda: [[1.0, 2.0], [3.0, 4.0]], TypeError, r"write np\.array\(x\)"),
     "number": (lambda: 3, TypeError, "`x` must be arrays.*got 3 of type int"),
-    "empty": (
-        lambda: tf.data.Dataset.range(4).filter(lambda i: i > 9),
-        ValueError,
-        "`x` must hold at least one batch, got none",
-    ),
+    "empty": (lambda: tf.data.Dataset.range(0), ValueError, "at least one batch, got"),
 }
 
 
@@ -554,18 +546,14 @@ def test_a_sequence_of_each_keras(data):
 def test_models_that_cannot_be_asked(newest, data):
     keras = newest.keras
     model = keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)])
-    with pytest.raises(
-        ValueError, match="`model` must be compiled with a loss, or `loss`"
-    ):
+    with pytest.raises(ValueError, match="must be compiled with a loss, or `loss`"):
         gradient_ranges(model, *data)
     empty = keras.Sequential([keras.Input([FEATURES]), keras.layers.Flatten()])
     with pytest.raises(ValueError, match="must have trainable weights, got none"):
         gradient_ranges(empty, *data, loss="mse")
     half = keras.layers.Dense(1, dtype="float16")
     model = keras.Sequential([keras.Input([FEATURES]), half])
-    with pytest.raises(
-        ValueError, match=r"must have float32 weights, got .*in float16"
-    ):
+    with pytest.raises(ValueError, match=r"have float32 weights, got .*in float16"):
         gradient_ranges(model, *data, loss="mse")
     model = network(newest)
     with pytest.raises(RuntimeError, match="must be called eagerly"):

@@ -138,6 +138,14 @@ def test_an_error_leaves_the_model_as_it_was(family, name):
     assert not tf.config.functions_run_eagerly()
 
 
+@pytest.mark.parametrize("name", TOOLS)
+def test_what_is_no_model_and_no_data_is_refused(family, name):
+    with pytest.raises(TypeError, match="`model` must be a Keras model, got 'model'"):
+        TOOLS[name]("model", X, Y)
+    with pytest.raises(ValueError, match="`x` must hold at least one batch"):
+        TOOLS[name](family.keras.Sequential(), X[:0], Y[:0])
+
+
 def test_metrics_of_a_model_that_never_trained_stay_empty(family):
     losses = []
     for tools in ({}, TOOLS):

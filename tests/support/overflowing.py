@@ -81,80 +81,79 @@ class Follower:
             return [self.keras.ops.cast(tensor, "float32") for tensor in tensors]
         return [tf.cast(tensor, tf.float32) for tensor in tensors]
 
-    def model(self, shape, body):
-        given = self.keras.Input(shape)
+    def norm(self, kind="LayerNormalization"):
+        return self.layer(kind, name="n")
+
+    def pool(self):
+        return self.layer("GlobalAveragePooling1D", name="pool")
+
+    def model(self, shape, *steps):
+        """Returns a model of layers, or functions of layers, and a head."""
+        x = given = self.keras.Input(shape)
+        for step in steps:
+            x = step(x)
+        kernel = self.keras.initializers.Constant(1e-3)
         last = self.keras.layers.Dense(
-            1,
-            dtype="float32",
-            name="head",
-            kernel_initializer=self.keras.initializers.Constant(1e-3),
+            1, dtype="float32", name="head", kernel_initializer=kernel
         )
-        return self.keras.Model(given, last(body(given)))
+        return self.keras.Model(given, last(x))
 
 
 def product(f):
     """Two layers' outputs fit, but not their product."""
-    g, v, norm = f.dense("g", 100.0), f.dense("v", 100.0), "n"
+    g, v = f.dense("g", 100.0), f.dense("v", 100.0)
 
-    def body(x):
+    def multiplied(x):
         one, other = f.given("multiply", g(x), v(x))
-        return f.layer("LayerNormalization", name=norm)(one * other)
+        return one * other
 
-    return f.model((6,), body)
+    return f.model((6,), multiplied, f.norm())
 
 
 def residual(f):
     """A sum of two that fit, but not the sum."""
-    hidden = f.dense("hidden", 4000.0, 6)
 
-    def body(x):
-        once = hidden(x)
-        one, other = f.given("add", once, once)
-        return f.layer("LayerNormalization", name="n")(one + other)
+    def doubled(x):
+        one, other = f.given("add", x, x)
+        return one + other
 
-    return f.model((6,), body)
+    return f.model((6,), f.dense("hidden", 4000.0, 6), doubled, f.norm())
 
 
 def squared(f):
     """A function of Keras or of TensorFlow between the layers."""
-    g = f.dense("g", 100.0)
     square = f.keras.ops.square if f.is_keras3 else tf.square
 
-    def body(x):
-        return f.layer("LayerNormalization", name="n")(square(*f.given("square", g(x))))
+    def step(x):
+        return square(*f.given("square", x))
 
-    return f.model((6,), body)
+    return f.model((6,), f.dense("g", 100.0), step, f.norm())
+
+
+def _block(f, g, v):
+    """A custom layer of three, of which it multiplies the outputs of two."""
+
+    def call(block, x, cast):
+        return block.n(cast(block.g(x)) * cast(block.v(x)))
+
+    parts = {"g": f.dense("g", g), "v": f.dense("v", v), "n": f.norm()}
+    return f.model((6,), f.own("blk", call, **parts))
 
 
 def gate_in_a_block(f):
     """A custom layer whose product overflows, and whose layers do not."""
-    block = f.own(
-        "blk",
-        lambda b, x, cast: b.n(cast(b.g(x)) * cast(b.v(x))),
-        g=f.dense("g", 100.0),
-        v=f.dense("v", 100.0),
-        n=f.layer("LayerNormalization", name="n"),
-    )
-    return f.model((6,), block)
+    return _block(f, 100.0, 100.0)
 
 
 def layer_in_a_block(f):
     """A custom layer of which one layer overflows, and meets float16 then."""
-    block = f.own(
-        "blk",
-        lambda b, x, cast: b.n(cast(b.g(x)) * cast(b.v(x))),
-        g=f.dense("g", 3e4),
-        v=f.dense("v", 1e-3),
-        n=f.layer("LayerNormalization", name="n"),
-    )
-    return f.model((6,), block)
+    return _block(f, 3e4, 1e-3)
 
 
 def residual_in_a_block(f):
     """A custom layer that adds its input to an output that overflows."""
     block = f.own("blk", lambda b, x, cast: x + cast(b.g(x)), g=f.dense("g", 3e4, 6))
-    norm = f.layer("LayerNormalization", name="n")
-    return f.model((6,), lambda x: norm(block(x)))
+    return f.model((6,), block, f.norm())
 
 
 def own_model(f):
@@ -164,7 +163,7 @@ def own_model(f):
         def __init__(self):
             super().__init__(name="own")
             self.g, self.v = f.dense("g", 100.0), f.dense("v", 100.0)
-            self.n = f.layer("LayerNormalization", name="n")
+            self.n = f.norm()
             self.last = f.keras.layers.Dense(1, dtype="float32", name="head")
 
         def call(self, x):
@@ -183,49 +182,39 @@ def own_norm(f):
     def call(_, x, __):
         return x * tf.math.rsqrt(tf.reduce_sum((x * factor) ** 2) + 0.01)
 
-    first, norm = f.dense("a"), f.own("hot", call)
-    return f.model((6,), lambda x: norm(first(x)))
+    return f.model((6,), f.dense("a"), f.own("hot", call))
 
 
 def each_step(f):
     """A layer for each time step."""
     each = f.layer("TimeDistributed", f.dense("hot", 3e4), name="each")
-    norm = f.layer("LayerNormalization", name="n")
-    pool = f.layer("GlobalAveragePooling1D", name="pool")
-    return f.model((4, 6), lambda x: pool(norm(each(x))))
+    return f.model((4, 6), each, f.norm(), f.pool())
 
 
-def _hot_loop(f):
+def _hot_loop(f, kind="SimpleRNN", name="rnn", first=1.0, again=50.0):
     constant = f.keras.initializers.Constant
-    kernels = {"recurrent_initializer": constant(50.0)}
-    kernels["kernel_initializer"] = constant(1.0)
-    return f.layer("SimpleRNN", 4, name="rnn", activation="linear", **kernels)
+    kernels = {"recurrent_initializer": constant(again)}
+    kernels["kernel_initializer"] = constant(first)
+    return f.layer(kind, 4, name=name, activation="linear", **kernels)
 
 
 def state(f):
     """A recurrent layer that overflows in its own state."""
-    rnn, norm = _hot_loop(f), f.layer("LayerNormalization", name="n")
-    return f.model((4, 6), lambda x: norm(rnn(x)))
+    return f.model((4, 6), _hot_loop(f), f.norm())
 
 
 def stacked(f):
     """The same in the first of two stacked cells."""
-    constant = f.keras.initializers.Constant
-    hot = {"activation": "linear", "recurrent_initializer": constant(100.0)}
-    hot = {**hot, "kernel_initializer": constant(100.0)}
-    cells = [f.layer("SimpleRNNCell", 4, name="one", **hot)]
+    cells = [_hot_loop(f, "SimpleRNNCell", "one", 100.0, 100.0)]
     cells += [f.layer("SimpleRNNCell", 4, name="two")]
     stack = f.layer("StackedRNNCells", cells, name="stack")
-    rnn = f.layer("RNN", stack, name="rnn")
-    norm = f.layer("LayerNormalization", name="n")
-    return f.model((4, 6), lambda x: norm(rnn(x)))
+    return f.model((4, 6), f.layer("RNN", stack, name="rnn"), f.norm())
 
 
 def both_ways(f):
     """The same as `state`, forwards and backwards."""
     both = f.layer("Bidirectional", _hot_loop(f), name="both")
-    norm = f.layer("LayerNormalization", name="n")
-    return f.model((4, 6), lambda x: norm(both(x)))
+    return f.model((4, 6), both, f.norm())
 
 
 def own_cell(f):
@@ -246,38 +235,26 @@ def own_cell(f):
             return found, [found]
 
     cell = Cell(name="cell", **f.dtype("cell"))
-    rnn = f.layer("RNN", cell, name="rnn")
-    norm = f.layer("LayerNormalization", name="n")
-    return f.model((4, 6), lambda x: norm(rnn(x)))
+    return f.model((4, 6), f.layer("RNN", cell, name="rnn"), f.norm())
 
 
 def attention(f):
     """Attention whose logits overflow."""
     kernel = f.keras.initializers.Constant(300.0 if f.is_hot else 0.1)
     layer = f.layer("MultiHeadAttention", 2, 4, name="hot", kernel_initializer=kernel)
-    pool = f.layer("GlobalAveragePooling1D", name="pool")
-    norm = f.layer("LayerNormalization", name="n")
-    return f.model((4, 6), lambda x: pool(norm(layer(x, x))))
+    return f.model((4, 6), lambda x: layer(x, x), f.norm(), f.pool())
 
 
 def batch_norm(f):
     """A normalization of what a layer in float32 returns, beyond float16."""
-    hot = f.dense("hot", 3e4)
-    norm = f.layer("BatchNormalization", name="n")
-    return f.model((6,), lambda x: norm(hot(x)))
+    return f.model((6,), f.dense("hot", 3e4), f.norm("BatchNormalization"))
 
 
 def chain(f):
     """One layer that overflows, and others that pass its outputs on."""
     layers = [f.dense("a"), f.dense("hot", 3e4), f.layer("ReLU", name="relu")]
     layers += [f.dense("next", 1e-3), f.layer("Dropout", 0.1, name="drop")]
-
-    def body(x):
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    return f.model((6,), body)
+    return f.model((6,), *layers)
 
 
 def gated(f):
@@ -330,8 +307,8 @@ def masked(f):
             return tf.matmul(tf.nn.softmax(logits + mask), x)
 
     mask, seen = Mask(name="mask"), Attention(name="attention")
-    hot, pool = f.dense("hot", 3e4, 6), f.layer("GlobalAveragePooling1D", name="pool")
-    return f.model((4, 6), lambda x: pool(hot(seen([x, mask(x)]))))
+    hot = f.dense("hot", 3e4, 6)
+    return f.model((4, 6), lambda x: seen([x, mask(x)]), hot, f.pool())
 
 
 def dictionary(f):
