@@ -51,6 +51,7 @@ def count(values: Any, significand: float = 1.0) -> Any:
     with np.errstate(over="ignore"):  # finite numbers stay finite
         scaled = np.minimum(values * np.float32(significand), _FLOAT32_MAX)
     bits = np.where(np.isfinite(values), scaled, values).view(np.int32)
+    bits &= 0x7FFFFFFF  # a NaN may keep its sign
     digits = bits & _DIGITS
     kind = (digits > 0).astype(np.int32) + (digits >= _ROUNDED_UP)
     return np.bincount((bits >> 23) * KINDS + kind, minlength=BINS)
