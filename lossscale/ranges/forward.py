@@ -58,6 +58,10 @@ class ForwardRanges(Ranges):
         Keras 2 is all in float32: then `inside` is empty.
     """
 
+    names: Tuple[str, ...]
+    counts: Any
+    largest: Any
+    batches: int
     need_float32: Tuple[str, ...] = ()
     inside: Tuple[str, ...] = ()
     classes: Tuple[str, ...] = ()
@@ -67,6 +71,7 @@ class ForwardRanges(Ranges):
     need_cast: Tuple[str, ...] = ()
     _told: Tuple[str, ...] = ()
 
+    loss_scale = 1.0
     _title, _what, _is_scaled = "Outputs of layers,", "outputs of layers", False
     _repr_of = ("need_float32",)
 

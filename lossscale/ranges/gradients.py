@@ -42,6 +42,11 @@ class GradientRanges(Ranges):
         `ScaledBlock`.
     """
 
+    names: Tuple[str, ...]
+    counts: Dict[float, Any]
+    largest: Any
+    loss_scale: float
+    batches: int
     blocks: Tuple[str, ...] = ()
 
     _title, _what, _is_scaled = "Gradients of", "gradients", True

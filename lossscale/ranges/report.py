@@ -64,15 +64,17 @@ def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
     return property(share, doc=doc)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Ranges(abc.ABC):
-    """Figures, a histogram, a table and a picture for each row of counted values."""
+    """Figures, a histogram, a table and a picture for each row of counted values.
+
+    Subclasses are dataclasses with these fields, in an order of their own.
+    """
 
     names: Tuple[str, ...]
     counts: Any
     largest: Any
     batches: int
-    loss_scale: float = 1.0
+    loss_scale: float
     #: What the table begins with, the name of the values in plural, and whether a loss
     #: scale multiplies them.
     _title: ClassVar[str]
@@ -100,6 +102,7 @@ class Ranges(abc.ABC):
 
     def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
         """Returns a report with these rows, each made of several rows of this one."""
+        this: Any = self
         every = list(map(list, rows.values()))
         counts = tf.nest.map_structure(
             lambda each: np.stack([each[numbers].sum(0) for numbers in every]),
@@ -107,7 +110,7 @@ class Ranges(abc.ABC):
         )
         largest = np.stack([self.largest[numbers].max() for numbers in every])
         return dataclasses.replace(
-            self, names=tuple(rows), counts=counts, largest=largest
+            this, names=tuple(rows), counts=counts, largest=largest
         )
 
     values = _number_of("values", "The number of values.")
