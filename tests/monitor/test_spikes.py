@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
+from faulty import hearing
 from models import data, regression
 
 import lossscale
@@ -28,11 +27,9 @@ def fit(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
     optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
     model = regression(family, optimizer)
     quiet = {"batch_size": 16, "epochs": epochs, "shuffle": False, "verbose": 0}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with hearing() as said:
         found = model.fit(x, y, callbacks=[monitor], **quiet)
-    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
-    return optimizer, found.history, [str(warning.message) for warning in ours]
+    return optimizer, found.history, said
 
 
 def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
