@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -39,8 +39,9 @@ class Keras2Base(LossScaleOptimizer):
     _own_name: str
     _create_all_weights: Any
     build: Callable[[List[Variable]], None]
-    #: Tells whether an optimizer sums gradients in its own way.
-    _has_own_aggregation: Callable[[Any], bool]
+    #: The methods of an optimizer that sum gradients, and a call of them on pairs.
+    _summing_methods: Tuple[str, ...]
+    _aggregate: Callable[[List[Any]], Any]
     _inner_variables: Callable[[], List[Variable]]
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
@@ -80,19 +81,13 @@ class Keras2Base(LossScaleOptimizer):
     # It comes before the `loss_scale` of Keras's own wrapper in the order of bases.
     loss_scale = LossScaleOptimizer.loss_scale
 
-    def _apply_pairs(
-        self,
-        grads_and_vars: Any,
-        options: Dict[str, Any],
-        aggregates: bool,
-        aggregate: Optional[Callable[[List[Any]], Any]] = None,
-    ) -> Any:
+    def _apply_pairs(self, grads_and_vars: Any, second: Any, aggregates: bool) -> Any:
         """Applies pairs, or skips them. `aggregates` as in `_apply_or_skip`.
 
-        `options` are the other arguments of the inner optimizer's `apply_gradients`. In
-        eager mode it returns `iterations`, and if all gradients are None, what the
-        inner optimizer returns.
+        `second` is the second argument of `apply_gradients`. In eager mode it returns
+        `iterations`, and if all gradients are None, what the inner optimizer returns.
         """
+        reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
         # Keras 2 refuses some strategies, by a function or, on TensorFlow 2.4, by a
         # method.
@@ -100,6 +95,13 @@ class Keras2Base(LossScaleOptimizer):
         refuse = getattr(self._keras_module, name, None) or getattr(self, name)
         refuse()
         inner = self.inner_optimizer
+        has_own = aggregates and self._has_own_aggregation(inner)
+        aggregates = aggregates and not has_own
+        options = self._second_argument(second)
+        if self._is_legacy:
+            options["experimental_aggregate_gradients"] = aggregates
+        else:
+            options["skip_gradients_aggregation"] = not aggregates
 
         def apply(grads: Grads, variables: List[Variable]) -> Results:
             with self._inner_sum.left_out(grads):
@@ -113,6 +115,7 @@ class Keras2Base(LossScaleOptimizer):
         if not self._is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
+        aggregate = self._aggregate if has_own else None
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
 
@@ -122,7 +125,7 @@ class Keras2Base(LossScaleOptimizer):
         It is not `name` for all: TensorFlowTTS's optimizers take a norm to clip to.
         """
         if value is None or isinstance(value, str):
-            return {"name": value}
+            return {"name": value} if self._is_legacy else {}
         parameters = inspect.signature(self.inner_optimizer.apply_gradients).parameters
         second = list(parameters)[1]
         return {} if second == "name" else {second: value}
@@ -152,10 +155,13 @@ class Keras2Base(LossScaleOptimizer):
         return f"{way}. Leave out `communication_dtype`"
 
     @classmethod
-    def _overrides(cls, inner_optimizer: Any, *names: str) -> bool:
-        """Tells whether the inner optimizer's class overrides one of these methods."""
+    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
+        """Tells whether an optimizer sums gradients in its own way."""
         inner, base = type(inner_optimizer), cls._optimizer_class
-        return any(getattr(inner, n, None) is not getattr(base, n, None) for n in names)
+        return any(
+            getattr(inner, name, None) is not getattr(base, name, None)
+            for name in cls._summing_methods
+        )
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
@@ -211,6 +217,9 @@ class _Legacy(Keras2Base):
 
     _is_legacy = True
     _summing_method = "_aggregate_gradients"
+    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
+    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
+    _summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
 
     # TensorFlow 2.4 forwards these only where they are hyperparameters.
     learning_rate = forwarded("learning_rate")
@@ -241,17 +250,8 @@ class _Legacy(Keras2Base):
         Returns:
           In a graph an op, in eager mode `iterations`.
         """
-        aggregates = experimental_aggregate_gradients
-        reduction.refuse_unsummed(self._communication_dtype, aggregates)
-        has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
-        aggregates = aggregates and not has_own
-        options = {"name": None, "experimental_aggregate_gradients": aggregates}
-        options.update(self._second_argument(name))
-        aggregate = self._aggregate if has_own else None
-        return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
+        return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
-    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
-    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
         # The base class's module has the default function under this name. Without the
@@ -259,10 +259,8 @@ class _Legacy(Keras2Base):
         module = sys.modules[cls._optimizer_class.__module__]
         default = getattr(module, "optimizer_utils", None)
         default = getattr(default, "all_reduce_sum_gradients", None)
-        if inner_optimizer.gradient_aggregator is not default:
-            return True
-        names = ("_transform_unaggregated_gradients", "_aggregate_gradients")
-        return cls._overrides(inner_optimizer, *names)
+        is_own = inner_optimizer.gradient_aggregator is not default
+        return is_own or super()._has_own_aggregation(inner_optimizer)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
         inner = self.inner_optimizer
@@ -290,6 +288,7 @@ class _New(Keras2Base):
 
     _is_legacy = False
     _summing_method = "aggregate_gradients"
+    _summing_methods = ("aggregate_gradients",)
 
     weight_decay = forwarded("weight_decay")
     clipnorm = forwarded("clipnorm")
@@ -302,7 +301,7 @@ class _New(Keras2Base):
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
     # The inner optimizer may override this one.
-    aggregate_gradients = delegated("aggregate_gradients")
+    _aggregate = aggregate_gradients = delegated("aggregate_gradients")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
 
     def build(self, var_list: Sequence[Variable]) -> None:
@@ -331,27 +330,9 @@ class _New(Keras2Base):
         Returns:
           `iterations`, the number of applied steps.
         """
-        skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-        reduction.refuse_unsummed(self._communication_dtype, not skip)
-        aggregates = not (skip or _is_of_dtensor(self.inner_optimizer))
-        has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
-        options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}
-        options.update(self._second_argument(name))
-        options.pop("name", None)  # accepted and ignored, as Keras does
-        aggregate = self.inner_optimizer.aggregate_gradients if has_own else None
-        aggregates = aggregates and not has_own
-        self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
+        aggregates = experimental_aggregate_gradients and not skip_gradients_aggregation
+        self._apply_pairs(grads_and_vars, name, aggregates)
         return self.iterations
-
-    @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        return cls._overrides(inner_optimizer, "aggregate_gradients")
-
-    @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        if _is_of_dtensor(inner_optimizer):
-            return "sums them by DTensor. Leave out `communication_dtype`"
-        return super()._own_way_to_sum(inner_optimizer)
 
     @property
     def variables(self) -> Any:
@@ -384,11 +365,6 @@ class CallableList(List[Any]):
 
     def __call__(self) -> List[Any]:
         return self
-
-
-def _is_of_dtensor(optimizer: Any) -> bool:
-    has_mesh = bool(getattr(optimizer, "_mesh", None))
-    return has_mesh or bool(getattr(optimizer, "_run_with_dtensor", False))
 
 
 def _mix_into(keras: Any) -> None:
