@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments as checks
-from lossscale.optimizer import arguments, overwriting, reduction, wrappers
-from lossscale.optimizer.kinds import SCALED, Kind
+from lossscale.gradients.check import CLEAN, Check
+from lossscale.optimizer import arguments, reduction, wrappers
 from lossscale.optimizer.pending import Pending
-from lossscale.optimizer.record import Entry, NonfiniteGradient, Record, Spike
+from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.step import Step, aggregated
 from lossscale.runtime import callbacks, kerases, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
@@ -192,8 +192,9 @@ class LossScaleOptimizer:
         }
         wrappers.check_inner(inner_optimizer, type(self))
         dtype = reduction.checked_dtype(communication_dtype)
-        # Keras's own __setattr__ works only after Keras's constructor has run.
-        object.__setattr__(self, "_communication_dtype", dtype)
+        # Keras's own __setattr__ works only after Keras's constructor has run. It would
+        # track objects, under names that it makes up.
+        self.__dict__.update(_communication_dtype=dtype)
         self._refuse_to_sum(inner_optimizer)
         ours = arguments.as_ours(given)
         name = ours["name"]
@@ -205,14 +206,12 @@ class LossScaleOptimizer:
         inner_sum = reduction.InnerSum(
             inner_optimizer, self._summing_method, is_left_out=dtype is not None
         )
-        object.__setattr__(self, "_inner_sum", inner_sum)
+        self.__dict__.update(_inner_sum=inner_sum)
 
     def _attach(self, loss_scale: LossScale) -> None:
-        # Keras's own __setattr__ would track these, under names that Keras makes up.
-        object.__setattr__(self, "_loss_scale", loss_scale)
         pending = Pending(loss_scale, self._unscales_in_apply)
-        object.__setattr__(self, "_pending", pending)
-        object.__setattr__(self, "_record", Record(pending.kept()))
+        record = Record(pending.kept())
+        self.__dict__.update(_loss_scale=loss_scale, _pending=pending, _record=record)
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(loss_scale, "loss_scale")
         track(self._record, "faults")
@@ -314,12 +313,6 @@ class LossScaleOptimizer:
         """
         return self._record.spike()
 
-    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
-        """Returns the record for the faults of these variables. None: not checked."""
-        if not self._loss_scale.checks_gradients:
-            return None
-        return self._record.entry_of(variables, self._loss_scale.skips_spikes)
-
     dynamic = _answered("Whether the loss scale can change.", "_can_change")
     initial_scale = _answered(
         "The loss scale's initial value, None if the loss scale has no such attribute.",
@@ -378,20 +371,17 @@ class LossScaleOptimizer:
         aggregates: bool = True,
         aggregate: Optional[Callable[[List[Any]], Any]] = None,
         *,
-        values: Sequence[Grad] = (),
+        check: Check = CLEAN,
     ) -> Op:
         """Applies `grads` to `variables`, or skips them on all replicas.
 
         `aggregates` tells whether `apply` or this wrapper sums them across replicas. If
         the user's function `aggregate` does it, it may communicate, so it is called at
-        every step, outside of the branch. Float8 layers pass new `values` instead of
-        some gradients, which are None then.
+        every step, outside of the branch. `check` is of what else `apply` applies.
         """
         self._note_trained(variables)
         bundle = self._pending.resolve(grads)
-        if any(value is not None for value in values):
-            check = overwriting.check_of(values, grads)
-            bundle = bundle.but(check=check & bundle.check)
+        bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
         # The inner optimizer may have been changed since the wrapper was made.
@@ -401,21 +391,20 @@ class LossScaleOptimizer:
             with callbacks.paused():
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(aggregates, dtype is not None)
-        step = Step(self._pending, reduces, self._fault_entry(variables))
+        step = Step(
+            self._pending, reduces, self._record.entry_of(variables, self._loss_scale)
+        )
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
         """Notes the variables at build. The record of faults is made outside graphs."""
         self._note_trained(variables)
-        self._fault_entry(variables)
+        self._record.entry_of(variables, self._loss_scale)
 
     def _note_trained(self, variables: List[Variable]) -> None:
-        """Notes what trained variables hold."""
-        kinds = self._pending.observer.kinds
-        scaled = [v for v in variables if overwriting.holds_scaled(v)]
-        weights = [v for v in variables if not overwriting.is_overwritten(v)]
-        kinds.note_variables(map(kerases.tensor_of, scaled), Kind(SCALED))
-        kinds.note_variables(map(kerases.tensor_of, weights))
+        """Notes that trained variables hold numbers."""
+        tensors = map(kerases.tensor_of, variables)
+        self._pending.observer.kinds.note_variables(tensors)
 
     @classmethod
     def from_config(
@@ -490,9 +479,9 @@ class LossScaleOptimizer:
         loss_scale = arguments.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._release(inner)
-        if communication_dtype is None:
-            return cls._of(inner, loss_scale, {})
-        return cls._of(inner, loss_scale, {"communication_dtype": communication_dtype})
+        dtype = communication_dtype
+        others = {} if dtype is None else {"communication_dtype": dtype}
+        return cls._of(inner, loss_scale, others)
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:

@@ -52,7 +52,7 @@ class Keras2Base(LossScaleOptimizer):
         # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
         # stands where Keras's own wrapper has one.
         self._attach(loss_scale)
-        object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
+        self.__dict__.update(_own_name=name or "loss_scale_optimizer")
         if not mode.current().knows_values:
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.

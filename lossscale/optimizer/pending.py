@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -164,9 +164,10 @@ class Observer:
         variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(variable)
         self._of_eager_mode: Dict[object, _Place] = {}
-        #: Whether a loss was scaled since gradients were unscaled; how often S was read
-        #: since, as a tensor and as a number; how many such tensors divide nothing.
-        self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, 1.0
+        #: Whether a loss was scaled since gradients were unscaled, and how often S was
+        #: read since, as a tensor and as a number. Tensors are counted from -1 on if
+        #: the first one may scale the loss, and from minus infinity if none can harm.
+        self.is_scaled, self.reads, self.numbers = False, -1.0, 0
 
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
@@ -177,7 +178,7 @@ class Observer:
         if callbacks.are_paused():
             return  # a step is being applied, which itself moves the loss scale
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
-        losses = self.place().losses
+        losses = self._place().losses
         if not (losses and losses[-1][1] is tensor):
             self.reads += 1
             if not self.is_scaled:  # a loss may be multiplied by this tensor only now
@@ -190,10 +191,10 @@ class Observer:
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
-        place = self.place()
+        place = self._place()
         before = [] if place.has_stepped else place.losses
         place.losses, place.has_stepped = [*before, (loss, loss_scale)][-_KEPT:], False
-        self.is_scaled, self.reads, self.numbers, self.harmless = True, 0, 0, 0.0
+        self.is_scaled, self.reads, self.numbers = True, 0.0, 0
         with callbacks.paused():
             for state in self._states():
                 state.note_scaled(loss_scale)
@@ -208,25 +209,24 @@ class Observer:
     def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled."""
         # All gradients since the last loss are divided: what reads S now logs it.
-        self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, math.inf
+        self.is_scaled, self.reads, self.numbers = False, -math.inf, 0
         for each in grads:
             if each is not None and tf.is_tensor(dense_part(each)):
                 self.kinds.note(dense_part(each), Kind(UNSCALED, sources))
 
     def stepped(self) -> None:
         """A step is applied or skipped."""
-        self.place().has_stepped = True
-        self.kinds.stepped()
+        self._place().has_stepped = True
         # A program that does not call `scale_loss` reads S to scale the loss.
-        self.reads, self.numbers, self.harmless = 0, 0, 0.0 if self.is_scaled else 1.0
+        self.reads, self.numbers = 0.0 if self.is_scaled else -1.0, 0
 
     def _states(self) -> List[StepState]:
         states = [each.state for each in list(self.optimizers)]
         return [each for each in states if each is not None]
 
-    def place(self) -> _Place:
-        """Returns what happened here."""
-        return self._places(current_graph()).setdefault(replicas.this_one(), _Place())
+    def _place(self) -> _Place:
+        places = self._places(current_graph())
+        return places.setdefault(replicas.this_one(), _Place())
 
     def _places(self, graph: Optional[Graph]) -> Dict[object, _Place]:
         return self._of_eager_mode if graph is None else notes_of(graph, self, dict)
@@ -294,7 +294,15 @@ class Pending:
         """Returns the true gradients, and remembers whether they were finite."""
         scaled = as_they_are(grads)
         with callbacks.paused():
-            divisors = self._to_unscale(scaled)
+            kinds = self.observer.kinds.of(scaled)
+            unscaled_ones = [k for k in kinds if k is not None and k.name == UNSCALED]
+            if _lists_among(unscaled_ones):
+                raise ValueError(
+                    "`grads` must be gradients of the scaled loss, got one that "
+                    "get_unscaled_gradients returned already. Unscale each gradient "
+                    "once."
+                )
+            divisors = self._divisors_of_scaled(scaled, kinds)
             self._has_unscaled = True
             bundle = Bundle(self.loss_scale, scaled, divisors)
             unscaled, check = unscale_and_check(bundle)
@@ -310,17 +318,6 @@ class Pending:
                 if current_graph() is not None or is_small(tensor):
                     setattr(tensor, _BEFORE, Before(before, divisor))
         return unscaled
-
-    def _to_unscale(self, grads: Grads) -> Divisors:
-        """Returns the divisors of gradients that the user asks to unscale."""
-        kinds = self.observer.kinds.of(grads)
-        unscaled = [k for k in kinds if k is not None and k.name == UNSCALED]
-        if any(_lists_among([kind]) for kind in unscaled):
-            raise ValueError(
-                "`grads` must be gradients of the scaled loss, got one that "
-                "get_unscaled_gradients returned already. Unscale each gradient once."
-            )
-        return self._divisors_of_scaled(grads, kinds)
 
     def _divisors_of_scaled(
         self, grads: Grads, kinds: List[Optional[Kind]]
@@ -352,25 +349,35 @@ class Pending:
         """Returns the gradients to apply, with their divisors and checks."""
         grads = as_they_are(grads)
         with callbacks.paused():
-            bundle = self._resolved(grads)
+            losses = [loss for loss, _ in self.observer.losses()]
+            kinds = self.observer.kinds.of(grads)
+            names = {
+                UNKNOWN if kind is None else kind.name
+                for grad, kind in zip(grads, kinds)
+                if grad is not None
+            }
+            bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
+            if not self._was_never_scaled(grads):
+                bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
+            if self.loss_scale.checks_gradients:
+                bundle = self._with_earlier_check(bundle, _lists_among(kinds), names)
         self.observer.stepped()
         return bundle
 
-    def _resolved(self, grads: Grads) -> Bundle:
-        losses = [loss for loss, _ in self.observer.losses()]
-        kinds = self.observer.kinds.of(grads)
-        names = [
-            UNKNOWN if kind is None else kind.name
-            for grad, kind in zip(grads, kinds)
-            if grad is not None
-        ]
-        bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
-        if not self._was_never_scaled(grads):
-            bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
-        if not self.loss_scale.checks_gradients:
-            return bundle
-        lists = _lists_among(kinds)
-        check = _joined(lists, len(grads))
+    def _with_earlier_check(
+        self, bundle: Bundle, lists: List[Unscaled], names: Set[str]
+    ) -> Bundle:
+        """Returns a bundle with the check of when its gradients were unscaled.
+
+        `lists` are the unscaled lists that they were made of, `names` their kinds.
+        """
+        # The worst numbers are known if they are one list, and as long.
+        check = CLEAN
+        for each in lists:
+            if each.check.is_clean or is_visible(each.check.quick):
+                check &= each.check
+        if len(lists) != 1 or lists[0].length != len(bundle.grads):
+            check = check._replace(worst=None)
         returned = _as_returned(bundle, check)
         unscaled_by = dict.fromkeys((each.pending for each in lists), UNSCALED)
         if UNKNOWN in names:
@@ -399,14 +406,16 @@ class Pending:
         return not are_arguments(values)  # their loss may be scaled before they come
 
     def _divisors(
-        self, grads: Grads, kinds: List[Optional[Kind]], names: List[str]
+        self, grads: Grads, kinds: List[Optional[Kind]], names: Set[str]
     ) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
-        has_changed = bool({CHANGED, SQUARED, INVERSE} & {*names})
-        if has_changed:
+        rest = self._if_pending() if self.is_keras and names - _PLAIN else None
+        seen, is_divided = self.observer, rest is not None
+        if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)
-        rest = self._if_pending() if self.is_keras and {*names} - _PLAIN else None
-        if not has_changed and self._may_be_divided_twice(names, rest):
+        elif (is_divided and seen.reads > 0) or (
+            seen.numbers > 0 and (is_divided or SCALED in names)
+        ):  # the program may have divided these gradients itself
             self._warn(warnings.READ)
         return [
             rest if kind is None or kind.name not in _PLAIN else divisor
@@ -426,13 +435,6 @@ class Pending:
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 
-    def _may_be_divided_twice(self, names: List[str], rest: Optional[Scalar]) -> bool:
-        """Tells whether a program may have divided these gradients by hand, unseen."""
-        seen = self.observer
-        by_tensor = rest is not None and seen.reads > seen.harmless
-        by_number = seen.numbers > 0 and (rest is not None or SCALED in names)
-        return by_tensor or by_number
-
     def _warn(self, message: str) -> None:
         """Gives a warning, unless it was given before."""
         if self.is_keras and message not in self._warned:
@@ -444,7 +446,7 @@ class Pending:
 _PLAIN = {SCALED, SCALE, SQUARED, INVERSE, CHANGED, UNSCALED}
 
 
-def _lists_among(kinds: List[Optional[Kind]]) -> List[Unscaled]:
+def _lists_among(kinds: Sequence[Optional[Kind]]) -> List[Unscaled]:
     """Returns the unscaled lists that values were made of, each once."""
     every = [source for kind in kinds if kind is not None for source in kind.sources]
     found = {id(each): each for each in every if isinstance(each, Unscaled)}
@@ -466,19 +468,6 @@ def before_division(grad: Grad) -> Optional[Before]:
     """
     found: Optional[Before] = getattr(dense_part(grad), _BEFORE, None)
     return found
-
-
-def _joined(lists: List[Unscaled], count: int) -> Check:
-    """Returns the check of lists that were unscaled, for an apply of `count` gradients.
-
-    The worst numbers are known if they are one list, and as long.
-    """
-    check = CLEAN
-    for each in lists:
-        if each.check.is_clean or is_visible(each.check.quick):
-            check &= each.check
-    is_one = len(lists) == 1 and lists[0].length == count
-    return check if is_one else check._replace(worst=None)
 
 
 def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:
