@@ -45,8 +45,7 @@ class Keras2Base(LossScaleOptimizer):
     _inner_variables: Callable[[], List[Variable]]
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
-        # With a fixed scale, Keras's constructor checks the inner optimizer, and
-        # creates no state.
+        # With a fixed scale, Keras's constructor creates no state.
         construct: Any = super(LossScaleOptimizer, self).__init__
         construct(inner_optimizer, dynamic=False, initial_scale=1.0)
         # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
@@ -89,10 +88,9 @@ class Keras2Base(LossScaleOptimizer):
         """
         reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
-        # Keras 2 refuses some strategies, by a function or, on TensorFlow 2.4, by a
-        # method.
+        # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
         name = "_raise_if_strategy_unsupported"
-        refuse = getattr(self._keras_module, name, None) or getattr(self, name)
+        refuse: Any = getattr(self._keras_module, name, None) or getattr(self, name)
         refuse()
         inner = self.inner_optimizer
         has_own = aggregates and self._has_own_aggregation(inner)
@@ -134,9 +132,8 @@ class Keras2Base(LossScaleOptimizer):
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
         reduction.restore(inner_optimizer, cls._summing_method)
-        # The inner optimizer keeps the objects that its wrapper tracks. They are
-        # removed, so that the next wrapper can track its own. The names of the
-        # attributes are private to TensorFlow (seen on 2.4 to 2.21).
+        # It keeps the objects that its wrapper tracks, and the next one tracks its own.
+        # The attributes are private to TensorFlow (seen on 2.4 to 2.21).
         inner_optimizer._maybe_initialize_trackable()
         tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
         # Keras's own wrapper tracks the first two of our names.
@@ -149,10 +146,9 @@ class Keras2Base(LossScaleOptimizer):
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        if not cls._has_own_aggregation(inner_optimizer):
-            return super()._own_way_to_sum(inner_optimizer)
-        way = "sums them by a method or an argument of its own"
-        return f"{way}. Leave out `communication_dtype`"
+        if cls._has_own_aggregation(inner_optimizer):
+            return "sums them by a method of its own. Leave out `communication_dtype`"
+        return super()._own_way_to_sum(inner_optimizer)
 
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
@@ -165,18 +161,19 @@ class Keras2Base(LossScaleOptimizer):
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
-        get_values = self._keras.backend.batch_get_value
-        inner = [get_values([v])[0] for v in self._inner_variables()]
-        return inner + list(get_values(self._scale_variables()))
+        return list(self._keras.backend.batch_get_value(self._listed()))
 
     def set_weights(self, weights: Any) -> None:
         """Sets the values of `get_weights`. Those of the loss scale may be missing."""
-        variables = [*self._inner_variables(), *self._scale_variables()]
-        self._keras.backend.batch_set_value(list(zip(variables, weights)))
+        self._keras.backend.batch_set_value(list(zip(self._listed(), weights)))
 
-    def _scale_variables(self) -> List[Variable]:
-        variables = self._loss_scale.variables
-        return sorted(variables, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+    def _listed(self) -> List[Variable]:
+        """Returns the inner optimizer's variables, then the loss scale's."""
+        is_newer = lambda v: v.name.split(":")[0] in SINCE_0_1_0  # noqa: E731
+        return [
+            *self._inner_variables(),
+            *sorted(self._loss_scale.variables, key=is_newer),
+        ]
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
@@ -244,8 +241,7 @@ class _Legacy(Keras2Base):
         Args:
           grads_and_vars: The pairs.
           name: The name of the returned operation.
-          experimental_aggregate_gradients: Whether the gradients are summed over
-            replicas.
+          experimental_aggregate_gradients: Whether to sum them over replicas.
 
         Returns:
           In a graph an op, in eager mode `iterations`.
@@ -254,8 +250,8 @@ class _Legacy(Keras2Base):
 
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        # The base class's module has the default function under this name. Without the
-        # name, every aggregation is called before the decision, which is right too.
+        # Without this name every aggregation is called before the decision, which is
+        # right too.
         module = sys.modules[cls._optimizer_class.__module__]
         default = getattr(module, "optimizer_utils", None)
         default = getattr(default, "all_reduce_sum_gradients", None)
@@ -269,12 +265,12 @@ class _Legacy(Keras2Base):
 
     def variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        return self.weights
+        return self._listed()
 
     @property
     def weights(self) -> List[Variable]:
         """The inner optimizer's variables, then the loss scale's."""
-        return [*self._inner_variables(), *self._scale_variables()]
+        return self._listed()
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
@@ -322,10 +318,8 @@ class _New(Keras2Base):
         Args:
           grads_and_vars: The pairs.
           name: Accepted and ignored, as Keras does.
-          skip_gradients_aggregation: True if the gradients are not to be summed over
-            replicas.
-          experimental_aggregate_gradients: The opposite, an older name: False if they
-            are not to be summed.
+          skip_gradients_aggregation: True if they are not to be summed over replicas.
+          experimental_aggregate_gradients: The opposite, an older name.
 
         Returns:
           `iterations`, the number of applied steps.
@@ -337,7 +331,7 @@ class _New(Keras2Base):
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        return CallableList([*self._inner_variables(), *self._scale_variables()])
+        return CallableList(self._listed())
 
     def _inner_variables(self) -> List[Variable]:
         inner = self.inner_optimizer
@@ -349,12 +343,12 @@ class _New(Keras2Base):
 
     @property
     def _variables(self) -> List[Variable]:
-        return list(self.variables)
+        return self._listed()
 
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
-        count, inner = len(store.keys()), len(self._inner_variables())
-        if count in (inner, len(self.variables) - len(SINCE_0_1_0)):
+        count, every = len(store.keys()), len(self.variables)
+        if count in (len(self._inner_variables()), every - len(SINCE_0_1_0)):
             self.set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]

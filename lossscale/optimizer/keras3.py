@@ -65,8 +65,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     _looked_up: Set[str]
     #: The loss scale's variables by name, as `variables` lists them.
     _listed: Dict[str, Variable]
-    #: Where an optimizer sums gradients over the replicas. It is private, but no public
-    #: method can turn the sum off (seen on Keras 3.3 to 3.15).
+    #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
     _summing_method = "_all_reduce_sum_gradients"
     _optimizer_class = keras.optimizers.Optimizer
     _not_in_names = "/"
@@ -84,9 +83,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
-        # The variables for which the inner optimizer was built before it was wrapped.
-        # The attribute is not public. Only a call of `apply` without variables needs it
-        # (seen on Keras 3.3 to 3.15).
+        # The variables of an inner optimizer that is built already, for a call of
+        # `apply` without variables. Not public (seen on Keras 3.3 to 3.15).
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
 
@@ -128,8 +126,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @property
     def applied_steps(self) -> Any:
         # Private. From Keras 3.4 on, `iterations` is this variable divided by
-        # `gradient_accumulation_steps`. Before 3.4 it was this variable itself (seen on
-        # Keras 3.3, 3.6 and 3.15).
+        # `gradient_accumulation_steps` (seen on Keras 3.3, 3.6 and 3.15).
         return getattr(self.inner_optimizer, "_iterations", self.iterations)
 
     @property
@@ -305,10 +302,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
 
 def _is_overwritten(variable: Variable) -> bool:
-    """Tells whether a variable's "gradient" is its new value (Keras 3.2 and later).
+    """Tells whether a tape returns a variable's new value in the place of a gradient.
 
-    Float8 layers keep scales and histories of magnitudes in such variables. The
-    optimizer assigns them what a tape returns for them.
+    Float8 layers keep scales and histories of magnitudes in such variables.
     """
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
@@ -319,14 +315,11 @@ def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
     `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
     The new values are returned as the layer handed them over.
     """
-    rest: Grads = []
-    values: Grads = []
-    for grad, variable in zip(grads, variables or [None] * len(grads)):
-        is_value = _is_overwritten(variable)
-        before = before_division(grad) if is_value and grad is not None else None
-        value = grad if before is None else before.grad
-        rest.append(None if is_value else grad)
-        values.append(value if is_value else None)
+    rest, values = list(grads), [None] * len(grads)
+    for i, (grad, variable) in enumerate(zip(grads, variables)):
+        if _is_overwritten(variable) and grad is not None:
+            before = before_division(grad)
+            rest[i], values[i] = None, grad if before is None else before.grad
     return rest, values
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow as tf
 
@@ -85,7 +85,17 @@ class StepState:
     """
 
     def __init__(self) -> None:
-        self.pending, self.overflow = _variable("pending"), _variable("overflow_seen")
+        with tf.init_scope():
+            self.pending, self.overflow = (
+                tf.Variable(
+                    0.0,
+                    trainable=False,
+                    name=name,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+                for name in ("pending", "overflow_seen")
+            )
 
     def note_scaled(self, loss_scale: Scalar) -> None:
         """A loss was multiplied: a division is pending."""
@@ -113,17 +123,6 @@ class StepState:
             is_bad = tf.where(is_same_step, is_bad, tf.equal(held, SEEN))
         self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
         return tf.logical_not(is_bad)
-
-
-def _variable(name: str) -> Variable:
-    with tf.init_scope():
-        return tf.Variable(
-            0.0,
-            trainable=False,
-            name=name,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
 
 
 class Unscaled(NamedTuple):
@@ -178,7 +177,7 @@ class Observer:
         if callbacks.are_paused():
             return  # a step is being applied, which itself moves the loss scale
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
-        losses = self._place().losses
+        losses = self._place(current_graph()).losses
         if not (losses and losses[-1][1] is tensor):
             self.reads += 1
             if not self.is_scaled:  # a loss may be multiplied by this tensor only now
@@ -191,7 +190,7 @@ class Observer:
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
-        place = self._place()
+        place = self._place(current_graph())
         before = [] if place.has_stepped else place.losses
         place.losses, place.has_stepped = [*before, (loss, loss_scale)][-_KEPT:], False
         self.is_scaled, self.reads, self.numbers = True, 0.0, 0
@@ -216,7 +215,7 @@ class Observer:
 
     def stepped(self) -> None:
         """A step is applied or skipped."""
-        self._place().has_stepped = True
+        self._place(current_graph()).has_stepped = True
         # A program that does not call `scale_loss` reads S to scale the loss.
         self.reads, self.numbers = 0.0 if self.is_scaled else -1.0, 0
 
@@ -224,32 +223,15 @@ class Observer:
         states = [each.state for each in list(self.optimizers)]
         return [each for each in states if each is not None]
 
-    def _place(self) -> _Place:
-        places = self._places(current_graph())
+    def _place(self, graph: Optional[Graph]) -> _Place:
+        eager = self._of_eager_mode
+        places = eager if graph is None else notes_of(graph, self, dict)
         return places.setdefault(replicas.this_one(), _Place())
-
-    def _places(self, graph: Optional[Graph]) -> Dict[object, _Place]:
-        return self._of_eager_mode if graph is None else notes_of(graph, self, dict)
 
     def losses(self) -> List[Tuple[Tensor, Scalar]]:
         """Returns the losses of this step that can be seen from here, with their S."""
-        for graph in visible_graphs():
-            place = self._places(graph).get(replicas.this_one())
-            if place is not None and place.losses:
-                return place.losses
-        return []
-
-
-_observers: weakref.WeakKeyDictionary[LossScale, Observer] = weakref.WeakKeyDictionary()
-
-
-def observer_of(loss_scale: LossScale) -> Observer:
-    """Returns the observer of a loss scale, which all of its optimizers share."""
-    observer = _observers.get(loss_scale)
-    if observer is None:
-        observer = _observers[loss_scale] = Observer(loss_scale)
-        loss_scale._noted_by = observer
-    return observer
+        found = (self._place(graph).losses for graph in visible_graphs())
+        return next(filter(None, found), [])
 
 
 class Pending:
@@ -264,7 +246,10 @@ class Pending:
     ) -> None:
         """`divides_in_apply` tells whether this Keras's own wrapper does so."""
         self.loss_scale, self.is_keras = loss_scale, is_keras
-        self.observer = observer_of(loss_scale)
+        observer = loss_scale._noted_by
+        if not isinstance(observer, Observer):
+            observer = loss_scale._noted_by = Observer(loss_scale)
+        self.observer = observer
         self._divides_in_apply, self._has_unscaled = divides_in_apply, False
         self._warned: set[str] = set()
         # A session runs any part of a graph, and parameter servers are asked over the
@@ -294,9 +279,8 @@ class Pending:
         """Returns the true gradients, and remembers whether they were finite."""
         scaled = as_they_are(grads)
         with callbacks.paused():
-            kinds = self.observer.kinds.of(scaled)
-            unscaled_ones = [k for k in kinds if k is not None and k.name == UNSCALED]
-            if _lists_among(unscaled_ones):
+            kinds = self._kinds_of(scaled)
+            if _lists_among(kind for kind in kinds if kind.name == UNSCALED):
                 raise ValueError(
                     "`grads` must be gradients of the scaled loss, got one that "
                     "get_unscaled_gradients returned already. Unscale each gradient "
@@ -319,21 +303,23 @@ class Pending:
                     setattr(tensor, _BEFORE, Before(before, divisor))
         return unscaled
 
-    def _divisors_of_scaled(
-        self, grads: Grads, kinds: List[Optional[Kind]]
-    ) -> Divisors:
+    def _kinds_of(self, grads: Grads) -> List[Kind]:
+        """Returns the kinds of gradients. The state decides of numbers, too."""
+        return [kind or Kind(UNKNOWN) for kind in self.observer.kinds.of(grads)]
+
+    def _divisors_of_scaled(self, grads: Grads, kinds: List[Kind]) -> Divisors:
         """Returns what divides each gradient if those of unknown kind are scaled."""
         scaled_by: Optional[Scalar] = None
-        divisors: Divisors = []
-        for grad, kind in zip(grads, kinds):
-            is_unscaled = kind is not None and kind.name == UNSCALED
-            divisor = None
-            if grad is not None and not is_unscaled:
-                divisor = None if kind is None else _scale_of(kind)
-                if divisor is None:
-                    scaled_by = self._scaled_by() if scaled_by is None else scaled_by
-                    divisor = scaled_by
-            divisors.append(divisor)
+        divisors: Divisors = [None] * len(grads)
+        for i, (grad, kind) in enumerate(zip(grads, kinds)):
+            if grad is None or kind.name == UNSCALED:
+                continue
+            scales = [each for each in kind.sources if not isinstance(each, Unscaled)]
+            if len(scales) == 1 and is_visible(scales[0]):
+                divisors[i] = scales[0]
+            else:
+                scaled_by = self._scaled_by() if scaled_by is None else scaled_by
+                divisors[i] = scaled_by
         return divisors
 
     def _scaled_by(self) -> Scalar:
@@ -350,12 +336,8 @@ class Pending:
         grads = as_they_are(grads)
         with callbacks.paused():
             losses = [loss for loss, _ in self.observer.losses()]
-            kinds = self.observer.kinds.of(grads)
-            names = {
-                UNKNOWN if kind is None else kind.name
-                for grad, kind in zip(grads, kinds)
-                if grad is not None
-            }
+            kinds = self._kinds_of(grads)
+            names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
             bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
             if not self._was_never_scaled(grads):
                 bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
@@ -405,11 +387,9 @@ class Pending:
         values = [None if each is None else dense_part(each) for each in grads]
         return not are_arguments(values)  # their loss may be scaled before they come
 
-    def _divisors(
-        self, grads: Grads, kinds: List[Optional[Kind]], names: Set[str]
-    ) -> Divisors:
+    def _divisors(self, grads: Grads, kinds: List[Kind], names: Set[str]) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
-        rest = self._if_pending() if self.is_keras and names - _PLAIN else None
+        rest = self._if_pending() if self.is_keras and UNKNOWN in names else None
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)
@@ -418,7 +398,7 @@ class Pending:
         ):  # the program may have divided these gradients itself
             self._warn(warnings.READ)
         return [
-            rest if kind is None or kind.name not in _PLAIN else divisor
+            rest if kind.name == UNKNOWN else divisor
             for kind, divisor in zip(kinds, self._divisors_of_scaled(grads, kinds))
         ]
 
@@ -442,23 +422,11 @@ class Pending:
             warn(message)
 
 
-#: The kinds of which no state has to decide.
-_PLAIN = {SCALED, SCALE, SQUARED, INVERSE, CHANGED, UNSCALED}
-
-
-def _lists_among(kinds: Sequence[Optional[Kind]]) -> List[Unscaled]:
+def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     """Returns the unscaled lists that values were made of, each once."""
-    every = [source for kind in kinds if kind is not None for source in kind.sources]
+    every = [source for kind in kinds for source in kind.sources]
     found = {id(each): each for each in every if isinstance(each, Unscaled)}
     return list(found.values())
-
-
-def _scale_of(kind: Kind) -> Optional[Scalar]:
-    """Returns the tensor of S that multiplied a value, None if it is not at hand."""
-    tensors = [each for each in kind.sources if not isinstance(each, Unscaled)]
-    if len(tensors) == 1 and is_visible(tensors[0]):
-        return tensors[0]
-    return None
 
 
 def before_division(grad: Grad) -> Optional[Before]:

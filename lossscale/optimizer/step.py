@@ -5,7 +5,8 @@ Nothing here knows a rule of a loss scale, or a Keras.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple, cast
+from functools import partial
+from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -87,10 +88,7 @@ class Step:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
         with callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
-
-            def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
-                return apply(local.unscaled())
-
+            apply_one = lambda local, apply: apply(local.unscaled())  # noqa: E731
             branches = (
                 lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
                 lambda: self.skip(bundle, agreed),
@@ -137,17 +135,16 @@ class Step:
         if entry is None:
             return None
 
+        loss_scale = self._loss_scale
+
         def write_faults() -> Any:
-            skipped = replicas.local_result(self._loss_scale.skipped_steps)
+            skipped = replicas.local_result(loss_scale.skipped_steps)
             return entry.write_faults(bundle, agreed, skipped)
 
-        def write_spike() -> Any:
-            guard = cast(SpikeGuard, self._loss_scale)
-            return entry.write_spike(bundle, agreed, guard)
-
-        if not self._loss_scale.skips_spikes:
+        if not isinstance(loss_scale, SpikeGuard):
             return write_faults()
-        is_spike = replicas.local_result(self._loss_scale.last_step_finite)
+        write_spike = partial(entry.write_spike, bundle, agreed, loss_scale)
+        is_spike = replicas.local_result(loss_scale.last_step_finite)
         return run_either(tf.convert_to_tensor(is_spike), write_spike, write_faults)
 
 

@@ -153,13 +153,12 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     Optimizers that delegate to another one keep it under any name.
     """
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
-    seen: Dict[int, Any] = {}
-    waiting = [optimizer]
+    seen, waiting = set(), [optimizer]
     while waiting:
         thing = waiting.pop()
         if id(thing) in seen:
             continue
-        seen[id(thing)] = thing
+        seen.add(id(thing))
         if isinstance(thing, dict):
             waiting.extend(thing.values())
         elif isinstance(thing, (list, tuple)):
@@ -173,16 +172,17 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 def check_keras_own(optimizer: Any) -> None:
     """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    if _is_ours(optimizer):
-        raise TypeError(
-            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{optimizer!r}, which is lossscale's already. Use it as it is."
-        )
-    if not kerases.is_own_wrapper(optimizer):
-        raise TypeError(
-            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{arguments.shown(optimizer)}. Wrap an optimizer that has no loss scale: "
+    is_ours = _is_ours(optimizer)
+    if is_ours or not kerases.is_own_wrapper(optimizer):
+        advice = (
+            "It is lossscale's already: use it as it is."
+            if is_ours
+            else "Wrap an optimizer that has no loss scale: "
             "lossscale.LossScaleOptimizer(optimizer)."
+        )
+        raise TypeError(
+            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+            f"{arguments.shown(optimizer)}. {advice}"
         )
 
 
