@@ -1,10 +1,9 @@
 """LossScaleOptimizer for Keras 2: for its legacy optimizers and for its new ones.
 
-Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. At first all
-its optimizers derived from `OptimizerV2`. TensorFlow 2.11 made a new `Optimizer` the
-default. Keras has a loss scale wrapper for each of the two, and `compile` looks for
-these classes. So our wrappers derive from them, once for each Keras 2. They are made
-when this module is imported, or when a Keras 2 is imported later.
+Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. It has a loss
+scale wrapper for each generation of optimizers, and `compile` looks for these classes.
+So our wrappers derive from them, once for each Keras 2, when this module is imported or
+when a Keras 2 is imported later.
 """
 
 from __future__ import annotations
@@ -147,7 +146,8 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
         if cls._has_own_aggregation(inner_optimizer):
-            return "sums them by a method of its own. Leave out `communication_dtype`"
+            way = "sums them by a method or an argument of its own"
+            return f"{way}. Leave out `communication_dtype`"
         return super()._own_way_to_sum(inner_optimizer)
 
     @classmethod
@@ -161,13 +161,13 @@ class Keras2Base(LossScaleOptimizer):
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
-        return list(self._keras.backend.batch_get_value(self._listed()))
+        return list(self._keras.backend.batch_get_value(self._all_variables()))
 
     def set_weights(self, weights: Any) -> None:
         """Sets the values of `get_weights`. Those of the loss scale may be missing."""
-        self._keras.backend.batch_set_value(list(zip(self._listed(), weights)))
+        self._keras.backend.batch_set_value(list(zip(self._all_variables(), weights)))
 
-    def _listed(self) -> List[Variable]:
+    def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
         is_newer = lambda v: v.name.split(":")[0] in SINCE_0_1_0  # noqa: E731
         return [
@@ -207,10 +207,7 @@ class _Name(str):
 
 
 class _Legacy(Keras2Base):
-    """The wrapper for `OptimizerV2`: Keras's default before TensorFlow 2.11.
-
-    Since then Keras calls these optimizers `legacy`.
-    """
+    """The wrapper for `OptimizerV2`, `legacy` since TensorFlow 2.11."""
 
     _is_legacy = True
     _summing_method = "_aggregate_gradients"
@@ -265,22 +262,19 @@ class _Legacy(Keras2Base):
 
     def variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        return self._listed()
+        return self._all_variables()
 
     @property
     def weights(self) -> List[Variable]:
         """The inner optimizer's variables, then the loss scale's."""
-        return self._listed()
+        return self._all_variables()
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
 
 
 class _New(Keras2Base):
-    """The wrapper for `Optimizer`: Keras's default since TensorFlow 2.11.
-
-    TensorFlow 2.10 calls these optimizers `experimental`.
-    """
+    """The wrapper for `Optimizer`, Keras's default since TensorFlow 2.11."""
 
     _is_legacy = False
     _summing_method = "aggregate_gradients"
@@ -331,7 +325,7 @@ class _New(Keras2Base):
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        return CallableList(self._listed())
+        return CallableList(self._all_variables())
 
     def _inner_variables(self) -> List[Variable]:
         inner = self.inner_optimizer
@@ -343,7 +337,7 @@ class _New(Keras2Base):
 
     @property
     def _variables(self) -> List[Variable]:
-        return self._listed()
+        return self._all_variables()
 
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""

@@ -1,13 +1,10 @@
 """Is a division pending? What divides each gradient, and did it overflow before?
 
 *`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
-`apply_gradients` divides if the division is still pending.* Two things know whether it
-is:
-
-1. The kind of a gradient, where it is plain to see (`kinds`).
-2. The state of the step, two numbers of each optimizer on each replica, as the
-   `OptState` of torch's `GradScaler`. They cross what tracing cannot see: functions
-   that are called again, loops, branches, arguments and NumPy.
+`apply_gradients` divides if the division is still pending.* The kind of a gradient
+tells whether it is, where it is plain to see (`kinds`). Else the state of the step
+does, two numbers of each optimizer on each replica. They cross what tracing cannot see:
+functions that are called again, loops, branches, arguments and NumPy.
 
 ```
 the last call              pending   apply divides gradients of unknown kind
@@ -67,8 +64,7 @@ from lossscale.runtime.graphs import (
 from lossscale.runtime.warning import warn
 from lossscale.scales.base import LossScale, unguarded
 
-#: What is known of an overflow: none, one that no apply has counted, one that an apply
-#: has counted.
+#: What is known of an overflow: none, one that no apply has counted, and a counted one.
 NONE, SEEN, COUNTED = 0.0, 1.0, 2.0
 #: So many losses of a step, and lists that were unscaled in eager mode, are kept.
 _KEPT = 8
@@ -79,9 +75,8 @@ _BEFORE = "_lossscale_before"
 class StepState:
     """The state of one optimizer's step: two `float32` scalars on each replica.
 
-    `pending` is S while a division by S is pending, -S once it was done, and 0 if
-    nobody scaled a loss or unscaled gradients. `overflow` tells whether unscaled
-    gradients had overflowed.
+    `pending` is as in the table above. `overflow` tells whether unscaled gradients had
+    overflowed.
     """
 
     def __init__(self) -> None:

@@ -55,10 +55,7 @@ class Spike(NamedTuple):
 
 
 class OwnSteps(NamedTuple):
-    """The steps that one optimizer skipped itself in this process.
-
-    The loss scale's own counts include the other optimizers that share it.
-    """
+    """The steps that one optimizer skipped itself, not others that share its scale."""
 
     skipped: int
     #: Consecutive skips up to the last step; 0 if that step was applied.
@@ -68,11 +65,7 @@ class OwnSteps(NamedTuple):
 
 
 class Record(tf.Module):
-    """Why the last steps of an optimizer were skipped.
-
-    An optimizer that was never built may apply the gradients of several lists of
-    variables in turn; then each list has an entry here.
-    """
+    """Why the last steps of an optimizer were skipped, for each list of variables."""
 
     _entries: List[Entry]
     _others: Dict[str, Variable]

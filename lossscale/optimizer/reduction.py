@@ -47,13 +47,7 @@ class EqualReplicas:
     """One replica, or several with equal gradients: the sum of all of them.
 
     The quick check of any replica decides, and the exact one can wait for a branch.
-
-    One replica divides its gradients in the branch that applies them. There each
-    quotient is used at once, which needs less memory. Several divide before the branch.
     """
-
-    def __init__(self) -> None:
-        self.divides_in_branch = replicas.count() == 1
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the bundle with its check as applied, and what it gives `reduce`."""
@@ -88,10 +82,7 @@ class SeveralReplicas:
 
     If the loss scale requests it, the greatest magnitude of each replica crosses in the
     same message.
-    Gradients are divided before the branch, since the quotients are what is looked at.
     """
-
-    divides_in_branch = False
 
     def __init__(self, are_added: bool) -> None:
         """`are_added` tells whether the optimizer adds their gradients up."""

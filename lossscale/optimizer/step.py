@@ -117,7 +117,9 @@ class Step:
         if self._loss_scale.last_largest is not None:
             check = bundle.check._replace(largest=largest_unscaled(bundle))
             bundle = bundle.but(check=check)
-        return bundle if self._reduction.divides_in_branch else bundle.divided()
+        # In the branch each quotient is used at once, which needs less memory. Several
+        # replicas look at the quotients before.
+        return bundle if replicas.count() == 1 else bundle.divided()
 
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
