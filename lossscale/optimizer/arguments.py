@@ -185,17 +185,6 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
     return theirs
 
 
-def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
-    """Returns the `LossScale` that our arguments mean."""
-    found = serialization.get(ours["loss_scale"])
-    if found is None:
-        raise TypeError(
-            "`loss_scale` must not be None. To train without a loss scale, use the "
-            "inner optimizer as it is, or pass loss_scale=1."
-        )
-    return found
-
-
 def loss_scale_of(optimizer: Any) -> LossScale:
     """Returns a loss scale with the value and the counter of Keras's own wrapper."""
     if not mode.current().knows_values:

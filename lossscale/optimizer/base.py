@@ -198,7 +198,12 @@ class LossScaleOptimizer:
         name = ours["name"]
         checks.optional(checks.text, "name", name, without=self._not_in_names)
         replicas.refuse_tpu()
-        found = arguments.loss_scale_in(ours)
+        found = serialization.get(ours["loss_scale"])
+        if found is None:
+            raise TypeError(
+                "`loss_scale` must not be None. To train without a loss scale, use the "
+                "inner optimizer as it is, or pass loss_scale=1."
+            )
         reduction.refuse_unchecked(dtype, found)
         self._wrap(inner_optimizer, found, name)
         inner_sum = reduction.InnerSum(

@@ -123,8 +123,9 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         ).divided()
         check = CLEAN
     if not check.is_clean:
-        worst = lambda: worst_of_each(examined.quotients(), few.groups)  # noqa: E731
-        check = check._replace(worst=worst)
+        check = check._replace(
+            worst=lambda: worst_of_each(examined.quotients(), few.groups)
+        )
     if bundle.loss_scale.last_largest is not None:
         largest = largest_magnitude(few.grads, few.divisors)
         check = check._replace(largest=tf.minimum(largest, tf.float32.max))

@@ -169,11 +169,9 @@ class Keras2Base(LossScaleOptimizer):
 
     def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        is_newer = lambda v: v.name.split(":")[0] in SINCE_0_1_0  # noqa: E731
-        return [
-            *self._inner_variables(),
-            *sorted(self._loss_scale.variables, key=is_newer),
-        ]
+        own = self._loss_scale.variables
+        own = sorted(own, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+        return [*self._inner_variables(), *own]
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:

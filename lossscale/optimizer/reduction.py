@@ -293,7 +293,8 @@ def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
                 "gradients within its own update. Set gradient_accumulation_steps to "
                 "None and accumulate in your loop, or leave out `communication_dtype`"
             )
-        if getattr(type(each), method, None) is not getattr(base, method, base):
+        expected = getattr(base, method, base)  # a base without the method has no sum
+        if getattr(type(each), method, None) is not expected:
             return f"has its own method {method}. Leave out `communication_dtype`"
     return None
 

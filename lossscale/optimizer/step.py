@@ -88,7 +88,10 @@ class Step:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
         with callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
-            apply_one = lambda local, apply: apply(local.unscaled())  # noqa: E731
+
+            def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
+                return apply(local.unscaled())
+
             branches = (
                 lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
                 lambda: self.skip(bundle, agreed),
@@ -133,11 +136,9 @@ class Step:
 
     def skip(self, bundle: Bundle, agreed: Check) -> Any:
         """Changes nothing but the record of what was at fault. For all replicas."""
-        entry = self._entry
+        entry, loss_scale = self._entry, self._loss_scale
         if entry is None:
             return None
-
-        loss_scale = self._loss_scale
 
         def write_faults() -> Any:
             skipped = replicas.local_result(loss_scale.skipped_steps)
