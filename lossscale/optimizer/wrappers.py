@@ -215,10 +215,16 @@ def check_shapes(
 
 
 def _broadcasts(optimizer: Any, grad: Tensor, variable: Variable) -> bool:
-    """Tells whether an optimizer applies gradients of another shape: a copy tries it.
+    """Tells whether an optimizer broadcasts such a gradient: a copy tries it.
 
     Some do, which may depend on their arguments.
     """
+    shape = tf.TensorShape(variable.shape)
+    try:
+        if not tf.broadcast_static_shape(grad.shape, shape).is_compatible_with(shape):
+            return False
+    except ValueError:
+        return False
 
     def is_applied() -> bool:
         try:
