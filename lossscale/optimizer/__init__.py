@@ -11,7 +11,6 @@ In the order of its imports:
 * `record`: why the last step was skipped: not finite, or a spike;
 * `sharing`: several optimizers, one loss scale;
 * `step`: one step: unscale, check, reduce, adjust, apply or skip;
-* `overwriting`: new values that float8 layers pass in the place of gradients;
 * `wrappers`: which wrapper for which optimizer;
 * `arguments`: the arguments, configs and states of Keras's own wrappers;
 * `base`: `LossScaleOptimizer`, what the wrappers of all Kerases have in common;

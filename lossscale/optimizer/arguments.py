@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from functools import partial
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 
@@ -31,13 +31,10 @@ _WITHOUT_MEANING = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-#: Keras 3.0 to 3.4's configs of the wrapper hold these. They have no effect there,
-#: whatever their values are.
+#: Those configs hold these, which have no effect, whatever their values are.
 _OF_OLD_CONFIGS = {"learning_rate", *_WITHOUT_MEANING}
-#: The order of the arguments after `inner_optimizer`: ours, then Keras 2's and 3's.
+#: The order of our arguments after `inner_optimizer`.
 _OURS = ("loss_scale", "name", "dynamic_growth_steps")
-_KERAS_2_NAMED = ("dynamic", "name", "dynamic_growth_steps")
-_KERAS_3 = ("initial_scale", "dynamic_growth_steps", "name")
 
 
 class _Default(str):
@@ -79,7 +76,8 @@ def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
     name, loss_scale = given.pop("name", None), given.pop("loss_scale", DYNAMIC)
     theirs = {n: given.pop(n, None) for n in OF_THE_SCALE}
     theirs = {n: value for n, value in theirs.items() if value is not None}
-    _refuse_others(given)
+    for each, value in given.items():
+        _refuse_other(each, value)
     if theirs and loss_scale is not DYNAMIC:
         listed = ", ".join(f"{n}={shown(value)}" for n, value in theirs.items())
         raise TypeError(
@@ -98,10 +96,12 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
     """
     loss_scale, name, _ = values = [given.get(each) for each in _OURS]
     is_number = isinstance(name, numbers.Real) and not isinstance(name, bool)
+    names: Tuple[str, ...] = OF_THE_SCALE
     if isinstance(loss_scale, (bool, np.bool_)):
-        names = _KERAS_2_NAMED if isinstance(name, str) else OF_THE_SCALE
+        if isinstance(name, str):
+            names = ("dynamic", "name", "dynamic_growth_steps")
     elif isinstance(loss_scale, numbers.Real) and is_number:
-        names = _KERAS_3
+        names = ("initial_scale", "dynamic_growth_steps", "name")
     else:
         return dict(given)
     placed = {n: value for n, value in zip(names, values) if value is not None}
@@ -123,50 +123,49 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
     return found
 
 
-def _refuse_others(others: Mapping[str, Any]) -> None:
-    """Raises if no wrapper takes an argument, or takes it at its default only."""
-    for name, value in others.items():
-        if name not in _WITHOUT_MEANING:
-            listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE))
-            raise TypeError(
-                f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
-                f"communication_dtype, got {name}={shown(value)}. If it is an argument "
-                "of the inner optimizer, pass it to that one."
-            )
-        default = _WITHOUT_MEANING[name]
-        if value is not default and value != default:
-            raise ValueError(
-                f"`{name}` must be set on the inner optimizer, got {shown(value)} for "
-                f"the wrapper. Write optimizer.inner_optimizer.{name} = ..."
-            )
+def _refuse_other(name: str, value: Any) -> None:
+    """Raises if no wrapper takes this argument, or takes it at its default only."""
+    if name not in _WITHOUT_MEANING:
+        listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE))
+        raise TypeError(
+            f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
+            f"communication_dtype, got {name}={shown(value)}. If it is an argument of "
+            "the inner optimizer, pass it to that one."
+        )
+    default = _WITHOUT_MEANING[name]
+    if value is not default and value != default:
+        raise ValueError(
+            f"`{name}` must be set on the inner optimizer, got {shown(value)} for the "
+            f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
+        )
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     """Returns the config of the loss scale that the arguments of a Keras mean."""
+    scale, steps = theirs.get("initial_scale"), theirs.get("dynamic_growth_steps")
+    config: Dict[str, Any] = {}
     if checks.boolean("dynamic", theirs.get("dynamic", True)):
-        config: Dict[str, Any] = {}
-        if "initial_scale" in theirs:
-            scale = checks.loss_scale("initial_scale", theirs["initial_scale"])
+        if scale is not None:
+            scale = checks.loss_scale("initial_scale", scale)
             config["initial_loss_scale"] = scale
             if scale < 1:
                 config["min_loss_scale"] = scale  # ours may not begin below its floor
-        if "dynamic_growth_steps" in theirs:
-            steps = checks.count("dynamic_growth_steps", theirs["dynamic_growth_steps"])
-            config["increment_period"] = steps
+        if steps is not None:
+            config["increment_period"] = checks.count("dynamic_growth_steps", steps)
         return {"class_name": "DynamicLossScale", "config": config}
-    if "dynamic_growth_steps" in theirs:
+    if steps is not None:
         raise ValueError(
             "`dynamic_growth_steps` must be None with dynamic=False, got "
-            f"{shown(theirs['dynamic_growth_steps'])}. Leave it out, or write "
-            "dynamic=True: a fixed loss scale does not grow."
+            f"{shown(steps)}. Leave it out, or write dynamic=True: a fixed loss scale "
+            "does not grow."
         )
-    if "initial_scale" not in theirs:
+    if scale is None:
         raise ValueError(
             "`initial_scale` must be a number with dynamic=False, got None. Write "
             "LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=128.0)."
         )
-    scale = checks.loss_scale("initial_scale", theirs["initial_scale"])
-    return {"class_name": "FixedLossScale", "config": {"loss_scale_value": scale}}
+    config["loss_scale_value"] = checks.loss_scale("initial_scale", scale)
+    return {"class_name": "FixedLossScale", "config": config}
 
 
 def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
@@ -184,17 +183,6 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
             "it on to super().__init__."
         )
     return theirs
-
-
-def loss_scale_in(ours: Mapping[str, Any]) -> LossScale:
-    """Returns the `LossScale` that our arguments mean."""
-    found = serialization.get(ours["loss_scale"])
-    if found is None:
-        raise TypeError(
-            "`loss_scale` must not be None. To train without a loss scale, use the "
-            "inner optimizer as it is, or pass loss_scale=1."
-        )
-    return found
 
 
 def loss_scale_of(optimizer: Any) -> LossScale:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments as checks
-from lossscale.optimizer import arguments, overwriting, reduction, wrappers
-from lossscale.optimizer.kinds import SCALED, Kind
+from lossscale.gradients.check import CLEAN, Check
+from lossscale.optimizer import arguments, reduction, wrappers
 from lossscale.optimizer.pending import Pending
-from lossscale.optimizer.record import Entry, NonfiniteGradient, Record, Spike
+from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.step import Step, aggregated
 from lossscale.runtime import callbacks, kerases, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
@@ -70,8 +70,8 @@ def _answered(doc: str, *names: str) -> Any:
 class LossScaleOptimizer:
     """An optimizer that scales the loss and skips the steps that overflowed.
 
-    It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`.
-    Under `mixed_float16`, Keras does not wrap it again:
+    It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`,
+    which does not wrap it again:
 
     ```
     optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
@@ -79,7 +79,7 @@ class LossScaleOptimizer:
     ```
 
     In a custom loop, scale the loss, then apply its gradients. To see or clip the true
-    gradients, unscale them first. With or without that, the loop runs on both Kerases:
+    gradients, unscale them first:
 
     ```
     with tf.GradientTape() as tape:
@@ -91,17 +91,16 @@ class LossScaleOptimizer:
     optimizer.apply_gradients(zip(grads, variables))
     ```
 
-    The wrapper applies a step only if the gradients were finite on every replica when
-    they were unscaled, and are finite after the replicas' gradients were added up.
-    Otherwise nothing changes on any replica, not even `iterations`; only the loss
-    scale's own state moves. `FixedLossScale(S)` checks nothing: all steps are applied.
+    A step is applied only if the gradients were finite on every replica when they were
+    unscaled, and are finite after the replicas' gradients were added up. Otherwise
+    nothing changes on any replica but the loss scale's own state: not even
+    `iterations`. `FixedLossScale(S)` checks nothing: all steps are applied.
 
-    One sentence says when gradients are divided: `scale_loss` makes a division pending,
-    `get_unscaled_gradients` divides, and `apply_gradients` divides if the division is
-    still pending. Unscale all gradients of a loss, or none, and let one of these
-    functions divide them. A division by a tensor of the loss scale is seen in eager
-    mode and within one `tf.function`, but not in its branches and loops
-    (`tf.while_loop`), and not through a variable.
+    `scale_loss` makes a division pending, `get_unscaled_gradients` divides, and
+    `apply_gradients` divides if the division is still pending. Unscale all gradients of
+    a loss, or none, and let one of these functions divide them. A division by a tensor
+    of the loss scale is seen in eager mode and within one `tf.function`, but not in its
+    branches and loops (`tf.while_loop`), and not through a variable.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
@@ -114,15 +113,14 @@ class LossScaleOptimizer:
         `2.0**15` by default. With `dynamic=False` you must give it.
       dynamic_growth_steps: An argument of both Kerases: the loss scale doubles after
         this many finite steps in a row, 2000 by default.
-      communication_dtype: The dtype in which replicas exchange their gradients:
-        `"float16"` or `"bfloat16"`, half the bytes of float32. The wrapper sums them in
-        this dtype while they are still scaled, and unscales the sum in float32. None:
-        each gradient keeps its own dtype. On one replica the dtype changes nothing.
+      communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange their
+        gradients, half the bytes of float32. The wrapper sums them while they are still
+        scaled, and unscales the sum in float32. None: their own dtypes.
       **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults only.
 
-    By position you may also give the arguments in Keras 2's order, as in
-    `(optimizer, True)` or `(optimizer, False, 1024)`, or two numbers in Keras 3's
-    order: `(optimizer, 1024.0, 2000)`. One number alone is a fixed `loss_scale`.
+    By position you may give the arguments in Keras 2's order, `(optimizer, False,
+    1024)`, or two numbers in Keras 3's: `(optimizer, 1024.0, 2000)`. One number alone
+    is a fixed `loss_scale`.
 
     Raises:
       TypeError: An argument has the wrong type; `loss_scale` came together with one of
@@ -138,10 +136,6 @@ class LossScaleOptimizer:
     `src/optimizers/loss_scale_optimizer.py`).
     """
 
-    #: Whether this Keras's own wrapper unscales in `apply_gradients`.
-    _unscales_in_apply: bool
-    #: The characters that this Keras allows in no name.
-    _not_in_names: str = ""
     #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.
     inner_optimizer: Any
     iterations: Any
@@ -152,9 +146,13 @@ class LossScaleOptimizer:
     _record: Record
     _communication_dtype: Optional[str]
     _inner_sum: reduction.InnerSum
-    #: The base class of the optimizers of this Keras.
+    #: Whether this Keras's own wrapper unscales in `apply_gradients`.
+    _unscales_in_apply: bool
+    #: The characters that this Keras allows in no name.
+    _not_in_names: str = ""
+    #: The base class of this Keras's optimizers, and their method that sums gradients
+    #: over the replicas.
     _optimizer_class: type
-    #: The method in which these sum gradients over the replicas.
     _summing_method: str
     #: Constructs Keras's part of the wrapper, and calls `_attach`.
     _wrap: Callable[[Any, LossScale, Optional[str]], None]
@@ -192,27 +190,31 @@ class LossScaleOptimizer:
         }
         wrappers.check_inner(inner_optimizer, type(self))
         dtype = reduction.checked_dtype(communication_dtype)
-        # Keras's own __setattr__ works only after Keras's constructor has run.
-        object.__setattr__(self, "_communication_dtype", dtype)
+        # Keras's own __setattr__ works only after Keras's constructor has run. It would
+        # track objects, under names that it makes up.
+        self.__dict__.update(_communication_dtype=dtype)
         self._refuse_to_sum(inner_optimizer)
         ours = arguments.as_ours(given)
         name = ours["name"]
         checks.optional(checks.text, "name", name, without=self._not_in_names)
         replicas.refuse_tpu()
-        found = arguments.loss_scale_in(ours)
+        found = serialization.get(ours["loss_scale"])
+        if found is None:
+            raise TypeError(
+                "`loss_scale` must not be None. To train without a loss scale, use the "
+                "inner optimizer as it is, or pass loss_scale=1."
+            )
         reduction.refuse_unchecked(dtype, found)
         self._wrap(inner_optimizer, found, name)
         inner_sum = reduction.InnerSum(
             inner_optimizer, self._summing_method, is_left_out=dtype is not None
         )
-        object.__setattr__(self, "_inner_sum", inner_sum)
+        self.__dict__.update(_inner_sum=inner_sum)
 
     def _attach(self, loss_scale: LossScale) -> None:
-        # Keras's own __setattr__ would track these, under names that Keras makes up.
-        object.__setattr__(self, "_loss_scale", loss_scale)
         pending = Pending(loss_scale, self._unscales_in_apply)
-        object.__setattr__(self, "_pending", pending)
-        object.__setattr__(self, "_record", Record(pending.kept()))
+        record = Record(pending.kept())
+        self.__dict__.update(_loss_scale=loss_scale, _pending=pending, _record=record)
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(loss_scale, "loss_scale")
         track(self._record, "faults")
@@ -234,9 +236,9 @@ class LossScaleOptimizer:
     def applied_steps(self) -> Any:
         """How many of the steps that the loss scale counts were applied.
 
-        This is `iterations`, except under Keras 3's `gradient_accumulation_steps`. Then
-        each batch is a step of the loss scale, several batches make one update, and
-        `iterations` counts updates. A variable or a tensor: read it with `.numpy()`.
+        This is `iterations`, except under Keras 3's `gradient_accumulation_steps`: then
+        each batch is a step of the loss scale, and `iterations` counts updates of
+        several batches. A variable or a tensor: read it with `.numpy()`.
         """
         return self.iterations
 
@@ -259,7 +261,7 @@ class LossScaleOptimizer:
         """Returns the true gradients, and remembers whether they were finite.
 
         You may look at them and clip them. You may unscale several lists of gradients
-        of one loss before you apply them.
+        of one loss.
 
         Args:
           grads: A list of gradients of the scaled loss. `None`s stay.
@@ -280,45 +282,36 @@ class LossScaleOptimizer:
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step.
 
-        It covers all replicas of this process, and the gradients as they were before
-        you clipped them. With `communication_dtype` it covers their sum as well. It
-        reads the device, so call it on the host, between steps.
+        It covers all replicas of this process, before you clipped, and with
+        `communication_dtype` the sum. It reads the device: call it between steps.
 
         Returns:
-          A list of `NonfiniteGradient`. The list is empty if no step was skipped, if a
-          loss scale of your own skipped finite gradients, or if nothing is known: the
-          graph is a `tf.compat.v1` graph, or the overflow was clipped away.
+          A list of `NonfiniteGradient`. It is empty if no step was skipped, if a loss
+          scale of your own skipped finite gradients, in a `tf.compat.v1` graph, or if
+          the overflow was clipped away.
         """
         return self._record.gradients()
 
     def nonfinite_loss(self) -> Optional[str]:
         """Returns whether the unscaled loss of the last skipped step was inf or NaN.
 
-        If it was, no loss scale helps. Call this where you would call
-        `nonfinite_gradients`.
+        If it was, no loss scale helps. Call it between steps.
 
         Returns:
-          `"inf"` or `"nan"`. None if the loss was finite, or if it is not known, since
-          one `tf.function` scaled the loss and another one applied the gradients.
+          `"inf"` or `"nan"`. None if the loss was finite or is not known, as where one
+          `tf.function` scaled it and another one applied the gradients.
         """
         return self._record.loss()
 
     def last_spike(self) -> Optional[Spike]:
         """Returns the last spike: a step that a `SpikeGuard` skipped for its size.
 
-        It covers this process. Call this where you would call `nonfinite_gradients`.
+        It covers this process. Call it between steps.
 
         Returns:
-          A `Spike` with `name`, `largest`, `limit` and `variable`. None if no step was
-          skipped for its size.
+          A `Spike`. None if no step was skipped for its size.
         """
         return self._record.spike()
-
-    def _fault_entry(self, variables: List[Variable]) -> Optional[Entry]:
-        """Returns the record for the faults of these variables. None: not checked."""
-        if not self._loss_scale.checks_gradients:
-            return None
-        return self._record.entry_of(variables, self._loss_scale.skips_spikes)
 
     dynamic = _answered("Whether the loss scale can change.", "_can_change")
     initial_scale = _answered(
@@ -340,11 +333,10 @@ class LossScaleOptimizer:
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        inner = getattr(self, "inner_optimizer", None)
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
-        if not is_ours and hasattr(inner, name):
+        if not is_ours and hasattr(getattr(self, "inner_optimizer", None), name):
             raise AttributeError(
                 f"`{name}` must be set on the inner optimizer, got {value!r} for the "
                 f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
@@ -364,11 +356,10 @@ class LossScaleOptimizer:
             reduction.refuse_impossible(dtype, inner_optimizer, way)
 
     @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
+    def _own_way_to_sum(cls, inner: Any) -> Optional[str]:
         """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
-        return reduction.own_way_to_sum(
-            inner_optimizer, cls._optimizer_class, cls._summing_method
-        )
+        base, method = cls._optimizer_class, cls._summing_method
+        return reduction.own_way_to_sum(inner, base, method)
 
     def _apply_or_skip(
         self,
@@ -378,20 +369,17 @@ class LossScaleOptimizer:
         aggregates: bool = True,
         aggregate: Optional[Callable[[List[Any]], Any]] = None,
         *,
-        values: Sequence[Grad] = (),
+        check: Check = CLEAN,
     ) -> Op:
         """Applies `grads` to `variables`, or skips them on all replicas.
 
-        `aggregates` tells whether `apply` or this wrapper sums them across replicas. If
-        the user's function `aggregate` does it, it may communicate, so it is called at
-        every step, outside of the branch. Float8 layers pass new `values` instead of
-        some gradients, which are None then.
+        `aggregates` tells whether `apply` or this wrapper sums them across replicas.
+        The user's function `aggregate` may communicate, so it is called at every step,
+        outside of the branch. `check` is of what else `apply` applies.
         """
         self._note_trained(variables)
         bundle = self._pending.resolve(grads)
-        if any(value is not None for value in values):
-            check = overwriting.check_of(values, grads)
-            bundle = bundle.but(check=check & bundle.check)
+        bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
         # The inner optimizer may have been changed since the wrapper was made.
@@ -401,21 +389,20 @@ class LossScaleOptimizer:
             with callbacks.paused():
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(aggregates, dtype is not None)
-        step = Step(self._pending, reduces, self._fault_entry(variables))
+        step = Step(
+            self._pending, reduces, self._record.entry_of(variables, self._loss_scale)
+        )
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
         """Notes the variables at build. The record of faults is made outside graphs."""
         self._note_trained(variables)
-        self._fault_entry(variables)
+        self._record.entry_of(variables, self._loss_scale)
 
     def _note_trained(self, variables: List[Variable]) -> None:
-        """Notes what trained variables hold."""
-        kinds = self._pending.observer.kinds
-        scaled = [v for v in variables if overwriting.holds_scaled(v)]
-        weights = [v for v in variables if not overwriting.is_overwritten(v)]
-        kinds.note_variables(map(kerases.tensor_of, scaled), Kind(SCALED))
-        kinds.note_variables(map(kerases.tensor_of, weights))
+        """Notes that trained variables hold numbers."""
+        tensors = map(kerases.tensor_of, variables)
+        self._pending.observer.kinds.note_variables(tensors)
 
     @classmethod
     def from_config(
@@ -425,8 +412,7 @@ class LossScaleOptimizer:
 
         Args:
           config: What `get_config` returned: of this wrapper, or of the wrapper that
-            Keras 2, Keras 3 or TensorFlow 2.0 to 2.3 has. The new optimizer belongs to
-            the Keras of the inner optimizer.
+            Keras 2, Keras 3 or TensorFlow 2.0 to 2.3 has.
           custom_objects: A dict from names to your own classes. A class that is
             registered with Keras needs no entry.
 
@@ -451,8 +437,8 @@ class LossScaleOptimizer:
         names = set(inspect.signature(asked).parameters)
         if "loss_scale" in names or not names & {*arguments.OF_THE_SCALE}:
             return asked(inner, loss_scale, **others)
-        # The user's class derived from Keras's own wrapper once, and from ours now. Its
-        # constructor takes Keras's arguments in the place of `loss_scale`.
+        # It derived from Keras's own wrapper once, and from ours now. Its constructor
+        # takes Keras's arguments in the place of `loss_scale`.
         found: Any = serialization.get(loss_scale)
         given = {**others, **arguments.as_theirs(found)}
         return asked(inner, **{n: v for n, v in given.items() if n in names})
@@ -463,10 +449,9 @@ class LossScaleOptimizer:
     ) -> Any:
         """Returns an optimizer that goes on from the state of Keras's own wrapper.
 
-        The new optimizer takes over the inner optimizer. You may convert in the middle
-        of a run, before or after the optimizer is built. Do not use Keras's wrapper
-        after this call: it would change the same weights. Call `from_keras` eagerly,
-        in the scope of the strategy that trains the model:
+        It takes over the inner optimizer, in the middle of a run if you like. Do not
+        use Keras's wrapper after this call: it would change the same weights. Call
+        `from_keras` eagerly, in the scope of the strategy that trains the model:
 
         ```
         optimizer = lossscale.LossScaleOptimizer.from_keras(model.optimizer)
@@ -478,8 +463,8 @@ class LossScaleOptimizer:
           communication_dtype: As in the constructor.
 
         Returns:
-          A `LossScaleOptimizer` around `optimizer.inner_optimizer`, with the same loss
-          scale, the same count of finite steps, and the same arguments.
+          A `LossScaleOptimizer` with the same loss scale, count of finite steps and
+          arguments.
 
         Raises:
           TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
@@ -490,9 +475,9 @@ class LossScaleOptimizer:
         loss_scale = arguments.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
         wrappers.for_optimizer(inner)._release(inner)
-        if communication_dtype is None:
-            return cls._of(inner, loss_scale, {})
-        return cls._of(inner, loss_scale, {"communication_dtype": communication_dtype})
+        dtype = communication_dtype
+        others = {} if dtype is None else {"communication_dtype": dtype}
+        return cls._of(inner, loss_scale, others)
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:

@@ -7,7 +7,7 @@ of them. Only if it is not, the exact check looks at each element.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -157,11 +157,11 @@ def quick_check_of_quotients(bundle: Bundle) -> Flag:
     return quick
 
 
-def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
+def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    `quick` returns the quick check of now: of the quotients, and of the sums of
-    duplicate rows. It is not called where the exact check runs anyway.
+    `quick` is the quick check of now, of the quotients and of the sums of duplicate
+    rows. None: it is made here, unless the exact check runs anyway.
     """
     if bundle.is_checked:
         return bundle
@@ -181,7 +181,9 @@ def check_as_applied(bundle: Bundle, quick: Callable[[], Flag]) -> Bundle:
     if looks_at_once and not rows.any_may_have_duplicates(bundle.grads):
         now = Check(exact_check(), None, worst)
     else:
-        now = Check(quick(), exact_check, worst)
+        if quick is None:
+            quick = and_of_rows(quick_check_of_quotients(bundle), bundle)
+        now = Check(quick, exact_check, worst)
     return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
 
 

@@ -1,17 +1,16 @@
 """LossScaleOptimizer for Keras 2: for its legacy optimizers and for its new ones.
 
-Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. At first all
-its optimizers derived from `OptimizerV2`. TensorFlow 2.11 made a new `Optimizer` the
-default. Keras has a loss scale wrapper for each of the two, and `compile` looks for
-these classes. So our wrappers derive from them, once for each Keras 2. They are made
-when this module is imported, or when a Keras 2 is imported later.
+Keras 2 is `tf.keras` up to TensorFlow 2.15, and the package `tf_keras`. It has a loss
+scale wrapper for each generation of optimizers, and `compile` looks for these classes.
+So our wrappers derive from them, once for each Keras 2, when this module is imported or
+when a Keras 2 is imported later.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -39,19 +38,19 @@ class Keras2Base(LossScaleOptimizer):
     _own_name: str
     _create_all_weights: Any
     build: Callable[[List[Variable]], None]
-    #: Tells whether an optimizer sums gradients in its own way.
-    _has_own_aggregation: Callable[[Any], bool]
+    #: The methods of an optimizer that sum gradients, and a call of them on pairs.
+    _summing_methods: Tuple[str, ...]
+    _aggregate: Callable[[List[Any]], Any]
     _inner_variables: Callable[[], List[Variable]]
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
-        # With a fixed scale, Keras's constructor checks the inner optimizer, and
-        # creates no state.
+        # With a fixed scale, Keras's constructor creates no state.
         construct: Any = super(LossScaleOptimizer, self).__init__
         construct(inner_optimizer, dynamic=False, initial_scale=1.0)
         # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
         # stands where Keras's own wrapper has one.
         self._attach(loss_scale)
-        object.__setattr__(self, "_own_name", name or "loss_scale_optimizer")
+        self.__dict__.update(_own_name=name or "loss_scale_optimizer")
         if not mode.current().knows_values:
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
@@ -80,26 +79,26 @@ class Keras2Base(LossScaleOptimizer):
     # It comes before the `loss_scale` of Keras's own wrapper in the order of bases.
     loss_scale = LossScaleOptimizer.loss_scale
 
-    def _apply_pairs(
-        self,
-        grads_and_vars: Any,
-        options: Dict[str, Any],
-        aggregates: bool,
-        aggregate: Optional[Callable[[List[Any]], Any]] = None,
-    ) -> Any:
+    def _apply_pairs(self, grads_and_vars: Any, second: Any, aggregates: bool) -> Any:
         """Applies pairs, or skips them. `aggregates` as in `_apply_or_skip`.
 
-        `options` are the other arguments of the inner optimizer's `apply_gradients`. In
-        eager mode it returns `iterations`, and if all gradients are None, what the
-        inner optimizer returns.
+        `second` is the second argument of `apply_gradients`. In eager mode it returns
+        `iterations`, and if all gradients are None, what the inner optimizer returns.
         """
+        reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
-        # Keras 2 refuses some strategies, by a function or, on TensorFlow 2.4, by a
-        # method.
+        # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
         name = "_raise_if_strategy_unsupported"
-        refuse = getattr(self._keras_module, name, None) or getattr(self, name)
+        refuse: Any = getattr(self._keras_module, name, None) or getattr(self, name)
         refuse()
         inner = self.inner_optimizer
+        has_own = aggregates and self._has_own_aggregation(inner)
+        aggregates = aggregates and not has_own
+        options = self._second_argument(second)
+        if self._is_legacy:
+            options["experimental_aggregate_gradients"] = aggregates
+        else:
+            options["skip_gradients_aggregation"] = not aggregates
 
         def apply(grads: Grads, variables: List[Variable]) -> Results:
             with self._inner_sum.left_out(grads):
@@ -113,6 +112,7 @@ class Keras2Base(LossScaleOptimizer):
         if not self._is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
+        aggregate = self._aggregate if has_own else None
         done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
         return self.iterations if done is None else done
 
@@ -122,7 +122,7 @@ class Keras2Base(LossScaleOptimizer):
         It is not `name` for all: TensorFlowTTS's optimizers take a norm to clip to.
         """
         if value is None or isinstance(value, str):
-            return {"name": value}
+            return {"name": value} if self._is_legacy else {}
         parameters = inspect.signature(self.inner_optimizer.apply_gradients).parameters
         second = list(parameters)[1]
         return {} if second == "name" else {second: value}
@@ -131,9 +131,8 @@ class Keras2Base(LossScaleOptimizer):
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
         reduction.restore(inner_optimizer, cls._summing_method)
-        # The inner optimizer keeps the objects that its wrapper tracks. They are
-        # removed, so that the next wrapper can track its own. The names of the
-        # attributes are private to TensorFlow (seen on 2.4 to 2.21).
+        # It keeps the objects that its wrapper tracks, and the next one tracks its own.
+        # The attributes are private to TensorFlow (seen on 2.4 to 2.21).
         inner_optimizer._maybe_initialize_trackable()
         tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
         # Keras's own wrapper tracks the first two of our names.
@@ -146,31 +145,33 @@ class Keras2Base(LossScaleOptimizer):
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        if not cls._has_own_aggregation(inner_optimizer):
-            return super()._own_way_to_sum(inner_optimizer)
-        way = "sums them by a method or an argument of its own"
-        return f"{way}. Leave out `communication_dtype`"
+        if cls._has_own_aggregation(inner_optimizer):
+            way = "sums them by a method or an argument of its own"
+            return f"{way}. Leave out `communication_dtype`"
+        return super()._own_way_to_sum(inner_optimizer)
 
     @classmethod
-    def _overrides(cls, inner_optimizer: Any, *names: str) -> bool:
-        """Tells whether the inner optimizer's class overrides one of these methods."""
+    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
+        """Tells whether an optimizer sums gradients in its own way."""
         inner, base = type(inner_optimizer), cls._optimizer_class
-        return any(getattr(inner, n, None) is not getattr(base, n, None) for n in names)
+        return any(
+            getattr(inner, name, None) is not getattr(base, name, None)
+            for name in cls._summing_methods
+        )
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
-        get_values = self._keras.backend.batch_get_value
-        inner = [get_values([v])[0] for v in self._inner_variables()]
-        return inner + list(get_values(self._scale_variables()))
+        return list(self._keras.backend.batch_get_value(self._all_variables()))
 
     def set_weights(self, weights: Any) -> None:
         """Sets the values of `get_weights`. Those of the loss scale may be missing."""
-        variables = [*self._inner_variables(), *self._scale_variables()]
-        self._keras.backend.batch_set_value(list(zip(variables, weights)))
+        self._keras.backend.batch_set_value(list(zip(self._all_variables(), weights)))
 
-    def _scale_variables(self) -> List[Variable]:
-        variables = self._loss_scale.variables
-        return sorted(variables, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+    def _all_variables(self) -> List[Variable]:
+        """Returns the inner optimizer's variables, then the loss scale's."""
+        own = self._loss_scale.variables
+        own = sorted(own, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+        return [*self._inner_variables(), *own]
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
@@ -204,13 +205,13 @@ class _Name(str):
 
 
 class _Legacy(Keras2Base):
-    """The wrapper for `OptimizerV2`: Keras's default before TensorFlow 2.11.
-
-    Since then Keras calls these optimizers `legacy`.
-    """
+    """The wrapper for `OptimizerV2`, `legacy` since TensorFlow 2.11."""
 
     _is_legacy = True
     _summing_method = "_aggregate_gradients"
+    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
+    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
+    _summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
 
     # TensorFlow 2.4 forwards these only where they are hyperparameters.
     learning_rate = forwarded("learning_rate")
@@ -235,34 +236,22 @@ class _Legacy(Keras2Base):
         Args:
           grads_and_vars: The pairs.
           name: The name of the returned operation.
-          experimental_aggregate_gradients: Whether the gradients are summed over
-            replicas.
+          experimental_aggregate_gradients: Whether to sum them over replicas.
 
         Returns:
           In a graph an op, in eager mode `iterations`.
         """
-        aggregates = experimental_aggregate_gradients
-        reduction.refuse_unsummed(self._communication_dtype, aggregates)
-        has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
-        aggregates = aggregates and not has_own
-        options = {"name": None, "experimental_aggregate_gradients": aggregates}
-        options.update(self._second_argument(name))
-        aggregate = self._aggregate if has_own else None
-        return self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
+        return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
-    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
-    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        # The base class's module has the default function under this name. Without the
-        # name, every aggregation is called before the decision, which is right too.
+        # Without this name every aggregation is called before the decision, which is
+        # right too.
         module = sys.modules[cls._optimizer_class.__module__]
         default = getattr(module, "optimizer_utils", None)
         default = getattr(default, "all_reduce_sum_gradients", None)
-        if inner_optimizer.gradient_aggregator is not default:
-            return True
-        names = ("_transform_unaggregated_gradients", "_aggregate_gradients")
-        return cls._overrides(inner_optimizer, *names)
+        is_own = inner_optimizer.gradient_aggregator is not default
+        return is_own or super()._has_own_aggregation(inner_optimizer)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
         inner = self.inner_optimizer
@@ -271,25 +260,23 @@ class _Legacy(Keras2Base):
 
     def variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        return self.weights
+        return self._all_variables()
 
     @property
     def weights(self) -> List[Variable]:
         """The inner optimizer's variables, then the loss scale's."""
-        return [*self._inner_variables(), *self._scale_variables()]
+        return self._all_variables()
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
 
 
 class _New(Keras2Base):
-    """The wrapper for `Optimizer`: Keras's default since TensorFlow 2.11.
-
-    TensorFlow 2.10 calls these optimizers `experimental`.
-    """
+    """The wrapper for `Optimizer`, Keras's default since TensorFlow 2.11."""
 
     _is_legacy = False
     _summing_method = "aggregate_gradients"
+    _summing_methods = ("aggregate_gradients",)
 
     weight_decay = forwarded("weight_decay")
     clipnorm = forwarded("clipnorm")
@@ -302,7 +289,7 @@ class _New(Keras2Base):
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
     # The inner optimizer may override this one.
-    aggregate_gradients = delegated("aggregate_gradients")
+    _aggregate = aggregate_gradients = delegated("aggregate_gradients")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
 
     def build(self, var_list: Sequence[Variable]) -> None:
@@ -323,40 +310,20 @@ class _New(Keras2Base):
         Args:
           grads_and_vars: The pairs.
           name: Accepted and ignored, as Keras does.
-          skip_gradients_aggregation: True if the gradients are not to be summed over
-            replicas.
-          experimental_aggregate_gradients: The opposite, an older name: False if they
-            are not to be summed.
+          skip_gradients_aggregation: True if they are not to be summed over replicas.
+          experimental_aggregate_gradients: The opposite, an older name.
 
         Returns:
           `iterations`, the number of applied steps.
         """
-        skip = skip_gradients_aggregation or not experimental_aggregate_gradients
-        reduction.refuse_unsummed(self._communication_dtype, not skip)
-        aggregates = not (skip or _is_of_dtensor(self.inner_optimizer))
-        has_own = aggregates and self._has_own_aggregation(self.inner_optimizer)
-        options: Dict[str, Any] = {"skip_gradients_aggregation": skip or has_own}
-        options.update(self._second_argument(name))
-        options.pop("name", None)  # accepted and ignored, as Keras does
-        aggregate = self.inner_optimizer.aggregate_gradients if has_own else None
-        aggregates = aggregates and not has_own
-        self._apply_pairs(grads_and_vars, options, aggregates, aggregate)
+        aggregates = experimental_aggregate_gradients and not skip_gradients_aggregation
+        self._apply_pairs(grads_and_vars, name, aggregates)
         return self.iterations
-
-    @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        return cls._overrides(inner_optimizer, "aggregate_gradients")
-
-    @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        if _is_of_dtensor(inner_optimizer):
-            return "sums them by DTensor. Leave out `communication_dtype`"
-        return super()._own_way_to_sum(inner_optimizer)
 
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        return CallableList([*self._inner_variables(), *self._scale_variables()])
+        return CallableList(self._all_variables())
 
     def _inner_variables(self) -> List[Variable]:
         inner = self.inner_optimizer
@@ -368,12 +335,12 @@ class _New(Keras2Base):
 
     @property
     def _variables(self) -> List[Variable]:
-        return list(self.variables)
+        return self._all_variables()
 
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
-        count, inner = len(store.keys()), len(self._inner_variables())
-        if count in (inner, len(self.variables) - len(SINCE_0_1_0)):
+        count, every = len(store.keys()), len(self.variables)
+        if count in (len(self._inner_variables()), every - len(SINCE_0_1_0)):
             self.set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
@@ -384,11 +351,6 @@ class CallableList(List[Any]):
 
     def __call__(self) -> List[Any]:
         return self
-
-
-def _is_of_dtensor(optimizer: Any) -> bool:
-    has_mesh = bool(getattr(optimizer, "_mesh", None))
-    return has_mesh or bool(getattr(optimizer, "_run_with_dtensor", False))
 
 
 def _mix_into(keras: Any) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.optimizer import overwriting, wrappers
+from lossscale.gradients.check import CLEAN, Check, checked, worst_of_each
+from lossscale.gradients.packing import groups_of_one
+from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
+from lossscale.optimizer.kinds import SCALED, Kind
+from lossscale.optimizer.pending import before_division
 from lossscale.optimizer.warnings import BARE_CHECKPOINT
 from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
@@ -21,6 +25,9 @@ from lossscale.scales.base import LossScale
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
 #: an optimizer's checkpoint holds none of them.
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
+#: The names of float8 layers' variables that hold magnitudes of scaled gradients. Keras
+#: has no other mark for them.
+_OF_SCALED_GRADIENTS = {"outputs_grad_scale", "outputs_grad_amax_history"}
 
 
 class _AsKerasVariable(keras.Variable):
@@ -58,8 +65,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     _looked_up: Set[str]
     #: The loss scale's variables by name, as `variables` lists them.
     _listed: Dict[str, Variable]
-    #: Where an optimizer sums gradients over the replicas. It is private, but no public
-    #: method can turn the sum off (seen on Keras 3.3 to 3.15).
+    #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
     _summing_method = "_all_reduce_sum_gradients"
     _optimizer_class = keras.optimizers.Optimizer
     _not_in_names = "/"
@@ -77,13 +83,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
-        object.__setattr__(self, "_listed", listed)
-        # The variables for which the inner optimizer was built before it was wrapped.
-        # The attribute is not public. Only a call of `apply` without variables needs it
-        # (seen on Keras 3.3 to 3.15).
+        # The variables of an inner optimizer that is built already, for a call of
+        # `apply` without variables. Not public (seen on Keras 3.3 to 3.15).
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
-        object.__setattr__(self, "_built_for", built_for)
-        object.__setattr__(self, "_looked_up", set())
+        self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
 
     learning_rate = forwarded("learning_rate")
     iterations = forwarded("iterations")
@@ -123,8 +126,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @property
     def applied_steps(self) -> Any:
         # Private. From Keras 3.4 on, `iterations` is this variable divided by
-        # `gradient_accumulation_steps`. Before 3.4 it was this variable itself (seen on
-        # Keras 3.3, 3.6 and 3.15).
+        # `gradient_accumulation_steps` (seen on Keras 3.3, 3.6 and 3.15).
         return getattr(self.inner_optimizer, "_iterations", self.iterations)
 
     @property
@@ -137,7 +139,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # Keras's own build would create the state of its own loss scale.
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        object.__setattr__(self, "_built_for", list(variables))
+        self.__dict__.update(_built_for=list(variables))
         self._trains(self._built_for)
         self.built = True
 
@@ -167,7 +169,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 with tf.init_scope():
                     self.build(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
-        rest, values = overwriting.apart(grads, trained)
+        rest, values = _apart(grads, trained)
         # A bare optimizer's own method is called, which may accumulate or centralize.
         own = self._optimizer_class.apply_gradients
         is_overridden = type(inner).apply_gradients is not own
@@ -184,7 +186,16 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             apply(rest, trained)  # what Keras does then, or its own error
             return
         wrappers.check_shapes(inner, rest, trained)
-        self._apply_or_skip(rest, list(trained), apply, values=values)
+        check = _check_of(values, rest)
+        self._apply_or_skip(rest, list(trained), apply, check=check)
+
+    def _note_trained(self, variables: List[Variable]) -> None:
+        # A float8 layer divides gradients by such a scale, bounds the quotients, and
+        # multiplies them by the scale again. So the gradients are scaled all the same.
+        overwritten = [v for v in variables if _is_overwritten(v)]
+        scaled = [v.value for v in overwritten if v.name in _OF_SCALED_GRADIENTS]
+        self._pending.observer.kinds.note_variables(scaled, Kind(SCALED))
+        super()._note_trained([v for v in variables if not _is_overwritten(v)])
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
@@ -288,6 +299,41 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
         return "loss_scale_factor" in inner_config
+
+
+def _is_overwritten(variable: Variable) -> bool:
+    """Tells whether a tape returns a variable's new value in the place of a gradient.
+
+    Float8 layers keep scales and histories of magnitudes in such variables.
+    """
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
+    """Separates gradients from new values: each list has None for the other's.
+
+    `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
+    The new values are returned as the layer handed them over.
+    """
+    rest, values = list(grads), [None] * len(grads)
+    for i, (grad, variable) in enumerate(zip(grads, variables)):
+        if _is_overwritten(variable) and grad is not None:
+            before = before_division(grad)
+            rest[i], values[i] = None, grad if before is None else before.grad
+    return rest, values
+
+
+def _check_of(values: Grads, grads: Grads) -> Check:
+    """Returns the check of new values, which are applied as they are.
+
+    A float8 layer bounds its gradients, so an infinity is often left in its history of
+    magnitudes only. The worst numbers are those of new values and gradients.
+    """
+    if all(value is None for value in values):
+        return CLEAN
+    every: Grads = [g if v is None else v for v, g in zip(values, grads)]
+    groups = groups_of_one(len(every))
+    return checked(values)._replace(worst=lambda: worst_of_each(every, groups))
 
 
 def _fits(variable: Any, value: Any) -> bool:

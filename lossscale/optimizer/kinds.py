@@ -105,7 +105,7 @@ _CALLS = {
 }
 
 #: So many operations in a row that have nothing to do with S are listened to in eager
-#: mode, and so many of any kind after a step was applied.
+#: mode.
 _PATIENCE = 1000
 #: A number for each `Kinds`.
 _numbers = itertools.count()
@@ -138,8 +138,11 @@ def made_of(
     """
     if _is_call(operation):
         return UNKNOWN
-    is_of_scale = operation == "Maximum" and SCALE in kinds
-    if is_of_scale and _are_at_most(1.0, kinds, number_at):
+
+    def numbers() -> List[Optional[Array]]:
+        return [number_at(i) for i, kind in enumerate(kinds) if kind is None]
+
+    if operation == "Maximum" and SCALE in kinds and _are_at_most(1.0, numbers()):
         return SCALE  # S does not fall below 1 by default, so nothing is changed
     if operation in {"Cast", "Identity"}:
         return kinds[0]
@@ -159,13 +162,19 @@ def made_of(
         return UNKNOWN if UNKNOWN in found else UNSCALED
     has_factors = bool(found & {SCALED, SQUARED, INVERSE})
     is_bound = operation in _BOUNDS | _COMPARISONS and has_factors
-    if is_bound and (len(found) > 1 or not _are_at_most(_SMALL, kinds, number_at)):
+    if is_bound and (len(found) > 1 or not _are_at_most(_SMALL, numbers())):
         return CHANGED
     if operation in _COMPARISONS:
         return UNKNOWN if UNKNOWN in found else UNSCALED
-    if operation in _SUMS and has_factors and _adds_number(kinds, number_at):
-        return CHANGED
-    power = _power_of(operation, number_at)
+    if operation in _SUMS and has_factors:
+        added = [each for each in numbers() if each is not None]
+        if any(np.any(np.abs(n) > _SMALL) for n in added if n.dtype.kind == "f"):
+            return CHANGED
+    power = _POWERS.get(operation)
+    if operation == "Pow":
+        exponent = number_at(1)
+        if exponent is not None and exponent.size == 1:
+            power = float(exponent.item())
     if power is not None:
         return _multiplied(kinds, [power] * len(kinds))
     if operation in _FUNCTIONS and has_factors:
@@ -176,24 +185,17 @@ def made_of(
         return _multiplied(kinds, [1.0, -1.0])
     if operation in _CHOICES and {SCALED, SQUARED} <= found:
         found.remove(SQUARED)  # a norm, or its square where that is 0
-    return _added(found)
+    if {SCALED, SQUARED} <= found:
+        return CHANGED
+    for kind in (SQUARED, SCALED):
+        if kind in found:
+            return UNKNOWN if UNSCALED in found else kind
+    return next(k for k in (UNKNOWN, UNSCALED, INVERSE) if k in found)
 
 
 def _is_call(operation: str) -> bool:
     """Tells whether an operation calls a function. Eager mode has those by name."""
     return operation in _CALLS or operation.startswith("__")
-
-
-def _power_of(
-    operation: str, number_at: Callable[[int], Optional[Array]]
-) -> Optional[float]:
-    """Returns the power to which an operation raises its input, or None."""
-    if operation != "Pow":
-        return _POWERS.get(operation)
-    exponent = number_at(1)
-    if exponent is None or exponent.size != 1:
-        return None
-    return float(exponent.item())
 
 
 def _multiplied(kinds: Sequence[Optional[str]], powers: Sequence[float]) -> str:
@@ -209,37 +211,12 @@ def _multiplied(kinds: Sequence[Optional[str]], powers: Sequence[float]) -> str:
     return found[0] if found else CHANGED
 
 
-def _added(found: Iterable[str]) -> str:
-    """Returns the kind of a sum, or of what an operation moves or chooses."""
-    found = set(found)
-    if {SCALED, SQUARED} <= found:
-        return CHANGED
-    for kind in (SQUARED, SCALED):
-        if kind in found:
-            return UNKNOWN if UNSCALED in found else kind
-    return next(k for k in (UNKNOWN, UNSCALED, INVERSE) if k in found)
-
-
-def _are_at_most(
-    bound: float,
-    kinds: Sequence[Optional[str]],
-    number_at: Callable[[int], Optional[Array]],
-) -> bool:
-    """Tells whether all inputs that are numbers are small, or infinite."""
-    numbers = [number_at(i) for i, kind in enumerate(kinds) if kind is None]
+def _are_at_most(bound: float, numbers: Iterable[Optional[Array]]) -> bool:
+    """Tells whether all numbers are known, and small or infinite."""
     return all(
         each is not None and bool(np.all((np.abs(each) <= bound) | np.isinf(each)))
         for each in numbers
     )
-
-
-def _adds_number(
-    kinds: Sequence[Optional[str]], number_at: Callable[[int], Optional[Array]]
-) -> bool:
-    """Tells whether a number that is known and not small is added to other values."""
-    numbers = [number_at(i) for i, kind in enumerate(kinds) if kind is None]
-    floating = [each for each in numbers if each is not None and each.dtype.kind == "f"]
-    return any(np.any(np.abs(each) > _SMALL) for each in floating)
 
 
 class _Notes:
@@ -262,7 +239,7 @@ class Kinds:
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
-        self._patience, self._has_stepped = 0, False
+        self._patience = 0
         #: The number of the first tensor of eager mode of which we could hear.
         self._since = 0
         self.note_variables([scale_variable], Kind(SCALE))
@@ -278,25 +255,23 @@ class Kinds:
             if not callbacks.is_telling():
                 self._since = callbacks.key_of(tensor)
             callbacks.add(self)
-            self._patience, self._has_stepped = _PATIENCE, False
+            self._patience = _PATIENCE
 
     def note_variables(
         self, variables: Iterable[Variable], kind: Optional[Kind] = None
     ) -> None:
         """Notes what variables hold: numbers, such as weights, or values of a kind."""
-        for each in variables:
-            for handle in _handles_of(each):
-                self._handles.setdefault(_key_of(handle), kind)
-
-    def stepped(self) -> None:
-        """A step was applied or skipped: eager mode is listened to for a while only."""
-        if current_graph() is None:
-            self._patience, self._has_stepped = _PATIENCE, True
+        for variable in variables:
+            for copy in getattr(variable, "values", None) or [variable]:
+                handle = getattr(copy, "handle", None)
+                if handle is not None:
+                    is_eager = graph_of(handle) is None
+                    key = callbacks.key_of(handle) if is_eager else id(handle)
+                    self._handles.setdefault(key, kind)
 
     def of(self, grads: Iterable[Grad]) -> List[Optional[Kind]]:
         """Returns the kind of each gradient. None: it is a number, or None itself."""
-        values = [None if each is None else dense_part(each) for each in grads]
-        return [None if value is None else self._of(value) for value in values]
+        return [None if each is None else self._of(dense_part(each)) for each in grads]
 
     def _of(self, tensor: Tensor) -> Optional[Kind]:
         graph = graph_of(tensor)
@@ -316,9 +291,7 @@ class Kinds:
                     made = made._replace(sources=made.sources[-_SOURCES:])  # noqa: PLW2901
                     setattr(output, self._attribute, made)
         is_related = any(each is not None and each.name != UNKNOWN for each in kinds)
-        if is_related and not self._has_stepped:
-            self._patience = _PATIENCE
-        self._patience -= 1
+        self._patience = _PATIENCE if is_related else self._patience - 1
         return self._patience > 0
 
     def _eager_kind(self, tensor: Tensor) -> Optional[Kind]:
@@ -336,28 +309,23 @@ class Kinds:
         captures: Sequence[Tuple[Tensor, Tensor]] = getattr(graph, "captures", ())
         for outer, inner in captures:
             if id(inner) not in kinds:
-                around = graph_of(outer)
-                if around is not None:
-                    kinds[id(inner)] = self._walked(around).get(id(outer))
-                elif outer.dtype == tf.resource:
-                    kinds[id(inner)] = self._eager_kind(outer)
-                else:
-                    kinds[id(inner)] = self._eager_kind(outer) or Kind(UNKNOWN)
+                kinds[id(inner)] = self._of(outer)
+                if graph_of(outer) is None and outer.dtype != tf.resource:
+                    kinds[id(inner)] = kinds[id(inner)] or Kind(UNKNOWN)
+
+        def known_kind(tensor: Tensor) -> Optional[Kind]:
+            if tensor.dtype == tf.resource and id(tensor) not in kinds:
+                return self._handles.get(id(tensor), Kind(UNKNOWN))
+            return kinds.get(id(tensor))
+
         operations = graph.get_operations()
         for each in operations[notes.walked :]:
             inputs = list(each.inputs)
-            known = [self._known_in(kinds, tensor) for tensor in inputs]
+            known = list(map(known_kind, inputs))
             for output, made in _made(each.type, inputs, known, each.outputs):
                 kinds.setdefault(id(output), notes.noted.get(id(output), made))
         notes.walked = len(operations)
         return kinds
-
-    def _known_in(
-        self, kinds: Dict[int, Optional[Kind]], tensor: Tensor
-    ) -> Optional[Kind]:
-        if tensor.dtype == tf.resource and id(tensor) not in kinds:
-            return self._handles.get(id(tensor), Kind(UNKNOWN))
-        return kinds.get(id(tensor))
 
 
 def _made(
@@ -391,7 +359,8 @@ def _made(
         return _number(inputs[i])
 
     name = made_of(operation, names, number_at)
-    sources = _joined(kinds)
+    every = [source for kind in kinds if kind is not None for source in kind.sources]
+    sources = tuple({id(source): source for source in every}.values())
     for output in outputs:
         dtype = output.dtype.base_dtype
         if name is None or is_zero or dtype == tf.resource:
@@ -405,31 +374,11 @@ def _made(
             yield output, Kind(name, sources)
 
 
-def _joined(kinds: Sequence[Optional[Kind]]) -> Tuple[object, ...]:
-    """Returns the sources of several kinds, each once."""
-    every = [source for kind in kinds if kind is not None for source in kind.sources]
-    return tuple({id(source): source for source in every}.values())
-
-
 def _number(tensor: Tensor) -> Optional[Array]:
     """Returns the value of a tensor of few elements, None if it is not known."""
     if tensor.dtype.is_floating or tensor.dtype.is_integer:
         size = tensor.shape.num_elements()
         if size is not None and size <= 1024:
-            is_eager = graph_of(tensor) is None
-            value: Optional[Array] = (
-                tensor.numpy() if is_eager else tf.get_static_value(tensor)
-            )
+            value: Optional[Array] = tf.get_static_value(tensor)
             return value
     return None
-
-
-def _handles_of(variable: Optional[Variable]) -> List[Tensor]:
-    """Returns the handle of each copy of a variable."""
-    copies = getattr(variable, "values", None) or [variable]
-    handles = [getattr(each, "handle", None) for each in copies]
-    return [each for each in handles if each is not None]
-
-
-def _key_of(tensor: Tensor) -> int:
-    return callbacks.key_of(tensor) if graph_of(tensor) is None else id(tensor)

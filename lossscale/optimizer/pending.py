@@ -1,13 +1,10 @@
 """Is a division pending? What divides each gradient, and did it overflow before?
 
 *`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
-`apply_gradients` divides if the division is still pending.* Two things know whether it
-is:
-
-1. The kind of a gradient, where it is plain to see (`kinds`).
-2. The state of the step, two numbers of each optimizer on each replica, as the
-   `OptState` of torch's `GradScaler`. They cross what tracing cannot see: functions
-   that are called again, loops, branches, arguments and NumPy.
+`apply_gradients` divides if the division is still pending.* The kind of a gradient
+tells whether it is, where it is plain to see (`kinds`). Else the state of the step
+does, two numbers of each optimizer on each replica. They cross what tracing cannot see:
+functions that are called again, loops, branches, arguments and NumPy.
 
 ```
 the last call              pending   apply divides gradients of unknown kind
@@ -26,7 +23,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow as tf
 
@@ -67,8 +64,7 @@ from lossscale.runtime.graphs import (
 from lossscale.runtime.warning import warn
 from lossscale.scales.base import LossScale, unguarded
 
-#: What is known of an overflow: none, one that no apply has counted, one that an apply
-#: has counted.
+#: What is known of an overflow: none, one that no apply has counted, and a counted one.
 NONE, SEEN, COUNTED = 0.0, 1.0, 2.0
 #: So many losses of a step, and lists that were unscaled in eager mode, are kept.
 _KEPT = 8
@@ -79,13 +75,22 @@ _BEFORE = "_lossscale_before"
 class StepState:
     """The state of one optimizer's step: two `float32` scalars on each replica.
 
-    `pending` is S while a division by S is pending, -S once it was done, and 0 if
-    nobody scaled a loss or unscaled gradients. `overflow` tells whether unscaled
-    gradients had overflowed.
+    `pending` is as in the table above. `overflow` tells whether unscaled gradients had
+    overflowed.
     """
 
     def __init__(self) -> None:
-        self.pending, self.overflow = _variable("pending"), _variable("overflow_seen")
+        with tf.init_scope():
+            self.pending, self.overflow = (
+                tf.Variable(
+                    0.0,
+                    trainable=False,
+                    name=name,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                )
+                for name in ("pending", "overflow_seen")
+            )
 
     def note_scaled(self, loss_scale: Scalar) -> None:
         """A loss was multiplied: a division is pending."""
@@ -113,17 +118,6 @@ class StepState:
             is_bad = tf.where(is_same_step, is_bad, tf.equal(held, SEEN))
         self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
         return tf.logical_not(is_bad)
-
-
-def _variable(name: str) -> Variable:
-    with tf.init_scope():
-        return tf.Variable(
-            0.0,
-            trainable=False,
-            name=name,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
 
 
 class Unscaled(NamedTuple):
@@ -164,9 +158,10 @@ class Observer:
         variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(variable)
         self._of_eager_mode: Dict[object, _Place] = {}
-        #: Whether a loss was scaled since gradients were unscaled; how often S was read
-        #: since, as a tensor and as a number; how many such tensors divide nothing.
-        self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, 1.0
+        #: Whether a loss was scaled since gradients were unscaled, and how often S was
+        #: read since, as a tensor and as a number. Tensors are counted from -1 on if
+        #: the first one may scale the loss, and from minus infinity if none can harm.
+        self.is_scaled, self.reads, self.numbers = False, -1.0, 0
 
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
@@ -177,7 +172,7 @@ class Observer:
         if callbacks.are_paused():
             return  # a step is being applied, which itself moves the loss scale
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
-        losses = self.place().losses
+        losses = self._place(current_graph()).losses
         if not (losses and losses[-1][1] is tensor):
             self.reads += 1
             if not self.is_scaled:  # a loss may be multiplied by this tensor only now
@@ -190,10 +185,10 @@ class Observer:
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
-        place = self.place()
+        place = self._place(current_graph())
         before = [] if place.has_stepped else place.losses
         place.losses, place.has_stepped = [*before, (loss, loss_scale)][-_KEPT:], False
-        self.is_scaled, self.reads, self.numbers, self.harmless = True, 0, 0, 0.0
+        self.is_scaled, self.reads, self.numbers = True, 0.0, 0
         with callbacks.paused():
             for state in self._states():
                 state.note_scaled(loss_scale)
@@ -208,48 +203,30 @@ class Observer:
     def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled."""
         # All gradients since the last loss are divided: what reads S now logs it.
-        self.is_scaled, self.reads, self.numbers, self.harmless = False, 0, 0, math.inf
+        self.is_scaled, self.reads, self.numbers = False, -math.inf, 0
         for each in grads:
             if each is not None and tf.is_tensor(dense_part(each)):
                 self.kinds.note(dense_part(each), Kind(UNSCALED, sources))
 
     def stepped(self) -> None:
         """A step is applied or skipped."""
-        self.place().has_stepped = True
-        self.kinds.stepped()
+        self._place(current_graph()).has_stepped = True
         # A program that does not call `scale_loss` reads S to scale the loss.
-        self.reads, self.numbers, self.harmless = 0, 0, 0.0 if self.is_scaled else 1.0
+        self.reads, self.numbers = 0.0 if self.is_scaled else -1.0, 0
 
     def _states(self) -> List[StepState]:
         states = [each.state for each in list(self.optimizers)]
         return [each for each in states if each is not None]
 
-    def place(self) -> _Place:
-        """Returns what happened here."""
-        return self._places(current_graph()).setdefault(replicas.this_one(), _Place())
-
-    def _places(self, graph: Optional[Graph]) -> Dict[object, _Place]:
-        return self._of_eager_mode if graph is None else notes_of(graph, self, dict)
+    def _place(self, graph: Optional[Graph]) -> _Place:
+        eager = self._of_eager_mode
+        places = eager if graph is None else notes_of(graph, self, dict)
+        return places.setdefault(replicas.this_one(), _Place())
 
     def losses(self) -> List[Tuple[Tensor, Scalar]]:
         """Returns the losses of this step that can be seen from here, with their S."""
-        for graph in visible_graphs():
-            place = self._places(graph).get(replicas.this_one())
-            if place is not None and place.losses:
-                return place.losses
-        return []
-
-
-_observers: weakref.WeakKeyDictionary[LossScale, Observer] = weakref.WeakKeyDictionary()
-
-
-def observer_of(loss_scale: LossScale) -> Observer:
-    """Returns the observer of a loss scale, which all of its optimizers share."""
-    observer = _observers.get(loss_scale)
-    if observer is None:
-        observer = _observers[loss_scale] = Observer(loss_scale)
-        loss_scale._noted_by = observer
-    return observer
+        found = (self._place(graph).losses for graph in visible_graphs())
+        return next(filter(None, found), [])
 
 
 class Pending:
@@ -264,7 +241,10 @@ class Pending:
     ) -> None:
         """`divides_in_apply` tells whether this Keras's own wrapper does so."""
         self.loss_scale, self.is_keras = loss_scale, is_keras
-        self.observer = observer_of(loss_scale)
+        observer = loss_scale._noted_by
+        if not isinstance(observer, Observer):
+            observer = loss_scale._noted_by = Observer(loss_scale)
+        self.observer = observer
         self._divides_in_apply, self._has_unscaled = divides_in_apply, False
         self._warned: set[str] = set()
         # A session runs any part of a graph, and parameter servers are asked over the
@@ -294,7 +274,14 @@ class Pending:
         """Returns the true gradients, and remembers whether they were finite."""
         scaled = as_they_are(grads)
         with callbacks.paused():
-            divisors = self._to_unscale(scaled)
+            kinds = self._kinds_of(scaled)
+            if _lists_among(kind for kind in kinds if kind.name == UNSCALED):
+                raise ValueError(
+                    "`grads` must be gradients of the scaled loss, got one that "
+                    "get_unscaled_gradients returned already. Unscale each gradient "
+                    "once."
+                )
+            divisors = self._divisors_of_scaled(scaled, kinds)
             self._has_unscaled = True
             bundle = Bundle(self.loss_scale, scaled, divisors)
             unscaled, check = unscale_and_check(bundle)
@@ -311,32 +298,23 @@ class Pending:
                     setattr(tensor, _BEFORE, Before(before, divisor))
         return unscaled
 
-    def _to_unscale(self, grads: Grads) -> Divisors:
-        """Returns the divisors of gradients that the user asks to unscale."""
-        kinds = self.observer.kinds.of(grads)
-        unscaled = [k for k in kinds if k is not None and k.name == UNSCALED]
-        if any(_lists_among([kind]) for kind in unscaled):
-            raise ValueError(
-                "`grads` must be gradients of the scaled loss, got one that "
-                "get_unscaled_gradients returned already. Unscale each gradient once."
-            )
-        return self._divisors_of_scaled(grads, kinds)
+    def _kinds_of(self, grads: Grads) -> List[Kind]:
+        """Returns the kinds of gradients. The state decides of numbers, too."""
+        return [kind or Kind(UNKNOWN) for kind in self.observer.kinds.of(grads)]
 
-    def _divisors_of_scaled(
-        self, grads: Grads, kinds: List[Optional[Kind]]
-    ) -> Divisors:
+    def _divisors_of_scaled(self, grads: Grads, kinds: List[Kind]) -> Divisors:
         """Returns what divides each gradient if those of unknown kind are scaled."""
         scaled_by: Optional[Scalar] = None
-        divisors: Divisors = []
-        for grad, kind in zip(grads, kinds):
-            is_unscaled = kind is not None and kind.name == UNSCALED
-            divisor = None
-            if grad is not None and not is_unscaled:
-                divisor = None if kind is None else _scale_of(kind)
-                if divisor is None:
-                    scaled_by = self._scaled_by() if scaled_by is None else scaled_by
-                    divisor = scaled_by
-            divisors.append(divisor)
+        divisors: Divisors = [None] * len(grads)
+        for i, (grad, kind) in enumerate(zip(grads, kinds)):
+            if grad is None or kind.name == UNSCALED:
+                continue
+            scales = [each for each in kind.sources if not isinstance(each, Unscaled)]
+            if len(scales) == 1 and is_visible(scales[0]):
+                divisors[i] = scales[0]
+            else:
+                scaled_by = self._scaled_by() if scaled_by is None else scaled_by
+                divisors[i] = scaled_by
         return divisors
 
     def _scaled_by(self) -> Scalar:
@@ -352,25 +330,31 @@ class Pending:
         """Returns the gradients to apply, with their divisors and checks."""
         grads = as_they_are(grads)
         with callbacks.paused():
-            bundle = self._resolved(grads)
+            losses = [loss for loss, _ in self.observer.losses()]
+            kinds = self._kinds_of(grads)
+            names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
+            bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
+            if not self._was_never_scaled(grads):
+                bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
+            if self.loss_scale.checks_gradients:
+                bundle = self._with_earlier_check(bundle, _lists_among(kinds), names)
         self.observer.stepped()
         return bundle
 
-    def _resolved(self, grads: Grads) -> Bundle:
-        losses = [loss for loss, _ in self.observer.losses()]
-        kinds = self.observer.kinds.of(grads)
-        names = [
-            UNKNOWN if kind is None else kind.name
-            for grad, kind in zip(grads, kinds)
-            if grad is not None
-        ]
-        bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
-        if not self._was_never_scaled(grads):
-            bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
-        if not self.loss_scale.checks_gradients:
-            return bundle
-        lists = _lists_among(kinds)
-        check = _joined(lists, len(grads))
+    def _with_earlier_check(
+        self, bundle: Bundle, lists: List[Unscaled], names: Set[str]
+    ) -> Bundle:
+        """Returns a bundle with the check of when its gradients were unscaled.
+
+        `lists` are the unscaled lists that they were made of, `names` their kinds.
+        """
+        # The worst numbers are known if they are one list, and as long.
+        check = CLEAN
+        for each in lists:
+            if each.check.is_clean or is_visible(each.check.quick):
+                check &= each.check
+        if len(lists) != 1 or lists[0].length != len(bundle.grads):
+            check = check._replace(worst=None)
         returned = _as_returned(bundle, check)
         unscaled_by = dict.fromkeys((each.pending for each in lists), UNSCALED)
         if UNKNOWN in names:
@@ -398,18 +382,18 @@ class Pending:
         values = [None if each is None else dense_part(each) for each in grads]
         return not are_arguments(values)  # their loss may be scaled before they come
 
-    def _divisors(
-        self, grads: Grads, kinds: List[Optional[Kind]], names: List[str]
-    ) -> Divisors:
+    def _divisors(self, grads: Grads, kinds: List[Kind], names: Set[str]) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
-        has_changed = bool({CHANGED, SQUARED, INVERSE} & {*names})
-        if has_changed:
+        rest = self._if_pending() if self.is_keras and UNKNOWN in names else None
+        seen, is_divided = self.observer, rest is not None
+        if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)
-        rest = self._if_pending() if self.is_keras and {*names} - _PLAIN else None
-        if not has_changed and self._may_be_divided_twice(names, rest):
+        elif (is_divided and seen.reads > 0) or (
+            seen.numbers > 0 and (is_divided or SCALED in names)
+        ):  # the program may have divided these gradients itself
             self._warn(warnings.READ)
         return [
-            rest if kind is None or kind.name not in _PLAIN else divisor
+            rest if kind.name == UNKNOWN else divisor
             for kind, divisor in zip(kinds, self._divisors_of_scaled(grads, kinds))
         ]
 
@@ -426,13 +410,6 @@ class Pending:
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 
-    def _may_be_divided_twice(self, names: List[str], rest: Optional[Scalar]) -> bool:
-        """Tells whether a program may have divided these gradients by hand, unseen."""
-        seen = self.observer
-        by_tensor = rest is not None and seen.reads > seen.harmless
-        by_number = seen.numbers > 0 and (rest is not None or SCALED in names)
-        return by_tensor or by_number
-
     def _warn(self, message: str) -> None:
         """Gives a warning, unless it was given before."""
         if self.is_keras and message not in self._warned:
@@ -440,23 +417,11 @@ class Pending:
             warn(message)
 
 
-#: The kinds of which no state has to decide.
-_PLAIN = {SCALED, SCALE, SQUARED, INVERSE, CHANGED, UNSCALED}
-
-
-def _lists_among(kinds: List[Optional[Kind]]) -> List[Unscaled]:
+def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     """Returns the unscaled lists that values were made of, each once."""
-    every = [source for kind in kinds if kind is not None for source in kind.sources]
+    every = [source for kind in kinds for source in kind.sources]
     found = {id(each): each for each in every if isinstance(each, Unscaled)}
     return list(found.values())
-
-
-def _scale_of(kind: Kind) -> Optional[Scalar]:
-    """Returns the tensor of S that multiplied a value, None if it is not at hand."""
-    tensors = [each for each in kind.sources if not isinstance(each, Unscaled)]
-    if len(tensors) == 1 and is_visible(tensors[0]):
-        return tensors[0]
-    return None
 
 
 def before_division(grad: Grad) -> Optional[Before]:
@@ -466,19 +431,6 @@ def before_division(grad: Grad) -> Optional[Before]:
     """
     found: Optional[Before] = getattr(dense_part(grad), _BEFORE, None)
     return found
-
-
-def _joined(lists: List[Unscaled], count: int) -> Check:
-    """Returns the check of lists that were unscaled, for an apply of `count` gradients.
-
-    The worst numbers are known if they are one list, and as long.
-    """
-    check = CLEAN
-    for each in lists:
-        if each.check.is_clean or is_visible(each.check.quick):
-            check &= each.check
-    is_one = len(lists) == 1 and lists[0].length == count
-    return check if is_one else check._replace(worst=None)
 
 
 def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:

@@ -18,6 +18,7 @@ from lossscale.gradients.check import Check, worst_of_all
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Op, PerGradient, Tensor, Variable
+from lossscale.scales.base import LossScale, new_variable
 from lossscale.scales.spike_guard import SpikeGuard
 
 
@@ -54,10 +55,7 @@ class Spike(NamedTuple):
 
 
 class OwnSteps(NamedTuple):
-    """The steps that one optimizer skipped itself in this process.
-
-    The loss scale's own counts include the other optimizers that share it.
-    """
+    """The steps that one optimizer skipped itself, not others that share its scale."""
 
     skipped: int
     #: Consecutive skips up to the last step; 0 if that step was applied.
@@ -67,11 +65,7 @@ class OwnSteps(NamedTuple):
 
 
 class Record(tf.Module):
-    """Why the last steps of an optimizer were skipped.
-
-    An optimizer that was never built may apply the gradients of several lists of
-    variables in turn; then each list has an entry here.
-    """
+    """Why the last steps of an optimizer were skipped, for each list of variables."""
 
     _entries: List[Entry]
     _others: Dict[str, Variable]
@@ -106,15 +100,16 @@ class Record(tf.Module):
         return kept
 
     def entry_of(
-        self, variables: List[Variable], skips_spikes: bool = False
+        self, variables: List[Variable], loss_scale: LossScale
     ) -> Optional[Entry]:
-        """Returns the entry for a list of trained variables. None in a session.
+        """Returns the entry for a list of trained variables. None: nothing is recorded.
 
         Called when the optimizer is built, so that no step has to create the variable:
         a `tf.function` that creates one is traced twice. Called again at each step.
         """
-        if not mode.current().records_faults:
-            return None  # a session would have to initialize its variable
+        # A session would have to initialize the variable.
+        if not (loss_scale.checks_gradients and mode.current().records_faults):
+            return None
         for entry in self._entries:
             number_of = {id(each): i for i, each in enumerate(entry.variables)}
             if all(id(each) in number_of for each in variables):
@@ -122,11 +117,13 @@ class Record(tf.Module):
                 is_whole = positions == entry.positions
                 return entry if is_whole else replace(entry, positions=positions)
         recorded = list({id(each): each for each in variables}.values())
-        count = len(recorded)
-        faults = _zeros(count + 5, "nonfinite_gradients")
-        spike = _zeros(count + 3, "spiking_gradients") if skips_spikes else None
+        count, spike = len(recorded), None
+        # Every replica writes the same values to these.
+        faults = new_variable("nonfinite_gradients", [0.0] * (count + 5), tf.float32)
+        if loss_scale.skips_spikes:
+            spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
         self._entries.append(Entry(recorded, faults, spike, list(range(count))))
-        return self.entry_of(variables, skips_spikes)
+        return self.entry_of(variables, loss_scale)
 
     def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
         """Returns how many steps this optimizer skipped itself.
@@ -205,12 +202,17 @@ class Entry:
         It adds their worst numbers to those of the same step, or starts anew. `agreed`
         also covers the gradients' sum, `skipped` counts this step, too.
         """
-        worst = replicas.call_for_each_replica(_worst_with_loss, bundle)
+
+        def worst_with_loss(local: Bundle) -> PerGradient:
+            of_gradients = local.check.worst_of(local.count)
+            return tf.concat([of_gradients, worst_of_all(local.losses)], 0)
+
+        worst = replicas.call_for_each_replica(worst_with_loss, bundle)
         worst = replicas.all_reduce_sum(worst)
         if agreed.worst is not None:
             worst += tf.pad(agreed.worst(), [[0, 1]])
         size = len(self.variables) + 1
-        worst = self._placed(worst, [*self.positions, size - 1], size)
+        worst = _placed(worst, [*self.positions, size - 1], size)
         held = tf.convert_to_tensor(self.faults)
         old, own, run, losses, old_stamp = tf.split(held, [size, 1, 1, 1, 1])
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
@@ -228,48 +230,31 @@ class Entry:
 
     def write_spike(self, bundle: Bundle, agreed: Check, guard: SpikeGuard) -> Op:
         """Records which gradient was the largest. The guard has counted the spike."""
-        rows = replicas.call_for_each_replica(_largest_in_own_row, bundle)
+
+        def in_own_row(local: Bundle) -> Tensor:
+            """Returns a matrix with a row for each replica, 0 but this one's own."""
+            found = largest_of_each(local.quotients(), local.groups)
+            if replicas.count() == 1:
+                return tf.expand_dims(found, 0)
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            own = tf.one_hot(number, replicas.count())
+            return tf.expand_dims(own, 1) * tf.expand_dims(found, 0)
+
+        rows = replicas.call_for_each_replica(in_own_row, bundle)
         each = tf.reduce_max(replicas.all_reduce_sum(rows), 0)
-        each = self._placed(each, self.positions, len(self.variables))
+        each = _placed(each, self.positions, len(self.variables))
         limit, spikes = map(replicas.local_result, (guard.limit, guard.spikes))
         known = [tf.cast(one, tf.float32) for one in (agreed.largest, limit, spikes)]
         value = tf.concat([each, tf.stack(known)], 0)
         return cast(Variable, self.spike).assign(value, read_value=False)
 
-    @staticmethod
-    def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:
-        """Returns `size` numbers: values at their positions, 0 elsewhere."""
-        if positions == list(range(size)):
-            return values
-        # Those at one place are added up.
-        return tf.scatter_nd([[position] for position in positions], values, [size])
 
-
-def _worst_with_loss(bundle: Bundle) -> PerGradient:
-    """Returns the worst numbers of one replica's gradients, and then its loss's."""
-    of_gradients = bundle.check.worst_of(bundle.count)
-    return tf.concat([of_gradients, worst_of_all(bundle.losses)], 0)
-
-
-def _largest_in_own_row(bundle: Bundle) -> Tensor:
-    """Returns a matrix with a row for each replica, all 0 but this replica's own."""
-    found = largest_of_each(bundle.quotients(), bundle.groups)
-    if replicas.count() == 1:
-        return tf.expand_dims(found, 0)
-    number = tf.distribute.get_replica_context().replica_id_in_sync_group
-    own = tf.one_hot(number, replicas.count())
-    return tf.expand_dims(own, 1) * tf.expand_dims(found, 0)
-
-
-def _zeros(size: int, name: str) -> Variable:
-    """Returns a variable to which every replica writes the same values."""
-    with tf.init_scope():
-        return tf.Variable(
-            tf.zeros([size]),
-            trainable=False,
-            name=name,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:
+    """Returns `size` numbers: values at their positions, 0 elsewhere."""
+    if positions == list(range(size)):
+        return values
+    # Those at one place are added up.
+    return tf.scatter_nd([[position] for position in positions], values, [size])
 
 
 def _kind(worst: float) -> Optional[str]:

@@ -19,9 +19,9 @@ or the sum overflows, the sum is not finite on any replica, and all skip the ste
 
 from __future__ import annotations
 
-import functools
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Tuple, Union
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -37,12 +37,7 @@ from lossscale.gradients.check import (
     sum_stays_finite,
     worst_of_each,
 )
-from lossscale.optimizer.bundle import (
-    Bundle,
-    and_of_rows,
-    check_as_applied,
-    quick_check_of_quotients,
-)
+from lossscale.optimizer.bundle import Bundle, and_of_rows, check_as_applied
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
 from lossscale.scales.base import LossScale
@@ -52,32 +47,25 @@ class EqualReplicas:
     """One replica, or several with equal gradients: the sum of all of them.
 
     The quick check of any replica decides, and the exact one can wait for a branch.
-
-    One replica divides its gradients in the branch that applies them. There the
-    quotients are used as soon as they are there, which needs less memory; a skipped
-    step has none. Several divide before the branch, as `SeveralReplicas` do.
     """
-
-    def __init__(self) -> None:
-        self.divides_in_branch = replicas.count() == 1
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the bundle with its check as applied, and what it gives `reduce`."""
-        quick = lambda: and_of_rows(quick_check_of_quotients(bundle), bundle)  # noqa: E731
-        checked = check_as_applied(bundle, quick)
+        checked = check_as_applied(bundle)
         return checked, checked.check.quick
 
     def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
         """Returns the check of the whole step. `merge_call` merged the arguments."""
-        check = replicas.local_result(bundle).check
+        del contributions  # the bundle holds the same
+        check: Check = replicas.local_result(bundle).check._replace(worst=None)
+        if check.exact_check is None:
+            return check
 
         def exact_check() -> Flag:
             exact = lambda local: local.check.exact_in_branch()  # noqa: E731
             return replicas.local_result(replicas.call_for_each_replica(exact, bundle))
 
-        is_exact = check.exact_check is None
-        quick, largest = map(replicas.local_result, (contributions, check.largest))
-        return Check(quick, None if is_exact else exact_check, largest=largest)
+        return check._replace(exact_check=exact_check)
 
 
 class SeveralReplicas:
@@ -92,14 +80,9 @@ class SeveralReplicas:
                             more          skip
     ```
 
-    The second row almost never happens. If the loss scale requests it, the greatest
-    magnitude of each replica crosses in the same message.
-
-    Gradients are divided before the branch, since the quotients are what is looked at:
-    two replicas that left it to the branch took 4.3 ms for 3.7, 12 M with Adam.
+    If the loss scale requests it, the greatest magnitude of each replica crosses in the
+    same message.
     """
-
-    divides_in_branch = False
 
     def __init__(self, are_added: bool) -> None:
         """`are_added` tells whether the optimizer adds their gradients up."""
@@ -108,12 +91,13 @@ class SeveralReplicas:
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
         if self._are_added:
-            is_small = self._sum_stays_finite(bundle)
+            is_small = sum_stays_finite(bundle.grads, self._count)
+            is_small = and_of_rows(is_small, bundle, terms=self._count)
             # What is small is finite: no other quick check is needed.
-            checked = check_as_applied(bundle, lambda: is_small)
+            checked = check_as_applied(bundle, is_small)
         else:
             is_small = True
-            checked, _ = EqualReplicas().check(bundle)
+            checked = check_as_applied(bundle)
         is_finite, largest = checked.check.exact(), checked.check.largest
         contribution = tf.where(
             is_finite, tf.where(is_small, 0.0, 1.0), self._count + 1.0
@@ -123,10 +107,6 @@ class SeveralReplicas:
         slots = replicas.in_own_slot(bounded(is_finite, largest))
         return checked, tf.concat([[contribution], slots], 0)
 
-    def _sum_stays_finite(self, bundle: Bundle) -> Flag:
-        is_small = sum_stays_finite(bundle.grads, self._count)
-        return and_of_rows(is_small, bundle, terms=self._count)
-
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
         total, largest = replicas.all_reduce_sum(contributions), None
         local = replicas.local_result(bundle)
@@ -135,22 +115,21 @@ class SeveralReplicas:
         is_clear = tf.equal(total, 0.0)
         if not self._are_added:
             return Check(is_clear, largest=largest)
+
+        def look_at_sum() -> Tuple[Flag, Tensor]:
+            sums = [None] * len(local.groups)
+            terms = replicas.call_for_each_replica(self._terms, bundle)
+            for position, term in terms.items():
+                sums[position] = replicas.all_reduce_sum(term)
+            worst = worst_of_each(sums, local.groups)
+            return are_clean(worst), worst
+
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
         nothing = clean(local.count)
         is_finite, worst = tf.cond(
-            is_in_doubt, lambda: self._check_sum(bundle), lambda: (is_clear, nothing)
+            is_in_doubt, look_at_sum, lambda: (is_clear, nothing)
         )
         return Check(is_finite, None, lambda: worst, largest)
-
-    def _check_sum(self, bundle: Bundle) -> Tuple[Flag, Tensor]:
-        """Returns the flag of the sum over the replicas, and its worst numbers."""
-        groups = replicas.local_result(bundle).groups
-        sums = [None] * len(groups)
-        terms = replicas.call_for_each_replica(self._terms, bundle)
-        for position, term in terms.items():
-            sums[position] = replicas.all_reduce_sum(term)
-        worst = worst_of_each(sums, groups)
-        return are_clean(worst), worst
 
     def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
         """Returns what one replica adds to the sum that is looked at, by position.
@@ -181,8 +160,9 @@ def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
 
     The optimizer adds their gradients up, or `summed` has done so already.
     """
-    is_equal = are_summed or replicas.count() == 1
-    return EqualReplicas() if is_equal else SeveralReplicas(are_added)
+    if are_summed or replicas.count() == 1:
+        return EqualReplicas()
+    return SeveralReplicas(are_added)
 
 
 def checked_dtype(value: Any) -> Optional[str]:
@@ -273,8 +253,8 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
         if largest is not None:
             largest = replicas.greatest(bounded(is_finite, largest))
         # A replica at fault tells which of its gradients were, the others tell none.
-        count, own = bundle.count, check
-        check = Check(tf.equal(bad, 0), None, lambda: own.worst_of(count), largest)
+        worst = partial(check.worst_of, bundle.count)
+        check = Check(tf.equal(bad, 0), None, worst, largest)
     return bundle.but(
         grads=[
             None if grad is None else tf.cast(total, grad.dtype)
@@ -300,10 +280,6 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
     return tf.cast(grad, narrow if is_wider else own)
 
 
-#: Where calls are counted that are made once for all replicas.
-_OF_ALL = "all replicas"
-
-
 def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
     """Says how an optimizer sums gradients, in words that complete an error.
 
@@ -317,9 +293,7 @@ def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
                 "gradients within its own update. Set gradient_accumulation_steps to "
                 "None and accumulate in your loop, or leave out `communication_dtype`"
             )
-        expected = getattr(base, method, None)
-        if expected is None:
-            return f"has no method {method} to replace. Leave out `communication_dtype`"
+        expected = getattr(base, method, base)  # a base without the method has no sum
         if getattr(type(each), method, None) is not expected:
             return f"has its own method {method}. Leave out `communication_dtype`"
     return None
@@ -328,20 +302,19 @@ def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
 class InnerSum:
     """The sum over replicas of an inner optimizer, which the wrapper may leave out.
 
-    No argument turns the sum off in every optimizer: Keras 3 has none, and a subclass
-    of a Keras 2 optimizer may drop Keras's argument, or clip only if it is True. So the
-    method that sums is replaced, on this object alone.
+    No argument turns it off in every optimizer: Keras 3 has none, and an optimizer of
+    Keras 2 may ignore it. So the method that sums is replaced, on this object alone.
     """
 
     def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
         """Replaces `method` if it is left out, in parts of a `MultiOptimizer`, too."""
         self._optimizer, self._method = optimizer, method
         self._is_left_out = is_left_out
-        self._depth = 0  # in how many calls of `left_out` we are now
-        self._counts: Dict[Hashable, int] = {}
+        #: How many replicas are in `left_out` now, and for how many of the gradients
+        #: that they apply the method was not called yet.
+        self._inside, self._missing = 0, 0
         for each in _parts(optimizer) if is_left_out else []:
-            add_up = functools.partial(self._leave_out, getattr(each, method))
-            setattr(each, method, add_up)
+            setattr(each, method, partial(self._leave_out, getattr(each, method)))
 
     @contextmanager
     def left_out(self, grads: Grads) -> Iterator[None]:
@@ -353,13 +326,15 @@ class InnerSum:
         if not self._is_left_out or replicas.count() == 1:
             yield
             return
-        before = self._count()
-        self._depth += 1
+        if not self._inside:
+            self._missing = 0  # an error may have left some
+        self._missing += sum(grad is not None for grad in grads)
+        self._inside += 1
         try:
             yield
         finally:
-            self._depth -= 1
-        if self._count() - before < sum(grad is not None for grad in grads):
+            self._inside -= 1
+        if self._missing > 0 and not self._inside:
             raise ValueError(
                 "`communication_dtype` must be None if the inner optimizer applies "
                 f"gradients in its own way, got {self._optimizer!r}, which does not "
@@ -367,27 +342,19 @@ class InnerSum:
             )
 
     def _leave_out(self, add_up: Callable[[Any], Any], grads_and_vars: Any) -> Any:
-        if not self._depth:  # the inner optimizer is used without its wrapper
+        if not self._inside:  # the inner optimizer is used without its wrapper
             return add_up(grads_and_vars)
         pairs = list(grads_and_vars)
-        count = sum(grad is not None for grad, _ in pairs)
-        self._counts[_caller()] = self._counts.get(_caller(), 0) + count
+        is_for_all = tf.distribute.in_cross_replica_context()
+        calls = self._inside if is_for_all else 1
+        self._missing -= calls * sum(grad is not None for grad, _ in pairs)
         return pairs
-
-    def _count(self) -> int:
-        """Returns for how many gradients this replica has left out the sum."""
-        return sum(self._counts.get(key, 0) for key in {_caller(), _OF_ALL})
 
 
 def restore(optimizer: Any, method: str) -> None:
     """Gives an optimizer its own sum back."""
     for each in _parts(optimizer):
         vars(each).pop(method, None)
-
-
-def _caller() -> Hashable:
-    is_one = not tf.distribute.in_cross_replica_context()
-    return replicas.this_one() if is_one else _OF_ALL
 
 
 def _parts(optimizer: Any) -> List[Any]:

@@ -71,9 +71,8 @@ class _SharedStep:
 
         `largest` is the greatest magnitude of what is applied now. None: not requested.
 
-        Returns the op that did so, None in eager mode; whether the optimizers that have
-        applied so far had good gradients; and a list of the greatest magnitude in this
-        step so far, empty if not requested.
+        Returns the op that did so; whether all gradients so far were good; and a list
+        of the greatest magnitude so far, empty if not requested.
         """
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with _after(self.update_op):
@@ -87,13 +86,6 @@ class _SharedStep:
         with tf.control_dependencies([was_good, *known]):
             restored = [v.assign(old, read_value=False) for v, old in self.before]
             return group_ops([was_good, restored]), was_good, known
-
-    def leave(self, loss_scale: LossScale, update_op: Op) -> None:
-        """Remembers the adjustment of one optimizer for the next one."""
-        if mode.current().knows_values:
-            self.left = _values(loss_scale)
-        # An op within a branch cannot be waited for: it is done when the branch is.
-        self.update_op = update_op if current_graph() is self.graph else None
 
 
 def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
@@ -117,7 +109,10 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
         all_good = tf.logical_and(is_finite, was_good)
         with tf.control_dependencies([should_apply]):
             update_op, _ = loss_scale.adjust(all_good, *known)
-    step.leave(loss_scale, update_op)
+    if mode.current().knows_values:
+        step.left = _values(loss_scale)
+    # An op within a branch cannot be waited for: it is done when the branch is.
+    step.update_op = update_op if current_graph() is step.graph else None
     return update_op, should_apply
 
 

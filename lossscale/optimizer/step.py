@@ -5,7 +5,8 @@ Nothing here knows a rule of a loss scale, or a Keras.
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple, cast
+from functools import partial
+from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -119,7 +120,9 @@ class Step:
         if self._loss_scale.last_largest is not None:
             check = bundle.check._replace(largest=largest_unscaled(bundle))
             bundle = bundle.but(check=check)
-        return bundle if self._reduction.divides_in_branch else bundle.divided()
+        # In the branch each quotient is used at once, which needs less memory. Several
+        # replicas look at the quotients before.
+        return bundle if replicas.count() == 1 else bundle.divided()
 
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
@@ -133,21 +136,18 @@ class Step:
 
     def skip(self, bundle: Bundle, agreed: Check) -> Any:
         """Changes nothing but the record of what was at fault. For all replicas."""
-        entry = self._entry
+        entry, loss_scale = self._entry, self._loss_scale
         if entry is None:
             return None
 
         def write_faults() -> Any:
-            skipped = replicas.local_result(self._loss_scale.skipped_steps)
+            skipped = replicas.local_result(loss_scale.skipped_steps)
             return entry.write_faults(bundle, agreed, skipped)
 
-        def write_spike() -> Any:
-            guard = cast(SpikeGuard, self._loss_scale)
-            return entry.write_spike(bundle, agreed, guard)
-
-        if not self._loss_scale.skips_spikes:
+        if not isinstance(loss_scale, SpikeGuard):
             return write_faults()
-        is_spike = replicas.local_result(self._loss_scale.last_step_finite)
+        write_spike = partial(entry.write_spike, bundle, agreed, loss_scale)
+        is_spike = replicas.local_result(loss_scale.last_step_finite)
         return run_either(tf.convert_to_tensor(is_spike), write_spike, write_faults)
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.runtime import kerases, registry
-from lossscale.runtime.aliases import Grad, Variable
+from lossscale.runtime.aliases import Grad, Tensor, Variable
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
@@ -153,13 +153,12 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
     Optimizers that delegate to another one keep it under any name.
     """
     optimizers = tuple(optimizer_class for optimizer_class, _ in _wrappers.pairs)
-    seen: Dict[int, Any] = {}
-    waiting = [optimizer]
+    seen, waiting = set(), [optimizer]
     while waiting:
         thing = waiting.pop()
         if id(thing) in seen:
             continue
-        seen[id(thing)] = thing
+        seen.add(id(thing))
         if isinstance(thing, dict):
             waiting.extend(thing.values())
         elif isinstance(thing, (list, tuple)):
@@ -173,16 +172,17 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 def check_keras_own(optimizer: Any) -> None:
     """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    if _is_ours(optimizer):
-        raise TypeError(
-            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{optimizer!r}, which is lossscale's already. Use it as it is."
-        )
-    if not kerases.is_own_wrapper(optimizer):
-        raise TypeError(
-            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{arguments.shown(optimizer)}. Wrap an optimizer that has no loss scale: "
+    is_ours = _is_ours(optimizer)
+    if is_ours or not kerases.is_own_wrapper(optimizer):
+        advice = (
+            "It is lossscale's already: use it as it is."
+            if is_ours
+            else "Wrap an optimizer that has no loss scale: "
             "lossscale.LossScaleOptimizer(optimizer)."
+        )
+        raise TypeError(
+            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+            f"{arguments.shown(optimizer)}. {advice}"
         )
 
 
@@ -198,58 +198,51 @@ def check_shapes(
     It would raise after the loss scale has counted the step, in some graphs as well.
     """
     for grad, variable in zip(grads, variables):
-        if not tf.is_tensor(grad) or _fits(inner_optimizer, grad, variable):
+        if not tf.is_tensor(grad):
             continue
-        raise ValueError(
-            "`grads` must have the shapes of their variables, got "
-            f"{dense_part(grad).shape} for {kerases.variable_name(variable)!r} of "
-            f"shape {variable.shape}. Pass each gradient with its own variable."
-        )
+        shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
+        if isinstance(grad, tf.IndexedSlices):
+            fits = shape[1:].is_compatible_with(whole[1:])
+        else:
+            fits = shape.is_compatible_with(whole)
+            fits = fits or _broadcasts(inner_optimizer, grad, variable)
+        if not fits:
+            raise ValueError(
+                f"`grads` must have the shapes of their variables, got {shape} for "
+                f"{kerases.variable_name(variable)!r} of shape {variable.shape}. Pass "
+                "each gradient with its own variable."
+            )
 
 
-def _fits(inner_optimizer: Any, grad: Any, variable: Variable) -> bool:
-    """Tells whether a gradient has a shape that the inner optimizer takes."""
-    shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
-    if isinstance(grad, tf.IndexedSlices):
-        shape, whole = shape[1:], whole[1:]
-    if shape.is_compatible_with(whole):
-        return True
-    if not _broadcasts(shape, whole):
-        return False
-    # Some optimizers broadcast, which may depend on an argument: a copy tries it, in a
-    # thread, where neither a graph nor a strategy is open.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_takes, inner_optimizer, grad, variable).result()
+def _broadcasts(optimizer: Any, grad: Tensor, variable: Variable) -> bool:
+    """Tells whether an optimizer broadcasts such a gradient: a copy tries it.
 
-
-def _broadcasts(shape: Any, to: Any) -> bool:
-    """Tells whether a shape can be broadcast to another one, as some optimizers do."""
-    if shape.rank is None or to.rank is None:
-        return True
-    pairs = list(zip(shape.as_list()[::-1], to.as_list()[::-1]))
-    return len(pairs) == shape.rank and all(
-        one in (1, None, other) or other is None for one, other in pairs
-    )
-
-
-def _takes(optimizer: Any, grad: Any, variable: Variable) -> bool:
-    """Tells whether a copy of an optimizer applies zeros of a gradient's shape."""
+    Some do, which may depend on their arguments.
+    """
+    shape = tf.TensorShape(variable.shape)
     try:
-        copy = type(optimizer).from_config(optimizer.get_config())
-    except Exception:  # it has no config, or one that is of no use
-        # TensorFlow 1's own optimizers take no other shape. A user's have to try it.
-        return type(optimizer).__module__.split(".")[0] != "tensorflow"
-    made: Any = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
-    tried = made(np.zeros(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype))
-    zeros = tf.zeros([each or 1 for each in dense_part(grad).shape], grad.dtype)
-    if isinstance(grad, tf.IndexedSlices):
-        rows = tf.zeros(zeros.shape[:1], tf.int64)
-        zeros = tf.IndexedSlices(zeros, rows, tf.constant(variable.shape, tf.int64))
-    try:
-        copy.apply_gradients([(zeros, tried)])
-    except (ValueError, tf.errors.InvalidArgumentError):
+        if not tf.broadcast_static_shape(grad.shape, shape).is_compatible_with(shape):
+            return False
+    except ValueError:
         return False
-    return True
+
+    def is_applied() -> bool:
+        try:
+            copy = type(optimizer).from_config(optimizer.get_config())
+        except Exception:  # it has no config, or one that is of no use
+            # TensorFlow 1's own optimizers take no other shape. A user's have to try.
+            return type(optimizer).__module__.split(".")[0] != "tensorflow"
+        made: Any = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
+        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+        zeros = tf.zeros([each or 1 for each in grad.shape], grad.dtype)
+        try:
+            copy.apply_gradients([(zeros, made(np.zeros(variable.shape, dtype)))])
+        except (ValueError, tf.errors.InvalidArgumentError):
+            return False
+        return True
+
+    with ThreadPoolExecutor(1) as thread:  # there neither graph nor strategy is open
+        return thread.submit(is_applied).result()
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:

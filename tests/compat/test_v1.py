@@ -741,6 +741,8 @@ def test_a_broadcast_gradient_of_an_optimizer_in_python_is_applied():
     variable = tf.Variable([1.0, 2.0])
     optimizer.apply_gradients([(tf.ones([1]), variable)])
     np.testing.assert_array_equal(variable.numpy(), [0.0, 1.0])
+    with pytest.raises(ValueError, match="`grads` must have the shapes"):
+        optimizer.apply_gradients([(tf.ones([3]), variable)])
 
 
 # TensorFlow's rewrite of graphs to float16.

@@ -171,7 +171,4 @@ def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode
 def test_keras_own_way_stays_within_the_branch(family):
     skip_without("aggregation by override", family)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), FixedLossScale(8))
-    if family.name == "keras2-legacy":
-        assert not optimizer._has_own_aggregation(optimizer.inner_optimizer)
-    names = ("aggregate_gradients", "_aggregate_gradients")
-    assert not optimizer._overrides(optimizer.inner_optimizer, *names)
+    assert not optimizer._has_own_aggregation(optimizer.inner_optimizer)

@@ -327,11 +327,10 @@ def test_steps_in_a_row_are_those_of_this_optimizer(family):
     # Another one that shares the loss scale skipped the third step.
     variable = variable_of(family, [1.0])
     kept = record.Record()
-    entry = kept.entry_of([variable])
-    counted = []
+    scale, counted = lossscale.DynamicLossScale(), []
+    entry = kept.entry_of([variable], scale)
     for step, loss in ((1, 0.0), (2, NAN), (4, NAN), (5, INF), (5, 0.0)):
         check = Check(tf.constant(False), worst=lambda: tf.constant([INF]))
-        scale = lossscale.DynamicLossScale()
         bundle = Bundle(scale, [None], [None], check, losses=[tf.constant(loss)])
         entry.write_faults(bundle, CLEAN, tf.constant(step, tf.int64))
         counted.append(kept.own_steps(step, 9))

@@ -32,5 +32,5 @@ def test_equal_rows_are_small_if_they_are_so_on_four_replicas(
     values = tf.constant([[value]] * 20, tf.float16)
     rows = tf.IndexedSlices(values, tf.constant([1] * 20), tf.constant([2, 1]))
     bundle = Bundle(FixedLossScale(1.0), [rows], [None])
-    reduction = SeveralReplicas(are_added=True)
-    assert bool(reduction._sum_stays_finite(bundle)) == is_small
+    _, contribution = SeveralReplicas(are_added=True).check(bundle)
+    assert float(contribution) == (0.0 if is_small else 1.0)
