@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
 from lossscale.gradients.check import all_finite, checked
-from lossscale.runtime import callbacks, kerases, mode, tapes
+from lossscale.runtime import callbacks, kerases, mode
 from lossscale.runtime.aliases import (
     Attributes,
     Flag,
@@ -37,7 +37,12 @@ from lossscale.runtime.aliases import (
 )
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
-from lossscale.runtime.graphs import current_graph, graph_of
+from lossscale.runtime.graphs import (
+    captured_by,
+    current_graph,
+    graph_of,
+    is_recorded,
+)
 
 #: The most retries after an overflow, each at a smaller scale.
 RETRIES = 3
@@ -334,31 +339,31 @@ def _reads_from_outside(
     """
     graph = current_graph()
     if graph is None:
-        listener = _Listener()
+        listener = _Listener(found)
         copies = list(map(tf.identity, tensors))
         callbacks.add(listener)
         yield copies
         listener.is_done = True
-        found.extend(listener.found.values())
         return
     copies = list(map(tf.identity, tensors))
     start = len(graph.get_operations())
     yield copies
     new = graph.get_operations()[start:]
     made = {id(each) for each in [*new, *(copy.op for copy in copies)]}
+    read = {id(tensor): tensor for each in new for tensor in each.inputs}
     # The graph has a placeholder, or a constant, for each tensor that it captured.
     captured = {id(inner) for _, inner in getattr(graph, "captures", ())}
-    for tensor in {id(t): t for each in new for t in each.inputs}.values():
-        is_outside = id(tensor.op) not in made or id(tensor) in captured
+    for key, tensor in read.items():
+        is_outside = id(tensor.op) not in made or key in captured
         if is_outside and _has_gradient(tensor):
             found.append(tensor)
 
 
 class _Listener:
-    """Keeps the older tensors that one thread's eager operations read."""
+    """Adds to a list the older tensors that one thread's eager operations read."""
 
-    def __init__(self) -> None:
-        self.found: Dict[int, Tensor] = {}
+    def __init__(self, found: List[Tensor]) -> None:
+        self.found = found
         self.is_done = False
         self._thread = threading.get_ident()
         # TensorFlow numbers tensors in the order in which they are made.
@@ -371,9 +376,8 @@ class _Listener:
         del kind, outputs, attrs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
-                key = callbacks.key_of(each)
-                if key < self._first and _has_gradient(each):
-                    self.found[key] = each
+                if callbacks.key_of(each) < self._first and _has_gradient(each):
+                    self.found.append(each)
         return not self.is_done
 
 
@@ -383,11 +387,27 @@ def _refused_gradients(outside: List[Tensor], outputs: List[Tensor]) -> List[Ten
     Raises:
       ValueError: A tape records what is computed from a tensor from outside.
     """
+
+    def error(tensor: Tensor) -> ValueError:
+        return ValueError(
+            "`layer` must read tensors with a gradient from the arguments of its call, "
+            f"got one of shape {tensor.shape} from elsewhere. Pass it to the block as "
+            "an argument."
+        )
+
+    def refused(tensor: Tensor) -> Tensor:
+        def refuse(_: Grad) -> Any:
+            raise error(tensor)
+
+        return tf.custom_gradient(lambda given: (tf.identity(given), refuse))(tensor)
+
     unknown = []
     for tensor in outside:
-        origin = _origin(tensor)
-        if tapes.record_what_uses(origin):
-            raise _error(tensor)
+        origin, outer = tensor, captured_by(tensor)
+        while outer is not None:  # a graph around it may have captured it, too
+            origin, outer = outer, captured_by(outer)
+        if is_recorded(origin):
+            raise error(tensor)
         # Eager mode's other tensors are constants, and so are a graph's constants. Of
         # any other `tf.gradients` may ask for the gradient, or the function, the loop
         # or the branch that is traced here may.
@@ -395,31 +415,5 @@ def _refused_gradients(outside: List[Tensor], outputs: List[Tensor]) -> List[Ten
             unknown.append(tensor)
     if not unknown:
         return outputs
-    tied = tf.identity_n([*outputs, *map(_refused, unknown)])
+    tied = tf.identity_n([*outputs, *map(refused, unknown)])
     return list(tied[: len(outputs)])
-
-
-def _refused(tensor: Tensor) -> Tensor:
-    """Returns a tensor whose gradient is an error when somebody asks for it."""
-
-    def refuse(_: Grad) -> Any:
-        raise _error(tensor)
-
-    return tf.custom_gradient(lambda given: (tf.identity(given), refuse))(tensor)
-
-
-def _error(tensor: Tensor) -> ValueError:
-    return ValueError(
-        "`layer` must read tensors with a gradient from the arguments of its call, got "
-        f"one of shape {tensor.shape} from elsewhere. Pass it to the block as an "
-        "argument."
-    )
-
-
-def _origin(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself that a graph, or a graph around it, captured."""
-    captures = getattr(graph_of(tensor), "captures", ())
-    for outer, inner in captures:
-        if inner is tensor:
-            return _origin(outer)
-    return tensor

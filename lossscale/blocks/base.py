@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.blocks import backward
-from lossscale.runtime import kerases, replicas, tapes
-from lossscale.runtime.autograph import as_written
+from lossscale.runtime import kerases, replicas
+from lossscale.runtime.graphs import is_recorded
 from lossscale.runtime.registry import PerKeras
 
 _blocks = PerKeras()
@@ -133,7 +133,6 @@ class ScaledBlock:
         others = list(signature.parameters.values())
         takes_training = "training" in signature.parameters
 
-        @as_written
         def call(*args: Any, **kwargs: Any) -> Any:
             training = kwargs.get("training")
             if not takes_training:
@@ -150,6 +149,9 @@ class ScaledBlock:
         if not takes_training:  # before **kwargs, if the signature ends with it
             ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
             others.insert(len(others) - 1 if ends else len(others), _TRAINING)
+        # AutoGraph leaves a function that has this private attribute as it is written,
+        # which saves tracing time, and converts the layer that it calls.
+        call.autograph_info__ = {}  # type: ignore[attr-defined]
         # Every Keras reads from the signature what to pass: masks, and `training`,
         # which each layer within a block gets from the block.
         call.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
@@ -263,7 +265,7 @@ def _refuse_watched(layer: Any) -> None:
         return  # no tape is open here, and variables have no handles
     for variable in layer.non_trainable_variables:
         handle = getattr(kerases.tensor_of(variable), "handle", None)
-        if tapes.record_what_uses(handle):
+        if is_recorded(handle):
             raise ValueError(
                 "`layer` must have trainable variables where a tape watches them, got "
                 f"{kerases.variable_name(variable)!r}, which is not trainable. Make it "

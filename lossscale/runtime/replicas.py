@@ -14,7 +14,6 @@ import threading
 from typing import Any, Callable, Dict, Hashable, List
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
 
@@ -131,13 +130,16 @@ def all_reduce_sums(values: Grads) -> Grads:
 def can_sum(dtype: str) -> bool:
     """Tells whether this TensorFlow's collectives can sum a dtype.
 
-    They can sum float16 since TensorFlow 2.4. They cannot sum bfloat16 on 2.4, but they
-    can on 2.15 and 2.21.
+    All can sum float16, those of TensorFlow 2.4 cannot sum bfloat16.
     """
-    # Not public. Without it the sum fails in the first step, with TensorFlow's error.
-    definition = op_def_registry.get("CollectiveReduceV2")
-    (found,) = (each for each in definition.attr if each.name == "T")
-    return tf.as_dtype(dtype).as_datatype_enum in found.allowed_values.list.type
+    with tf.Graph().as_default():  # where the operation does not run
+        ends = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
+        keys = {"group_size": 2, "group_key": 1, "instance_key": 1}
+        try:
+            tf.raw_ops.CollectiveReduce(input=tf.zeros([], dtype), **keys, **ends)
+        except TypeError:
+            return False
+    return True
 
 
 def _as_gathered(value: Grad) -> Grad:
