@@ -91,6 +91,9 @@ class ScaledBlock:
     has_own_scale = True
     #: Whether the backward pass runs the forward pass again now.
     _is_recomputing = False
+    #: Keras's functions between a layer and its config.
+    _serialize: Callable[[Any], Dict[str, Any]]
+    _deserialize: Callable[[Any, Any], Any]
 
     def __new__(cls, layer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the class for the Keras that `layer` belongs to."""
@@ -221,14 +224,6 @@ class ScaledBlock:
         layer = wanted[0]._deserialize(config["layer"], custom_objects)
         return cls(layer, **others)
 
-    @staticmethod
-    def _serialize(layer: Any) -> Dict[str, Any]:
-        raise NotImplementedError
-
-    @staticmethod
-    def _deserialize(config: Any, custom_objects: Any) -> Any:
-        raise NotImplementedError
-
 
 def _block_for(layer: Any) -> Any:
     """Returns the class of a block around `layer`. Raises unless it is a layer."""
@@ -258,8 +253,7 @@ def _refuse_synchronized(layers: List[Any]) -> None:
 def _refuse_watched(layer: Any) -> None:
     """Raises if a tape watches a variable that is not trainable.
 
-    TensorFlow tells a block of the trainable variables that its layer reads, and of no
-    others.
+    TensorFlow does not tell a block that its layer reads such a variable.
     """
     if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
         return  # no tape is open here, and variables have no handles

@@ -81,7 +81,7 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
     for keras in known:
         act(keras)
 
-    def come(_: Any) -> None:
+    def come() -> None:
         keras2.cache_clear()
         for keras in keras2():
             if keras not in known:
@@ -92,11 +92,11 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
 
 
 #: What is to be called when a package is imported, by the package's name.
-_awaited: Dict[str, List[Callable[[Any], None]]] = {}
+_awaited: Dict[str, List[Callable[[], None]]] = {}
 
 
-def when_imported(name: str, call: Callable[[Any], None]) -> None:
-    """Calls a function with a package once, at the end of the package's import.
+def when_imported(name: str, call: Callable[[], None]) -> None:
+    """Calls a function once, at the end of the import of a package.
 
     This imports nothing. If an import fails, the function waits for the next one.
     """
@@ -125,7 +125,7 @@ class _Watch(importlib.abc.MetaPathFinder):
             def exec_module(module: Any) -> None:
                 execute(module)
                 for call in _awaited.pop(fullname, []):
-                    call(module)
+                    call()
                 if not _awaited and self in sys.meta_path:
                     sys.meta_path.remove(self)
 
@@ -174,13 +174,11 @@ def deserialize_optimizer(
 
 def installed() -> List[Any]:
     """Returns every Keras that can train here. The one that tf.keras is comes first."""
-    kerases: List[Any] = list(keras2())
-    newest = keras3()
+    older, newest, default = list(keras2()), keras3(), of_tensorflow()
     if newest is None:
-        return kerases
-    default = of_tensorflow()
+        return older
     default_is_newest = default is None or is_keras3(default)
-    return [newest, *kerases] if default_is_newest else [*kerases, newest]
+    return [newest, *older] if default_is_newest else [*older, newest]
 
 
 class _AnyCallback:
@@ -223,8 +221,7 @@ def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included.
 
     No Keras tells a callback which others there are. So they are read from the object
-    that calls the callback (seen on 2.4 to 2.21, Keras 3.3 to 3.15). The list is empty
-    if no `fit` calls it.
+    that calls the callback. The list is empty if no `fit` calls it.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -253,7 +250,7 @@ def variable_name(variable: Variable) -> str:
 
 def layers_of(model: Any) -> List[Any]:
     """Returns a model or layer and all layers within it at any depth, each once."""
-    # Private, but the same in every Keras (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+    # Private, but the same in every Keras.
     found = {id(layer): layer for layer in model._flatten_layers()}
     return list(found.values())
 
@@ -296,9 +293,7 @@ def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
 def foreign_backend(optimizer: Any) -> Optional[str]:
     """Returns the backend of a Keras 3 optimizer. None: TensorFlow, or no Keras 3."""
     keras = imported("keras")
-    if keras is None or not is_keras3(keras):
+    if keras is None or not is_keras3(keras) or keras3() is not None:
         return None
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return None
-    backend = str(keras.config.backend())
-    return None if backend == "tensorflow" else backend
+    is_one = isinstance(optimizer, keras.optimizers.Optimizer)
+    return str(keras.config.backend()) if is_one else None

@@ -6,12 +6,7 @@ import contextlib
 from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from lossscale.runtime.kerases import (
-    for_each_keras2,
-    installed,
-    is_keras3,
-    keras3,
-)
+from lossscale.runtime.kerases import for_each_keras2, installed, is_keras3, keras3
 
 #: Every Keras knows our classes by this name, a ">" and their own name: file format.
 PACKAGE = "lossscale"
@@ -62,9 +57,7 @@ def register(keras: ModuleType, cls: type, name: str) -> None:
 def register_like(known: type, cls: type) -> None:
     """Registers a class under the name of `known`, with each Keras that knows `known`.
 
-    Args:
-      known: A class that a Keras may know by a name with a package in it.
-      cls: The class to register.
+    The name has a package in it, otherwise nothing is registered.
     """
     for keras in installed():
         name = str(_registry(keras).get_registered_name(known))
@@ -78,8 +71,7 @@ def register_like(known: type, cls: type) -> None:
 
 
 def _registry(keras: ModuleType) -> Any:
-    # Keras 2 before 2.13 has these functions in `utils` only. Keras 3 has them in
-    # `saving`, and again in `utils` (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+    # Keras 2 before 2.13 has these functions in `utils` only.
     return keras.saving if is_keras3(keras) else keras.utils
 
 

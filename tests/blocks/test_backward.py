@@ -159,6 +159,34 @@ def test_dropout_drops_the_same_on_the_way_back(family, mode, recompute, x):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_a_layers_own_generator_draws_the_same_when_it_is_computed_again(
+    family, mode, x
+):
+    class Drops(family.keras.layers.Layer):
+        def call(self, inputs):
+            kept = self.generator.uniform(inputs.shape) > 0.5
+            return inputs * tf.cast(kept, inputs.dtype)
+
+    layer = half(family, lambda _: Drops())
+    layer.generator = tf.random.Generator.from_seed(3)
+    block = ScaledBlock(layer, recompute=True)
+
+    def step():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = block(x)
+        return y, tape.gradient(y, x)
+
+    step = compiled(step, mode)
+    masks = []
+    for _ in range(2):
+        y, grad = step()
+        np.testing.assert_array_equal(y.numpy() == 0, grad.numpy() == 0)
+        masks.append(y.numpy() == 0)
+    assert (masks[0] != masks[1]).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_an_embeddings_gradient_stays_sparse_and_its_mask_is_kept(family, mode):
     ids = tf.constant([[1, 2, 2], [0, 3, 1]])
     block = ScaledBlock(
