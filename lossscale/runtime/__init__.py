@@ -6,7 +6,6 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `warning`: LossScaleWarning, and the function that gives it;
 * `autograph`: keeps AutoGraph from rewriting our functions;
 * `graphs`: which graph is being built, and what is in sight from there;
-* `checkpoints`: tells a checkpoint's question from a user's;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
 * `callbacks`: tells listeners of each operation that eager mode runs;
 * `control`: the branches and the order of operations in a graph;
