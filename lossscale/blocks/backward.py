@@ -225,32 +225,29 @@ def call(
 
     def recorded(
         function: Callable[..., Any], inputs: List[Tensor]
-    ) -> Tuple[Any, Nest]:
+    ) -> Tuple[Any, List[Tensor], Nest]:
         # Persistent, since a backward pass that overflows runs again.
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            return tape, run(function, inputs)
+            return tape, inputs, run(function, inputs)
 
     def scaled(*sources: Tensor) -> Tuple[List[Tensor], Callable[..., Any]]:
-        tape: Any = None
+        kept: Optional[Tuple[Any, List[Tensor], Nest]] = None
         with _reads_from_outside(sources, outside) as inputs:
             if again is None:
-                tape, found = recorded(function, inputs)
+                kept = recorded(function, inputs)
+                results.append(kept[-1])
             else:
-                found = _unrecorded(lambda each: run(function, each), inputs)
-            results.append(found)
+                results.append(_unrecorded(lambda each: run(function, each), inputs))
 
         def backward(*grads: Grad, variables: Optional[List[Variable]] = None) -> Any:
             dense = [tf.convert_to_tensor(grad) for grad in grads]
-            forward, watched, targets = tape, inputs, results[0].tensors
-            if again is not None:
-                watched = _after(dense, sources)
-                forward, nest = recorded(again, watched)
-                targets = nest.tensors
+            forward = kept or recorded(again or function, _after(dense, sources))
+            tape, watched, made = forward
             wanted = [*watched, *(variables or [])]
 
             def gradients(scaled: Grads) -> Grads:
-                return list(forward.gradient(targets, wanted, scaled))
+                return list(tape.gradient(made.tensors, wanted, scaled))
 
             found = unscaled_gradients(gradients, dense, headroom)
             # Here TensorFlow takes sparse gradients only for variables.

@@ -152,6 +152,9 @@ class ScaledBlock:
         if not takes_training:  # before **kwargs, if the signature ends with it
             ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
             others.insert(len(others) - 1 if ends else len(others), _TRAINING)
+        # AutoGraph leaves a function that has this private attribute as it is written,
+        # and converts the layer that it calls.
+        call.autograph_info__ = {}  # type: ignore[attr-defined]
         # Every Keras reads from the signature what to pass: masks, and `training`,
         # which each layer within a block gets from the block.
         call.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
