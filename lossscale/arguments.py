@@ -37,23 +37,16 @@ class Declared:
     """
 
     def __init__(self, *newer: str, **checks: Check) -> None:
-        """Declares arguments, in the order of the config.
+        """Declares arguments by their checks, in the order of the config.
 
-        Args:
-          *newer: Names that a config holds only if the value is not None. Without them,
-            older versions of this package can read the config.
-          **checks: Name -> check.
+        The config holds those that are `newer` only if they are not None, so that older
+        versions of this package can read it.
         """
         self._newer = newer
         self._checks = checks
 
     def keep(self, owner: object, given: Mapping[str, Any]) -> None:
-        """Checks arguments, then makes each an attribute of `owner`.
-
-        Args:
-          owner: The object under construction.
-          given: A mapping that holds the arguments, such as the constructor's locals.
-        """
+        """Checks the arguments that are in `given`, and makes each an attribute."""
         for name, check in self._checks.items():
             setattr(owner, name, check(name, given[name]))
 
@@ -115,8 +108,7 @@ def factor(name: str, value: Any, above: float, below: Optional[float] = None) -
     limit = FLOAT32_MAX if below is None else below
     # NaN fails both comparisons. The rule computes in float32, where 1.00000001 is 1
     # and would never move the loss scale.
-    inside = above < given < limit and above < np.float32(given) < limit
-    if not inside:
+    if not (above < given < limit and above < np.float32(given) < limit):
         bounds = f"greater than {above:g}" + (
             " and finite" if below is None else f" and less than {below:g}"
         )
@@ -163,14 +155,13 @@ def array(name: str, value: Any) -> Any:
 
 def path(name: str, value: Any) -> str:
     """Returns `value`, a path of a file, as a string."""
+    message = f"`{name}` must be the path of a file, got {shown(value)}."
     try:
         decoded = os.fsdecode(value)
     except TypeError as error:
-        raise TypeError(
-            f"`{name}` must be the path of a file, got {shown(value)}."
-        ) from error
+        raise TypeError(message) from error
     if not decoded or "\0" in decoded:
-        raise ValueError(f"`{name}` must be the path of a file, got {value!r}.")
+        raise ValueError(message)
     return decoded
 
 

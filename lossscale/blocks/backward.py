@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
 from lossscale.gradients.check import all_finite, checked
-from lossscale.runtime import callbacks, kerases, mode, tapes
+from lossscale.runtime import callbacks, kerases, mode
 from lossscale.runtime.aliases import (
     Attributes,
     Flag,
@@ -37,7 +27,12 @@ from lossscale.runtime.aliases import (
 )
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
-from lossscale.runtime.graphs import current_graph, graph_of
+from lossscale.runtime.graphs import (
+    captured_by,
+    current_graph,
+    graph_of,
+    is_recorded,
+)
 
 #: The most retries after an overflow, each at a smaller scale.
 RETRIES = 3
@@ -93,16 +88,9 @@ def fitting_scale(grads: Grads, headroom: int) -> Scalar:
     """Returns the number that multiplies gradients before they enter a block.
 
     It is the greatest power of two at which the largest entry is `headroom` doublings
-    or more below float16's largest number. It is computed from bits only, so it is
-    exact, and on a GPU nothing goes to the host. It has no derivative.
-
-    Args:
-      grads: A list of dense gradients.
-      headroom: How many doublings are left free.
-
-    Returns:
-      A `float32` tensor of shape `[]`, from 2**-126 to 2**126. 1 if an entry is not
-      finite, so that it stays infinite or NaN.
+    or more below float16's largest number; 1 if an entry is not finite, so that it
+    stays infinite or NaN. It is computed from bits only, so it is exact, and on a GPU
+    nothing goes to the host. It has no derivative.
     """
     largest = largest_magnitude(grads)
     # With all bits of the exponent flipped, 2**e becomes 2**(1 - e).
@@ -116,17 +104,13 @@ def fitting_scale(grads: Grads, headroom: int) -> Scalar:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Returns a copy without a derivative, of which no optimizer asks where it is from.
-
-    Gradients are divided again by what they are multiplied with here.
-    """
+    """Returns a copy without a derivative, which no optimizer takes as scaled."""
     if mode.current().knows_values:
         return tf.constant(tensor.numpy())
     return tf.raw_ops.Snapshot(input=tf.stop_gradient(tensor))
 
 
 def _lower(scale: Scalar) -> Scalar:
-    """Returns the scale to try after an overflow."""
     return tf.maximum(scale * _BACKOFF, _LEAST)
 
 
@@ -140,8 +124,7 @@ def _again_in_graph(
         return list(tf.nest.flatten(_given(found), expand_composites=True))
 
     def retries() -> Tuple[Tensor, ...]:
-        # One loop, since each copy of the backward pass takes time to trace and to
-        # compile.
+        # One loop: each copy of the backward pass takes time to trace and to compile.
         can_be_finite = all_finite(grads)
 
         def is_to_be_tried(_: Scalar, *parts: Tensor) -> Flag:
@@ -175,21 +158,16 @@ def _given(grads: Grads) -> Grads:
 
 
 class Nest:
-    """A nest of arguments or results, split into tensors with gradients and the rest.
+    """A nest of arguments or results, and the `tensors` with gradients in it.
 
-    Attributes:
-      tensors: The tensors of a floating or complex dtype, including those within ragged
-        and sparse tensors.
+    Those have a floating or complex dtype, and may be parts of ragged and sparse ones.
     """
 
     def __init__(self, nest: Any) -> None:
-        # tf.nest would replace a variable by its handle.
-        self._nest = tf.nest.map_structure(
-            lambda leaf: (
-                tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
-            ),
-            nest,
-        )
+        def read(leaf: Any) -> Any:  # tf.nest would replace a variable by its handle
+            return tf.convert_to_tensor(leaf) if isinstance(leaf, tf.Variable) else leaf
+
+        self._nest = tf.nest.map_structure(read, nest)
         self._leaves: List[Any] = tf.nest.flatten(self._nest, expand_composites=True)
         self._places = [i for i, leaf in enumerate(self._leaves) if _has_gradient(leaf)]
         self.tensors = [self._leaves[place] for place in self._places]
@@ -219,17 +197,15 @@ def call(
 ) -> Any:
     """Returns `function(*args, **kwargs)`, floating results in `float32` or wider.
 
-    The backward pass multiplies the gradients of the results by a power of two that
-    fits them into float16. It divides the gradients of arguments and variables by the
-    same number, in `float32`.
+    The backward pass multiplies the gradients of the results by the scale that fits
+    them, and divides the gradients of arguments and variables by it, in `float32`.
 
     Args:
       function: The function. It is called once. It may read and change variables, and
         draw random numbers.
       args: A nest of anything.
       kwargs: A nest of anything.
-      headroom: How many doublings below float16's largest number the largest gradient
-        of the results shall be.
+      headroom: As for `fitting_scale`.
       again: The backward pass calls it to compute the forward pass again. None: the
         values that `function` computed are kept for the backward pass.
 
@@ -247,30 +223,31 @@ def call(
         wide = [widened(tf.identity(each)) for each in found.tensors]
         return Nest(found.with_tensors(wide))
 
-    def recorded(function: Callable[..., Any], inputs: List[Tensor]) -> _Forward:
+    def recorded(
+        function: Callable[..., Any], inputs: List[Tensor]
+    ) -> Tuple[Any, List[Tensor], Nest]:
         # Persistent, since a backward pass that overflows runs again.
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            results = run(function, inputs)
-        return _Forward(tape, inputs, results)
+            return tape, inputs, run(function, inputs)
 
     def scaled(*sources: Tensor) -> Tuple[List[Tensor], Callable[..., Any]]:
-        kept: Optional[_Forward] = None
+        kept: Optional[Tuple[Any, List[Tensor], Nest]] = None
         with _reads_from_outside(sources, outside) as inputs:
             if again is None:
                 kept = recorded(function, inputs)
-                results.append(kept.results)
+                results.append(kept[-1])
             else:
                 results.append(_unrecorded(lambda each: run(function, each), inputs))
 
         def backward(*grads: Grad, variables: Optional[List[Variable]] = None) -> Any:
             dense = [tf.convert_to_tensor(grad) for grad in grads]
             forward = kept or recorded(again or function, _after(dense, sources))
-            wanted = [*forward.inputs, *(variables or [])]
+            tape, watched, made = forward
+            wanted = [*watched, *(variables or [])]
 
             def gradients(scaled: Grads) -> Grads:
-                targets = forward.results.tensors
-                return list(forward.tape.gradient(targets, wanted, scaled))
+                return list(tape.gradient(made.tensors, wanted, scaled))
 
             found = unscaled_gradients(gradients, dense, headroom)
             # Here TensorFlow takes sparse gradients only for variables.
@@ -282,14 +259,6 @@ def call(
 
     outputs = tf.custom_gradient(scaled)(*given.tensors)
     return results[0].with_tensors(_refused_gradients(outside, outputs))
-
-
-class _Forward(NamedTuple):
-    """The parts of a forward pass that its backward pass needs."""
-
-    tape: Any
-    inputs: List[Tensor]
-    results: Nest
 
 
 def _unrecorded(run: Callable[[Sequence[Tensor]], Nest], tensors: List[Tensor]) -> Nest:
@@ -309,10 +278,10 @@ def _unrecorded(run: Callable[[Sequence[Tensor]], Nest], tensors: List[Tensor]) 
 
 
 def _after(grads: Grads, tensors: Sequence[Tensor]) -> List[Tensor]:
-    """Returns copies that depend on `grads`, so that what follows is computed again.
+    """Returns copies that depend on `grads`, as `tf.recompute_grad` does.
 
     Otherwise a compiler would see that both passes compute the same, and would keep the
-    values of the first. `tf.recompute_grad` does the same.
+    values of the first.
     """
     if mode.current().knows_values or not grads:
         return list(map(tf.identity, tensors))
@@ -334,31 +303,31 @@ def _reads_from_outside(
     """
     graph = current_graph()
     if graph is None:
-        listener = _Listener()
+        listener = _Listener(found)
         copies = list(map(tf.identity, tensors))
         callbacks.add(listener)
         yield copies
         listener.is_done = True
-        found.extend(listener.found.values())
         return
     copies = list(map(tf.identity, tensors))
     start = len(graph.get_operations())
     yield copies
     new = graph.get_operations()[start:]
     made = {id(each) for each in [*new, *(copy.op for copy in copies)]}
+    read = {id(tensor): tensor for each in new for tensor in each.inputs}
     # The graph has a placeholder, or a constant, for each tensor that it captured.
     captured = {id(inner) for _, inner in getattr(graph, "captures", ())}
-    for tensor in {id(t): t for each in new for t in each.inputs}.values():
-        is_outside = id(tensor.op) not in made or id(tensor) in captured
+    for key, tensor in read.items():
+        is_outside = id(tensor.op) not in made or key in captured
         if is_outside and _has_gradient(tensor):
             found.append(tensor)
 
 
 class _Listener:
-    """Keeps the older tensors that one thread's eager operations read."""
+    """Adds to a list the older tensors that one thread's eager operations read."""
 
-    def __init__(self) -> None:
-        self.found: Dict[int, Tensor] = {}
+    def __init__(self, found: List[Tensor]) -> None:
+        self.found = found
         self.is_done = False
         self._thread = threading.get_ident()
         # TensorFlow numbers tensors in the order in which they are made.
@@ -371,9 +340,8 @@ class _Listener:
         del kind, outputs, attrs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
-                key = callbacks.key_of(each)
-                if key < self._first and _has_gradient(each):
-                    self.found[key] = each
+                if callbacks.key_of(each) < self._first and _has_gradient(each):
+                    self.found.append(each)
         return not self.is_done
 
 
@@ -383,11 +351,27 @@ def _refused_gradients(outside: List[Tensor], outputs: List[Tensor]) -> List[Ten
     Raises:
       ValueError: A tape records what is computed from a tensor from outside.
     """
+
+    def error(tensor: Tensor) -> ValueError:
+        return ValueError(
+            "`layer` must read tensors with a gradient from the arguments of its call, "
+            f"got one of shape {tensor.shape} from elsewhere. Pass it to the block as "
+            "an argument."
+        )
+
+    def refused(tensor: Tensor) -> Tensor:
+        def refuse(_: Grad) -> Any:
+            raise error(tensor)
+
+        return tf.custom_gradient(lambda given: (tf.identity(given), refuse))(tensor)
+
     unknown = []
     for tensor in outside:
-        origin = _origin(tensor)
-        if tapes.record_what_uses(origin):
-            raise _error(tensor)
+        origin, outer = tensor, captured_by(tensor)
+        while outer is not None:  # a graph around it may have captured it, too
+            origin, outer = outer, captured_by(outer)
+        if is_recorded(origin):
+            raise error(tensor)
         # Eager mode's other tensors are constants, and so are a graph's constants. Of
         # any other `tf.gradients` may ask for the gradient, or the function, the loop
         # or the branch that is traced here may.
@@ -395,31 +379,5 @@ def _refused_gradients(outside: List[Tensor], outputs: List[Tensor]) -> List[Ten
             unknown.append(tensor)
     if not unknown:
         return outputs
-    tied = tf.identity_n([*outputs, *map(_refused, unknown)])
+    tied = tf.identity_n([*outputs, *map(refused, unknown)])
     return list(tied[: len(outputs)])
-
-
-def _refused(tensor: Tensor) -> Tensor:
-    """Returns a tensor whose gradient is an error when somebody asks for it."""
-
-    def refuse(_: Grad) -> Any:
-        raise _error(tensor)
-
-    return tf.custom_gradient(lambda given: (tf.identity(given), refuse))(tensor)
-
-
-def _error(tensor: Tensor) -> ValueError:
-    return ValueError(
-        "`layer` must read tensors with a gradient from the arguments of its call, got "
-        f"one of shape {tensor.shape} from elsewhere. Pass it to the block as an "
-        "argument."
-    )
-
-
-def _origin(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself that a graph, or a graph around it, captured."""
-    captures = getattr(graph_of(tensor), "captures", ())
-    for outer, inner in captures:
-        if inner is tensor:
-            return _origin(outer)
-    return tensor

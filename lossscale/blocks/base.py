@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.blocks import backward
-from lossscale.runtime import kerases, replicas, tapes
-from lossscale.runtime.autograph import as_written
+from lossscale.runtime import kerases, replicas
+from lossscale.runtime.graphs import is_recorded
 from lossscale.runtime.registry import PerKeras
 
 _blocks = PerKeras()
@@ -91,6 +91,9 @@ class ScaledBlock:
     has_own_scale = True
     #: Whether the backward pass runs the forward pass again now.
     _is_recomputing = False
+    #: Keras's functions between a layer and its config.
+    _serialize: Callable[[Any], Dict[str, Any]]
+    _deserialize: Callable[[Any, Any], Any]
 
     def __new__(cls, layer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the class for the Keras that `layer` belongs to."""
@@ -133,7 +136,6 @@ class ScaledBlock:
         others = list(signature.parameters.values())
         takes_training = "training" in signature.parameters
 
-        @as_written
         def call(*args: Any, **kwargs: Any) -> Any:
             training = kwargs.get("training")
             if not takes_training:
@@ -150,6 +152,9 @@ class ScaledBlock:
         if not takes_training:  # before **kwargs, if the signature ends with it
             ends = others and others[-1].kind is inspect.Parameter.VAR_KEYWORD
             others.insert(len(others) - 1 if ends else len(others), _TRAINING)
+        # AutoGraph leaves a function that has this private attribute as it is written,
+        # and converts the layer that it calls.
+        call.autograph_info__ = {}  # type: ignore[attr-defined]
         # Every Keras reads from the signature what to pass: masks, and `training`,
         # which each layer within a block gets from the block.
         call.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
@@ -219,14 +224,6 @@ class ScaledBlock:
         layer = wanted[0]._deserialize(config["layer"], custom_objects)
         return cls(layer, **others)
 
-    @staticmethod
-    def _serialize(layer: Any) -> Dict[str, Any]:
-        raise NotImplementedError
-
-    @staticmethod
-    def _deserialize(config: Any, custom_objects: Any) -> Any:
-        raise NotImplementedError
-
 
 def _block_for(layer: Any) -> Any:
     """Returns the class of a block around `layer`. Raises unless it is a layer."""
@@ -256,14 +253,13 @@ def _refuse_synchronized(layers: List[Any]) -> None:
 def _refuse_watched(layer: Any) -> None:
     """Raises if a tape watches a variable that is not trainable.
 
-    TensorFlow tells a block of the trainable variables that its layer reads, and of no
-    others.
+    TensorFlow does not tell a block that its layer reads such a variable.
     """
     if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
         return  # no tape is open here, and variables have no handles
     for variable in layer.non_trainable_variables:
         handle = getattr(kerases.tensor_of(variable), "handle", None)
-        if tapes.record_what_uses(handle):
+        if is_recorded(handle):
             raise ValueError(
                 "`layer` must have trainable variables where a tape watches them, got "
                 f"{kerases.variable_name(variable)!r}, which is not trainable. Make it "

@@ -18,7 +18,7 @@ from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import Record
 from lossscale.optimizer.reduction import reduction_for
 from lossscale.optimizer.step import Step
-from lossscale.runtime import checkpoints, mode, replicas
+from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Op
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
@@ -84,7 +84,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
                 f"`{self._argument}` must not be None, got None. Use the optimizer "
                 "without this wrapper, or pass the number 1."
             )
-        super().__init__(opt._use_locking, opt.get_name())
+        super().__init__(False, opt.get_name())  # the inner optimizer may lock
         self._optimizer = opt
         self._loss_scale = loss_scale
         self._pending = Pending(loss_scale, divides_in_apply=False, is_keras=False)
@@ -190,10 +190,6 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     def get_slot(self, var: Any, name: str) -> Any:
         return self._optimizer.get_slot(var, name)
-
-    def get_slot_names(self) -> List[str]:
-        # A checkpoint tracks the inner optimizer, and asks it for its own slots.
-        return [] if checkpoints.is_asking() else self._optimizer.get_slot_names()
 
     def variables(self) -> List[Any]:
         """Returns the variables of the inner optimizer and of the loss scale."""

@@ -13,14 +13,7 @@ import tensorflow as tf
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.gradients.packing import in_order, pack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import (
-    Divisors,
-    Flag,
-    Grad,
-    Grads,
-    Scalar,
-    Tensor,
-)
+from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
 
 
 def multiply(loss: Tensor, loss_scale: Any) -> Any:
@@ -47,9 +40,8 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     not floating are returned unchanged. float16 gradients are divided in float32, where
     a divisor of 2**16 is finite; in float16 it is not.
 
-    Under XLA they are multiplied by its reciprocal. At powers of two that is as exact;
-    otherwise the last bit may differ. XLA fuses a multiplication into the operations
-    that use the result, but would store a quotient in memory.
+    Under XLA they are multiplied by the reciprocal (see `mode`). At powers of two that
+    is as exact; otherwise the last bit may differ.
     """
     fused = mode.current().divides_by_reciprocal
     quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
@@ -60,11 +52,8 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     """Returns a loss scale as a divisor whose value compilers cannot know.
 
     A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
-    and flushes to zero (TensorFlow 2.4 to 2.21). It cannot know a variable's value.
-
-    Args:
-      loss_scale: A `float32` tensor of shape `[]`.
-      count: A variable that is never negative. Compilers do not know this.
+    and flushes to zero. It cannot know a variable's value, nor that the variable
+    `count` is never negative.
     """
     if not mode.current().knows_constants:  # each operation runs as it stands
         return loss_scale
@@ -134,7 +123,7 @@ def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
 
     Args:
       packed: A list of finite gradients, as `packing.pack` returns it.
-      groups: For each of them, the positions of the gradients packed into it.
+      groups: Their positions before they were packed.
 
     Returns:
       A `float32` tensor of shape `[gradients]`, finite, and 0 for None.

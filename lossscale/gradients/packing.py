@@ -11,21 +11,18 @@ from lossscale.runtime.aliases import Grad, Grads, Tensor
 from lossscale.runtime.graphs import current_graph, graph_of
 
 #: Gradients with more elements are not packed: a copy takes longer than the kernels
-#: that it saves. Of 1,000 gradients of 32 x 32, packing saves more than half of what
-#: loss scaling adds; of 10 or 100 the limit hardly matters (`benchmarks/packing.py`).
+#: that it saves (`benchmarks/packing.py`).
 SMALL = 4096
 
 
 def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
     """Stacks small gradients of equal shape and dtype.
 
-    Args:
-      grads: A list of gradients. Only small dense floating-point tensors of known shape
-        are stacked. All others stay as they are.
+    Only small dense floating-point tensors of known shape are stacked. All others stay
+    as they are, and under XLA all gradients do.
 
     Returns:
-      packed: A list of gradients, not longer than `grads`. Under XLA, which compiles
-        all of them into one program anyway, `grads` itself.
+      packed: A list of gradients, not longer than `grads`.
       groups: For each of them, the positions in `grads` of the gradients within it.
     """
     groups = _groups(grads)
@@ -103,15 +100,10 @@ def _groups(grads: Grads) -> List[List[int]]:
     groups: Dict[Any, List[int]] = {}
     packs = mode.current().packs_small
     for position, grad in enumerate(grads):
-        key = _key(grad) if packs else position
-        groups.setdefault(position if key is None else key, []).append(position)
+        key: Any = position
+        is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating
+        if packs and is_dense and is_small(grad):
+            # In a model that is spread over devices, each gradient stays on its own.
+            key = (grad.dtype, tuple(grad.shape), grad.device)
+        groups.setdefault(key, []).append(position)
     return list(groups.values())
-
-
-def _key(grad: Grad) -> Any:
-    """Returns the key of a gradient's group, None if it is not packed."""
-    is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating
-    if not is_dense or not is_small(grad):
-        return None
-    # If a model is spread over devices, each gradient stays on its own device.
-    return (grad.dtype, tuple(grad.shape), grad.device)

@@ -7,7 +7,7 @@ gradients of 1e38. Without sparse gradients nothing here adds an operation.
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional
 
 import tensorflow as tf
 
@@ -34,14 +34,12 @@ def sums_stay_finite(
     """Tells whether the sums of duplicate rows are surely finite. Reads the rows once.
 
     They are finite if the magnitudes of all rows, duplicate or not, have a finite sum.
+    False proves nothing.
 
     Args:
       grads: The gradients; some may be None.
       divisors: The number that still has to divide each. None: all are unscaled.
       terms: How many gradients of this size will be added.
-
-    Returns:
-      A `bool` tensor of shape `[]`. False proves nothing.
     """
     proofs = []
     for grad, divisor in zip(grads, divisors or [None] * len(grads)):
@@ -65,7 +63,18 @@ def sums(grad: Grad) -> Any:
     With three or more rows the optimizer's order of addition decides whether the sum
     overflows. So their magnitudes are summed: if that is finite, so is every order.
     """
-    values, positions, size = _grouped(grad)
+    values = grad.values
+    if not mode.current().fixes_shapes:
+        unique, positions = tf.unique(grad.indices)
+        size = tf.shape(unique)[0]
+    else:
+        # XLA has no tf.unique. In a branch of TensorFlow 2.4 it knows only inputs'
+        # shapes.
+        order = tf.argsort(tf.cast(grad.indices, tf.int32))
+        ordered = tf.gather(grad.indices, order)
+        is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
+        positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
+        values, size = tf.gather(values, order), tf.shape(order)[0]
     wide = tf.cast(values, tf.float32)
     signed, magnitudes, counts = (
         tf.math.unsorted_segment_sum(each, positions, size)
@@ -73,19 +82,6 @@ def sums(grad: Grad) -> Any:
     )
     largest = tf.where(counts > 2.0, magnitudes, signed)
     return tf.cast(largest, grad.values.dtype)
-
-
-def _grouped(grad: Grad) -> Tuple[Any, Any, Any]:
-    """Returns a gradient's rows, the group number of each row, and how many groups."""
-    if not mode.current().fixes_shapes:
-        unique, positions = tf.unique(grad.indices)
-        return grad.values, positions, tf.shape(unique)[0]
-    # XLA has no tf.unique. In a branch of TensorFlow 2.4 it knows only inputs' shapes.
-    order = tf.argsort(tf.cast(grad.indices, tf.int32))
-    ordered = tf.gather(grad.indices, order)
-    is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
-    positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
-    return tf.gather(grad.values, order), positions, tf.shape(order)[0]
 
 
 def magnitudes(grad: Grad) -> Any:

@@ -25,8 +25,8 @@ from lossscale.runtime.aliases import Flag, Op, Scalar
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import (
     above_branches,
+    branches_here,
     current_graph,
-    is_other_branch,
     visible_graphs,
 )
 from lossscale.scales.base import LossScale, adjust_known
@@ -40,7 +40,7 @@ class _SharedStep:
     def __init__(self, loss_scale: LossScale) -> None:
         #: The graph in which the step began; None in eager mode.
         self.graph = above_branches(current_graph())
-        #: The optimizers that have applied in this step, each with its graph.
+        #: The optimizers that have applied in this step, and the branches they are in.
         self.applied: Any = weakref.WeakKeyDictionary()
         #: The last adjustment of the loss scale. None in eager mode.
         self.update_op: Op = None
@@ -57,8 +57,11 @@ class _SharedStep:
 
     def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
         """Tells whether `member` applies in this step, and not in a new one."""
-        if member in self.applied and not is_other_branch(self.applied[member]):
-            return False
+        if member in self.applied:
+            # Of the two branches of a `tf.cond` only one runs.
+            here, before = branches_here(), self.applied[member]
+            if all(here.get(fork, branch) is branch for fork, branch in before.items()):
+                return False
         if not any(self.graph is graph for graph in visible_graphs()):
             return False
         # Since then somebody may have restored a checkpoint, or set the loss scale.
@@ -101,7 +104,7 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     step: Optional[_SharedStep] = _steps.get(loss_scale)
     if step is None or not step.goes_on(member, loss_scale):
         step = _steps[loss_scale] = _SharedStep(loss_scale)
-    step.applied[member] = current_graph()
+    step.applied[member] = branches_here()
     taken_back, was_good, known = step.take_back(loss_scale, check.largest)
     with _after(taken_back):
         # An optimizer skips by its own gradients, the loss scale counts by all flags.

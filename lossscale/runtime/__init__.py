@@ -6,12 +6,9 @@ This package knows no loss scale and no gradient. In the order of its imports:
 * `warning`: LossScaleWarning, and the function that gives it;
 * `autograph`: keeps AutoGraph from rewriting our functions;
 * `graphs`: which graph is being built, and what is in sight from there;
-* `checkpoints`: tells a checkpoint's question from a user's;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
 * `callbacks`: tells listeners of each operation that eager mode runs;
-* `tapes`: what the open tapes record;
 * `control`: the branches and the order of operations in a graph;
-* `late_imports`: calls a function as soon as somebody imports a package;
 * `kerases`: which Kerases are in use, and how they differ;
 * `random_streams`: keeps the process's random streams as they are for a while;
 * `registry`: registers classes with each Keras, which finds them by name;

@@ -23,16 +23,9 @@ class Listener(Protocol):
     def hear(
         self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
     ) -> bool:
-        """Takes note of an operation that has run.
+        """Takes note of an operation, or a function of this name, that has run.
 
-        Args:
-          kind: The operation's type, or the name of a function.
-          inputs: Its inputs, eager tensors.
-          outputs: Its outputs.
-          attrs: The names of its attributes and their values, in turn.
-
-        Returns:
-          Whether the listener wants to be told of the next operation on this thread.
+        Returns whether the listener wants to be told of this thread's next operation.
         """
 
 
@@ -51,15 +44,14 @@ _listening: List[weakref.ref[Listener]] = []
 def add(listener: Listener) -> None:
     """Tells a listener of each operation that eager mode runs on this thread from now.
 
-    The threads of a strategy's replicas inherit the listener. It is told until it is
-    garbage-collected, or until no listener wants to be told of more.
+    The threads of a strategy's replicas inherit it. It is told until it is freed, or
+    until no listener wants to be told of more.
     """
     alive = [each for each in _listening if each() is not None]
     if not any(each() is listener for each in alive):
         # In one assignment: other threads may be iterating over the list.
         _listening[:] = [*alive, weakref.ref(listener)]
-    if not is_telling() and not _here.pauses:
-        _start()
+    _go_on()
 
 
 def is_telling() -> bool:
@@ -78,8 +70,8 @@ def paused() -> Iterator[None]:
         yield
     finally:
         _here.pauses -= 1
-        if was_telling and not is_telling():
-            _start()
+        if was_telling:
+            _go_on()
 
 
 def are_paused() -> bool:
@@ -92,9 +84,10 @@ def key_of(tensor: Tensor) -> int:
     return int(tensor._id)  # not public: TensorFlow's tapes use it
 
 
-def _start() -> None:
-    with tf.init_scope():  # so that it hears of functions that eager mode calls
-        op_callbacks.add_op_callback(_tell)
+def _go_on() -> None:
+    if not is_telling() and not _here.pauses:
+        with tf.init_scope():  # so that it hears of functions that eager mode calls
+            op_callbacks.add_op_callback(_tell)
 
 
 def _tell(
@@ -119,19 +112,11 @@ def _tell(
             wanted = [each.hear(name, inputs, outputs, attrs) for each in found if each]
         finally:
             _here.is_telling = False
-        if not any(wanted):
-            _stop()
+        # TensorFlow is iterating over its callbacks. If it has others, they would not
+        # be told of this operation.
+        here = context.context()
+        if not any(wanted) and len(here.op_callbacks) == 1:
+            # Not `op_callbacks.remove_op_callback`, which acts on other threads, too.
+            here.remove_op_callback(_tell)
     # TensorFlow, while it builds a graph, uses the returned list in place of `outputs`.
     return None if outputs is None else list(outputs)
-
-
-def _stop() -> None:
-    """Removes `_tell` on this thread, if it is the only callback.
-
-    TensorFlow is iterating over its list of callbacks right now. If one is removed, the
-    next one would not be told of this operation.
-    """
-    called = context.context()
-    if len(called.op_callbacks) == 1:
-        # Not `op_callbacks.remove_op_callback`, which acts on other threads, too.
-        called.remove_op_callback(_tell)

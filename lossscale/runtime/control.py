@@ -32,7 +32,7 @@ def group_ops(results: Results) -> Op:
 def either(
     condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
 ) -> Results:
-    """Runs one of two functions, and only one, under XLA too.
+    """Returns the results of one of two functions, and runs only that, under XLA too.
 
     By itself XLA turns a `tf.cond` into selects: it runs both sides, and then selects
     each result and each variable's value. Adam's moments are then copied at every step.
@@ -41,20 +41,24 @@ def either(
     also keep a `tf.switch_case` of three branches, but computes the constants that
     enter it while compiling: that takes minutes for the gradients of a convolution.
 
-    Args:
-      condition: A `bool` tensor of shape `[]`.
-      true_fn: Called if the condition holds. Returns one tensor or several.
-      false_fn: Called if not. Returns as many, of the same dtypes and shapes.
-
-    Returns:
-      The results of the function that was called.
+    Both functions return as many tensors, of the same dtypes and shapes.
     """
     known = _known(condition)
     if known is not None:
         return true_fn() if known else false_fn()
-    if mode.current().cond_runs_both:
-        return tf.cond(condition, true_fn, lambda: _with_a_draw(false_fn()))
-    return tf.cond(condition, true_fn, false_fn)
+    if not mode.current().cond_runs_both:
+        return tf.cond(condition, true_fn, false_fn)
+
+    def with_a_draw() -> Results:
+        results = false_fn()
+        first, *others = tf.nest.flatten(results)
+        # A number above 2 is never drawn, but XLA does not know that. The seed of its
+        # own leaves the user's sequence of random numbers as it is.
+        is_two = tf.random.uniform([], seed=1) > 2.0
+        first = tf.where(is_two, tf.zeros_like(first), first)
+        return tf.nest.pack_sequence_as(results, [first, *others])
+
+    return tf.cond(condition, true_fn, with_a_draw)
 
 
 def run_either(
@@ -85,13 +89,3 @@ def _known(condition: Flag) -> Optional[bool]:
         return bool(condition)
     known = tf.get_static_value(condition)
     return None if known is None else bool(known)
-
-
-def _with_a_draw(results: Results) -> Results:
-    """Returns `results`, the first of which seems to depend on a random number."""
-    first, *others = tf.nest.flatten(results)
-    # A number above 2 is never drawn, but XLA does not know that. The seed of its own
-    # leaves the user's sequence of random numbers as it is.
-    is_two = tf.random.uniform([], seed=1) > 2.0
-    first = tf.where(is_two, tf.zeros_like(first), first)
-    return tf.nest.pack_sequence_as(results, [first, *others])

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from typing import Callable, Iterable, Iterator, List, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Tuple, TypeVar
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Context, Graph, Operation, Tensor
+# Not public: TensorFlow's own gradients of functions call it. In the module `record` on
+# TensorFlow 2.21, and in `tape` on 2.4.
+try:
+    from tensorflow.python.eager import record
+except ImportError:
+    from tensorflow.python.eager import tape as record
+
+from lossscale.runtime.aliases import Graph, Tensor
 
 Notes = TypeVar("Notes")
-#: A graph (None: eager mode), and the loop or branch of `tf.compat.v1` in it, or None.
-Place = Tuple[Optional[Graph], Optional[Context]]
 
 #: The attribute of a graph that holds our notes on it.
 _NOTES = "_lossscale_notes"
 
-#: The attributes that name the branches of an operation that branches.
-_BRANCHES = {
-    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
-    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
-}
+#: The types of operations that branch.
+_FORKS = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 def current_graph() -> Optional[Graph]:
@@ -45,61 +47,41 @@ def visible_graphs() -> Iterator[Optional[Graph]]:
     A nested `tf.function` may not use those of the graph around it: its trace is used
     again elsewhere.
     """
-    graph = current_graph()
+    graph: Any = current_graph()
     yield graph
-    # Not public, but used all over TensorFlow (seen on 2.4 to 2.21).
-    while graph is not None and _is_part_of_outer(graph):
+    # Not public, but used all over TensorFlow.
+    while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
         yield graph
 
 
-def _is_part_of_outer(graph: Optional[Graph]) -> bool:
-    """Tells whether a graph is a branch of `tf.cond`, or a loop's body."""
-    return bool(getattr(graph, "is_control_flow_graph", False))
-
-
-def this_place() -> Place:
-    """Returns the place where operations are being created."""
-    graph = current_graph()
-    return graph, _context_of(graph)
-
-
-def is_in_sight(place: Place) -> bool:
-    """Tells whether operations that are created now can use the tensors of a place.
+def is_visible(tensor: Tensor) -> bool:
+    """Tells whether operations that are created now can use a tensor.
 
     They cannot use the tensors of a loop or a branch that has ended. A loop or a branch
     of `tf.compat.v1` has no graph of its own, so contexts are compared, too.
     """
-    graph, context = place
+    graph = graph_of(tensor)
+    if graph is None:
+        return True
     if not any(graph is each for each in visible_graphs()):
         return False
+    context = _context_of(tensor.op)
+    # A loop's results are outside of it.
+    if context is not None and tensor.op.type in {"Exit", "RefExit"}:
+        context = context.outer_context
     around = _context_of(graph)
     while around is not None and around is not context:
         around = around.outer_context
     return around is context
 
 
-def is_visible(tensor: Tensor) -> bool:
-    """Tells whether operations that are created now can use a tensor."""
-    graph = graph_of(tensor)
-    if graph is None:
-        return True
-    context = _context_of(tensor.op)
-    # A loop's results are outside of it.
-    if context is not None and tensor.op.type in {"Exit", "RefExit"}:
-        context = context.outer_context
-    return is_in_sight((graph, context))
-
-
-def _context_of(where: Union[Operation, Graph, None]) -> Optional[Context]:
+def _context_of(where: Any) -> Any:
     """Returns the loop or branch of `tf.compat.v1` that an operation is in, or None.
 
-    Args:
-      where: An operation; or a graph, which stands for the operation that is created
-        next in it; or None in eager mode.
+    A graph stands for the operation that is created next in it.
     """
-    # Not public, and the same on TensorFlow 2.4 to 2.21. `mode` uses it, too.
-    return None if where is None else where._get_control_flow_context()
+    return where._get_control_flow_context()  # not public. `mode` uses it, too.
 
 
 def is_nested() -> bool:
@@ -108,14 +90,17 @@ def is_nested() -> bool:
     That is so in a loop, in a branch, and in a function that another function calls.
     The code after it can use what it returns, and no other tensor in it.
     """
-    graph, context = this_place()
+    graph = current_graph()
+    if graph is None:
+        return False
+    context = _context_of(graph)
     if context is not None and not context.IsXLAContext():
         return True
     around = getattr(graph, "outer_graph", None)
     if around is None:
         return False
-    # Not public (seen on 2.4 to 2.21): whether the outer graph is a function's. If not,
-    # the outer graph is a session's, or eager mode calls this function.
+    # An outer graph that is no function's is a session's, or eager mode calls this
+    # function.
     in_session = not tf.compat.v1.executing_eagerly_outside_functions()
     return in_session or bool(around.building_function)
 
@@ -137,12 +122,28 @@ def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
         if operation is None or operation.type == "ReadVariableOp":
             return False
         if operation.type == "Placeholder":
-            captured = getattr(value.graph, "internal_captures", ())
-            if any(value is each for each in captured):
+            if captured_by(value) is not None:
                 return False
             found = True
         values += operation.inputs
     return found
+
+
+def captured_by(tensor: Tensor) -> Optional[Tensor]:
+    """Returns the tensor of an outer graph or of eager mode that a tensor stands for.
+
+    Returns:
+      None if it is no placeholder for another tensor.
+    """
+    # Not public. Graphs that are no functions have no captures.
+    captures = getattr(graph_of(tensor), "captures", ())
+    return next((outer for outer, inner in captures if inner is tensor), None)
+
+
+def is_recorded(tensor: Tensor) -> bool:
+    """Tells whether a gradient tape records operations on this tensor now."""
+    is_tensor = isinstance(tensor, tf.Tensor)
+    return is_tensor and bool(record.should_record_backprop([tensor]))
 
 
 def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
@@ -158,32 +159,25 @@ def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
 
 def _is_branch(graph: Optional[Graph]) -> bool:
     """Tells whether a graph is a branch of a `tf.cond` or of a `tf.switch_case`."""
-    # Not public (seen on TensorFlow 2.4, 2.10, 2.15 and 2.21).
+    # The name is not public.
     return type(graph).__name__ == "CondBranchFuncGraph"
 
 
-def is_other_branch(graph: Optional[Graph]) -> bool:
-    """Tells whether `graph` is in the other branch of a `tf.cond` that is being built.
+def branches_here() -> Dict[Tuple[Graph, int], Graph]:
+    """Returns the branches of `tf.cond` and `tf.switch_case` that are being built.
 
-    Only one of the two branches runs. TensorFlow creates the operation that has them
-    after both.
+    Returns:
+      A dict from each fork to the branch of it. The branches of one fork have equal
+      keys: TensorFlow creates the operation that has them after all of them.
     """
-    visible, inner = list(visible_graphs()), None
-    while graph is not None and not any(graph is each for each in visible):
-        inner, graph = graph, getattr(graph, "outer_graph", None)
-    if graph is None or not _is_branch(inner):
-        return False
-    forks = [each for each in graph.get_operations() if each.type in _BRANCHES]
-    return not any(inner is each for fork in forks for each in _branches_of(fork))
-
-
-def _branches_of(fork: Operation) -> List[Optional[Graph]]:
-    """Returns the graphs of an operation's branches, None for an unknown one."""
-    values = [fork.get_attr(name) for name in _BRANCHES[fork.type]]
-    named = values[0] if isinstance(values[0], list) else values
-    # Not public. A graph's name does not identify it: several functions may have it.
-    functions = [fork.graph._get_function(each.name) for each in named]
-    return [getattr(function, "graph", None) for function in functions]
+    found: Dict[Tuple[Graph, int], Graph] = {}
+    graph: Any
+    for graph in visible_graphs():
+        if _is_branch(graph):
+            around = graph.outer_graph
+            forks = [op for op in around.get_operations() if op.type in _FORKS]
+            found[around, len(forks)] = graph
+    return found
 
 
 def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:

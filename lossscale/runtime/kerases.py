@@ -8,7 +8,8 @@ fact about its Keras, the fact stands in that wrapper, beside the line that need
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.abc
+import importlib.util
 import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -16,7 +17,6 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.runtime.aliases import Tensor, Variable
-from lossscale.runtime.late_imports import when_imported
 
 #: Why a Keras could not be imported, by the name of its package.
 failures: Dict[str, Exception] = {}
@@ -81,7 +81,7 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
     for keras in known:
         act(keras)
 
-    def come(_: Any) -> None:
+    def come() -> None:
         keras2.cache_clear()
         for keras in keras2():
             if keras not in known:
@@ -89,6 +89,51 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
 
     if "tf_keras" not in sys.modules:
         when_imported("tf_keras", come)
+
+
+#: What is to be called when a package is imported, by the package's name.
+_awaited: Dict[str, List[Callable[[], None]]] = {}
+
+
+def when_imported(name: str, call: Callable[[], None]) -> None:
+    """Calls a function once, at the end of the import of a package.
+
+    This imports nothing. If an import fails, the function waits for the next one.
+    """
+    _awaited.setdefault(name, []).append(call)
+    if _watch not in sys.meta_path:
+        sys.meta_path.insert(0, _watch)
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Finds awaited packages as the other finders do, and notices their import."""
+
+    _asks = False
+
+    def find_spec(self, fullname: str, *_: Any) -> Any:
+        if self._asks or fullname not in _awaited:
+            return None
+        self._asks = True  # only the other finders answer now
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._asks = False
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader  # this object loads nothing else
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                for call in _awaited.pop(fullname, []):
+                    call()
+                if not _awaited and self in sys.meta_path:
+                    sys.meta_path.remove(self)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+_watch = _Watch()
 
 
 def wrapper_module(keras: Any) -> Any:
@@ -102,50 +147,38 @@ def generations(keras: Any) -> List[Tuple[bool, type, type]]:
     Each generation is a tuple: whether it is the legacy one, Keras's own loss scale
     wrapper for it, and the base class of its optimizers.
     """
-    # Up to TensorFlow 2.8 the public name is the legacy wrapper itself. Later it is a
-    # class that picks one of the two wrappers, which are not exported (seen on 2.4,
-    # 2.8, 2.10-2.15, 2.16-2.21).
-    module = wrapper_module(keras)
+    public, newest = keras.mixed_precision.LossScaleOptimizer, keras.optimizers
+    # Up to TensorFlow 2.8 the public class is the legacy wrapper itself. Later it is
+    # the base class of both wrappers.
+    if issubclass(public, newest.Optimizer):
+        return [(True, public, newest.Optimizer)]
+    spaces = [getattr(newest, name, newest) for name in ("legacy", "experimental")]
     found = []
-    for is_legacy, wrapper_name, optimizer_name in (
-        (False, "LossScaleOptimizerV3", "Optimizer"),
-        (True, "LossScaleOptimizer", "OptimizerV2"),
-    ):
-        wrapper = getattr(module, wrapper_name, None)
-        if wrapper is not None:
-            named = (c for c in wrapper.__mro__ if c.__name__ == optimizer_name)
-            found.append((is_legacy, wrapper, next(named)))
-    return found
+    for wrapper in public.__subclasses__():
+        bases = [space.Optimizer for space in (*spaces, newest)]
+        base = next(base for base in bases if issubclass(wrapper, base))
+        found.append((not hasattr(base, "update_step"), wrapper, base))
+    return sorted(found, key=lambda generation: generation[0])
 
 
 def deserialize_optimizer(
     keras: Any, config: Dict[str, Any], custom_objects: Any, is_legacy: bool
 ) -> Any:
-    """Returns an optimizer from its config.
-
-    Args:
-      keras: The Keras 2 that the optimizer belongs to.
-      config: The optimizer's config.
-      custom_objects: The user's own classes by name.
-      is_legacy: Whether the optimizer is of the legacy generation.
-    """
-    # Before TensorFlow 2.11 the public module knows only one of the two generations.
-    deserialize = wrapper_module(keras).optimizers.deserialize
+    """Returns an optimizer of one generation of a Keras 2 from its config."""
+    deserialize = keras.optimizers.deserialize
     try:
         return deserialize(config, custom_objects, use_legacy_optimizer=is_legacy)
-    except TypeError:  # before TensorFlow 2.11 there is no such argument
+    except TypeError:  # before TensorFlow 2.10 there is no such argument
         return deserialize(config, custom_objects)
 
 
 def installed() -> List[Any]:
     """Returns every Keras that can train here. The one that tf.keras is comes first."""
-    kerases: List[Any] = list(keras2())
-    newest = keras3()
+    older, newest, default = list(keras2()), keras3(), of_tensorflow()
     if newest is None:
-        return kerases
-    default = of_tensorflow()
+        return older
     default_is_newest = default is None or is_keras3(default)
-    return [newest, *kerases] if default_is_newest else [*kerases, newest]
+    return [newest, *older] if default_is_newest else [*older, newest]
 
 
 class _AnyCallback:
@@ -188,8 +221,7 @@ def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included.
 
     No Keras tells a callback which others there are. So they are read from the object
-    that calls the callback (seen on 2.4 to 2.21, Keras 3.3 to 3.15). The list is empty
-    if no `fit` calls it.
+    that calls the callback. The list is empty if no `fit` calls it.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -218,27 +250,30 @@ def variable_name(variable: Variable) -> str:
 
 def layers_of(model: Any) -> List[Any]:
     """Returns a model or layer and all layers within it at any depth, each once."""
-    # Private, but the same in every Keras (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
+    # Private, but the same in every Keras.
     found = {id(layer): layer for layer in model._flatten_layers()}
     return list(found.values())
 
 
 def casts_inputs(layer: Any) -> bool:
     """Tells whether a layer casts its inputs to the dtype in which it computes."""
-    # Both attributes are private in Keras 2, and the second one in Keras 3 (seen on 2.4
-    # to 2.21, Keras 3.15). A functional model does not cast: its layers do.
-    autocast = getattr(layer, "autocast", getattr(layer, "_autocast", True))
-    return bool(autocast and getattr(layer, "_convert_input_args", True))
+    # A functional model does not cast: its layers do. Of models only a Sequential can
+    # `pop`. In Keras 2 the attribute is private.
+    is_functional = getattr(layer, "inputs", None) and not hasattr(layer, "pop")
+    casts = getattr(layer, "autocast", getattr(layer, "_autocast", True))
+    return bool(casts and not is_functional)
 
 
 def state_of(model: Any) -> List[Variable]:
     """Returns the variables that a forward pass may change: statistics and seeds."""
     found = list(model.non_trainable_variables)
     for layer in layers_of(model):
-        # Keras 2 does not count a layer's random generator among its variables (seen
-        # on 2.8 to 2.21).
-        generator = getattr(getattr(layer, "_random_generator", None), "_generator", 0)
-        found += [generator.state] if hasattr(generator, "state") else []
+        # Keras does not count a layer's `tf.random.Generator` among its variables. That
+        # of Keras 2's layers is in an object of their own.
+        for holder in (layer, *vars(layer).values()):
+            held = getattr(holder, "__dict__", {}).values()
+            drawn = [each for each in held if isinstance(each, tf.random.Generator)]
+            found += [each.state for each in drawn]
     return list({id(variable): variable for variable in found}.values())
 
 
@@ -258,9 +293,7 @@ def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
 def foreign_backend(optimizer: Any) -> Optional[str]:
     """Returns the backend of a Keras 3 optimizer. None: TensorFlow, or no Keras 3."""
     keras = imported("keras")
-    if keras is None or not is_keras3(keras):
+    if keras is None or not is_keras3(keras) or keras3() is not None:
         return None
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return None
-    backend = str(keras.config.backend())
-    return None if backend == "tensorflow" else backend
+    is_one = isinstance(optimizer, keras.optimizers.Optimizer)
+    return str(keras.config.backend()) if is_one else None

@@ -19,37 +19,29 @@ ANY_SHAPES = {
     else "experimental_relax_shapes": True,
 }
 _VERSION = tuple(map(int, tf.__version__.split(".")[:2]))
-#: Whether XLA computes `x * a * b` as it is written. On TensorFlow 2.4 and 2.8 XLA
-#: computes `x * (a * b)`; from 2.10 on it no longer does (seen up to 2.21).
+#: Whether XLA computes `x * a * b` as it is written, and not `x * (a * b)`.
 _XLA_KEEPS_FACTORS = _VERSION >= (2, 10)
 
 
 class Mode(NamedTuple):
-    """What we do differently, one row for each mode.
-
-    The times are what loss scaling adds to a step on two cores with TensorFlow 2.21.
+    """What we do differently, one row for each mode. `docs/modes.md` shows the table.
 
     Attributes:
       knows_values: Python knows what tensors hold, so Python's own `if` decides.
         Operations run in the order in which they are called.
       cond_runs_both: If it can, XLA runs both sides of a `tf.cond` and then selects
-        each variable's value: 115 ms instead of 51, four gradients of 10 M elements
-        with Adam. `control.either` prevents that.
+        each variable's value, which takes twice as long. `control.either` prevents it.
       looks_at_once: The exact check of each element runs without a quick check (a sum)
         before it. On a GPU both take equally long, and a branch that depends on the sum
-        makes the host wait. On a CPU the exact check takes longer: 6.4 ms instead of
-        4.4, four gradients of 10 M elements.
+        makes the host wait. On a CPU the exact check takes longer.
       checks_anew: The check of gradients that are returned to the user divides them a
-        second time, so that the quotients need not be stored: 9.7 ms instead of 18.3 in
-        a loop that clips 24 million weights' gradients with Adam. In a graph that takes
-        longer, 10.1 ms instead of 5.0: the division cannot reuse its input's memory.
+        second time, so that the quotients need not be stored. Without XLA that takes
+        longer: the division cannot reuse its input's memory.
       divides_by_reciprocal: Gradients are multiplied with 1 / divisor. XLA fuses the
         product into the operation that uses it, but would store a quotient in memory.
       joins_factors: XLA turns `x * a * b` into `x * (a * b)`, which hides an overflow
         of `x * a`.
-      sums_bfloat16_slowly: Summing bfloat16 takes longer than the exact check of each
-        element: 22.1 ms instead of 16.4, four gradients of 10 M elements. Without XLA
-        the sum takes 4.8 ms and the exact check 8.0.
+      sums_bfloat16_slowly: Summing bfloat16 takes longer than the exact check.
       may_not_round: XLA computes float16 in float32, and may leave the rounding out.
       fixes_shapes: Every shape must be known while tracing. There is no `tf.unique`.
       packs_small: Small gradients of one shape are packed into one tensor, so that a
@@ -107,8 +99,8 @@ def current() -> Mode:
 def max_drops_nan() -> bool:
     """Tells whether the maximum of numbers may ignore a NaN among them.
 
-    XLA's maximum ignores it. A CPU's does not on TensorFlow 2.21. Older TensorFlows and
-    other GPUs are not all tested, so for these the answer is True.
+    XLA's maximum ignores it, and a CPU's from TensorFlow 2.21 on does not. For all
+    others the answer is True.
     """
     return _VERSION < (2, 21) or _in_xla() or _has_gpu()
 
@@ -122,13 +114,10 @@ def _in_xla() -> bool:
     """Tells whether XLA will compile this code: `tf.function(jit_compile=True)`."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # Not public. TensorFlow's own cond and while_loop ask the same question in the
-        # same way (`GraphOrParentsInXlaContext`, seen on 2.4 to 2.21). A wrong False
-        # would only make the step slower: its results stay right.
-        get_context = getattr(graph, "_get_control_flow_context", None)
-        context = get_context() if get_context is not None else None
-        is_xla = getattr(context, "IsXLAContext", None)
-        if is_xla is not None and is_xla():
+        # Not public. TensorFlow's own `cond` asks in the same way. A wrong False would
+        # only make the step slower.
+        context = graph._get_control_flow_context()
+        if context is not None and context.IsXLAContext():
             return True
         graph = getattr(graph, "outer_graph", None)
     return False

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
-from lossscale.runtime.kerases import (
-    for_each_keras2,
-    installed,
-    is_keras3,
-    keras3,
-)
+from lossscale.runtime.kerases import for_each_keras2, installed, keras3
 
 #: Every Keras knows our classes by this name, a ">" and their own name: file format.
 PACKAGE = "lossscale"
@@ -47,40 +41,31 @@ class PerKeras:
 def serializable(cls: Class) -> Class:
     """Registers a class with every Keras, so that it loads without custom_objects."""
     _own[cls.__name__] = cls
-    newest = keras3()
-    if newest is not None:
-        register(newest, cls, cls.__name__)
+    if keras3() is not None:
+        register(keras3(), cls, cls.__name__)
     for_each_keras2(lambda keras: register(keras, cls, cls.__name__))
     return cls
 
 
-def register(keras: ModuleType, cls: type, name: str) -> None:
+def register(keras: Any, cls: type, name: str) -> None:
     """Registers a class with one Keras, under a name within this package's names."""
-    _registry(keras).register_keras_serializable(PACKAGE, name)(cls)
+    keras.utils.register_keras_serializable(PACKAGE, name)(cls)
 
 
 def register_like(known: type, cls: type) -> None:
     """Registers a class under the name of `known`, with each Keras that knows `known`.
 
-    Args:
-      known: A class that a Keras may know by a name with a package in it.
-      cls: The class to register.
+    The name has a package in it, otherwise nothing is registered.
     """
     for keras in installed():
-        name = str(_registry(keras).get_registered_name(known))
+        name = str(keras.utils.get_registered_name(known))
         package, separator, own_name = name.partition(">")
         if separator:
-            decorate = _registry(keras).register_keras_serializable(package, own_name)
+            decorate = keras.utils.register_keras_serializable(package, own_name)
             # TensorFlow 2.4 refuses a name that is taken. Loading then finds `known` by
             # that name, and `known` itself makes an object of the right class.
             with contextlib.suppress(ValueError):
                 decorate(cls)
-
-
-def _registry(keras: ModuleType) -> Any:
-    # Keras 2 before 2.13 has these functions in `utils` only. Keras 3 has them in
-    # `saving`, and again in `utils` (seen on 2.4 to 2.21, Keras 3.3 to 3.15).
-    return keras.saving if is_keras3(keras) else keras.utils
 
 
 def registered_name(cls: type) -> str:
@@ -91,7 +76,7 @@ def registered_name(cls: type) -> str:
     if _own.get(cls.__name__) is cls:
         return str(cls.__name__)
     for keras in installed():
-        name = str(_registry(keras).get_registered_name(cls))
+        name = str(keras.utils.get_registered_name(cls))
         if name != cls.__name__:
             return name
     return cls.__name__
@@ -103,7 +88,7 @@ def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any
     if own is not None:
         return own
     for keras in installed():
-        found = _registry(keras).get_registered_object(name, custom_objects)
+        found = keras.utils.get_registered_object(name, custom_objects)
         if found is not None:
             return found
     return None

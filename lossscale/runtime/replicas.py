@@ -14,7 +14,6 @@ import threading
 from typing import Any, Callable, Dict, Hashable, List
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
 
@@ -38,17 +37,10 @@ def this_one() -> Hashable:
     return threading.get_ident()
 
 
-def on_tpu() -> bool:
-    """Tells whether the strategy is a strategy for TPUs."""
-    classes = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
-    return isinstance(tf.distribute.get_strategy(), classes)
-
-
 def refuse_tpu() -> None:
-    """Raises under a strategy for TPUs."""
-    # Keras 2 refuses TPUs too, Keras 3 does not. Nobody has seen a loss scale work
-    # there.
-    if on_tpu():
+    """Raises under a strategy for TPUs, where nobody has seen a loss scale work."""
+    classes = (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy)
+    if isinstance(tf.distribute.get_strategy(), classes):
         raise ValueError(
             "`LossScaleOptimizer` must not be used with TPUStrategy: TPUs compute in "
             "bfloat16, which needs no loss scale. Use the inner optimizer as it is."
@@ -95,8 +87,7 @@ def all_reduce_sum(value: Tensor) -> Tensor:
     if count() == 1:
         return local_result(value)
     if tf.distribute.in_cross_replica_context():
-        # This sum stays on the replicas' devices. Strategy.reduce brings it to the
-        # host.
+        # This sum stays on the devices. Strategy.reduce brings it to the host.
         extended = tf.distribute.get_strategy().extended
         return local_result(
             extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value)
@@ -109,11 +100,9 @@ def all_reduce_sums(values: Grads) -> Grads:
     """Sums each of several tensors over all replicas. The sums are equal on all.
 
     Tensors of one dtype cross together. In a graph, `MultiWorkerMirroredStrategy` packs
-    them into one message. Call it in replica context.
-
-    Args:
-      values: Tensors, `tf.IndexedSlices` and Nones. The rows of `tf.IndexedSlices` of
-        all replicas are put together. The optimizer sums them when it applies them.
+    them into one message. None stays None. The rows of `tf.IndexedSlices` of all
+    replicas are put together, and the optimizer sums them when it applies them. Call
+    it in replica context.
     """
     context, sums = tf.distribute.get_replica_context(), list(values)
     of_dtype: Dict[Any, List[int]] = {}
@@ -131,21 +120,23 @@ def all_reduce_sums(values: Grads) -> Grads:
 def can_sum(dtype: str) -> bool:
     """Tells whether this TensorFlow's collectives can sum a dtype.
 
-    They can sum float16 since TensorFlow 2.4. They cannot sum bfloat16 on 2.4, but they
-    can on 2.15 and 2.21.
+    All can sum float16, those of TensorFlow 2.4 cannot sum bfloat16.
     """
-    # Not public. Without it the sum fails in the first step, with TensorFlow's error.
-    definition = op_def_registry.get("CollectiveReduceV2")
-    (found,) = (each for each in definition.attr if each.name == "T")
-    return tf.as_dtype(dtype).as_datatype_enum in found.allowed_values.list.type
+    with tf.Graph().as_default():  # where the operation does not run
+        ends = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
+        keys = {"group_size": 2, "group_key": 1, "instance_key": 1}
+        try:
+            tf.raw_ops.CollectiveReduce(input=tf.zeros([], dtype), **keys, **ends)
+        except TypeError:
+            return False
+    return True
 
 
 def _as_gathered(value: Grad) -> Grad:
     """Returns sparse bfloat16 rows as float16 rows with the same bits.
 
-    It returns any other value as it is. Collectives cannot gather bfloat16. A gather
-    only puts the rows of all replicas together and computes nothing, so the bits
-    survive (seen on 2.4 to 2.21).
+    Any other value stays as it is. Collectives cannot gather bfloat16. A gather only
+    puts the rows of all replicas together, so the bits survive.
     """
     if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
         return value
@@ -163,17 +154,11 @@ def agree(is_finite: Flag) -> Flag:
     """Returns whether `is_finite` holds on every replica: the same answer on each.
 
     It counts the replicas whose flag is False, since booleans cannot be reduced. One
-    scalar crosses replicas. It is `float32`, which every collective takes on every
-    device.
+    `float32` scalar crosses replicas, which every collective takes on every device. In
+    cross-replica context, `is_finite` is `PerReplica`.
 
     `LossScale.update` calls this. The step of an optimizer reduces its flag in
     `lossscale/optimizer/reduction.py`, which can also look at sums of gradients.
-
-    Args:
-      is_finite: A `bool` tensor of shape `[]`, `PerReplica` in cross-replica context.
-
-    Returns:
-      A `bool` tensor of shape `[]`.
     """
     if not tf.distribute.has_strategy():
         return is_finite
@@ -186,11 +171,8 @@ def agree(is_finite: Flag) -> Flag:
 def in_own_slot(value: Scalar) -> Tensor:
     """Returns `[replicas]` numbers: this replica's number in its place, 0 in others.
 
-    The sum over all replicas holds the number of each replica, and so the greatest
-    number. `tf.distribute` has no reduction for that one. Call it in replica context.
-
-    Args:
-      value: A `float32` tensor of shape `[]`, not NaN.
+    The sum over all replicas holds the number of each, and so the greatest, for which
+    `tf.distribute` has no reduction. Call it in replica context. No number may be NaN.
     """
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
     return tf.one_hot(number, count(), on_value=value, off_value=tf.zeros_like(value))
@@ -199,9 +181,7 @@ def in_own_slot(value: Scalar) -> Tensor:
 def greatest(value: Scalar) -> Scalar:
     """Returns the greatest of all replicas' numbers. It is equal on all replicas.
 
-    Args:
-      value: A `float32` tensor of shape `[]`, not negative and not NaN, `PerReplica` in
-        cross-replica context.
+    In cross-replica context, `value` is `PerReplica`. It is not negative and not NaN.
     """
     if count() == 1:
         return local_result(value)
@@ -218,29 +198,23 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
     once for all. Unlike TensorFlow's `merge_call`, this one does not pass the strategy
     to `function`.
     """
-    if tf.distribute.in_cross_replica_context() or not _needs_merge_call():
+    if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
+        return function(*args)
+    # Keras calls the same private function. TensorFlow 2.4 does not have it, and has no
+    # strategy that can do without merge_call.
+    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
+    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
+    if supports_none is not None and supports_none():
         return function(*args)
     context = tf.distribute.get_replica_context()
     return context.merge_call(lambda _, *merged: function(*merged), args=args)
 
 
 def local_result(value: Any) -> Any:
-    """Returns one replica's part of a value that is equal on all replicas.
+    """Returns this worker's first part of a value that is equal on all replicas.
 
-    It is the part of this worker's first replica. Outside of cross-replica context,
-    `value` is that part already.
+    Outside of cross-replica context, `value` is that part already.
     """
     if not tf.distribute.in_cross_replica_context():
         return value
     return tf.distribute.get_strategy().experimental_local_results(value)[0]
-
-
-def _needs_merge_call() -> bool:
-    """Tells whether replicas are threads of this process, which `merge_call` joins."""
-    if not tf.distribute.has_strategy():
-        return False
-    # Keras calls the same private function. TensorFlow 2.4 does not have it, and has no
-    # strategy that can do without merge_call (seen on 2.4 and 2.8-2.21).
-    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
-    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
-    return supports_none is None or not supports_none()

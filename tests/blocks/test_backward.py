@@ -134,15 +134,7 @@ def test_statistics_move_once(family, mode, recompute, x):
         np.testing.assert_allclose(grad, other, atol=0.1)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_dropout_drops_the_same_on_the_way_back(family, mode, recompute, x):
-    if recompute and family.name != "keras3":
-        pytest.skip("Keras 2 draws what no variable keeps")
-    block = ScaledBlock(
-        half(family, lambda layers: layers.Dropout(0.5, seed=3)), recompute=recompute
-    )
-
+def assert_the_same_is_dropped_on_the_way_back(block, mode, x):
     def step():
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -156,6 +148,29 @@ def test_dropout_drops_the_same_on_the_way_back(family, mode, recompute, x):
         np.testing.assert_array_equal(y.numpy() == 0, grad.numpy() == 0)
         masks.append(y.numpy() == 0)
     assert (masks[0] != masks[1]).any()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_dropout(family, mode, recompute, x):
+    if recompute and family.name != "keras3":
+        pytest.skip("Keras 2 draws what no variable keeps")
+    layer = half(family, lambda layers: layers.Dropout(0.5, seed=3))
+    block = ScaledBlock(layer, recompute=recompute)
+    assert_the_same_is_dropped_on_the_way_back(block, mode, x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layers_own_generator(family, mode, x):
+    class Drops(family.keras.layers.Layer):
+        def call(self, inputs):
+            kept = self.generator.uniform(inputs.shape) > 0.5
+            return inputs * tf.cast(kept, inputs.dtype)
+
+    layer = half(family, lambda _: Drops())
+    layer.generator = tf.random.Generator.from_seed(3)
+    block = ScaledBlock(layer, recompute=True)
+    assert_the_same_is_dropped_on_the_way_back(block, mode, x)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -81,10 +81,9 @@ def test_what_is_in_a_loop_or_a_branch_that_has_ended_is_not_visible(mode):
 
     def step(fed):
         around = fed + 1.0
-        place = graphs.this_place()
 
         def body(x):
-            told.append((graphs.is_visible(around), graphs.is_in_sight(place)))
+            told.append((graphs.is_visible(around), graphs.is_nested()))
             return double(x)
 
         (found,) = tf.while_loop(lambda x: x < 9.0, body, [around])
@@ -100,34 +99,31 @@ def test_what_is_in_a_loop_or_a_branch_that_has_ended_is_not_visible(mode):
     assert len(inside) >= 2
 
 
-def test_what_eager_mode_holds_is_visible_in_a_graph_and_its_place_is_not():
-    held, place = tf.constant(1.0), graphs.this_place()
-    assert graphs.is_in_sight(place)
+def test_what_eager_mode_holds_is_visible_in_a_graph():
+    held = tf.constant(1.0)
+    assert graphs.is_visible(held)
     with tf.Graph().as_default():
         assert graphs.is_visible(held)
-        assert not graphs.is_in_sight(place)
 
 
-def test_of_two_branches_that_are_built_one_is_the_other():
-    told = []
+def test_the_branches_of_one_fork_are_known_while_they_are_built():
+    found = []
+
+    def note(x):
+        found.append(graphs.branches_here())
+        return x
 
     @tf.function(autograph=False)
     def step(x):
-        first = []
-
-        def one():
-            first.append(graphs.current_graph())
-            return x
-
-        def other():
-            told.append(graphs.is_other_branch(first[0]))
-            told.append(graphs.is_other_branch(graphs.current_graph()))
-            return x
-
-        return tf.cond(x > 0.0, one, other)
+        assert graphs.branches_here() == {}
+        tf.cond(x > 0.0, lambda: note(x), lambda: note(x))
+        return tf.cond(x > 0.0, lambda: note(x), lambda: note(note(x)))
 
     step(tf.constant(1.0))
-    assert told == [True, False]
+    (one, other, first, second, again) = (next(iter(each.items())) for each in found)
+    assert one[0] == other[0] != first[0] == second[0] == again[0]
+    assert len({id(branch) for _, branch in (one, other, first, second)}) == 4
+    assert second[1] is again[1]
 
 
 @pytest.mark.parametrize("reads", [False, True])

@@ -13,7 +13,8 @@ from installed import families
 from models import data, regression
 
 import lossscale
-from lossscale.runtime.late_imports import when_imported
+from lossscale.runtime import kerases
+from lossscale.runtime.kerases import when_imported
 
 ROOT = Path(lossscale.__file__).parents[1]
 
@@ -94,37 +95,34 @@ def test_all_that_wait_are_called_once_at_the_end(package):
     called = []
     before = list(sys.meta_path)
     for number in range(3):
-        when_imported(package, lambda module, n=number: called.append((n, module.done)))
+        when_imported(package, lambda n=number: called.append(n))
     assert called == []
     assert package not in sys.modules
     assert importlib.util.find_spec(package) is not None  # only asked for
     assert called == []
     importlib.import_module(package)
-    assert called == [(0, True), (1, True), (2, True)]
+    assert called == [0, 1, 2]
     assert sys.meta_path == before  # nothing is left behind
-    when_imported(package, called.append)
-    assert called[-1] is sys.modules[package]
     importlib.reload(sys.modules[package])
-    assert len(called) == 4
+    assert len(called) == 3
 
 
 def test_a_failed_import_is_none(package, tmp_path):
     called = []
     (tmp_path / "broken").touch()
-    when_imported(package, called.append)
+    when_imported(package, lambda: called.append(sys.modules[package].done))
     with pytest.raises(ImportError, match="broken"):
         importlib.import_module(package)
     assert called == []
     (tmp_path / "broken").unlink()
     importlib.import_module(package)
-    assert called == [sys.modules[package]]
+    assert called == [True]
 
 
 def test_a_package_that_is_missing_stays_missing():
-    before = list(sys.meta_path)
     when_imported("no_such_package_anywhere", pytest.fail)
     assert importlib.util.find_spec("no_such_package_anywhere") is None
-    sys.meta_path[:] = before
+    kerases._awaited.pop("no_such_package_anywhere")
 
 
 def test_a_monitor_is_a_callback_of_every_keras(family):
