@@ -73,11 +73,11 @@ class ScaledBlock:
     Raises:
       TypeError: `layer` is not a layer of a Keras on TensorFlow, or another argument
         has the wrong type.
-      ValueError: `layer` is a ScaledBlock, or `headroom` is out of range. Also when the
-        block is called: the layer has synchronized batch normalization, and there are
-        several replicas; the layer reads a tensor that has a gradient and is not an
-        argument; a tape watches a variable of the layer that is not trainable. In a
-        graph the error about a tensor may come later, when the gradient is computed.
+      ValueError: `layer` is a ScaledBlock, or `headroom` is out of range, or `dtype` is
+        given. When the block is called: the layer has synchronized batch normalization,
+        and there are several replicas. Or the layer reads a tensor that has a gradient
+        and is not an argument; in a graph this error may come when the gradient is
+        computed. Or a tape watches a variable of the layer that is not trainable.
 
     Source: Ramesh et al., "Zero-Shot Text-to-Image Generation" (arXiv 2102.12092),
     section 2.4 and appendix D: a scale per residual block. Theirs is kept and adjusted

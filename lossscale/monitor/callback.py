@@ -94,7 +94,7 @@ class LossScaleMonitor(_Callback):
         before and after every batch.
       verbose: 0 prints no line at the end. Warnings are given in any case.
       check_underflow: Whether to find the headroom of any loss scale that checks
-        gradients. This reads the gradients once more at every step, and traces the
+        gradients. This reads the gradients twice more at every step, and traces the
         model's training step again if it was traced.
       check_activations: Whether to keep, on the device, the largest magnitude of each
         layer's outputs. A warning of skipped steps then names the first layer with an

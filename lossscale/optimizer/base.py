@@ -98,9 +98,9 @@ class LossScaleOptimizer:
 
     `scale_loss` makes a division pending, `get_unscaled_gradients` divides, and
     `apply_gradients` divides if the division is still pending. Unscale all gradients of
-    a loss, or none, and let one of these functions divide them. A division by a tensor
-    of the loss scale is seen in eager mode and within one `tf.function`, but not in its
-    branches and loops (`tf.while_loop`), and not through a variable.
+    a loss, or none. Do not divide by hand: the library sees a division by a tensor of
+    the loss scale in eager mode and within one `tf.function`, but not in its branches
+    and loops (`tf.while_loop`), and not through a variable.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
@@ -116,7 +116,8 @@ class LossScaleOptimizer:
       communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange their
         gradients, half the bytes of float32. The wrapper sums them while they are still
         scaled, and unscales the sum in float32. None: their own dtypes.
-      **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults only.
+      **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults. Any
+        other value is a `ValueError`: set it on the inner optimizer.
 
     By position you may give the arguments in Keras 2's order, `(optimizer, False,
     1024)`, or two numbers in Keras 3's: `(optimizer, 1024.0, 2000)`. One number alone

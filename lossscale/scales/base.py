@@ -100,7 +100,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     Attributes:
       needs_largest: Whether `_adjust` also gets the greatest magnitude of a step's
-        gradients, which are read once more for it. A subclass sets it in its class.
+        gradients, which are read twice more for it. A subclass sets it in its class.
       checks_gradients: Whether `update` looks at the gradients. If not, it returns the
         Python value True, and every step is applied.
       skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
@@ -394,7 +394,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
         Args:
           grads: A nest of gradients. They are divided in float32 (wider ones in their
-            own dtype), exactly if the loss scale is a power of two.
+            own dtype): exactly if the loss scale is a power of two and the quotient is
+            not below 2**-126.
 
         Returns:
           A nest of the same structure, sparsity and dtypes: in float16, small ones

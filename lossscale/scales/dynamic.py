@@ -67,8 +67,8 @@ class DynamicLossScale(LossScale):
     ```
 
     A file may hold a scale that is 0, negative, infinite, NaN or below the floor. The
-    next step replaces it, with a warning in eager mode. In no other step can an
-    overflow raise the scale.
+    next step replaces it, with a warning in eager mode. Except for this,
+    an overflow never raises the scale.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:
@@ -93,8 +93,8 @@ class DynamicLossScale(LossScale):
       min_loss_scale: The floor.
       max_loss_scale: The ceiling. None: only float32 bounds the scale; it does not grow
         where the result would be infinite.
-      search_period: Takes the place of `increment_period` until the first bad step. 1
-        finds a scale that is far from `initial_loss_scale` in a few steps. The first
+      search_period: Takes the place of `increment_period` until the first bad step.
+        With 1 the scale grows at every step until the first overflow. The first
         bad step ends the search, even if `hysteresis` keeps the scale. None: there is
         no search.
       backoff_cooldown: After the scale has backed off, it does not back off again for

@@ -59,20 +59,21 @@ class HeadroomLossScale(LossScale):
     ```
 
     Gradients of activations are float16, too, and may be larger than those of weights.
-    When they overflow, the ceiling comes down, and holds the scale below. It rises
-    again as slowly as a dynamic loss scale.
+    When they overflow, the ceiling falls and limits the scale. It doubles after
+    `increment_period` good steps.
 
     >>> loss_scale = HeadroomLossScale()
     >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
-    >>> float(loss_scale)  # 2**-10 times 2**21 is 2**11, 4 doublings below 65504
+    >>> float(loss_scale)  # 2**-10 times 2**21 is 2**11, nearly 5 doublings below 65504
     2097152.0
 
     Args:
       initial_loss_scale: The scale of the first step.
-      headroom: The largest scaled gradient is kept this many doublings below float16's
-        65504. A whole number, so that the scale stays a power of two.
-      half_life: After this many steps, a number above 0, the largest gradient counts
-        half. So the scale doubles if the gradients have become smaller.
+      headroom: The largest scaled gradient is kept at least this many doublings below
+        float16's 65504, and at most one more, since the scale stays a power of two. A
+        whole number.
+      half_life: A number of steps above 0, after which the largest gradient counts
+        half: if the gradients have become smaller, the scale is then twice as high.
       increment_period: After this many good steps in a row the ceiling doubles.
       min_loss_scale: The floor.
       max_loss_scale: The highest ceiling. None: 2**127.

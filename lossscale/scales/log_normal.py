@@ -49,11 +49,14 @@ class LogNormalLossScale(LossScale):
       should_apply_gradients = is_finite
     ```
 
-    OpenSeq2Seq differs in four points. On a bad step it takes `x = 2**log2_max`, so
-    that one overflow holds its scale at the floor for hundreds of steps. Here `x` is
-    one doubling above the largest gradient that the scale allowed. If all gradients are
-    zero, its logarithm is infinite. Its last line always takes 16. Its state is
-    float32.
+    OpenSeq2Seq differs in four points:
+
+    1. On a bad step it takes `x = 2**log2_max`, so that one overflow holds its scale at
+       the floor for hundreds of steps. Here `x` is one doubling above the largest
+       gradient that the scale allowed.
+    2. If all gradients are zero, its logarithm is infinite. Here nothing changes.
+    3. It computes S with 16, whatever `log2_max` is.
+    4. Its state is float32.
 
     >>> loss_scale = LogNormalLossScale()
     >>> for _ in range(3):

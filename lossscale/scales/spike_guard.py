@@ -93,7 +93,7 @@ class SpikeGuard(LossScale):
     `largest`, `recent` and `limit` are float32, and so is the comparison `largest >
     limit`. The arithmetic on `recent` is float64, and `limit` is rounded to the
     nearest float32. A magnitude that float32 cannot hold counts as M. None is above M,
-    so the guard skips none of the first `window` steps.
+    so the guard skips no finite one of the first `window` steps.
 
     A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
     good step, and a run of good steps goes on after it. It changes only `spikes`,

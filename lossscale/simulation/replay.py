@@ -144,8 +144,8 @@ def simulate(
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
     The scale falls to 2**12 in three steps. Then it tries 2**13 after every 20 good
-    steps, in vain. A loss scale that looks at the gradients gets `largest`, or without
-    it the size at which they just reach the limit:
+    steps, in vain. A loss scale that looks at the gradients gets `largest`,
+    or without it 65504 / `limit`:
 
     >>> simulate(lossscale.HeadroomLossScale(), limit=limit)
     Simulation(steps=100, steps_lost=3, longest_stall=3, log2_below_limit=3.96)

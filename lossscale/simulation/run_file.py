@@ -44,7 +44,8 @@ _HEIGHT = 0.4
 class Run:
     """What happened at each step of a run: what `load_run` reads from a file.
 
-    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on it.
+    `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on the same
+    overflows. If its values would be far from this run's, give `limit` instead.
     `is_finite, loss_scale = run` gives the first two arrays.
 
     Attributes:
