@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -105,31 +106,20 @@ def test_what_is_no_number(cls, name, value):
 
 
 @pytest.mark.peer_defect(10)
-@pytest.mark.parametrize(("cls", "name"), SCALE_ARGUMENTS)
-@pytest.mark.parametrize("value", NOT_SCALES, ids=repr)
-def test_numbers_that_no_loss_scale_can_be(cls, name, value):
-    refuses(ValueError, name, value, lambda: cls(**arguments(cls, name, value)))
-
-
-@pytest.mark.peer_defect(10)
-@pytest.mark.parametrize(("cls", "name"), COUNT_ARGUMENTS)
-@pytest.mark.parametrize("value", NOT_COUNTS, ids=repr)
-def test_numbers_that_count_nothing(cls, name, value):
-    refuses(ValueError, name, value, lambda: cls(**arguments(cls, name, value)))
-
-
-@pytest.mark.peer_defect(10)
-@pytest.mark.parametrize(("cls", "name"), GROWTH_ARGUMENTS)
-@pytest.mark.parametrize("value", [1, 0.5, 0, -2, np.nan, np.inf, 1 + 1e-12, 1e39])
-def test_multipliers_that_do_not_grow(cls, name, value):
-    refuses(ValueError, name, value, lambda: cls(**arguments(cls, name, value)))
-
-
-@pytest.mark.peer_defect(10)
-@pytest.mark.parametrize(("cls", "name"), BACKOFF_ARGUMENTS)
-@pytest.mark.parametrize("value", [1, 2, 0, -0.5, np.nan, np.inf, 1 - 1e-12, 1e-60])
-def test_backoff_factors_that_do_not_shrink(cls, name, value):
-    refuses(ValueError, name, value, lambda: cls(**arguments(cls, name, value)))
+@pytest.mark.parametrize(
+    ("alike", "values"),
+    [
+        (SCALE_ARGUMENTS, NOT_SCALES),
+        (COUNT_ARGUMENTS, NOT_COUNTS),
+        (GROWTH_ARGUMENTS, [1, 0.5, 0, -2, np.nan, np.inf, 1 + 1e-12, 1e39]),
+        (BACKOFF_ARGUMENTS, [1, 2, 0, -0.5, np.nan, np.inf, 1 - 1e-12, 1e-60]),
+    ],
+    ids=["scales", "counts", "growth", "backoff"],
+)
+def test_numbers_out_of_range(alike, values):
+    for (cls, name), value in itertools.product(alike, values):
+        given = arguments(cls, name, value)
+        refuses(ValueError, name, value, lambda c=cls, g=given: c(**g))
 
 
 @pytest.mark.parametrize(
@@ -157,24 +147,16 @@ def test_contribs_managers_start_at_one_or_more():
     )
 
 
-@pytest.mark.parametrize("value", ["good", None, 3, {"good": 1}], ids=repr)
-def test_hysteresis_resets_that_are_no_sequence(value):
-    refuses(
-        TypeError,
-        "hysteresis_reset",
-        value,
-        lambda: DynamicLossScale(hysteresis_reset=value),
-    )
+RESETS = [
+    *[(TypeError, value, value) for value in ("good", None, 3, {"good": 1})],
+    *[(ValueError, v, ("good", v)) for v in ("bad", None, np.array(["good", "bad"]))],
+]
 
 
-@pytest.mark.parametrize("value", ["bad", None, np.array(["good", "bad"])], ids=repr)
-def test_unknown_hysteresis_resets(value):
-    refuses(
-        ValueError,
-        "hysteresis_reset",
-        value,
-        lambda: DynamicLossScale(hysteresis_reset=("good", value)),
-    )
+@pytest.mark.parametrize(("error", "value", "given"), RESETS, ids=repr)
+def test_hysteresis_resets_that_are_none(error, value, given):
+    name = "hysteresis_reset"
+    refuses(error, name, value, lambda: DynamicLossScale(hysteresis_reset=given))
 
 
 @pytest.mark.parametrize("value", [1, "yes", None, 0.0], ids=repr)

@@ -168,18 +168,6 @@ def test_of_fewer_than_five_values_nothing_is_sure():
     assert timing.over_processes([timing.Figure(n, 0.2) for n in range(5)]) == (2, 2)
 
 
-def test_the_error_is_the_longer_side_and_many_values_have_one():
-    assert timing.figure([1, 2, 3, 4, 9]) == (3, 6)
-    assert timing.figure(range(2001)) == (1000, 37)
-
-
-def test_what_is_added_is_taken_within_a_round():
-    base = [0.010, 0.500, 0.020, 0.300, 0.011]  # the machine is busy now and then
-    found = timing.added([each + 0.002 for each in base], base)
-    assert found.median == pytest.approx(2)
-    assert found.error == pytest.approx(0, abs=1e-9)
-
-
 def test_what_is_within_noise_has_no_ratio():
     sure, unsure = timing.Figure(4.0, 0.4), timing.Figure(0.3, 0.4)
     less = timing.Figure(-2.0, 0.1)
@@ -213,12 +201,3 @@ def test_what_does_not_differ_is_called_the_same():
     assert timing.is_sure(timing.Figure(6.0, 2.0), step)
     assert timing.is_sure(timing.Figure(0.1, 0.39), step)
     assert not timing.is_sure(timing.Figure(0.6, 0.5), step)
-
-
-def test_every_round_holds_every_contender():
-    called = []
-    runs = {name: lambda n, name=name: called.append(name) or n * 1e-6 for name in "ab"}
-    times = timing.interleaved(runs, 0)
-    assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5}
-    rounds = list(zip(called[2::2], called[3::2]))
-    assert {*rounds} == {("a", "b"), ("b", "a")}

@@ -161,23 +161,3 @@ def test_a_drawing_is_read_on_a_phone_and_in_the_dark(browser, built):
     assert (
         ground == "rgba(0, 0, 0, 0)"
     )  # the page's own, which its colours are made for
-
-
-def test_a_broken_word_and_a_wrapped_block_are_found(browser, tmp_path):
-    page = tmp_path / "page.html"
-    style = "width: 30px; overflow-wrap: anywhere"
-    table = f"<table><tr><td style='{style}'>gradients</td><td>of</td></tr></table>"
-    block = "<pre style='white-space: pre-wrap; overflow: auto'>a b</pre>"
-    page.write_text(f"<article>{table}{block}<pre style='overflow: auto'>a</pre>")
-    show(browser, page, WIDE)
-    assert browser.execute_script(BROKEN_WORDS) == ["gradients"]
-    assert browser.execute_script(WRAPPED) == ["a b"]
-
-
-def test_a_page_that_slides_is_found(browser, tmp_path):
-    page = tmp_path / "page.html"
-    page.write_text("<article><p style='width: 900px'>wide</p></article>")
-    show(browser, page, NARROW)
-    slides, _, beyond = browser.execute_script(OVER_THE_EDGE)
-    assert slides > 400
-    assert beyond

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -97,16 +96,6 @@ def test_two_workers_end_with_equal_weights():
         assert float(re.search(r"accuracy: ([\d.]+)%", mine[2])[1]) > 80
 
 
-@pytest.mark.slow
-def test_with_a_real_tf_config_it_is_one_worker():
-    cluster = {"chief": ["localhost:0"]}  # alone, it opens no port
-    task = {"type": "chief", "index": 0}
-    lines = run_multi_worker(TF_CONFIG=json.dumps({"cluster": cluster, "task": task}))
-    assert not any(line.startswith("worker") for line in lines)
-    assert lines[-1].startswith("weights: ")
-    assert "skipped: 1" in lines  # the second worker's overflow is not there
-
-
 def printed_by(name, folder, monkeypatch, capsys, others=()):
     """Runs an example that draws a picture, and returns it and what it printed."""
     monkeypatch.syspath_prepend(str(PATH.parent))  # one imports digits
@@ -134,21 +123,6 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     drawn = re.search(r"picture\.png, of (.*)\.", printed).group(1).split(", ")
     assert len(drawn) == 5
     assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("compare_schedules", "gradient_ranges", "digits"),
-        *("scaled_blocks", "twenty_blocks", "spike_guard", "forward_ranges"),
-    ],
-)
-def test_pictures_are_left_beside_their_examples(name):
-    source = PATH.with_name(f"{name}.py").read_text()
-    assert 'PICTURE = os.path.splitext(os.path.abspath(__file__))[0] + ".png"' in source
-    assert 'add_argument("--output", default=PICTURE' in " ".join(
-        source.split()
-    ).replace("add_argument( ", "add_argument(")
 
 
 def test_twenty_blocks(tmp_path, monkeypatch, capsys):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-import peer_defects
 import pytest
 from installed import ROOT
-from peer_defects import DEFECTS, marked
+from peer_defects import DEFECTS, DOCUMENTED, NOT_SHOWN, marked
 
 TESTS = ROOT / "tests"
 PAGES = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
@@ -26,21 +25,14 @@ def test_a_test_holds_it(row):
     assert HELD.get(row), f"no test has the marker peer_defect({row})"
 
 
-@pytest.mark.parametrize("row", [row for row in DEFECTS if DEFECTS[row].documented])
+@pytest.mark.parametrize("row", DOCUMENTED)
 def test_a_page_has_the_sentence(row):
-    assert DEFECTS[row].documented in re.sub(r"\s+", " ", PAGES)
-
-
-def test_the_page_shows_the_table():
-    page = (ROOT / "docs" / "reliability.md").read_text()
-    shown = re.findall(r"(?m)^\| (\d+) \| (.*) \| (.*) \| (.*) \|$", page)
-    table = DEFECTS.items()
-    assert shown == [(str(n), row.who, row.peer, row.promise) for n, row in table]
+    assert DOCUMENTED[row] in re.sub(r"\s+", " ", PAGES)
 
 
 @pytest.mark.parametrize("row", DEFECTS)
 def test_a_test_shows_it_in_a_peer_or_the_table_says_why_not(row):
-    assert bool(SHOWN.get(row)) != bool(DEFECTS[row].not_shown)
+    assert bool(SHOWN.get(row)) != (row in NOT_SHOWN)
 
 
 @pytest.mark.parametrize("row", sorted(set(DEFECTS) - WITHOUT_KERAS))
@@ -51,31 +43,6 @@ def test_it_is_held_on_every_keras(row):
 @pytest.mark.parametrize("found", [HELD, SHOWN], ids=["peer_defect", "peer_fails"])
 def test_no_marker_names_a_row_that_is_none(found):
     assert set(found) <= set(DEFECTS)
-
-
-def test_markers_are_found_wherever_they_stand():
-    tree = ast.parse(
-        """
-pytestmark = [pytest.mark.slow, pytest.mark.peer_defect(1)]
-
-@pytest.mark.peer_defect(2, 3)
-def test_a(): ...
-
-@pytest.mark.peer_defect(4)
-class TestB:
-    @pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.peer_defect(5))])
-    def test_c(self): ...
-
-    def helper(self): ...
-
-def test_d(): ...
-"""
-    )
-    assert list(peer_defects._marked_in(tree, "peer_defect")) == [
-        ("test_a", [1, 2, 3]),
-        ("TestB::test_c", [1, 4, 5]),
-        ("test_d", [1]),
-    ]
 
 
 def _asks_for_families(test):

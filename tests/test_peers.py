@@ -112,7 +112,7 @@ WORKER = """
         sys.stdin.read()  # ending, it would break the other one's waiting
 """
 #: A step takes some milliseconds.
-HANGS = 15
+HANGS = 5
 
 
 @pytest.mark.slow

@@ -9,19 +9,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from limits import skip_without
+from installed import families
+from limits import LIMITS, skip_without
 from models import compiled
-from strategies import assert_bit_equal, copies
+from strategies import assert_bit_equal, copies, last_replica_gets
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 
-WAYS = ["argument", "override"]
+#: Where each kind of optimizer lets a user's function aggregate.
+each_way = pytest.mark.parametrize(
+    ("family", "way"),
+    [
+        pytest.param(family, way, id=f"{family.name}-{way}")
+        for family in families()
+        for way in ("argument", "override")
+        if not LIMITS[f"aggregation by {way}"][0](family)
+    ],
+)
 LOOPS = ["keras2", "keras3"]
 
 
 def sgd(family, way, aggregate):
     """Returns an optimizer that aggregates with a function of the user's."""
-    skip_without(f"aggregation by {way}", family)
     if way == "argument":
         return family.optimizers.SGD(1.0, gradient_aggregator=aggregate)
 
@@ -47,10 +56,9 @@ def make_step(optimizer, variables, loop, mode):
     return compiled(step, mode)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.every_combination
 @pytest.mark.slow_on_the_newest
 def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
     family, way, loop, mode
@@ -81,9 +89,8 @@ def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
     assert int(optimizer.iterations.numpy()) == 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.every_combination
 def test_what_was_clipped_away_before_it_is_seen(family, way, mode):
     scale = DynamicLossScale(8.0)
     optimizer = LossScaleOptimizer(sgd(family, way, list), scale)
@@ -103,9 +110,8 @@ def test_what_was_clipped_away_before_it_is_seen(family, way, mode):
     assert float(scale) == 4.0
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 @pytest.mark.parametrize("loss_scale", [8.0, "dynamic"])
-@pytest.mark.every_combination
 def test_it_may_return_others(family, way, loss_scale):
     def aggregate(pairs):
         assert [variable is not None for _, variable in pairs] == [True, True]
@@ -127,9 +133,8 @@ def test_it_may_return_others(family, way, loss_scale):
         assert optimizer.loss_scale.skipped_steps.numpy() == 2
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each_way
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.every_combination
 def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode):
     seen = []
 
@@ -148,10 +153,10 @@ def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode
         optimizer.build([variable])
 
     def replica(special):
-        context = tf.distribute.get_replica_context()
-        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
         optimizer.scale_loss(tf.constant(1.0))
-        grads = [tf.where(last, special, 1.0) * optimizer.loss_scale() * tf.ones([2])]
+        grads = [
+            last_replica_gets(special, 1.0) * optimizer.loss_scale() * tf.ones([2])
+        ]
         optimizer.apply_gradients(
             zip(optimizer.get_unscaled_gradients(grads), [variable])
         )

@@ -46,15 +46,24 @@ def _adds_up(request):
             pytest.skip("this TensorFlow's collectives add up no bfloat16")
 
 
-def wrapped(family, loss_scale=None, dtype="float16", **options):
+def wrapped(family, loss_scale=None, dtype="float16", inner=None):
     """Returns an optimizer of learning rate 1 whose gradients cross in `dtype`."""
     loss_scale = loss_scale or DynamicLossScale(2.0**6)
-    inner = family.optimizers.SGD(1.0, **options)
+    inner = inner or family.optimizers.SGD(1.0)
     return LossScaleOptimizer(inner, loss_scale, communication_dtype=dtype)
 
 
-def step_of(strategy, optimizer, variables, gradients, unscale=None):
-    """Returns a traced step.
+def built(mirrored, family, *starts, **options):
+    """Returns one that is built, and its variables, which begin with these values."""
+    with mirrored.scope():
+        variables = [variable_of(family, start) for start in starts]
+        optimizer = wrapped(family, **options)
+        optimizer.build(variables)
+    return optimizer, variables
+
+
+def step_of(strategy, optimizer, variables, gradients, unscale=None, eagerly=False):
+    """Returns a step, traced if not `eagerly`.
 
     Args:
       strategy: The strategy.
@@ -64,6 +73,7 @@ def step_of(strategy, optimizer, variables, gradients, unscale=None):
         which the scaled one is given.
       unscale: Called with the unscaled gradients, returns those to apply. None: they
         are applied as they are.
+      eagerly: Whether it is no `tf.function`.
     """
 
     def each():
@@ -73,7 +83,10 @@ def step_of(strategy, optimizer, variables, gradients, unscale=None):
             grads = unscale(optimizer.get_unscaled_gradients(grads))
         optimizer.apply_gradients(list(zip(grads, variables)))
 
-    return tf.function(lambda: strategy.run(each), autograph=False)
+    def step():
+        strategy.run(each)
+
+    return step if eagerly else tf.function(step, autograph=False)
 
 
 def equal(*each):
@@ -90,15 +103,12 @@ def values(strategy, *variables):
 
 @pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-def test_fit(mirrored, family, dtype, eagerly):
+def test_fit(mirrored, family, dtype):
     skip_without("fit over replicas", family)
     skip_without("adding up over replicas", family)
-    run = SHORT_RUN if eagerly else RUN
-    options = {"run_eagerly": eagerly, "communication_dtype": dtype}
-    seen = strategies.fit(mirrored, family, run, **options)
-    assert seen.states == rule(applied(run))
-    for ours, theirs in zip(seen.weights, strategies.fit_on_one(family, run)):
+    seen = strategies.fit(mirrored, family, RUN, communication_dtype=dtype)
+    assert seen.states == rule(applied(RUN))
+    for ours, theirs in zip(seen.weights, strategies.fit_on_one(family, RUN)):
         assert_same(ours, theirs)
 
 
@@ -130,11 +140,9 @@ def test_what_overflows_in_the_cast_or_in_the_sum_alone_is_skipped(
     assert all(is_finite for *_, is_finite in in_float32.states)
 
 
-def test_an_overflow_that_is_clipped_away_is_seen_on_all(mirrored, family):
-    with mirrored.scope():
-        first, second = variable_of(family, [1.0, 2.0]), variable_of(family, [3.0])
-        optimizer = wrapped(family)
-        optimizer.build([first, second])
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+def test_an_overflow_that_is_clipped_away_is_seen_on_all(mirrored, family, eagerly):
+    optimizer, variables = built(mirrored, family, [1.0, 2.0], [3.0])
 
     def gradients(number, scale):
         is_last = tf.cast(tf.equal(number, REPLICAS - 1), tf.float32)
@@ -144,28 +152,25 @@ def test_an_overflow_that_is_clipped_away_is_seen_on_all(mirrored, family):
     def clip(grads):
         return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
 
-    step_of(mirrored, optimizer, [first, second], gradients, clip)()
-    assert values(mirrored, first, second) == [[1.0, 2.0], [3.0]]
+    step_of(mirrored, optimizer, variables, gradients, clip, eagerly)()
+    assert values(mirrored, *variables) == [[1.0, 2.0], [3.0]]
     assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1
     (fault,) = optimizer.nonfinite_gradients()
     assert fault.kind == "inf"
-    assert fault.variable is first
+    assert fault.variable is variables[0]
 
 
 def test_only_what_is_at_fault_is_named(mirrored, family):
-    with mirrored.scope():
-        first, second = variable_of(family, [1.0, 2.0]), variable_of(family, [3.0])
-        optimizer = wrapped(family)
-        optimizer.build([first, second])
+    optimizer, variables = built(mirrored, family, [1.0, 2.0], [3.0])
 
     def gradients(number, scale):
         large = 2048.0 * tf.cast(tf.equal(number, REPLICAS - 1), tf.float32)
         return [tf.stack([scale, scale]), tf.reshape(scale * large, [1])]
 
-    step_of(mirrored, optimizer, [first, second], gradients)()
+    step_of(mirrored, optimizer, variables, gradients)()
     (fault,) = optimizer.nonfinite_gradients()
     assert fault.kind == "inf"
-    assert fault.variable is second
+    assert fault.variable is variables[1]
 
 
 @pytest.mark.parametrize("unscale", [None, list], ids=["scaled", "unscaled"])
@@ -201,12 +206,10 @@ def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_a_fixed_scale_without_a_check_adds_up_too(mirrored, family, dtype):
-    with mirrored.scope():
-        variable = variable_of(family, [1.0])
-        optimizer = wrapped(family, FixedLossScale(2.0**8), dtype)
-        optimizer.build([variable])
-    step_of(mirrored, optimizer, [variable], equal([1.0]))()
-    assert values(mirrored, variable) == [[1.0 - REPLICAS]]
+    fixed = FixedLossScale(2.0**8)
+    optimizer, variables = built(mirrored, family, [1.0], loss_scale=fixed, dtype=dtype)
+    step_of(mirrored, optimizer, variables, equal([1.0]))()
+    assert values(mirrored, *variables) == [[1.0 - REPLICAS]]
 
 
 def test_without_a_check_float16_is_refused(family):
@@ -216,49 +219,23 @@ def test_without_a_check_float16_is_refused(family):
     assert wrapped(family, checked).communication_dtype == "float16"
 
 
-def test_an_overflow_that_is_clipped_away_eagerly_is_seen(mirrored, family):
-    with mirrored.scope():
-        variable = variable_of(family, [1.0])
-        optimizer = wrapped(family)
-        optimizer.build([variable])
-
-    def each():
-        scale = optimizer.scale_loss(tf.constant(1.0))
-        is_last = tf.cast(tf.equal(strategies.replica(), REPLICAS - 1), tf.float32)
-        grads = [tf.reshape(scale / (1.0 - is_last), [1])]
-        grads = optimizer.get_unscaled_gradients(grads)
-        grads = [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-        optimizer.apply_gradients(list(zip(grads, [variable])))
-
-    mirrored.run(each)
-    assert values(mirrored, variable) == [[1.0]]
-    (fault,) = optimizer.nonfinite_gradients()
-    assert fault.kind == "inf"
-
-
 def test_small_gradients_are_scaled_again_for_the_way(mirrored, family):
     """2**-26 is zero in float16, and is not once it is multiplied by 2**6."""
-    with mirrored.scope():
-        variable = variable_of(family, [0.0])
-        optimizer = wrapped(family)
-        optimizer.build([variable])
+    optimizer, variables = built(mirrored, family, [0.0])
     for unscale in (None, list):
-        step_of(mirrored, optimizer, [variable], equal([2.0**-26]), unscale)()
-    assert values(mirrored, variable) == [[-2.0 * REPLICAS * 2.0**-26]]
+        step_of(mirrored, optimizer, variables, equal([2.0**-26]), unscale)()
+    assert values(mirrored, *variables) == [[-2.0 * REPLICAS * 2.0**-26]]
 
 
 def test_the_error_is_float16s(mirrored, family, rng):
     grads = rng.normal(size=[REPLICAS, 1000]).astype(np.float32)
-    with mirrored.scope():
-        variable = variable_of(family, np.zeros(1000, np.float32))
-        optimizer = wrapped(family)
-        optimizer.build([variable])
+    optimizer, variables = built(mirrored, family, np.zeros(1000, np.float32))
 
     def gradients(number, scale):
         return [tf.gather(grads, number) * scale]
 
-    step_of(mirrored, optimizer, [variable], gradients)()
-    found = -np.array(strategies.agreed(mirrored, variable))
+    step_of(mirrored, optimizer, variables, gradients)()
+    found = -np.array(strategies.agreed(mirrored, *variables))
     exact = grads.astype(np.float64).sum(0)
     bound = (REPLICAS + 1) * 2.0**-11 * np.abs(grads).sum(0)
     assert (np.abs(found - exact) <= bound).all()
@@ -266,13 +243,6 @@ def test_the_error_is_float16s(mirrored, family, rng):
 
 
 # What crosses
-
-
-def nodes_of(function):
-    """Returns the nodes of a function's graph, and of all that it calls."""
-    definition = function.graph.as_graph_def()
-    bodies = (each.node_def for each in definition.library.function)
-    return [node for nodes in (definition.node, *bodies) for node in nodes]
 
 
 def crossing_dtypes(nodes):
@@ -289,11 +259,8 @@ def crossing_dtypes(nodes):
 def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype):
     found = {}
     for each in (None, dtype):
-        with mirrored.scope():
-            variables = [variable_of(family, np.zeros([2, 2])) for _ in range(2)]
-            optimizer = wrapped(family, dtype=each)
-            optimizer.build(variables)
         ones = np.ones([2, 2])
+        optimizer, variables = built(mirrored, family, ones, ones, dtype=each)
         step = step_of(mirrored, optimizer, variables, equal(ones, ones))
         function = step.get_concrete_function()
         found[each] = crossing_dtypes(function.graph.as_graph_def().node)
@@ -303,30 +270,27 @@ def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sparse_values_have_its_precision(mirrored, family, dtype):
-    with mirrored.scope():
-        variable = variable_of(family, np.zeros([2, 1]))
-        optimizer = wrapped(family, dtype=dtype)
-        optimizer.build([variable])
+    optimizer, variables = built(mirrored, family, np.zeros([2, 1]), dtype=dtype)
     value = 1.0 + 2.0**-9  # which float16 holds, and bfloat16 does not
 
     def gradients(_, scale):
         rows = tf.reshape(value * scale, [1, 1])
         return [tf.IndexedSlices(rows, tf.constant([1]), tf.constant([2, 1]))]
 
-    step_of(mirrored, optimizer, [variable], gradients)()
+    step_of(mirrored, optimizer, variables, gradients)()
     expected = REPLICAS * (value if dtype == "float16" else 1.0)
-    assert values(mirrored, variable) == [[[0.0], [-expected]]]
+    assert values(mirrored, *variables) == [[[0.0], [-expected]]]
 
 
 def test_one_replica_has_the_same_graph(family):
     graphs = []
+    none = tf.distribute.get_strategy()
     for dtype in (None, "float16"):
-        variable = variable_of(family, [1.0, 2.0])
-        optimizer = wrapped(family, dtype=dtype)
-        optimizer.build([variable])
-        none = tf.distribute.get_strategy()
-        step = step_of(none, optimizer, [variable], equal([1.0, 1.0]), list)
-        nodes = nodes_of(step.get_concrete_function())
+        optimizer, variables = built(none, family, [1.0, 2.0], dtype=dtype)
+        step = step_of(none, optimizer, variables, equal([1.0, 1.0]), list)
+        definition = step.get_concrete_function().graph.as_graph_def()
+        bodies = (each.node_def for each in definition.library.function)
+        nodes = [node for nodes in (definition.node, *bodies) for node in nodes]
         graphs.append(sorted(node.op for node in nodes))
     assert graphs[0] == graphs[1]
 
@@ -335,28 +299,23 @@ def test_one_replica_has_the_same_graph(family):
 
 
 def test_headroom_is_told_of_the_sum(mirrored, family):
-    with mirrored.scope():
-        variable = variable_of(family, [0.0])
-        loss_scale = lossscale.HeadroomLossScale(2.0**6)
-        optimizer = wrapped(family, loss_scale)
-        optimizer.build([variable])
-    step_of(mirrored, optimizer, [variable], equal([0.125]))()
+    loss_scale = lossscale.HeadroomLossScale(2.0**6)
+    optimizer, variables = built(mirrored, family, [0.0], loss_scale=loss_scale)
+    step_of(mirrored, optimizer, variables, equal([0.125]))()
     assert float(loss_scale.last_largest.numpy()) == 0.125 * REPLICAS
 
     def shrink(grads):
         return [grad * 2.0**-10 for grad in grads]
 
-    step_of(mirrored, optimizer, [variable], equal([0.125]), shrink)()
+    step_of(mirrored, optimizer, variables, equal([0.125]), shrink)()
     assert float(loss_scale.last_largest.numpy()) == 0.125  # of one, before that
 
 
 def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
-    with mirrored.scope():
-        variable = variable_of(family, [0.0])
-        optimizer = wrapped(family, clipnorm=1.0)
-        optimizer.build([variable])
-    step_of(mirrored, optimizer, [variable], equal([1.0]))()
-    assert values(mirrored, variable) == [[-1.0]]
+    inner = family.optimizers.SGD(1.0, clipnorm=1.0)
+    optimizer, variables = built(mirrored, family, [0.0], inner=inner)
+    step_of(mirrored, optimizer, variables, equal([1.0]))()
+    assert values(mirrored, *variables) == [[-1.0]]
 
 
 @pytest.mark.slow_on_the_newest
@@ -389,14 +348,11 @@ class OfGradients(DynamicLossScale):
 
 @pytest.mark.slow_on_the_newest
 def test_a_subclass_that_looks_itself_is_given_the_sum(mirrored, family):
-    with mirrored.scope():
-        variable = variable_of(family, [0.0])
-        loss_scale = OfGradients(2.0**6)
-        optimizer = wrapped(family, loss_scale)
-        optimizer.build([variable])
+    loss_scale = OfGradients(2.0**6)
+    optimizer, variables = built(mirrored, family, [0.0], loss_scale=loss_scale)
     for factor in (1.0, 2.0**12):
-        step_of(mirrored, optimizer, [variable], equal([factor]))()
-    assert values(mirrored, variable) == [[-1.0 * REPLICAS]]
+        step_of(mirrored, optimizer, variables, equal([factor]))()
+    assert values(mirrored, *variables) == [[-1.0 * REPLICAS]]
     assert int(loss_scale.skipped_steps.numpy()) == 1
 
 
@@ -410,9 +366,7 @@ def test_a_multi_optimizer(mirrored, family):
         variables = [family.keras.Variable([0.0], name=name) for name in names]
         table = optimizers.OptimizerMap(optimizers.SGD(1.0))
         table["other"] = optimizers.SGD(0.5)
-        optimizer = LossScaleOptimizer(
-            make(table), DynamicLossScale(64.0), communication_dtype="float16"
-        )
+        optimizer = wrapped(family, inner=make(table))
         optimizer.build(variables)
     step_of(mirrored, optimizer, variables, equal([1.0], [1.0]))()
     found = values(mirrored, *variables)
@@ -451,12 +405,9 @@ def bfloat16_adds_up():
 
 
 def test_a_checkpoint_restores_without_it(mirrored, family, tmp_path):
-    with mirrored.scope():
-        one, other = variable_of(family, [1.0]), variable_of(family, [5.0])
-        first, second = wrapped(family), wrapped(family, dtype=None)
-        first.build([one])
-        second.build([other])
-    step_of(mirrored, first, [one], equal([2.0**12]))()
+    first, variables = built(mirrored, family, [1.0])
+    second, _ = built(mirrored, family, [5.0], dtype=None)
+    step_of(mirrored, first, variables, equal([2.0**12]))()
     path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "state"))
     tf.train.Checkpoint(optimizer=second).read(path).assert_existing_objects_matched()
     assert float(second.loss_scale.numpy()) == float(first.loss_scale.numpy())
@@ -474,28 +425,24 @@ def test_an_aggregation_of_the_callers_own_is_refused(family):
     assert variable.numpy().tolist() == [1.0]
 
 
-def with_own_sum(family):
-    """Returns a class of optimizers that add gradients up in a way of their own."""
+def test_an_inner_optimizer_that_adds_up_its_own_way_is_refused(family):
     names = {
         "keras3": "_all_reduce_sum_gradients",
         "keras2-new": "aggregate_gradients",
         "keras2-legacy": "_aggregate_gradients",
     }
-    own = {names[family.name]: lambda _, pairs: pairs}
-    return type("Own", (family.optimizers.SGD,), own)
-
-
-def test_an_inner_optimizer_that_adds_up_its_own_way_is_refused(family):
+    base = family.optimizers.SGD
+    own = type("Own", (base,), {names[family.name]: lambda _, pairs: pairs})
     with pytest.raises(ValueError, match="in its own way, got 'float16'"):
-        LossScaleOptimizer(with_own_sum(family)(), communication_dtype="float16")
-    horovods = type("SGD", (family.optimizers.SGD,), {"__module__": "horovod._keras"})
+        wrapped(family, inner=own())
+    horovods = type("SGD", (base,), {"__module__": "horovod._keras"})
     with pytest.raises(ValueError, match="compression=hvd"):
-        LossScaleOptimizer(horovods(), communication_dtype="float16")
+        wrapped(family, inner=horovods())
 
 
 def test_one_that_never_asks_for_the_sum_is_refused(mirrored, family):
     if family.name != "keras3":
-        pytest.skip("the two tests below are of Keras 2")
+        pytest.skip("the test below is of Keras 2")
 
     class Delegates(family.optimizers.SGD):
         def apply(self, grads, trainable_variables=None):
@@ -515,10 +462,7 @@ def test_one_that_never_asks_for_the_sum_is_refused(mirrored, family):
             super().build(variables[1:])
 
     for own in (Delegates, Shares):
-        with mirrored.scope():
-            variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
-            optimizer = LossScaleOptimizer(own(1.0), communication_dtype="float16")
-            optimizer.build(variables)
+        optimizer, variables = built(mirrored, family, [1.0], [1.0], inner=own(1.0))
         step = step_of(mirrored, optimizer, variables, equal([2.0**-9], [2.0**-9]))
         with pytest.raises(ValueError, match="in its own way, got"):
             step()
@@ -545,30 +489,21 @@ def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
             return super().apply_gradients(grads_and_vars, name=name)
 
     for own, moved in ((Drops, REPLICAS), (Clips, 0.25)):
-        with mirrored.scope():
-            variable = variable_of(family, [0.0])
-            optimizer = LossScaleOptimizer(
-                own(1.0), DynamicLossScale(64.0), communication_dtype="float16"
-            )
-            optimizer.build([variable])
-        step_of(mirrored, optimizer, [variable], equal([1.0]))()
-        assert values(mirrored, variable) == [[-moved]]
+        optimizer, variables = built(mirrored, family, [0.0], inner=own(1.0))
+        step_of(mirrored, optimizer, variables, equal([1.0]))()
+        assert values(mirrored, *variables) == [[-moved]]
 
 
 def test_an_inner_optimizer_by_itself_adds_up_as_ever(mirrored, family):
     skip_without("adding up over replicas", family)
-    with mirrored.scope():
-        variable = variable_of(family, [0.0])
-        optimizer = wrapped(family)
-        optimizer.build([variable])
-    step_of(mirrored, optimizer, [variable], equal([1.0]))()
-    inner = optimizer.inner_optimizer
+    optimizer, variables = built(mirrored, family, [0.0])
+    step_of(mirrored, optimizer, variables, equal([1.0]))()
 
     def alone():
-        inner.apply_gradients([(tf.constant([1.0]), variable)])
+        optimizer.inner_optimizer.apply_gradients([(tf.constant([1.0]), *variables)])
 
     tf.function(lambda: mirrored.run(alone))()
-    assert values(mirrored, variable) == [[-2.0 * REPLICAS]]
+    assert values(mirrored, *variables) == [[-2.0 * REPLICAS]]
 
 
 def test_accumulation_of_keras3_is_refused(family):
@@ -576,7 +511,7 @@ def test_accumulation_of_keras3_is_refused(family):
         pytest.skip("Keras 2 has none")
     inner = family.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="has gradient_accumulation_steps=2"):
-        LossScaleOptimizer(inner, communication_dtype="float16")
+        wrapped(family, inner=inner)
 
 
 def test_a_parameter_server_is_refused(family, monkeypatch):

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -201,20 +199,6 @@ def test_no_setting_of_the_inner_optimizer_is_lost_on_the_wrapper(family, name):
     assert optimizer.my_own_note == "mine"
 
 
-def test_serialized_by_kerass_own_functions(family):
-    optimizer = LossScaleOptimizer(
-        family.optimizers.Adam(decaying(family.keras), clipnorm=1.0),
-        DynamicLossScale(2.0**10, hysteresis=3),
-        name="mine",
-    )
-    serialize = family.keras.optimizers.serialize
-    config = json.loads(json.dumps(serialize(optimizer), default=float))
-    again = family.keras.optimizers.deserialize(config)
-    assert type(again) is type(optimizer)
-    assert again.get_config() == optimizer.get_config()
-    assert family.keras.optimizers.get(optimizer) is optimizer
-
-
 def with_own_step(family):
     """Returns a `Sequential` that trains in a step of its own, scaling or not."""
 
@@ -233,6 +217,47 @@ def with_own_step(family):
     return Own
 
 
+def fitted(family, inner, x, y, wrap, model_class=None, callbacks=(), is_frozen=False):
+    """Returns a model after `fit`, its state, and the history."""
+    optimizer = family.optimizers.Adam(0.05, **inner)
+    if wrap:
+        optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(2.0**12, 5))
+    model = regression(family, optimizer, model_class=model_class)
+    model.layers[0].trainable = not is_frozen
+    valid = x[:16], y[:16]
+    quiet = {
+        "shuffle": False,
+        "verbose": 0,
+        "callbacks": [make() for make in callbacks],
+    }
+    history = model.fit(x, y, batch_size=16, epochs=3, validation_data=valid, **quiet)
+    return model, training_state(model), history.history
+
+
+def test_fit_with_a_step_of_its_own_and_a_frozen_layer(family, rng):
+    x, y = data(rng)
+    how = {"model_class": with_own_step(family), "is_frozen": True}
+    _, bare, bare_history = fitted(family, {}, x, y, wrap=False, **how)
+    model, ours, history = fitted(family, {}, x, y, wrap=True, **how)
+    assert_same(ours, bare)
+    assert history == bare_history
+    assert int(model.optimizer.iterations.numpy()) == 12
+    model.train_on_batch(x, with_infinity(y))  # XLA's relu hides one in x
+    assert_same(training_state(model), ours)
+    assert model.optimizer.loss_scale.skipped_steps.numpy() == 1
+
+
+@pytest.mark.slow
+def test_fit_with_averages_that_are_swapped_in(family, rng):
+    skip_without("SwapEMAWeights", family)
+    x, y = data(rng)
+    inner = {"use_ema": True, "ema_momentum": 0.5}
+    swap = functools.partial(family.keras.callbacks.SwapEMAWeights, swap_on_epoch=True)
+    ends = [fitted(family, inner, x, y, wrap, callbacks=[swap]) for wrap in (0, 1)]
+    assert_same(ends[0][1], ends[1][1])
+    assert ends[0][2] == ends[1][2]  # losses, of the averaged weights too
+
+
 def lowering(callbacks):
     """Returns Keras's two callbacks that set a learning rate, which both do here."""
     return [
@@ -240,84 +265,6 @@ def lowering(callbacks):
         # Never content: no improvement is as large as this.
         callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1e9),
     ]
-
-
-class Way(NamedTuple):
-    """A way of training with `fit`.
-
-    Attributes:
-      inner: Arguments of the inner optimizer.
-      is_frozen: Whether the first layer is.
-      has_own_step: Whether the model has a `train_step` of its own.
-      callbacks: Returns `fit`'s callbacks, of a module of them.
-      feature: What some Kerases lack.
-    """
-
-    inner: Dict[str, Any] = {}  # noqa: RUF012 - a tuple's default, never changed
-    is_frozen: bool = False
-    has_own_step: bool = False
-    callbacks: Callable[[Any], List[Any]] = lambda _: []
-    feature: Optional[str] = None
-
-
-WAYS = {
-    "learning-rates": Way(callbacks=lowering),
-    "frozen-own-step": Way(is_frozen=True, has_own_step=True),
-    "swap-ema": Way(
-        {"use_ema": True, "ema_momentum": 0.5},
-        callbacks=lambda callbacks: [callbacks.SwapEMAWeights(swap_on_epoch=True)],
-        feature="SwapEMAWeights",
-    ),
-}
-#: One with much in it; the rest takes another minute.
-QUICK = {"frozen-own-step"}
-
-
-def fitted(family, way, x, y, wrap):
-    """Returns a model after `fit`, its state, and the history."""
-    optimizer = family.optimizers.Adam(**{"learning_rate": 0.05, **way.inner})
-    if wrap:
-        optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(2.0**12, 5))
-    model_class = with_own_step(family) if way.has_own_step else None
-    model = regression(family, optimizer, model_class=model_class)
-    model.layers[0].trainable = not way.is_frozen
-    history = model.fit(
-        x,
-        y,
-        batch_size=16,
-        epochs=3,
-        shuffle=False,
-        verbose=0,
-        callbacks=way.callbacks(family.keras.callbacks),
-        validation_data=(x[:16], y[:16]),
-    )
-    return model, training_state(model), history.history
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
-        for name in WAYS
-    ],
-)
-def test_fit_trains_as_with_the_bare_optimizer(family, rng, name):
-    way = WAYS[name]
-    if way.feature:
-        skip_without(way.feature, family)
-    x, y = data(rng)
-    _, bare, bare_history = fitted(family, way, x, y, wrap=False)
-    model, ours, history = fitted(family, way, x, y, wrap=True)
-    assert_same(ours, bare)
-    assert history == bare_history  # losses, of the averaged weights too, and rates
-    assert int(model.optimizer.iterations.numpy()) == 12
-    if name == "learning-rates":
-        rate = float(np.array(model.optimizer.inner_optimizer.learning_rate))
-        assert rate == np.float32(0.05) / 2**3 / 2**2
-    if way.has_own_step:
-        model.train_on_batch(x, with_infinity(y))  # XLA's relu hides one in x
-        assert_same(training_state(model), ours)
-        assert model.optimizer.loss_scale.skipped_steps.numpy() == 1
 
 
 def test_callbacks_find_the_optimizers_of_a_multi_optimizer(family, rng, tmp_path):
@@ -368,25 +315,6 @@ def test_a_stateless_step_is_refused_as_by_the_bare_optimizer(family):
             optimizer.stateless_apply([], [], [])
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
-
-
-def test_a_weights_file_of_keras_3s_own_wrapper(family, rng, tmp_path):
-    skip_without("stateless_apply", family)
-    x, y = data(rng, 16)
-    own = family.optimizers.LossScaleOptimizer(
-        family.optimizers.Adam(0.05), initial_scale=2.0**9, dynamic_growth_steps=2
-    )
-    model = regression(family, own)
-    model.fit(x, y, batch_size=16, epochs=3, verbose=0)
-    model.save_weights(tmp_path / "model.weights.h5")
-
-    ours = LossScaleOptimizer(family.optimizers.Adam(0.05))
-    again = regression(family, ours)
-    ours.build(again.trainable_variables)
-    again.load_weights(tmp_path / "model.weights.h5")
-    assert_same(training_state(again), training_state(model))
-    assert float(ours.loss_scale) == 2.0**10
-    assert ours.loss_scale.good_steps.numpy() == 1
 
 
 def test_an_optimizer_of_the_users_own_that_delegates(family, rng):

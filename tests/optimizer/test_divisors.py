@@ -13,11 +13,13 @@ from models import compiled
 
 from lossscale import DynamicLossScale
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+pytestmark = [
+    pytest.mark.compiled_once,
+    pytest.mark.either_keras2,
+    pytest.mark.slow,
+]
 
-slow = pytest.mark.slow
 FACTORS = [0.25, 0.25, 0.5]
-every_mode = pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 
 
 def in_a_loop(get, factors):
@@ -37,16 +39,12 @@ def in_a_branch(get, factors):
     return [grads[0], grads[-1]]
 
 
-collections = pytest.mark.parametrize("collect", [in_a_loop, in_a_branch])
-
-
 def growing():
     return DynamicLossScale(S, increment_period=1)
 
 
-@slow
-@every_mode
-@collections
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("collect", [in_a_loop, in_a_branch])
 @pytest.mark.parametrize("unscales", [False, True])
 def test_two_share_and_the_first_one_moves_the_scale(family, collect, unscales, mode):
     first, second = sharing(family, growing())
@@ -68,41 +66,6 @@ def test_two_share_and_the_first_one_moves_the_scale(family, collect, unscales, 
             assert first.state()[0] == S * 2**number
 
 
-@slow
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_the_first_of_two_applies_in_a_branch(family, mode):
-    first, second = sharing(family, growing())
-
-    def step(factors, flag):
-        of_first = in_a_loop(first.scaled, factors)[:1]
-        of_second = in_a_loop(second.scaled, factors)[:1]
-        if flag:
-            first.apply(of_first)
-        second.apply(of_second)
-
-    step = compiled(step, mode)
-    with warned(0):
-        for number, flag in enumerate([True, False, True], 1):
-            step(tf.constant(FACTORS), tf.constant(flag))
-            assert second.subtracted() == number
-    assert first.subtracted() == 2.0
-
-
-@slow
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_two_steps_in_one_function(family, mode):
-    trained = Trained(family, growing(), sizes=(8,))
-
-    def step(factors):
-        trained.apply(in_a_loop(trained.scaled, factors)[:1])
-        trained.apply(in_a_branch(trained.scaled, factors)[:1])
-
-    step = compiled(step, mode)
-    with warned(0):
-        step(tf.constant(FACTORS))
-        assert (trained.subtracted(), trained.state()[0]) == (2.0, S * 4)
-
-
 def _maker(trained):
     @tf.function
     def make(factor):
@@ -111,7 +74,6 @@ def _maker(trained):
     return make
 
 
-@slow
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_a_function_scales_in_each_run_of_a_training_loop(family, mode):
     trained = Trained(family, growing(), sizes=(8,))
@@ -126,7 +88,6 @@ def test_a_function_scales_in_each_run_of_a_training_loop(family, mode):
     assert (trained.subtracted(), trained.state()[0]) == (1.0, S * 8)
 
 
-@slow
 def test_each_gradient_of_a_function_that_has_ended_is_applied_by_itself(family):
     # The first apply moves the scale. The step's state knows what multiplied the loss.
     trained = Trained(family, growing(), sizes=(8, 8))
@@ -144,32 +105,7 @@ def test_each_gradient_of_a_function_that_has_ended_is_applied_by_itself(family)
     assert trained.subtracted() == [1.0, 1.0]
 
 
-@slow
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_of_two_branches_one_moves_the_scale(family, mode):
-    trained = Trained(family, growing(), sizes=(8,))
-    make = _maker(trained)
-
-    def step(factor, clips):
-        grads = make(factor)
-        if clips:
-            grads = trained.optimizer.get_unscaled_gradients(grads)
-            trained.apply([tf.clip_by_value(grads[0], -0.5, 0.5)])
-        else:
-            trained.apply(grads)
-
-    step = compiled(step, mode)
-    with warned(0):
-        step(tf.constant(1.0), tf.constant(True))
-        step(tf.constant(1.0), tf.constant(False))
-    assert (trained.subtracted(), trained.state()[0]) == (1.5, S * 4)
-
-
-@slow
-@every_mode
-def test_replicas_share_and_the_first_one_moves_the_scale(family, mirrored, mode):
-    if mode == "xla":
-        pytest.skip("XLA compiles no step of several replicas in one process")
+def test_replicas_share_and_the_first_one_moves_the_scale(family, mirrored):
     with mirrored.scope():
         first, second = sharing(family, growing())
 
@@ -179,10 +115,10 @@ def test_replicas_share_and_the_first_one_moves_the_scale(family, mirrored, mode
         first.apply(of_first)
         second.apply(of_second)
 
+    @tf.function
     def step(factors):
         mirrored.run(replica, args=(factors,))
 
-    step = compiled(step, mode)
     with warned(0):
         for number in range(1, 3):
             step(tf.constant(FACTORS))

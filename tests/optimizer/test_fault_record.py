@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from models import compiled, variable_of
+from strategies import last_replica_gets
 
 import lossscale
-from lossscale.gradients.check import CLEAN, Check
 from lossscale.gradients.packing import SMALL
-from lossscale.optimizer import record
-from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
@@ -133,30 +131,34 @@ def test_overflow_made_by_unscaling_is_told(family):
 
 
 @pytest.mark.parametrize("unscales", [False, True])
-@pytest.mark.parametrize("size", [3, SMALL + 1])
 @pytest.mark.parametrize(
     ("dtype", "number", "scale"),
     [("float16", 6e4, 0.5), ("bfloat16", 3.3895e38, 0.9975)],
 )
-def test_overflow_made_by_rounding_is_told(
-    family, dtype, number, scale, size, unscales
-):
-    variable = variable_of(family, np.ones([size]), dtype)
+def test_overflow_made_by_rounding_is_told(family, dtype, number, scale, unscales):
+    sizes = (3, SMALL + 1)
+    variables = [variable_of(family, np.ones([size]), dtype) for size in sizes]
     dynamic = lossscale.DynamicLossScale(scale, min_loss_scale=0.5)
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(1.0), dynamic)
-    optimizer.build([variable])
+    optimizer.build(variables)
 
     @tf.function(**COMPILED_BY_XLA)
-    def step(grad):
+    def step(grads):
         optimizer.scale_loss(tf.constant(1.0))
-        grads = [grad]
         if unscales or family.name != "keras3":
             grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients([(grads[0], variable)])
+        optimizer.apply_gradients(zip(grads, variables))
 
-    step(tf.cast(tf.fill([size], number), dtype))
-    assert [each.kind for each in optimizer.nonfinite_gradients()] == ["inf"]
-    np.testing.assert_array_equal(np.array(variable.numpy(), np.float32), 1.0)
+    for bad in range(2):
+        step(
+            [
+                tf.cast(tf.fill([size], number if position == bad else 1.0), dtype)
+                for position, size in enumerate(sizes)
+            ]
+        )
+        assert seen(optimizer, variables) == {bad: "inf"}
+    for variable in variables:
+        np.testing.assert_array_equal(np.array(variable.numpy(), np.float32), 1.0)
 
 
 def test_lists_of_variables_that_are_applied_in_turn(family):
@@ -209,11 +211,9 @@ def test_on_the_last_replica(family, mirrored, eagerly):
         optimizer, variables = make(family)
 
     def each(last_only):
-        context = tf.distribute.get_replica_context()
-        is_last = context.replica_id_in_sync_group == mirrored.num_replicas_in_sync - 1
         grads = [tf.ones(variable.shape) for variable in variables]
-        grads[1] *= tf.where(is_last, last_only, 1.0)
-        optimizer.scale_loss(tf.where(is_last, last_only, 1.0))
+        grads[1] *= last_replica_gets(last_only, 1.0)
+        optimizer.scale_loss(last_replica_gets(last_only, 1.0))
         if family.name != "keras3":
             grads = optimizer.get_unscaled_gradients(grads)
         optimizer.apply_gradients(zip(grads, variables))
@@ -296,21 +296,6 @@ def test_a_copy_begins_anew(family):
     assert seen(optimizer, variables) == {1: "inf"}
 
 
-def test_counts_in_a_row_are_kept():
-    loss_scale = lossscale.DynamicLossScale(64.0)
-    counted = []
-    for flag in [True, False, False, True, False, False, False]:
-        loss_scale.adjust(flag)
-        counted.append(int(loss_scale.consecutive_skipped_steps.numpy()))
-    assert counted == [0, 1, 2, 0, 1, 2, 3]
-
-    @tf.function(**COMPILED_BY_XLA)
-    def read():
-        return loss_scale.consecutive_skipped_steps + 0
-
-    assert int(read()) == 3
-
-
 def test_losses_that_are_scaled_and_never_applied_are_not_all_kept(family):
     optimizer, _ = make(family)
     first = tf.constant(1.0)
@@ -321,18 +306,3 @@ def test_losses_that_are_scaled_and_never_applied_are_not_all_kept(family):
         optimizer.scale_loss(tf.constant(1.0))
     gc.collect()
     assert reference() is None
-
-
-def test_steps_in_a_row_are_those_of_this_optimizer(family):
-    # Another one that shares the loss scale skipped the third step.
-    variable = variable_of(family, [1.0])
-    kept = record.Record()
-    scale, counted = lossscale.DynamicLossScale(), []
-    entry = kept.entry_of([variable], scale)
-    for step, loss in ((1, 0.0), (2, NAN), (4, NAN), (5, INF), (5, 0.0)):
-        check = Check(tf.constant(False), worst=lambda: tf.constant([INF]))
-        bundle = Bundle(scale, [None], [None], check, losses=[tf.constant(loss)])
-        entry.write_faults(bundle, CLEAN, tf.constant(step, tf.int64))
-        counted.append(kept.own_steps(step, 9))
-    assert [each.in_a_row for each in counted] == [1, 2, 1, 2, 3]
-    assert [each.bad_losses for each in counted] == [0, 1, 1, 2, 3]

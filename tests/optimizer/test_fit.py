@@ -35,16 +35,20 @@ def test_converges_under_mixed_float16(family, rng):
     assert float(optimizer.loss_scale) > 2.0**10  # it grew on the way
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD"])
-def test_a_power_of_two_changes_no_bit(family, rng, name):
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("Adam", lambda: DynamicLossScale(2.0**12, 3)),
+        ("SGD", lambda: FixedLossScale(2.0**7)),
+    ],
+)
+def test_a_power_of_two_changes_no_bit(family, rng, name, make):
     x, y = data(rng)
     states = []
-    for wrap in (False, True):
-        optimizer = getattr(family.optimizers, name)(0.05)
-        if wrap:
-            optimizer = LossScaleOptimizer(optimizer, DynamicLossScale(2.0**12, 3))
+    for wrap in (lambda inner: inner, lambda inner: LossScaleOptimizer(inner, make())):
+        optimizer = wrap(getattr(family.optimizers, name)(0.05))
         model = regression(family, optimizer)
-        model.fit(x, y, batch_size=16, epochs=3, **QUIET)
+        model.fit(x, y, batch_size=16, epochs=2, **QUIET)
         states.append(training_state(model))
     assert_same(*states)
 
@@ -108,16 +112,6 @@ def test_the_scale_is_finite_always(family, rng):
     )
     assert 2.0**100 < float(optimizer.loss_scale) < np.inf
     assert int(optimizer.iterations.numpy()) > 0
-
-
-def test_a_fixed_scale_trains(family, rng):
-    x, y = data(rng)
-    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), 2.0**7)
-    assert isinstance(optimizer.loss_scale, FixedLossScale)
-    model = regression(family, optimizer, "mixed_float16")
-    losses = model.fit(x, y, batch_size=16, epochs=30, **QUIET).history["loss"]
-    assert losses[-1] < losses[0] / 20
-    assert int(optimizer.iterations.numpy()) == 120
 
 
 @pytest.mark.peer_defect(20)

@@ -17,7 +17,6 @@ from lossscale import (
     LossScaleOptimizer,
     SpikeGuard,
 )
-from lossscale.runtime import kerases
 
 #: What the loss scale answers, DynamicLossScale(64, 7) here, and one that is fixed. A
 #: string is the name of its variable.
@@ -139,13 +138,6 @@ def test_a_variable_that_is_added_is_the_inner_optimizers(family):
     added = optimizer.add_variable(shape=(), name="mine")
     for variables in (inner_variables(optimizer), optimizer.variables):
         assert sum(added is variable for variable in variables) == 1
-
-
-def test_the_list_of_keras_own_wrapper_is_not_empty(family):
-    own = family.keras.mixed_precision.LossScaleOptimizer
-    names = listed(family)
-    assert {"initial_scale", "inner_optimizer", "apply_gradients"} <= set(names)
-    assert kerases.is_own_wrapper(own(family.optimizers.SGD(0.25)))
 
 
 def test_iterations_are_set_as_on_a_bare_optimizer(family):

@@ -17,12 +17,12 @@ def only_keras3(family):
         pytest.skip("Keras 2 has no such call")
 
 
-def trained(family, rng, loss_scale=None):
-    """Returns a model after four steps."""
+def built(family, loss_scale=None):
+    """Returns a model whose optimizer has its slots."""
     loss_scale = DynamicLossScale(64.0, 7) if loss_scale is None else loss_scale
     optimizer = LossScaleOptimizer(family.optimizers.Adam(0.25), loss_scale)
     model = regression(family, optimizer)
-    model.fit(*data(rng), **QUIET)
+    optimizer.build(model.trainable_variables)
     return model
 
 
@@ -34,7 +34,8 @@ def test_the_state_of_a_model_is_got_and_set_as_a_tree(family, rng):
     only_keras3(family)
     if not hasattr(family.keras.Model, "get_state_tree"):
         pytest.skip("this Keras has no state tree")
-    model = trained(family, rng)
+    model = built(family)
+    model.fit(*data(rng), **QUIET)
     for value_format in ("backend_tensor", "numpy_array"):
         tree = model.get_state_tree(value_format)["optimizer_variables"]
         mine = tree["loss_scale_optimizer"]
@@ -51,9 +52,9 @@ def test_the_state_of_a_model_is_got_and_set_as_a_tree(family, rng):
     assert_same(scale_state(model.optimizer), state)
 
 
-def test_variables_are_keras_variables_of_the_loss_scale(family, rng):
+def test_variables_are_keras_variables_of_the_loss_scale(family):
     only_keras3(family)
-    optimizer = trained(family, rng).optimizer
+    optimizer = built(family).optimizer
     own = optimizer.loss_scale.variables
     for listed, variable in zip(optimizer.variables, own):
         assert isinstance(listed, family.keras.Variable)
@@ -64,24 +65,23 @@ def test_variables_are_keras_variables_of_the_loss_scale(family, rng):
     assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.parametrize("kind", [DynamicLossScale, FixedLossScale])
 @pytest.mark.slow_on_the_newest
-def test_weights_of_keras_own_wrapper_are_taken(family, rng, kind):
+def test_weights_of_keras_own_wrapper_are_taken(family, rng):
     only_keras3(family)
     own = family.keras.optimizers.LossScaleOptimizer(
         family.optimizers.Adam(0.25), initial_scale=1024.0
     )
     model = regression(family, own)
     model.fit(*data(rng), **QUIET)
-    optimizer = trained(family, rng, kind(64.0)).optimizer
-    optimizer.set_weights([np.array(v.numpy()) for v in own.variables])
     trainable = model.trainable_variables
-    assert_same(optimizer_state(optimizer, trainable), optimizer_state(own, trainable))
-    if kind is DynamicLossScale:
-        assert float(optimizer.loss_scale) == 1024.0
-        assert optimizer.loss_scale.good_steps.numpy() == 4
-    else:
-        assert float(optimizer.loss_scale) == 64.0
+    for kind, taken in ((DynamicLossScale, 1024.0), (FixedLossScale, 64.0)):
+        optimizer = built(family, kind(64.0)).optimizer
+        optimizer.set_weights([np.array(v.numpy()) for v in own.variables])
+        state = optimizer_state(optimizer, trainable)
+        assert_same(state, optimizer_state(own, trainable))
+        assert float(optimizer.loss_scale) == taken
+        if kind is DynamicLossScale:
+            assert optimizer.loss_scale.good_steps.numpy() == 4
 
 
 def test_weights_of_a_bare_optimizer_leave_the_loss_scale(family, rng):
@@ -89,7 +89,7 @@ def test_weights_of_a_bare_optimizer_leave_the_loss_scale(family, rng):
     bare = family.optimizers.Adam(0.25)
     model = regression(family, bare)
     model.fit(*data(rng), **QUIET)
-    optimizer = trained(family, rng).optimizer
+    optimizer = built(family).optimizer
     before = scale_state(optimizer)
     optimizer.set_weights([np.array(v.numpy()) for v in bare.variables])
     assert_same(scale_state(optimizer), before)
@@ -98,11 +98,9 @@ def test_weights_of_a_bare_optimizer_leave_the_loss_scale(family, rng):
 
 
 @pytest.mark.parametrize("wrong", ["short", "long", "swapped", "shape"])
-@pytest.mark.slow_on_the_newest
-def test_other_weights_are_refused_before_anything_changes(family, rng, wrong):
+def test_other_weights_are_refused_before_anything_changes(family, wrong):
     only_keras3(family)
-    model = trained(family, rng)
-    optimizer = model.optimizer
+    optimizer = built(family).optimizer
     weights = [np.array(v.numpy()) + 1 for v in optimizer.variables]
     weights[4] = np.array(False)
     if wrong == "swapped":
@@ -141,7 +139,7 @@ SHAPES = [([3], [1]), ([1], [3]), ([], [3]), ([3], [2, 3]), ([2, 1], [2, 3])]
 
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize(("of_grad", "of_variable"), SHAPES)
 def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
     family, kind, of_grad, of_variable, in_graph
@@ -193,37 +191,9 @@ def test_rows_of_a_wrong_length_are_no_good_step(family):
     assert optimizer.loss_scale.good_steps.numpy() == 0
 
 
-def test_an_optimizer_that_tracks_a_base_optimizer_is_wrapped(family, tmp_path):
-    if family.name == "keras3":
-        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
-
-    class Averaging(
-        family.optimizers.SGD
-    ):  # as Model Garden's ExponentialMovingAverage
-        def __init__(self, optimizer):
-            super().__init__(0.5)
-            self._track_trackable(optimizer, "base_optimizer")
-
-    def made(rate):
-        base = family.optimizers.SGD(rate)
-        base.iterations.assign(int(rate * 8))
-        return base, LossScaleOptimizer(Averaging(base), DynamicLossScale(rate * 64))
-
-    first, second = made(1.0), made(2.0)
-    path = tf.train.Checkpoint(optimizer=first[1]).write(str(tmp_path / "checkpoint"))
-    tf.train.Checkpoint(optimizer=second[1]).read(path).expect_partial()
-    assert second[0].iterations.numpy() == 8
-    assert float(second[1].loss_scale) == 64.0
-    kind = type(second[1])
-    inner = second[1].inner_optimizer
-    kind._release(inner)  # as `from_keras` and copies do
-    assert inner._lookup_dependency("base_optimizer") is second[0]
-
-
 @pytest.mark.parametrize("name", ["loss_scale", "faults", "base_optimizer"])
-def test_an_optimizer_that_tracks_a_thing_of_its_own_under_our_name_is_wrapped(
-    family, tmp_path, name
-):
+def test_an_optimizer_that_tracks_a_thing_of_its_own_is_wrapped(family, tmp_path, name):
+    """Under a name of ours, or as Model Garden's averages track theirs."""
     if family.name == "keras3":
         pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
 

@@ -13,6 +13,7 @@ from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
 from models import compiled, data, regression, variable_of
+from strategies import last_replica_gets
 
 from lossscale import (
     DynamicLossScale,
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 
 MODES = ["eager", "graph", "xla"]
-LOOPS = ["keras2", "keras3", "untouched", "in-a-loop"]
+LOOPS = ["keras2", "keras3", "in-a-loop"]
 
 
 def make(family, loss_scale, count=1):
@@ -50,9 +51,8 @@ def step_of(optimizer, variable, loop):
                 (part,) = optimizer.get_unscaled_gradients([scaled])
                 total += part
             scaled = total / 2
-        elif loop in ("keras2", "untouched"):
+        elif loop == "keras2":
             (scaled,) = optimizer.get_unscaled_gradients([scaled])
-        if loop == "keras2":
             scaled = tf.clip_by_norm(scaled, 2.0**-6)
         optimizer.apply_gradients([(scaled, variable)])
 
@@ -75,8 +75,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
     assert int(optimizer.iterations.numpy()) == 4
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.every_combination
+@pytest.mark.parametrize("mode", ["graph", "xla"])  # eagerly none is told apart
 def test_one_list_unscaled_and_one_as_it_came(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
     (optimizer,), _ = make(family, loss_scale)
@@ -88,8 +87,6 @@ def test_one_list_unscaled_and_one_as_it_came(family, mode):
         grads[0] = tf.clip_by_value(grads[0], -1.0, 1.0)
         optimizer.apply_gradients(zip(grads, variables))
 
-    if mode == "eager":
-        pytest.skip("eagerly, only whole lists can be told apart")
     step = compiled(step, mode)
     for first, second in ((4.0, 2.0), (2.0, 8.0)):
         step(tf.constant([first]), tf.constant([-second]))
@@ -130,9 +127,7 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         (optimizer,), (variable,) = make(family, loss_scale)
 
     def replica(grad):
-        context = tf.distribute.get_replica_context()
-        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-        grad = tf.where(last, grad, [0.0, 2.0**-22])
+        grad = last_replica_gets(grad, [0.0, 2.0**-22])
         step_of(optimizer, variable, loop)(grad)
 
     def step(grad):
@@ -238,36 +233,6 @@ def test_in_a_graph_and_session(family):
         session.run(train, {factors: [np.inf, 1.0]})
         assert session.run(loss_scale.last_largest) == np.inf
         assert session.run(loss_scale.skipped_steps) == 1
-
-
-def test_activations_that_overflow_before_the_weights_gradients(family):
-    # The gradient of the activation is 2**14 times that of the weight.
-    loss_scale = HeadroomLossScale(half_life=1e4, increment_period=50)
-    (optimizer,), (variable,) = make(family, loss_scale)
-
-    @tf.function
-    def step(x):
-        value = tf.convert_to_tensor(variable)
-        with tf.GradientTape() as tape:
-            tape.watch(value)
-            half = tf.cast(value * x, tf.float16)
-            loss = tf.reduce_sum(
-                tf.cast(half * tf.constant(2.0, tf.float16), tf.float32)
-            )
-            scaled = optimizer.scale_loss(loss)
-        optimizer.apply_gradients([(tape.gradient(scaled, value), variable)])
-
-    applied = []
-    for _ in range(120):
-        before = int(optimizer.iterations.numpy())
-        step(tf.constant(2.0**-14))
-        applied.append(int(optimizer.iterations.numpy()) > before)
-    # At 2 * S float16 ends: from 2**15 on the activation's gradient is infinite.
-    assert float(loss_scale.last_largest) == 2.0**-13
-    assert float(loss_scale) == 2.0**14
-    assert applied[0] is False
-    assert applied.count(False) == 3  # and one try after each 50 good steps
-    assert np.isfinite(variable.numpy()).all()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -24,9 +24,6 @@ if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePoli
 S = 2.0**10
 INF = float("inf")
 FLOAT8 = "float8_from_mixed_float16"
-#: Eagerly Keras's float8 layers fail, bare too (seen on Keras 3.15).
-MODES = ["graph", pytest.param("xla", marks=pytest.mark.slow)]
-
 AS_KERAS_OWN = pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
     reason="Keras's own wrapper divides the new values (3.3 and 3.6; 3.15 does not)",
@@ -74,55 +71,36 @@ def xy(rng):
     return x, x[:, :1]
 
 
-def fitted(optimizer, xy, mode, use_bias=True):
+def fitted(optimizer, xy, use_bias=True):
     model = network(use_bias)
-    model.compile(optimizer, "mse", jit_compile=mode == "xla")
+    model.compile(optimizer, "mse", jit_compile=False)  # XLA takes four times as long
     model.fit(*xy, batch_size=8, epochs=2, shuffle=False, verbose=0)
     return model
 
 
 @AS_KERAS_OWN
-@pytest.mark.parametrize("mode", MODES)
-def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy, mode):
-    theirs = fitted(keras.optimizers.LossScaleOptimizer(sgd(), S), xy, mode)
+def test_fit_does_what_it_does_with_keras_own_wrapper_and_does_not_warn(xy):
+    scale = DynamicLossScale(S, increment_period=2)
     with warned(0):
-        ours = fitted(LossScaleOptimizer(sgd(), DynamicLossScale(S)), xy, mode)
+        ours = fitted(LossScaleOptimizer(sgd(), scale), xy)
+    assert (float(scale), int(scale.skipped_steps.numpy())) == (S * 2**4, 0)
+    wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S, dynamic_growth_steps=2)
+    theirs = fitted(wrapper, xy)
+    assert float(wrapper.dynamic_scale.numpy()) == S * 2**4
     assert_same(ours, theirs)
     moved = [v for v in ours.trainable_variables if v.overwrite_with_gradient]
     assert len(moved) == 18
     assert all(np.any(v.numpy() != (v.name[-1] == "e")) for v in moved)
-
-
-@AS_KERAS_OWN
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_harmed_when_the_loss_scale_doubles(xy, mode):
-    scale = DynamicLossScale(S, increment_period=2)
-    with warned(0):
-        ours = fitted(LossScaleOptimizer(sgd(), scale), xy, mode)
-    assert (float(scale), int(scale.skipped_steps.numpy())) == (S * 2**4, 0)
-    wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S, dynamic_growth_steps=2)
-    theirs = fitted(wrapper, xy, mode)
-    assert float(wrapper.dynamic_scale.numpy()) == S * 2**4
-    assert_same(ours, theirs)
     assert all(np.isfinite(each).all() for each in state(ours))
-    assert ours.evaluate(*xy, verbose=0) < network_loss(xy) / 2
 
 
-def network_loss(xy):
-    """Returns the loss of the network that has not been trained."""
-    model = network()
-    model.compile(loss="mse")
-    return model.evaluate(*xy, verbose=0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_an_infinity_that_only_a_history_shows_is_a_skipped_step(xy, mode):
+def test_an_infinity_that_only_a_history_shows_is_a_skipped_step(xy):
     # Too large for float16. What is bounded stays so, times inputs as small as these.
     bad = xy[0] * 1e-3, xy[1] * 1e30
     wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S)
-    theirs = fitted(wrapper, bad, mode, use_bias=False)
+    theirs = fitted(wrapper, bad, use_bias=False)
     optimizer = LossScaleOptimizer(sgd(), DynamicLossScale(S))
-    ours = fitted(optimizer, bad, mode, use_bias=False)
+    ours = fitted(optimizer, bad, use_bias=False)
     assert_same(ours, theirs)
     assert_same(ours, network(use_bias=False))
     assert int(optimizer.loss_scale.skipped_steps.numpy()) == 8
@@ -140,26 +118,28 @@ def step_of(model, optimizer, xy, change=lambda grads: grads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("unscales", [False, True])
-def test_a_loop_of_your_own(xy, mode, unscales):
-    """It may unscale all that the tape returned, new values among it."""
+def test_a_loop_of_your_own(xy, unscales):
+    """It may unscale all that the tape returned, new values among it.
+
+    In a graph: eagerly Keras's float8 layers fail, bare too (seen on Keras 3.15).
+    """
     model = network()
     optimizer = LossScaleOptimizer(sgd(), DynamicLossScale(S))
     change = optimizer.get_unscaled_gradients if unscales else list
-    step = compiled(step_of(model, optimizer, xy, change), mode)
+    step = tf.function(step_of(model, optimizer, xy, change))
     with warned(0):
         for _ in range(3):
             step(tf.constant(1.0))
     theirs = network()
     wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S)
     wrapper.build(theirs.trainable_variables)
-    step = compiled(step_of(theirs, wrapper, xy), mode)
+    step = tf.function(step_of(theirs, wrapper, xy))
     for _ in range(3):
         step(tf.constant(1.0))
     assert_same(model, theirs)
     before = state(model)
-    step = compiled(step_of(model, optimizer, xy, change), mode)
+    step = tf.function(step_of(model, optimizer, xy, change))
     step(tf.constant(INF))
     for one, two in zip(state(model), before):
         np.testing.assert_array_equal(one, two)
@@ -197,7 +177,7 @@ class Pair:
         return float(self.weight.numpy()[0]), float(self.held.numpy()[0])
 
 
-@pytest.mark.parametrize("mode", ["eager", *MODES])
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("value", [INF, float("nan")])
 def test_a_new_value_that_is_not_finite_is_not_assigned(mode, value):
     pair = Pair()

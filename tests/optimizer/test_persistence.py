@@ -16,7 +16,6 @@ from models import (
     data,
     regression,
     training_state,
-    variable_of,
     with_infinity,
 )
 
@@ -115,45 +114,6 @@ class TestCheckpoint:
             for model in models:
                 train(model, x, y, "TT")
 
-    @pytest.mark.filterwarnings("ignore")
-    def test_of_tensorflows_own_loss_scale(self, tmp_path):
-        theirs = tf.compat.v1.mixed_precision.DynamicLossScale(64.0, 5)
-        for grad in (np.inf, 1.0, 1.0):
-            theirs.update([tf.constant([grad])])
-        path = tf.train.Checkpoint(scale=theirs).write(str(tmp_path / "checkpoint"))
-        ours = DynamicLossScale(8.0, 5)
-        status = tf.train.Checkpoint(scale=ours).read(path)
-        status.expect_partial()
-        assert float(ours) == 32.0
-        assert ours.good_steps.numpy() == 2
-        assert ours.skipped_steps.numpy() == 0
-        for _ in range(3):
-            theirs.update([tf.constant([1.0])])
-            ours.update([tf.constant([1.0])])
-        assert float(ours) == float(theirs()) == 64.0
-
-    def test_of_keras_own_wrapper(self, family, rng, tmp_path):
-        x, y = data(rng, 16)
-        keras, is_newest = family.keras, family.name == "keras3"
-        wrapper = keras.optimizers if is_newest else keras.mixed_precision
-        theirs = wrapper.LossScaleOptimizer(
-            family.optimizers.Adam(0.05), initial_scale=64.0, dynamic_growth_steps=4
-        )
-        model = regression(family, theirs)
-        train(model, x, y, "TTTFTT")
-        path = tf.train.Checkpoint(model=model, optimizer=theirs).write(
-            str(tmp_path / "checkpoint")
-        )
-        ours = LossScaleOptimizer(
-            family.optimizers.Adam(0.05), DynamicLossScale(8.0, 4)
-        )
-        other = regression(family, ours)
-        train(other, x, y, "T")
-        tf.train.Checkpoint(model=other, optimizer=ours).read(path).expect_partial()
-        assert float(ours.loss_scale) == 32.0
-        assert ours.loss_scale.good_steps.numpy() == 2
-        assert_same(training_state(other), training_state(model))
-
     @pytest.mark.every_combination
     def test_holds_the_scale_in_a_session(self, family, tmp_path):
         skip_without("a tf.compat.v1 graph", family)
@@ -227,14 +187,8 @@ class TestConfig:
         optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Registered(4.0))
         config = json.loads(json.dumps(optimizer.get_config()))
         assert type(type(optimizer).from_config(config).loss_scale) is Registered
-
-    def test_keras_knows_the_loss_scales_by_package(self, family):
-        keras = family.keras
-        home = keras.saving if family.name == "keras3" else keras.utils
         for cls in (FixedLossScale, DynamicLossScale):
             assert home.get_registered_name(cls) == f"lossscale>{cls.__name__}"
-        kind = type(make(family))
-        assert home.get_registered_name(kind).startswith("lossscale>")
 
 
 class FixedLike(LossScale):
@@ -325,35 +279,3 @@ def test_a_loss_scale_made_in_a_scope_is_checkpointed(mirrored, tmp_path):
     tf.train.Checkpoint(scale=second).read(path).assert_consumed()
     for copy in mirrored.experimental_local_results(second.current_loss_scale):
         assert copy.numpy() == 32.0
-
-
-def test_values_by_position_of_0_1_0_still_fit(family):
-    """Keras 2's files know no names; what is newer than them comes last."""
-    if family.name == "keras3":
-        pytest.skip("Keras 3's files have names")
-
-    def wrapper(initial):
-        inner = family.optimizers.SGD(0.5)
-        optimizer = LossScaleOptimizer(inner, DynamicLossScale(initial, 2))
-        optimizer.build([variable_of(family, [1.0])])
-        optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
-        return optimizer
-
-    saved = wrapper(2.0**20)
-    for flag in [False, True, True, False]:
-        saved.loss_scale.adjust(flag)
-    values = saved.get_weights()
-    assert values[-1] == saved.loss_scale.consecutive_skipped_steps.numpy() == 1
-    routes = [lambda old, read: read.set_weights(old)]
-    if family.name == "keras2-new":
-
-        def as_a_file(old, read):
-            read.load_own_variables({str(i): np.array(v) for i, v in enumerate(old)})
-
-        routes.append(as_a_file)
-    for route in routes:
-        read = wrapper(2.0)
-        route(values[:-1], read)
-        assert_same(read.get_weights()[:-1], values[:-1])
-        assert float(read.loss_scale) == 2.0**19
-        assert read.loss_scale.skipped_steps.numpy() == 2

@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 import strategies
 from impossible import why_not
+from installed import families
 from models import assert_same
 from processes import SUPPORT, free_ports, kill, logs, started
 from worker import RUN
 
 SECONDS = 90
-pytestmark = [pytest.mark.slow, pytest.mark.peer_defect(2)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.either_keras2,
+    pytest.mark.peer_defect(2),
+]
 
 
 def commands(folder, keras, entry, *options):
@@ -45,18 +50,12 @@ def one_replica(family, entry):
     return strategies.loop_on_one(family, RUN, 2)
 
 
-#: How one test trains each kind of optimizer; the other one trains it otherwise, and
-#: Keras 3's `fit` cannot run there.
-UNINTERRUPTED = {"keras3": "loop", "keras2-legacy": "fit", "keras2-new": "loop"}
-INTERRUPTED = {"keras3": "loop", "keras2-legacy": "loop", "keras2-new": "fit"}
-
-
 @pytest.mark.parametrize("dtype", [None, "float16"])
-@pytest.mark.every_combination
 def test_both_workers_skip_what_either_cannot_apply(family, dtype, tmp_path):
     if dtype and family.name != "keras3":
         pytest.skip("what crosses is TensorFlow's: one Keras shows it")
-    entry = UNINTERRUPTED[family.name]
+    # Keras 3 cannot run `fit` there.
+    entry = "loop" if family.name == "keras3" else "fit"
     options = ["--communication-dtype", dtype] if dtype else []
     for seen in train(tmp_path, family.name, entry, *options):
         flags = strategies.applied(RUN)
@@ -67,8 +66,8 @@ def test_both_workers_skip_what_either_cannot_apply(family, dtype, tmp_path):
 
 
 def test_both_see_the_largest_gradient_with_one_collective_more(family, tmp_path):
-    if family.name == "keras2-legacy":
-        pytest.skip("one kind of each Keras's optimizers shows it")
+    if family.name != families()[0].name:
+        pytest.skip("what crosses is TensorFlow's: one Keras shows it")
     told = train(tmp_path, family.name, "tell")
     for counts in (each["crossings"] for each in told):
         assert counts["lossscale"] == counts["bare"] + 1
@@ -83,8 +82,9 @@ def test_both_see_the_largest_gradient_with_one_collective_more(family, tmp_path
 
 
 def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
-    entry = INTERRUPTED[family.name]
-    given = tmp_path, family.name, entry
+    if family.name != families()[0].name:
+        pytest.skip("one Keras shows it: test_routes.py has all")
+    given = tmp_path, family.name, "loop"
     interrupted = commands(*given, "--save-at", 6, "--wait-at", 8)
     # The second worker is killed between two steps, the first within one: it waits.
     interrupted[0] = interrupted[0][:-2]
@@ -92,7 +92,7 @@ def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
         assert processes[1].stdout.readline() == "waiting\n", logs(tmp_path)
         kill(reversed(processes))
     restarted = train(*given, "--restore")
-    expected = one_replica(family, entry)
+    expected = one_replica(family, "loop")
     for seen in restarted:
         assert len(seen["weights"]) == len(RUN) - 7
         assert_same(seen["weights"][-1], expected[-1])
@@ -101,16 +101,13 @@ def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
         assert seen["iterations"][-1] == sum(flags)
 
 
-@pytest.mark.parametrize("entry", ["fit", "bare-fit"])
-def test_keras3s_fit_cannot_run_there(family, entry, tmp_path):
+def test_keras3s_fit_cannot_run_there_bare_or_wrapped(family, tmp_path):
     reason = why_not("multi-worker", family.name, "fit")
     if reason is None:
         pytest.skip("Keras 2 can")
-    with started(
-        commands(tmp_path, family.name, entry), tmp_path, SECONDS
-    ) as processes:
-        assert all(process.wait() != 0 for process in processes)
-    assert re.search(reason, logs(tmp_path))
+    for told in train(tmp_path, family.name, "failing-fits"):
+        assert re.search(reason, told["bare"])
+        assert re.search(reason, told["wrapped"])
 
 
 def test_a_parameter_server(family, tmp_path):

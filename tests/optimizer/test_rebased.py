@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from models import data, regression
@@ -129,15 +128,3 @@ def test_what_cannot_be_is_told_with_the_line_to_change(family):
     ).get_config()
     with pytest.raises(TypeError, match=r"`loss_scale` must .* Give the constructor"):
         OfKeras2.from_config(config)
-
-
-def test_it_takes_the_steps_of_the_wrapper_itself(family, rng):
-    x, y = data(rng)
-    weights = []
-    for cls in (OfKeras2, LossScaleOptimizer):
-        optimizer = cls(family.optimizers.Adam(2.0**-4), True, 64.0)
-        model = regression(family, optimizer, run_eagerly=True)
-        model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
-        weights.append(model.get_weights())
-    for one, other in zip(*weights):
-        np.testing.assert_array_equal(one, other)

@@ -67,20 +67,20 @@ def read_savedmodel(family, folder):
     return model
 
 
-def read_checkpoint(family, folder, built):
-    model = fresh(family, built)
+def read_checkpoint(family, folder):
+    model = fresh(family)
     status = checkpoint(model).read(str(folder / "checkpoint"))
     status.assert_existing_objects_matched()
     return model
 
 
-def read_newest(family, folder, built):
-    model = fresh(family, built)
+def read_newest(family, folder):
+    model = fresh(family, built=True)
     assert manager(model, folder / "manager").restore_or_initialize()
     return model
 
 
-def read_weights(family, path, built):
+def read_weights(family, path, built=True):
     model = fresh(family, built)
     model.load_weights(str(path))
     return model
@@ -92,32 +92,26 @@ def load(family, path):
 
 #: Route -> (the feature in limits.py, how to read it).
 ROUTES = {
-    "checkpoint, before build": (None, lambda f, d: read_checkpoint(f, d, False)),
-    "checkpoint, after build": (None, lambda f, d: read_checkpoint(f, d, True)),
-    "manager, before build": (None, lambda f, d: read_newest(f, d, False)),
-    "manager, after build": (None, lambda f, d: read_newest(f, d, True)),
-    ".keras": ("an optimizer in a .keras file", lambda f, d: load(f, d / "m.keras")),
+    "checkpoint, before build": (None, read_checkpoint),
+    "manager, after build": (None, read_newest),
     ".h5": ("an optimizer in an .h5 file", lambda f, d: load(f, d / "m.h5")),
     "SavedModel": (None, lambda f, d: read_savedmodel(f, d / "saved")),
     ".weights.h5": (
         "an optimizer in a .weights.h5 file",
-        lambda f, d: read_weights(f, d / "m.weights.h5", True),
+        lambda f, d: read_weights(f, d / "m.weights.h5"),
     ),
     "weights, before build": (
         "weights in TensorFlow's format",
-        lambda f, d: read_weights(f, d / "weights", False),
+        lambda f, d: read_weights(f, d / "weights", built=False),
     ),
-    "weights, after build": (
-        "weights in TensorFlow's format",
-        lambda f, d: read_weights(f, d / "weights", True),
-    ),
+    # .keras files
     "ModelCheckpoint": (
         "an optimizer in a .keras file",
         lambda f, d: load(f, d / "each.keras"),
     ),
     "ModelCheckpoint, weights": (
         None,
-        lambda f, d: read_weights(f, d / name_of_weights(f), True),
+        lambda f, d: read_weights(f, d / name_of_weights(f)),
     ),
 }
 
@@ -131,7 +125,6 @@ def write_all(family, model, folder):
     """Writes a model by each route that is no callback."""
     checkpoint(model).write(str(folder / "checkpoint"))
     manager(model, folder / "manager").save()
-    model.save(str(folder / "m.keras"))
     model.save(str(folder / "m.h5"))
     model.save_weights(str(folder / "m.weights.h5"))
     if family.name != "keras3":

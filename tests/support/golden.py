@@ -3,13 +3,13 @@
 Powers of two and one rounding per operation: no order of summation, no fused
 multiplication can change a bit. So `tests/data/` holds for every version of TensorFlow.
 
-    python tests/support/golden.py run           # writes tests/data/run.json
-    python tests/support/golden.py checkpoints   # writes tests/data/tensorflow-X.Y/
-    python tests/support/golden.py files         # writes tests/data/lossscale-X.Y.Z/
+    python tests/support/golden.py run       # writes tests/data/run.json
+    python tests/support/golden.py files     # writes tests/data/lossscale-X.Y.Z/
 
-The first was made on TensorFlow 2.15; the second on 2.4, 2.15 and 2.16 with Keras 3.3;
-the third by lossscale 0.1.0, 1.0.0 and 1.1.0, on 2.15 and, of Keras 3, on 2.21 with
-3.15.
+The first was made on TensorFlow 2.15; the second by lossscale 0.1.0, 1.0.0 and 1.1.0,
+on 2.15 and, of Keras 3, on 2.21 with 3.15. tests/data/tensorflow-X.Y/ holds checkpoints
+of ours and of Keras's own wrappers, written half-way by TensorFlow 2.4, 2.15 and, with
+Keras 3.3, 2.16.
 """
 
 from __future__ import annotations
@@ -125,16 +125,6 @@ def fit(model, first, last):
     model.fit(x[first:last], y[first:last], batch_size=1, shuffle=False, verbose=0)
 
 
-def own_wrapper(family, scale=2.0**5, period=4, inner=None):
-    """Returns Keras's own wrapper around `inner`, or `sgd`."""
-    home = family.keras.optimizers
-    if family.name != "keras3":
-        home = family.keras.mixed_precision
-    return home.LossScaleOptimizer(
-        inner or sgd(family), initial_scale=scale, dynamic_growth_steps=period
-    )
-
-
 def state(model, scale):
     """Returns all that must be as it was."""
     weights = model.trainable_variables[0]
@@ -145,55 +135,10 @@ def state(model, scale):
     }
 
 
-def scale_of(optimizer):
-    """Returns the scale and the counters of our wrapper, or of Keras's own."""
-    if isinstance(optimizer, lossscale.LossScaleOptimizer):
-        return counters(optimizer.loss_scale)
-    if hasattr(optimizer, "dynamic_scale"):
-        pair = optimizer.dynamic_scale, optimizer.step_counter
-    else:
-        pair = optimizer.loss_scale, optimizer.dynamic_counter
-    return [float(pair[0].numpy()), int(pair[1].numpy())]
-
-
 def write_run(found):
     """Writes the golden run of one family in eager mode."""
     runs = {dtype: loop(found[0], dtype, "eager") for dtype in STARTS}
     (DATA / "run.json").write_text(json.dumps(runs) + "\n")
-
-
-def write_checkpoints(found):
-    """Writes what this version's wrappers save after half of the steps."""
-    version = ".".join(tf.__version__.split(".")[:2])
-    for family in found:
-        if (family.name == "keras3") != (version == "2.16"):
-            continue  # of 2.16, Keras 3 alone
-        folder = DATA / f"tensorflow-{version}" / family.name
-        folder.mkdir(parents=True, exist_ok=True)
-        scale = lossscale.DynamicLossScale(2.0**5, **RULE)
-        ours = lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
-        config = json.dumps(ours.get_config(), indent=1)
-        (folder / "config.json").write_text(config + "\n")
-        theirs = own_wrapper(family)
-        expected = {
-            "lossscale": _save_half_way(family, ours, folder / "lossscale"),
-            "keras": _save_half_way(family, theirs, folder / "keras"),
-        }
-        (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-    theirs = tf.compat.v1.mixed_precision.DynamicLossScale(64.0, 5)
-    for grad in (np.inf, 1.0, 1.0):
-        theirs.update([tf.constant([grad])])
-    tf.train.Checkpoint(scale=theirs).write(str(folder.parent / "loss_scale"))
-
-
-def _save_half_way(family, optimizer, path):
-    """Writes a checkpoint, and returns the state then and at the end."""
-    model = compiled_model(family, optimizer)
-    fit(model, 0, STEPS // 2)
-    tf.train.Checkpoint(model=model, optimizer=optimizer).write(str(path))
-    half = state(model, scale_of(optimizer))
-    fit(model, STEPS // 2, STEPS)
-    return [half, state(model, scale_of(optimizer))]
 
 
 #: The routes of a whole model to one file, by kind of optimizer.
@@ -236,5 +181,4 @@ def write_files(found):
 
 
 if __name__ == "__main__":
-    writers = {"run": write_run, "checkpoints": write_checkpoints, "files": write_files}
-    writers[sys.argv[1]](families())
+    {"run": write_run, "files": write_files}[sys.argv[1]](families())

@@ -85,6 +85,13 @@ def replica():
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
+def last_replica_gets(special, ordinary):
+    """Returns `special` on the last replica and `ordinary` on the others."""
+    context = tf.distribute.get_replica_context()
+    last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
+    return tf.where(last, special, ordinary)
+
+
 def run_on(strategy, function, *args):
     """Calls `function` on every replica."""
     return function(*args) if strategy is None else strategy.run(function, args)

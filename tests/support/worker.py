@@ -33,7 +33,7 @@ def arguments():
     parser.add_argument("ports")
     parser.add_argument("folder", type=Path)
     parser.add_argument("keras")
-    parser.add_argument("entry", choices=["fit", "loop", "bare-fit", "tell"])
+    parser.add_argument("entry", choices=["fit", "loop", "failing-fits", "tell"])
     parser.add_argument("--save-at", type=int)
     parser.add_argument("--wait-at", type=int)
     parser.add_argument("--restore", action="store_true")
@@ -118,31 +118,49 @@ def main():
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == len(workers)
     family = {each.name: each for each in installed.families()}[given.keras]
-    hook = Interruption(given)
     data = dataset_of(strategy, given.rank)
-    if given.entry == "bare-fit":
-        with strategy.scope():
-            model = strategies.linear(family, strategies.momentum(family), "float32")
-        model.fit(data(0), steps_per_epoch=len(RUN))
-        return
-    if given.entry == "tell":
+    if given.entry == "failing-fits":
+        told = {
+            name: error_of_fit(strategy, family, data, wrap)
+            for name, wrap in (
+                ("bare", lambda inner: inner),
+                ("wrapped", lossscale.LossScaleOptimizer),
+            )
+        }
+    elif given.entry == "tell":
         told = {
             "looked": look(strategy, family, given.rank),
             "crossings": benchmark.count(strategy, family, [(2,), (3, 4)]),
         }
-        (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
-        return
+    else:
+        told = trained(strategy, family, given, data)
+    (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
+
+
+def error_of_fit(strategy, family, data, wrap):
+    """Returns what `fit` says, which fails."""
+    with strategy.scope():
+        model = strategies.linear(family, wrap(strategies.momentum(family)), "float32")
+    try:
+        model.fit(data(0), steps_per_epoch=len(RUN))
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def trained(strategy, family, given, data):
+    """Returns what is seen after each step."""
+    hook = Interruption(given)
     options = {"communication_dtype": given.communication_dtype}
     if given.entry == "fit":
         seen = strategies.fit(strategy, family, RUN, hook=hook, data=data, **options)
     else:
         seen = strategies.loop(strategy, family, RUN, hook=hook, **options)
-    record = {
+    return {
         "weights": [[one.tolist() for one in step] for step in seen.weights],
         "states": seen.states,
         "iterations": seen.iterations,
     }
-    (given.folder / f"{given.rank}.json").write_text(json.dumps(record))
 
 
 if __name__ == "__main__":
