@@ -9,20 +9,8 @@ from __future__ import annotations
 
 import pytest
 from between import FUNCTIONS, degree, names
-from between.limits import (
-    BESIDE,
-    BODIES,
-    BOUNDS,
-    BRANCHES,
-    CHOICES,
-    FLAGS,
-    MATRICES,
-    NUMBERS,
-    OPAQUE,
-    TAKES_INFINITIES_OUT,
-    known_to_be_missed,
-)
-from between.run import STATES, applied, hiding, missed_together, one_by_one
+from between.limits import is_open, needs_no_warning
+from between.run import STATES, applied, hides, missed
 from installed import families
 from limits import TENSORFLOW
 
@@ -40,35 +28,21 @@ SOME = [
 ]
 
 
-def offenders(outcomes, state, mode):
+def offenders(family, state, mode, every):
     """Returns a line for each broken promise, with the functions that break it."""
-    free = NUMBERS | (BRANCHES if mode == "eager" else set())
-    if state != "unscaled":
-        free = free | BODIES | MATRICES | BESIDE
-    each = {name: one for name, one in outcomes.items() if name not in free}
+    outcomes = applied(family, state, mode, every)
+    each = {n: one for n, one in outcomes.items() if not is_open(n, state, mode)}
     told = [name for name, one in each.items() if one.warnings]
-    wrong = [name for name, one in each.items() if not (one.is_right or one.warnings)]
-    needless = [name for name in told if is_needless(name, state)]
-    twice = [name for name in told if len(each[name].warnings) > 1]
     lines = {
-        "wrong in silence": wrong,
-        "warned of without need": needless,
-        "warned of more than once": twice,
+        "wrong in silence": [
+            name for name, one in each.items() if not (one.is_right or one.warnings)
+        ],
+        "warned of without need": [
+            name for name in told if needs_no_warning(name, state, degree(name))
+        ],
+        "warned of more than once": [n for n in told if each[n].warnings > 1],
     }
-    return "\n".join(f"{what}: {listed(who)}" for what, who in lines.items() if who)
-
-
-def listed(every):
-    return ", ".join(sorted(every))
-
-
-def is_needless(name, state):
-    """Tells whether nothing is to be said of a function."""
-    if state == "unscaled":
-        return True
-    if name in OPAQUE:
-        return False
-    return state == "by hand" or degree(name) in (0.0, 1.0)
+    return "\n".join(f"{what}: {', '.join(who)}" for what, who in lines.items() if who)
 
 
 def test_every_function_is_there():
@@ -81,35 +55,18 @@ def test_every_function_is_there():
     ("state", "mode"), [*((state, "graph") for state in STATES), ("scaled", "eager")]
 )
 def test_what_is_applied_is_right_or_told(state, mode):
-    found = offenders(applied(FIRST, state, mode), state, mode)
+    found = offenders(FIRST, state, mode, names())
     assert not found, found
 
 
 def test_some_of_what_is_applied_is_right_or_told(family):
     for state in STATES:
-        found = offenders(applied(family, state, "graph", SOME), state, "graph")
+        found = offenders(family, state, "graph", SOME)
         assert not found, found
 
 
 @slow
 def test_no_overflow_is_missed_once_unscaled():
-    missed = {*missed_together(FIRST, "graph", hiding())}
-    missed -= known_to_be_missed("unscaled", "graph")
-    assert not missed, listed(missed)
-
-
-@slow
-def test_which_overflows_are_missed_in_silence():
-    every = sorted({*hiding(), *TAKES_INFINITIES_OUT} & {*names()})
-    outcomes = one_by_one(FIRST, "scaled", "eager", every)
-    missed = {n for n, each in outcomes.items() if each.missed and not each.warnings}
-    missed -= known_to_be_missed("scaled", "eager")
-    assert not missed, listed(missed)
-
-
-def test_what_is_known_to_be_missed_has_its_reason():
-    """A list that names too much would say nothing."""
-    assert {degree(name) for name in FLAGS & set(names())} == {0.0}
-    assert {degree(name) for name in CHOICES & set(names())} == {1.0}
-    missing = {*FUNCTIONS} - {*names()}
-    assert {*hiding()} | missing >= FLAGS | CHOICES | BOUNDS
+    every = [name for name in names() if hides(name)]
+    found = [n for n in missed(FIRST, every) if not is_open(n, "unscaled", "graph")]
+    assert not found, found

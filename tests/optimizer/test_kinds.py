@@ -113,7 +113,7 @@ def homogeneous(steps, found):
 
 @pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=7))
 def test_what_is_said_of_a_value_is_so(mode, steps):
     results, said = [], []

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import re
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from limits import skip_without
-from models import compiled, inner_variables, variable_of
+from models import compiled, variable_of
 
-import lossscale
 from lossscale import (
     DynamicLossScale,
-    FixedLossScale,
     LossScale,
     LossScaleManager,
     LossScaleOptimizer,
@@ -162,29 +158,6 @@ def test_a_skipped_list_does_not_skip_the_next_list_of_its_loss(family, loop, mo
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_list_is_divided_by_what_its_loss_was_multiplied_with(family, mode):
-    loss_scale = DynamicLossScale(8.0, 1)  # doubles at each good step
-    optimizer, first = sgd(family, loss_scale)
-    second = variable_of(family, [1.0, 2.0])
-    other, third = sgd(family, loss_scale)
-    optimizer.build([first, second])
-
-    def step():
-        grads = []
-        for _ in range(2):
-            scaled = optimizer.scale_loss(tf.ones([2]))
-            grads += optimizer.get_unscaled_gradients([scaled])
-            applied = other.get_unscaled_gradients([other.scale_loss(tf.ones([2]))])
-            other.apply_gradients(zip(applied, [third]))
-        optimizer.apply_gradients(zip(grads, [first, second]))
-
-    compiled(step, mode)()
-    np.testing.assert_array_equal(value(first), [0.0, 1.0])
-    np.testing.assert_array_equal(value(second), [0.0, 1.0])
-    np.testing.assert_array_equal(value(third), [-1.0, 0.0])
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_a_list_applied_again_is_looked_at_again(family, mode):
     # The second unscaling tells nothing of the first one's gradients.
     optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000))
@@ -199,26 +172,6 @@ def test_a_list_applied_again_is_looked_at_again(family, mode):
     compiled(step, mode)(tf.constant([np.inf, 0.0]))
     np.testing.assert_array_equal(value(variable), [1.0, 2.0])
     assert optimizer.loss_scale.skipped_steps.numpy() == 2
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_after_a_list_was_applied_the_flags_of_two_more_are_anded(family, mode):
-    optimizer, variable = sgd(family, DynamicLossScale(8.0, 1000))
-    other = variable_of(family, [4.0])
-
-    def step(special):
-        optimizer.scale_loss(tf.constant(1.0))
-        grads = optimizer.get_unscaled_gradients([tf.constant([8.0, 8.0])])
-        optimizer.apply_gradients(zip(grads, [variable]))
-        one = optimizer.get_unscaled_gradients([special])
-        two = optimizer.get_unscaled_gradients([tf.constant([8.0])])
-        one = [tf.clip_by_value(one[0], -1.0, 1.0)]
-        optimizer.apply_gradients(zip([*one, *two], [variable, other]))
-
-    optimizer.build([variable, other])
-    compiled(step, mode)(tf.constant([np.inf, 0.0]))
-    np.testing.assert_array_equal(value(variable), [0.0, 1.0])
-    np.testing.assert_array_equal(value(other), [4.0])
 
 
 def test_unscaling_twice_is_an_error(family):
@@ -284,14 +237,6 @@ class TestNeverScaled:
 
     def test_scaling_by_the_loss_scale_itself_counts(self, family):
         optimizer, variable = sgd(family)
-        for _ in range(3):  # eagerly, with no scale_loss of the optimizer's
-            optimizer.loss_scale.scale(tf.constant(1.0))
-            grads = optimizer.get_unscaled_gradients([tf.constant([8.0, 8.0])])
-            optimizer.apply_gradients(zip(grads, [variable]))
-        np.testing.assert_array_equal(value(variable), [-2.0, -1.0])
-
-    def test_a_bad_step_of_such_a_loop_does_not_stick(self, family):
-        optimizer, variable = sgd(family)
         for factor in (np.inf, 1.0, 1.0):
             scale = float(optimizer.loss_scale.scale(tf.constant(1.0)))
             scaled = tf.constant([factor, 0.0], tf.float32) * scale
@@ -301,26 +246,7 @@ class TestNeverScaled:
 
 
 class TestSeveralTraces:
-    """Where a step is more than one trace, that Keras's own convention holds."""
-
-    def test_scaled_in_one_function_applied_in_another(self, family):
-        optimizer, variable = sgd(family)
-        loop = "keras3" if family.name == "keras3" else "keras2"
-
-        @tf.function
-        def differentiate(factor):
-            return gradients(optimizer, variable, factor, loop)
-
-        @tf.function
-        def apply(grads):
-            optimizer.apply_gradients(zip(grads, [variable]))
-
-        apply(differentiate(tf.constant([0.25, 0.5])))
-        np.testing.assert_array_equal(value(variable), [0.75, 1.5])
-        apply(differentiate(tf.constant([np.inf, 0.5])))
-        np.testing.assert_array_equal(value(variable), [0.75, 1.5])
-        apply(differentiate(tf.constant([0.25, 0.5])))
-        np.testing.assert_array_equal(value(variable), [0.5, 1.0])
+    """Functions of TensorFlow that hold a part of a step, or several steps."""
 
     @pytest.mark.parametrize("loop", LOOPS)
     def test_a_flag_of_one_trace_never_reaches_another(self, family, loop):
@@ -334,41 +260,6 @@ class TestSeveralTraces:
             before = value(variable)
             step(tf.constant([0.25, 0.5]))
             np.testing.assert_array_equal(value(variable), before - [0.25, 0.5])
-
-    def test_eager_unscaling_then_a_traced_apply(self, family):
-        if family.name == "keras3":
-            pytest.skip("Keras 3's convention divides in apply: not its loop")
-        optimizer, variable = sgd(family)
-
-        @tf.function
-        def apply(grad):
-            optimizer.apply_gradients([(grad, variable)])
-
-        for _ in range(2):
-            apply(gradients(optimizer, variable, tf.constant([0.25, 0.5]), "keras2")[0])
-        np.testing.assert_array_equal(value(variable), [0.5, 1.0])
-
-    @pytest.mark.parametrize("loop", LOOPS)
-    def test_apply_in_a_branch_of_tf_cond(self, family, loop):
-        # Gradient accumulation by hand: apply every second time.
-        optimizer, variable = sgd(family)
-
-        @tf.function
-        def step(factor, now):
-            grads = gradients(optimizer, variable, factor, loop)
-
-            def apply():
-                optimizer.apply_gradients(zip(grads, [variable]))
-                return 0
-
-            tf.cond(now, apply, lambda: 0)
-
-        step(tf.constant([0.25, 0.5]), tf.constant(True))
-        np.testing.assert_array_equal(value(variable), [0.75, 1.5])
-        step(tf.constant([0.25, 0.5]), tf.constant(False))
-        step(tf.constant([0.25, np.inf]), tf.constant(True))
-        np.testing.assert_array_equal(value(variable), [0.75, 1.5])
-        assert optimizer.loss_scale.skipped_steps.numpy() == 1
 
     @pytest.mark.parametrize("loop", LOOPS)
     def test_whole_steps_in_a_loop_of_tensorflow(self, family, loop):
@@ -457,36 +348,6 @@ def test_float16_variables_at_a_scale_beyond_float16(family, loop):
         grads = optimizer.get_unscaled_gradients(grads)
     optimizer.apply_gradients(zip(grads, [variable]))
     assert float(value(variable)[0]) == float(np.float16(1 - 2.0**-11))
-
-
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_loss_that_each_side_of_a_tf_cond_scales_in_its_own_way(family, first, mode):
-    optimizer, variable = sgd(family)
-    trained = [variable if isinstance(variable, tf.Variable) else variable.value]
-
-    def loss():
-        return tf.reduce_sum(tf.convert_to_tensor(variable) ** 2)
-
-    def one(scale=optimizer.scale_loss):
-        return scale(loss())
-
-    def other(scale=optimizer.scale_loss):
-        return scale(tf.sqrt(loss())) * tf.tanh(loss())
-
-    def step(flag):
-        with tf.GradientTape() as tape:
-            scaled = tf.cond(flag, one, other)
-        grads = tape.gradient(scaled, trained)
-        optimizer.apply_gradients(zip(grads, [variable]))
-
-    with tf.GradientTape() as tape:
-        bare = (one if first else other)(lambda value: value)
-    expected = value(variable) - tape.gradient(bare, trained)[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
-        compiled(step, mode)(tf.constant(first))
-    np.testing.assert_allclose(value(variable), expected, rtol=1e-6)
 
 
 def test_a_function_as_loss_is_scaled_when_it_is_called(family):
@@ -603,17 +464,6 @@ def test_an_update_that_says_true_applies_every_step(family, mode):
     assert not np.isfinite(value(variable)).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_managers_drive_the_optimizer(family, mode):
-    manager = lossscale.ExponentialUpdateLossScaleManager(8, 1, 1, 2, 0.5)
-    optimizer, variable = sgd(family, manager)
-    step = make_step(optimizer, variable, "keras3", mode)
-    for factor in (0.25, np.inf):
-        step(tf.constant([factor, 0.0]))
-    assert float(manager.get_loss_scale()) == 8.0
-    np.testing.assert_array_equal(value(variable), [0.75, 2.0])
-
-
 @pytest.mark.peer_defect(19)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -691,40 +541,6 @@ def test_a_loss_scale_factor_on_the_wrapper_is_refused(family):
     optimizer, _ = sgd(family)
     with pytest.raises(ValueError, match=re.escape("`loss_scale_factor` must be None")):
         optimizer.loss_scale_factor = 2.0
-
-
-def test_keras_2_names_for_the_loss_scale(family):
-    optimizer, _ = sgd(family)
-    assert float(optimizer.loss_scale * tf.constant(1.0)) == 8.0
-    if family.name != "keras3":
-        assert optimizer.dynamic
-        assert optimizer.initial_scale == 8.0
-        assert optimizer.dynamic_growth_steps == 1000
-        assert optimizer.dynamic_counter is optimizer.loss_scale.good_steps
-        fixed, _ = sgd(family, FixedLossScale(4))
-        assert not fixed.dynamic
-        assert fixed.initial_scale == 4.0
-        assert fixed.dynamic_counter is fixed.dynamic_growth_steps is None
-
-
-def test_variables_hold_the_scales_and_the_inner_ones(family):
-    optimizer, _ = sgd(family)
-    found = optimizer.variables
-    found = list(found() if callable(found) else found)
-    for variable in [*optimizer.loss_scale.variables, *inner_variables(optimizer)]:
-        # Keras 3 lists its own kind of variable, which holds TensorFlow's.
-        assert any(
-            variable is getattr(one, "_value", one) or variable is one for one in found
-        )
-
-
-def test_copies_are_independent(family):
-    skip_without("copying", family)
-    optimizer, variable = sgd(family)
-    other = copy.deepcopy(optimizer)
-    make_step(optimizer, variable, "keras3", "eager")(tf.constant([np.inf, 0.0]))
-    assert float(optimizer.loss_scale) == 4.0
-    assert float(other.loss_scale) == 8.0
 
 
 @pytest.mark.parametrize("clips", [False, True])

@@ -1,4 +1,4 @@
-"""A hundred forward expressions: what a layer's `call` may do to a batch.
+"""Forward expressions: what a layer's `call` may do to a batch.
 
 Each maps a float32 batch of shape `[rows, FEATURES]` to one, of any width that is known
 before it is called. Zeros, masks, copies, loops and complex numbers on the way forward
@@ -9,17 +9,171 @@ what is not, as a custom gradient that clips, trains otherwise when it is scaled
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
-from expressions_of_kinds import COMPLEX, LOOPS, SPARSE
-from expressions_of_zeros import (
-    FEATURES,
-    IMPUTES,
-    MASKS,
-    MATRIX,
-    impute,
-    of_width,
-    zeros,
-)
+
+FEATURES = 4
+MATRIX = np.eye(FEATURES, dtype=np.float32)[::-1] + np.float32(0.25)
+KEEP = np.array([1, 0, 1, 1], np.float32)
+
+
+def zeros(x):
+    return tf.zeros_like(x)
+
+
+def of_width(x, result):
+    """Returns a result whose width TensorFlow has lost, with the one of `x`."""
+    return tf.reshape(result, [-1, x.shape[-1]])
+
+
+def impute(x):
+    return tf.where(tf.math.is_nan(x), zeros(x), x)
+
+
+#: Expressions that are there for batches that hold a NaN.
+IMPUTES = {
+    "where-isnan-zeros_like": impute,
+    "multiply_no_nan": lambda x: tf.math.multiply_no_nan(
+        x, tf.cast(tf.math.is_finite(x), x.dtype)
+    ),
+    "imputed-by-the-mean": lambda x: tf.where(
+        tf.math.is_nan(x), tf.reduce_mean(impute(x), 0, keepdims=True), x
+    ),
+    "imputed-and-a-mask": lambda x: tf.concat(
+        [impute(x), tf.cast(tf.math.is_nan(x), x.dtype)], 1
+    ),
+}
+
+MASKS = {
+    "times-ones_like": lambda x: x * tf.ones_like(x),
+    "divided-by-ones_like": lambda x: x / tf.ones_like(x),
+    "plus-zeros_like": lambda x: x + zeros(x),
+    "zeros_like-minus": lambda x: zeros(x) - x,
+    "pow-zeros_like": lambda x: x * x ** zeros(x),
+    "where-zeros_like": lambda x: tf.where(x > 0, x, zeros(x)),
+    "where-ones_like": lambda x: tf.where(x > 0, x, tf.ones_like(x)),
+    "where-zero-times": lambda x: tf.where(x > 0, x, x * 0.0),
+    "where-stopped": lambda x: tf.where(x > 0, x, tf.stop_gradient(zeros(x))),
+    "where-of-version-1": lambda x: tf.compat.v1.where(x > 0, x, zeros(x)),
+    "maximum-zeros_like": lambda x: tf.maximum(x, zeros(x)),
+    "mask-by-cast": lambda x: x * tf.cast(x > 0, x.dtype),
+    "masked-softmax": lambda x: tf.nn.softmax(x + (1.0 - KEEP) * -1e9),
+    "masked-mean": lambda x: (
+        x
+        - tf.math.divide_no_nan(
+            tf.reduce_sum(x * KEEP, 1, keepdims=True),
+            tf.reduce_sum(tf.ones_like(x) * KEEP, 1, keepdims=True),
+        )
+    ),
+    "concat-zeros_like": lambda x: tf.concat([x, zeros(x)], 1),
+    "stack-zeros_like": lambda x: tf.reshape(
+        tf.stack([x, zeros(x)], 2), [-1, 2 * FEATURES]
+    ),
+    "padded": lambda x: tf.pad(x, [[0, 0], [1, 2]]),
+    "add_n-zeros_like": lambda x: tf.add_n([x, zeros(x), x]),
+    "divide_no_nan": lambda x: tf.math.divide_no_nan(x, tf.nn.relu(x) + 0.5 * KEEP),
+    "one_hot-of-argmax": lambda x: x * tf.one_hot(tf.argmax(x, 1), FEATURES),
+    "squared_difference-zeros_like": lambda x: tf.math.squared_difference(x, zeros(x)),
+    "a-difference-that-is-zero": lambda x: x + (x - x),
+    "zeros_like-through-layers": lambda x: x + tf.nn.relu(zeros(x) @ MATRIX),
+}
+
+
+def _loop(x):
+    def body(i, total):
+        return i + 1, total + x * tf.cast(i, x.dtype)
+
+    # XLA wants to know how often at most, to go back.
+    return tf.while_loop(lambda i, _: i < 3, body, (0, zeros(x)), maximum_iterations=4)[
+        1
+    ]
+
+
+def _recurrence(x):
+    def step(state, inputs):
+        return tf.tanh(state + inputs)
+
+    columns = tf.transpose(x)
+    return tf.transpose(tf.scan(step, columns, tf.zeros_like(columns[0])))
+
+
+def _tensor_array(x):
+    array = tf.TensorArray(x.dtype, 2, element_shape=x.shape)
+    array = array.write(0, x).write(1, zeros(x))
+    return tf.reduce_sum(array.stack(), 0)
+
+
+@tf.function
+def _function(x):
+    total = tf.zeros_like(x)
+    for i in tf.range(3):
+        if i > 0:
+            total += x
+    return total
+
+
+LOOPS = {
+    "while-from-zeros_like": _loop,
+    "scan-from-zeros_like": _recurrence,
+    "map_fn": lambda x: of_width(x, tf.map_fn(lambda row: row * tf.ones_like(row), x)),
+    "vectorized_map": lambda x: tf.vectorized_map(impute, x),
+    "cond-zeros_like": lambda x: tf.cond(
+        tf.reduce_sum(x) > -1e9, lambda: x, lambda: zeros(x)
+    ),
+    "switch_case": lambda x: tf.switch_case(
+        tf.shape(x)[0] % 2, [lambda: impute(x), lambda: x + zeros(x)]
+    ),
+    "tensor_array": _tensor_array,
+    "function": _function,
+    "py_function": lambda x: tf.ensure_shape(
+        tf.py_function(impute, [x], x.dtype), x.shape
+    ),
+}
+
+
+def _complex(x):
+    return tf.complex(x, zeros(x))
+
+
+def _transformed(x):
+    return tf.signal.fft(tf.complex(x, 0.5 * x))
+
+
+COMPLEX = {
+    "abs-complex": lambda x: tf.abs(tf.complex(x, x)),
+    "abs-complex-zeros_like": lambda x: tf.abs(_complex(x)),
+    "angle": lambda x: tf.math.angle(tf.complex(x, tf.ones_like(x))),
+    "complex-matmul": lambda x: tf.math.real(
+        tf.complex(x, x) @ tf.cast(MATRIX, tf.complex64)
+    ),
+    "fft-abs": lambda x: tf.abs(_transformed(x)),
+    "rfft-there-and-back": lambda x: of_width(x, tf.signal.irfft(tf.signal.rfft(x))),
+}
+
+
+def _ragged_rows(x):
+    lengths = 1 + tf.range(tf.shape(x)[0]) % FEATURES
+    return tf.RaggedTensor.from_tensor(x, lengths=lengths)
+
+
+SPARSE = {
+    "sparse-to_dense": lambda x: of_width(
+        x, tf.sparse.to_dense(tf.sparse.from_dense(x))
+    ),
+    "sparse-matmul": lambda x: tf.sparse.sparse_dense_matmul(
+        tf.sparse.from_dense(x), tf.constant(MATRIX)
+    ),
+    "sparse-softmax": lambda x: of_width(
+        x, tf.sparse.to_dense(tf.sparse.softmax(tf.sparse.from_dense(x)))
+    ),
+    "ragged-to_tensor": lambda x: of_width(
+        x, tf.RaggedTensor.from_tensor(x).to_tensor()
+    ),
+    "ragged-reduce_mean": lambda x: x + tf.reduce_mean(_ragged_rows(x), 1)[:, None],
+    "ragged-boolean_mask": lambda x: tf.ragged.boolean_mask(x, x > -0.5).to_tensor(
+        shape=[None, FEATURES]
+    ),
+}
 
 
 def _scattered_where(x):
@@ -35,9 +189,9 @@ def _partitioned(x):
     return of_width(x, tf.dynamic_stitch(places, [parts[0], 2.0 * parts[1]]))
 
 
-def _segments(x, function):
+def _segment_mean(x):
     numbers = tf.range(tf.shape(x)[0]) // 2
-    return of_width(x, tf.gather(function(x, numbers), numbers))
+    return of_width(x, tf.gather(tf.math.segment_mean(x, numbers), numbers))
 
 
 def _boolean_mask(x):
@@ -47,79 +201,28 @@ def _boolean_mask(x):
 
 MOVES = {
     "tensor_scatter_nd_update-zeros_like": _scattered_where,
-    "tensor_scatter_nd_add-zeros_like": lambda x: tf.tensor_scatter_nd_add(
-        zeros(x), [[0], [1], [0]], tf.gather(x, [1, 0, 0])
-    ),
-    "scatter_nd": lambda x: (
-        x + tf.scatter_nd([[0], [1]], x[:2], tf.cast(tf.shape(x), tf.int32))
-    ),
     "boolean_mask": _boolean_mask,
     "dynamic_stitch": _partitioned,
-    "segment_sum": lambda x: _segments(x, tf.math.segment_sum),
-    "segment_mean": lambda x: _segments(x, tf.math.segment_mean),
-    "unsorted_segment_sum": lambda x: _segments(
-        x, lambda data, at: tf.math.unsorted_segment_sum(data, at, tf.shape(x)[0])
-    ),
+    "segment_mean": _segment_mean,
     "gather": lambda x: tf.gather(x, [3, 0, 0], axis=1),
     "top_k": lambda x: tf.math.top_k(x, 2)[0],
     "sort": lambda x: tf.sort(x, 1),
-    "reverse": lambda x: tf.reverse(x, [1]),
-    "roll": lambda x: tf.roll(x, 1, 1),
-    "tile": lambda x: tf.tile(x, [1, 2]),
-    "repeat": lambda x: tf.repeat(x, 2, 1),
     "strided": lambda x: x[:, ::-2],
-    "unstacked": lambda x: tf.stack(tf.unstack(x, axis=1)[::-1], 1),
-    "split": lambda x: tf.concat(tf.split(x, 2, 1)[::-1], 1),
     "cumsum": lambda x: tf.cumsum(x, 1, exclusive=True),
-    "matrix_diag": lambda x: tf.reshape(tf.linalg.diag(x), [-1, FEATURES**2]),
-    "set_diag": lambda x: tf.reshape(
-        tf.linalg.set_diag(tf.linalg.diag(x), 2.0 * x), [-1, FEATURES**2]
-    ),
     "band_part": lambda x: tf.reshape(
         tf.linalg.band_part(x[:, :, None] * x[:, None], 0, -1), [-1, FEATURES**2]
-    ),
-    "reverse_sequence": lambda x: tf.reverse_sequence(
-        x, 1 + tf.range(tf.shape(x)[0]) % 4, 1
     ),
 }
 
 
-def _straight_through(x):
-    @tf.custom_gradient
-    def sign(x):
-        return tf.sign(x), lambda upstream: upstream
-
-    return sign(x)
-
-
-def _hard_tanh_gradient(x):
-    @tf.custom_gradient
-    def sign(x):
-        def grad(upstream):
-            return tf.where(tf.abs(x) < 1, upstream, tf.zeros_like(upstream))
-
-        return tf.sign(x), grad
-
-    return sign(x)
-
-
-def _with_gradient(backward):
-    """Returns an identity with a backward pass of its own."""
+def _with_gradient(backward, forward=tf.identity):
+    """Returns a function with a backward pass of its own."""
 
     @tf.custom_gradient
-    def identity(x):
-        return tf.identity(x), lambda upstream: backward(x, upstream)
+    def function(x):
+        return forward(x), lambda upstream: backward(x, upstream)
 
-    return identity
-
-
-def _log1pexp(x):
-    @tf.custom_gradient
-    def log1pexp(x):
-        e = tf.exp(x)
-        return tf.math.log1p(e), lambda upstream: upstream * (1.0 - 1.0 / (1.0 + e))
-
-    return log1pexp(x)
+    return function
 
 
 def _slope(x):
@@ -146,35 +249,27 @@ def _forward_mode(x):
 
 GRADIENTS = {
     "straight-through": lambda x: x + tf.stop_gradient(tf.round(x) - x),
-    "straight-through-custom": _straight_through,
-    "straight-through-where": _hard_tanh_gradient,
-    "straight-through-one_hot": lambda x: (
-        tf.stop_gradient(tf.one_hot(tf.argmax(x, 1), FEATURES) - tf.nn.softmax(x))
-        + tf.nn.softmax(x)
+    "straight-through-custom": _with_gradient(lambda _, upstream: upstream, tf.sign),
+    "straight-through-where": _with_gradient(
+        lambda x, upstream: tf.where(tf.abs(x) < 1, upstream, tf.zeros_like(upstream)),
+        tf.sign,
     ),
-    "grad_pass_through": tf.grad_pass_through(tf.round),
-    "stopped": lambda x: x * tf.stop_gradient(x),
-    "gradient-identity": _with_gradient(lambda _, upstream: upstream),
     "gradient-reversal": _with_gradient(lambda _, upstream: -upstream),
-    "gradient-halved": _with_gradient(lambda _, upstream: upstream * 0.5),
     "gradient-where-zeros_like": _with_gradient(
         lambda x, upstream: tf.where(x > 0, upstream, tf.zeros_like(upstream))
     ),
-    "gradient-times-ones_like": _with_gradient(
-        lambda x, upstream: upstream * tf.ones_like(x)
+    "gradient-log1pexp": _with_gradient(
+        lambda x, upstream: upstream * (1.0 - 1.0 / (1.0 + tf.exp(x))),
+        lambda x: tf.math.log1p(tf.exp(x)),
     ),
-    "gradient-log1pexp": _log1pexp,
-    "recompute": tf.recompute_grad(lambda x: tf.tanh(x) * x),
     "recompute-impute": tf.recompute_grad(impute),
     "gradient-in-the-network": lambda x: x + _slope(x),
     "unconnected-gradient": _zero_slope,
     "forward-mode": _forward_mode,
     "relu6": tf.nn.relu6,
     "leaky_relu": tf.nn.leaky_relu,
-    "swish": tf.nn.swish,
     "clip_by_value": lambda x: tf.clip_by_value(x, -1.0, 1.0),
     "clip_by_norm": lambda x: tf.clip_by_norm(x, 0.5),
-    "clip_by_norm-rows": lambda x: tf.clip_by_norm(x, 0.5, axes=[1]),
     "clip_by_global_norm": lambda x: tf.clip_by_global_norm([x], 0.5)[0][0],
     "fake_quant": lambda x: tf.quantization.fake_quant_with_min_max_args(x, -2, 2),
     "quantize_and_dequantize": lambda x: tf.quantization.quantize_and_dequantize_v2(
@@ -189,46 +284,31 @@ def _solved(x):
 
 
 MATHEMATICS = {
-    "square": tf.square,
-    "cube": lambda x: x**3,
     "sqrt": lambda x: tf.sqrt(x * x + 1.0),
-    "reciprocal": lambda x: tf.math.reciprocal(x * x + 1.0),
     "pow-pow": lambda x: (1.0 + x * x) ** tf.tanh(x),
     "abs-sign": lambda x: tf.abs(x) * tf.sign(x),
     "exp": tf.exp,
-    "log1p": lambda x: tf.math.log1p(x * x),
-    "erf": tf.math.erf,
     "atan2": lambda x: tf.atan2(x, tf.ones_like(x)),
-    "xlogy": lambda x: tf.math.xlogy(x, 1.0 + x * x),
     "xdivy": lambda x: tf.math.xdivy(x, 1.0 + x * x),
     "lgamma": lambda x: tf.math.lgamma(x * x + 3.0),
     "l2_normalize": lambda x: tf.nn.l2_normalize(x, 1),
     "divided-by-norm": lambda x: x / tf.norm(x),
-    "centred-and-whitened": lambda x: (
-        (x - tf.reduce_mean(x, 0)) / (tf.math.reduce_std(x, 0) + 1.0)
-    ),
     "minus-reduce_max": lambda x: x - tf.reduce_max(x, 1, keepdims=True),
     "reduce_prod": lambda x: x + tf.reduce_prod(x, 1, keepdims=True),
-    "logsumexp": lambda x: x - tf.reduce_logsumexp(x, 1, keepdims=True),
     "log_softmax": tf.nn.log_softmax,
     "attention": lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x,
-    "einsum": lambda x: tf.einsum("ij,ik->ij", x, x),
-    "matmul-ones_like": lambda x: x @ tf.ones_like(MATRIX),
     "conv1d": lambda x: tf.nn.conv1d(x[:, :, None], [[[0.5]], [[2.0]]], 1, "SAME")[
         :, :, 0
     ],
-    "avg_pool": lambda x: tf.nn.avg_pool1d(x[:, :, None], 2, 2, "SAME")[:, :, 0],
     "max_pool": lambda x: tf.nn.max_pool1d(x[:, :, None], 2, 2, "SAME")[:, :, 0],
     "solve": _solved,
     "det": lambda x: (
         x + tf.linalg.det(x[:, None] * x[:, :, None] / 8.0 + tf.eye(4))[:, None]
     ),
-    "cast-float64": lambda x: tf.cast(tf.cast(x, tf.float64) * 2.0, tf.float32),
     "cast-float16": lambda x: tf.cast(tf.cast(x, tf.float16), tf.float32),
     "random-dropout": lambda x: (
         x * tf.cast(tf.random.stateless_uniform([FEATURES], [1, 2]) > 0.3, x.dtype)
     ),
-    "random-noise": lambda x: x + tf.random.stateless_normal([FEATURES], [3, 4]),
     "checked": lambda x: tf.debugging.check_numerics(x, "not finite"),
 }
 

@@ -34,8 +34,6 @@ FUNCTIONS = {
     **CONTROL,
     **QUANTIZATION,
 }
-#: TensorFlow's own operation ends the process at an infinity (seen on 2.21).
-CRASHES = {"histogram of its own range"}
 
 
 def call(name, gradient, weight):

@@ -57,12 +57,6 @@ CONTROL = {
     "cond(norm > 1)": lambda g: tf.cond(
         tf.norm(g) > 1.0, lambda: g / tf.norm(g), lambda: g
     ),
-    "cond(sum > 0)": lambda g: tf.cond(
-        tf.reduce_sum(g) > 0.0, lambda: g, lambda: g * 2.0
-    ),
-    "cond of numbers": lambda g: tf.cond(
-        tf.norm(g) > 1.0, lambda: tf.ones(SHAPE), lambda: tf.zeros(SHAPE)
-    ),
     "cond of a sign": lambda g: tf.cond(
         tf.reduce_sum(g) > 0.0, lambda: tf.ones(SHAPE), lambda: tf.zeros(SHAPE)
     ),
@@ -73,28 +67,13 @@ CONTROL = {
     "while halves": halved_until_small,
     "map_fn": lambda g: tf.map_fn(lambda x: x * 2.0, g),
     "map_fn clips": lambda g: tf.map_fn(lambda x: tf.clip_by_value(x, -1.0, 1.0), g),
-    "map_fn signs": lambda g: tf.map_fn(tf.sign, g),
     "scan": lambda g: tf.scan(lambda a, x: a + x, g),
-    "scan multiplies": lambda g: tf.scan(lambda a, x: a * x, g),
-    "foldl": lambda g: tf.foldl(lambda a, x: a + x, g),
     "vectorized_map": lambda g: tf.vectorized_map(lambda x: x / tf.norm(x), g),
-    "vectorized_map doubles": lambda g: tf.vectorized_map(lambda x: x * 2.0, g),
     "switch_case": lambda g: tf.switch_case(
         tf.constant(1), [lambda: g, lambda: g * 2.0]
     ),
-    "switch_case of a sign": lambda g: tf.switch_case(
-        tf.cast(g[0, 0] > 0.0, tf.int32), [lambda: tf.zeros(SHAPE), lambda: g]
-    ),
-    "tf.case": lambda g: tf.case(
-        [(tf.norm(g) > 1.0, lambda: g / 2.0)], default=lambda: g
-    ),
-    "a function": tf.function(lambda x: x * 2.0, autograph=False),
     "a function clips": tf.function(
         lambda x: tf.clip_by_value(x, -1.0, 1.0), autograph=False
-    ),
-    "a function normalizes": tf.function(lambda x: x / tf.norm(x), autograph=False),
-    "a function thresholds": tf.function(
-        lambda x: tf.where(x > 0.1, x, 0.0), autograph=False
     ),
     "a function of flags": tf.function(
         lambda x: tf.cast(x > 0.0, tf.float32), autograph=False
@@ -105,16 +84,9 @@ CONTROL = {
     "numpy_function halves": halved_in_numpy,
     "custom_gradient": backwards_too,
     "stop_gradient": tf.stop_gradient,
-    "identity": tf.identity,
     "identity_n": lambda g: tf.identity_n([g, -g])[1],
     "grad_pass_through": tf.grad_pass_through(tf.round),
-    "ensure_shape": lambda g: tf.ensure_shape(g, SHAPE),
-    "guarantee_const": tf.guarantee_const,
     "check_numerics": lambda g: tf.debugging.check_numerics(g, "bad"),
-    "verify_tensor_all_finite": lambda g: tf.compat.v1.verify_tensor_all_finite(
-        g, "bad"
-    ),
     "control_dependencies": after_an_assertion,
-    "group and tuple": lambda g: tf.tuple([g, g * 2.0])[1],
     "the gradient of its square": gradient_of_square,
 }

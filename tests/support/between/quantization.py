@@ -13,11 +13,6 @@ def rounded_at_random(g):
     return tf.floor(g * 64.0 + noise) / 64.0
 
 
-def to_8_bits(g):
-    step = tf.reduce_max(tf.abs(g)) / 127.0
-    return tf.round(g / step) * step
-
-
 def to_8_bit_integers(g):
     step = tf.reduce_max(tf.abs(g)) / 127.0
     return tf.cast(tf.cast(tf.round(g / step), tf.int8), tf.float32) * step
@@ -54,29 +49,11 @@ QUANTIZATION = {
     ),
     "quantize and dequantize": quantized,
     "rounded at random": rounded_at_random,
-    "to 8 bits": to_8_bits,
     "to 8-bit integers": to_8_bit_integers,
     "ternary": ternary,
     "noise * g": lambda g: g * tf.random.stateless_normal(SHAPE, [1, 2]),
     "noise + g": lambda g: g + 0.1 * tf.random.stateless_normal(SHAPE, [1, 2]),
-    "noise * norm(g) + g": lambda g: (
-        g + 0.1 * tf.norm(g) * tf.random.stateless_normal(SHAPE, [1, 2])
-    ),
-    "random mask": lambda g: tf.where(
-        tf.random.stateless_uniform(SHAPE, [1, 2]) < 0.5, g, 0.0
-    ),
     "stateless dropout": lambda g: tf.nn.experimental.stateless_dropout(
         g, 0.5, seed=[1, 2]
-    ),
-    "stateful noise * g": lambda g: g * (2.0 + 0.0 * tf.random.normal(SHAPE)),
-    "shuffled": lambda g: tf.reduce_sum(tf.random.shuffle(g, seed=3)),
-    "chance by its sizes": lambda g: (
-        tf.cast(
-            tf.random.stateless_uniform(SHAPE, [1, 2])
-            < tf.abs(g) / tf.reduce_max(tf.abs(g)),
-            tf.float32,
-        )
-        * tf.sign(g)
-        * tf.reduce_max(tf.abs(g))
     ),
 }

@@ -14,11 +14,6 @@ def sparsified(g):
     return tf.scatter_nd(at[:, None], tf.gather(flat, at), [9])
 
 
-def above_the_fourth(g):
-    fourth = tf.math.top_k(tf.abs(column(g)), 4).values[-1]
-    return tf.where(tf.abs(g) >= fourth, g, 0.0)
-
-
 def soft_threshold(g, size):
     return tf.sign(g) * tf.maximum(tf.abs(g) - size, 0.0)
 
@@ -48,61 +43,41 @@ def adaptive_clip(g, w):
 
 THRESHOLDS = {
     "where(g > 0, g, 0)": lambda g: tf.where(g > 0.0, g, 0.0),
-    "where(g > 0, g, 0.1 * g)": lambda g: tf.where(g > 0.0, g, 0.1 * g),
     "where(g > 0.1, g, 0)": lambda g: tf.where(g > 0.1, g, 0.0),
     "where(abs(g) < 1, g, 0)": lambda g: tf.where(tf.abs(g) < 1.0, g, 0.0),
     "where(abs(g) > mean, g, 0)": lambda g: tf.where(
         tf.abs(g) > tf.reduce_mean(tf.abs(g)), g, 0.0
     ),
     "where(g > 0, g, 1)": lambda g: tf.where(g > 0.0, g, 1.0),
-    "where(constant, g, 0)": lambda g: tf.where(OTHER > 0.0, g, 0.0),
     "where(constant, g, 1)": lambda g: tf.where(OTHER > 0.0, g, 1.0),
     "g * cast(g > 0)": lambda g: g * tf.cast(g > 0.0, tf.float32),
-    "g * cast(abs(g) > 0.1)": lambda g: g * tf.cast(tf.abs(g) > 0.1, tf.float32),
-    "g * cast(g > transpose(g))": lambda g: g * tf.cast(g > tf.transpose(g), "float32"),
     "g * cast(norm(g) < 10)": lambda g: g * tf.cast(tf.norm(g) < 10.0, tf.float32),
     "top_k values": lambda g: tf.math.top_k(g, 2).values,
     "top_k scattered": sparsified,
-    "above the fourth largest": above_the_fourth,
     "soft threshold": lambda g: soft_threshold(g, 0.1),
-    "soft threshold of the mean": lambda g: soft_threshold(
-        g, tf.reduce_mean(tf.abs(g))
-    ),
-    "median": median,
-    "g - median(g)": lambda g: g - median(g),
     "abs below the median": lambda g: tf.where(tf.abs(g) < median(tf.abs(g)), g, 0.0),
 }
 FLAGS = {
     "where(g > 0, 1, -1)": lambda g: tf.where(g > 0.0, 1.0, -1.0),
-    "where(g > 0.1, 1, -1)": lambda g: tf.where(g > 0.1, 1.0, -1.0),
-    "cast(g > 0)": lambda g: tf.cast(g > 0.0, tf.float32),
     "cast(g > 0.1)": lambda g: tf.cast(g > 0.1, tf.float32),
     "cast(g > mean(g))": lambda g: tf.cast(g > tf.reduce_mean(g), tf.float32),
     "cast(norm(g) > 1)": lambda g: tf.cast(tf.norm(g) > 1.0, tf.float32),
     "one_hot(argmax)": lambda g: tf.one_hot(tf.argmax(g, 1), 3),
-    "one_hot(argmax) * g": lambda g: tf.one_hot(tf.argmax(g, 1), 3) * g,
-    "one_hot of rounded": lambda g: tf.one_hot(tf.cast(g, tf.int32), 3),
     "argsort": tf.argsort,
-    "argmax": lambda g: tf.argmax(g, 0),
     "majority of signs": majority,
     "in_top_k": lambda g: tf.cast(tf.math.in_top_k([0, 1, 2], g, 2), tf.float32),
     "count_nonzero": tf.math.count_nonzero,
-    "count of those above 0.1": lambda g: tf.math.count_nonzero(g > 0.1),
     "g / count of those above 0.1": lambda g: (
         g / tf.cast(tf.math.count_nonzero(g > 0.1), tf.float32)
     ),
     "where(is_finite(g), g, 0)": lambda g: tf.where(is_finite(g), g, 0.0),
-    "where(is_nan(g), 0, g)": lambda g: tf.where(tf.math.is_nan(g), 0.0, g),
-    "where(is_inf(g), 0, g)": lambda g: tf.where(tf.math.is_inf(g), 0.0, g),
     "where(g == g, g, 0)": lambda g: tf.where(tf.equal(g, g), g, 0.0),
     "where(all is_finite, g, 0)": lambda g: tf.where(
         tf.reduce_all(is_finite(g)), g, tf.zeros_like(g)
     ),
-    "where(norm is_finite, g, 0)": lambda g: tf.where(is_finite(tf.norm(g)), g, 0.0),
     "multiply_no_nan(g, is_finite)": lambda g: tf.math.multiply_no_nan(
         g, tf.cast(is_finite(g), tf.float32)
     ),
-    "cast(is_finite(g))": lambda g: tf.cast(is_finite(g), tf.float32),
     "cond(all is_finite, g, 0)": lambda g: tf.cond(
         tf.reduce_all(is_finite(g)), lambda: g, lambda: tf.zeros_like(g)
     ),
@@ -118,14 +93,11 @@ WITH_WEIGHT = {
         g - w * (tf.reduce_sum(g * w) / tf.reduce_sum(w * w))
     ),
     "g where it agrees with w": lambda g, w: tf.where(g * w > 0.0, g, 0.0),
-    "g where above w": lambda g, w: tf.where(tf.abs(g) > 0.5 * tf.abs(w), g, 0.0),
-    "maximum(g, w)": tf.maximum,
     "maximum(abs(g), abs(w)) * g": lambda g, w: tf.maximum(tf.abs(g), tf.abs(w)) * g,
     "w times a flag of g": lambda g, w: w * tf.cast(g > 0.0, tf.float32),
     "w where g is positive": lambda g, w: tf.where(g > 0.0, w, -w),
     "trust ratio": by_layer_scale,
     "adaptive clipping": adaptive_clip,
     "cosine": lambda g, w: tf.reduce_sum(g * w) / (tf.norm(g) * tf.norm(w)),
-    "g + stop_gradient(w)": lambda g, w: g + tf.stop_gradient(w),
     "concat with w": lambda g, w: tf.concat([g[:2], w[2:]], 0),
 }
