@@ -525,6 +525,7 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     """
     if mode.current().knows_values:
         value = float(current)
+        floor = float(np.float32(floor))  # a scale at its floor was rounded, too
         if floor <= value < float("inf"):
             return current
         found = floor if 0.0 < value < floor else initial

@@ -204,6 +204,15 @@ class TestARestoredScaleComesBack:
         assert scales == [INITIAL]
 
 
+def test_a_floor_that_float32_rounds_down_is_reached_in_silence():
+    loss_scale = DynamicLossScale(1.3, 1, min_loss_scale=1.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_scale.adjust(False)
+        loss_scale.adjust(True)
+    assert float(loss_scale) == 2 * np.float32(1.3)
+
+
 def test_a_subclass_with_a_rule_of_its_own_is_asked_at_each_step():
     class Own(DynamicLossScale):
         seen = 0
