@@ -155,6 +155,8 @@ def generations(keras: Any) -> List[Tuple[bool, type, type]]:
     spaces = [getattr(newest, name, newest) for name in ("legacy", "experimental")]
     found = []
     for wrapper in public.__subclasses__():
+        if wrapper.__module__ != public.__module__:
+            continue  # a user's own
         bases = [space.Optimizer for space in (*spaces, newest)]
         base = next(base for base in bases if issubclass(wrapper, base))
         found.append((not hasattr(base, "update_step"), wrapper, base))

@@ -116,8 +116,10 @@ def _in_xla() -> bool:
     while graph is not None:
         # Not public. TensorFlow's own `cond` asks in the same way. A wrong False would
         # only make the step slower.
-        context = graph._get_control_flow_context()
-        if context is not None and context.IsXLAContext():
+        get_context = getattr(graph, "_get_control_flow_context", None)
+        context = get_context() if get_context is not None else None
+        is_xla = getattr(context, "IsXLAContext", None)
+        if is_xla is not None and is_xla():
             return True
         graph = getattr(graph, "outer_graph", None)
     return False

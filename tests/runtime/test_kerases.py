@@ -128,3 +128,14 @@ def test_a_package_that_is_missing_stays_missing():
 def test_a_monitor_is_a_callback_of_every_keras(family):
     monitor = lossscale.LossScaleMonitor()
     assert isinstance(monitor, family.keras.callbacks.Callback)
+
+
+def test_a_users_subclass_of_kerass_own_wrapper_is_no_generation(family):
+    if family.name == "keras3":
+        pytest.skip("Keras 3 has one generation")
+    before = kerases.generations(family.keras)
+
+    class Own(family.keras.mixed_precision.LossScaleOptimizer):
+        pass
+
+    assert kerases.generations(family.keras) == before
