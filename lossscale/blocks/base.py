@@ -44,13 +44,13 @@ class ScaledBlock:
     up to three times, while outgoing is not finite although incoming is:
       scale = scale / 2**8
       outgoing = the same again
-    the gradients of inputs and weights = outgoing / scale, in float32
+    the gradients of inputs and weights = outgoing / scale, in their dtypes
     ```
 
-    The gradients that leave the block are in `float32`, and already divided by its
-    scale. So no code outside of the block changes: a block works with any optimizer,
-    with or without a loss scale. On several replicas each has its own scales. The block
-    has no variables besides those of its layer.
+    The gradients that leave the block are already divided by its scale, and `float32`
+    for `float32` inputs. So no code outside of the block changes: a block works with
+    any optimizer, with or without a loss scale. On several replicas each has its own
+    scales. The block has no variables besides those of its layer.
 
     The block computes the gradients of its arguments and of the variables that its
     layer reads. If the layer uses another tensor whose gradient you need, pass it as an
@@ -63,9 +63,9 @@ class ScaledBlock:
 
     Args:
       layer: A layer or model of any Keras. Its `call` may take any nest of tensors.
-      headroom: How many doublings below float16's 65504 the largest incoming gradient
-        is scaled to. Within the block gradients may grow by so much. If they grow more,
-        they overflow, and the block tries a smaller scale. From 0 to 24.
+      headroom: The block scales the largest incoming gradient to this many doublings
+        below float16's 65504. So gradients can double this often within the block. If
+        they overflow, the block tries a smaller scale. From 0 to 24.
       recompute: Whether to save memory: no value of the forward pass is kept, and the
         backward pass computes it again, as `tf.recompute_grad` does.
       **kwargs: `name` and other arguments of a layer of that Keras, but no dtype.

@@ -67,12 +67,13 @@ class LossScaleMonitor(_Callback):
     * If a step that overflowed has left inf or NaN in statistics such as
       BatchNormalization's.
     * Once, if gradients may underflow: `patience` epochs without a skipped step and
-      with a headroom above 16. The loss scale must know the largest gradient, as
-      `HeadroomLossScale` does. Then two figures of the last good step that was read are
-      logged, too. `largest_gradient` is the largest unscaled gradient. `headroom` says
-      how many doublings this gradient, times the loss scale after that step, is below
-      float16's 65504.
+      with a headroom above 16. The loss scale must know the largest gradient.
     * Once, if a `SpikeGuard` skipped a spike. `spikes` is logged for a guard.
+
+    If the loss scale knows the largest gradient, as `HeadroomLossScale` does, two
+    figures of the last good step that was read are logged, too. `largest_gradient` is
+    the largest unscaled gradient. `headroom` says how many doublings this gradient,
+    times the loss scale after that step, is below float16's 65504.
 
     Every batch counts as a step, even under Keras 3's `gradient_accumulation_steps`,
     where `iterations` counts updates from several batches. It reads a few scalars from

@@ -249,7 +249,8 @@ class Watched:
         """Returns the message about underflow after an epoch, None if there is none."""
         now, before = self.last, self._skipped_before
         self._skipped_before = now.skipped
-        if before not in (None, now.skipped) or (now.headroom or math.inf) <= FAR_BELOW:
+        is_near = now.headroom is not None and now.headroom <= FAR_BELOW
+        if before not in (None, now.skipped) or is_near:
             self._epochs, self._least = 0, math.inf
         elif now.headroom is not None:
             self._epochs += 1

@@ -271,8 +271,8 @@ class LossScaleOptimizer:
           A list of gradients. Each has the dtype of its scaled gradient.
 
         Raises:
-          ValueError: This function returned one of these gradients earlier, as far as
-            that can be seen: not through another `tf.function`.
+          ValueError: One of these gradients was unscaled already. A gradient that came
+            through another `tf.function` is not recognized.
         """
         return self._pending.unscale(list(grads))
 

@@ -139,7 +139,8 @@ def forward_ranges(
 
     Computes the outputs of every layer for some batches in float32, under any policy of
     the model, with `training=True`, and counts how many would overflow or underflow in
-    float16. Then it runs the model in float16. So it also finds overflows in sums that
+    float16. Then it runs the model in float16, if the model is not one of Keras 2 that
+    is all in float32. So it also finds overflows in sums that
     a layer does not return: in a variance, a norm, the logits of attention. A mask of
     -inf or -1e9 is no overflow. It tests the changes that it advises: it runs the model
     again with them, and adds what else is needed, until nothing overflows.

@@ -147,7 +147,8 @@ def find_nonfinite(
       finite gradient and handed back one that is not.
 
     If a layer overflows, this function tests the changes that it advises: it computes
-    the step again with them, and adds what else is needed, until all is finite.
+    outputs and loss again with them, and adds what else is needed, until these are
+    finite.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
     as they were, the optimizer is not touched, and a custom `train_step` is not run.

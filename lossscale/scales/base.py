@@ -398,7 +398,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             not below 2**-126.
 
         Returns:
-          A nest of the same structure, sparsity and dtypes: in float16, small ones
+          A nest of the same structure, sparsity and dtypes. So small float16 gradients
           become zero. What holds no floating-point numbers is unchanged.
         """
         divisor = self._value()

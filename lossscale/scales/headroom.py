@@ -59,8 +59,8 @@ class HeadroomLossScale(LossScale):
     ```
 
     Gradients of activations are float16, too, and may be larger than those of weights.
-    When they overflow, the ceiling falls and limits the scale. It doubles after
-    `increment_period` good steps.
+    When they overflow, the ceiling falls, and the scale with it. After
+    `increment_period` good steps the ceiling doubles.
 
     >>> loss_scale = HeadroomLossScale()
     >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
@@ -72,8 +72,8 @@ class HeadroomLossScale(LossScale):
       headroom: The largest scaled gradient is kept at least this many doublings below
         float16's 65504, and at most one more, since the scale stays a power of two. A
         whole number.
-      half_life: A number of steps above 0, after which the largest gradient counts
-        half: if the gradients have become smaller, the scale is then twice as high.
+      half_life: After this many steps, a number above 0, `peak` has fallen to half. If
+        the gradients have become smaller, the scale has doubled by then.
       increment_period: After this many good steps in a row the ceiling doubles.
       min_loss_scale: The floor.
       max_loss_scale: The highest ceiling. None: 2**127.

@@ -92,8 +92,8 @@ class FixedLossScaleManager(_StandsOnLossScale):
 class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
     """A loss scale that grows after good steps and shrinks after several bad ones.
 
-    It is a `DynamicLossScale`: bad steps add up until the scale changes; a good step
-    between them does not clear their count. The scale never falls below 1.
+    Its `loss_scale` is a `DynamicLossScale`. Bad steps add up until the scale changes:
+    a good step between them does not clear their count. The scale never falls below 1.
 
     >>> manager = ExponentialUpdateLossScaleManager(1024, incr_every_n_steps=1000)
     >>> for is_finite in [False, True, False]:

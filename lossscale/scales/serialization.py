@@ -34,7 +34,7 @@ def get(identifier: Any) -> Optional[LossScale]:
       identifier: A number, for a `FixedLossScale`; the name of a preset, such as
         `"dynamic"`, for `DynamicLossScale.from_preset`; a config, as `serialize` makes
         it; a `LossScale` or a `LossScaleManager`; TensorFlow's own `FixedLossScale` or
-        `DynamicLossScale`, with its state; or None.
+        `DynamicLossScale`, with its state, which only eager mode can read; or None.
 
     Returns:
       A `LossScale`, or None for None.

@@ -92,8 +92,8 @@ class SpikeGuard(LossScale):
 
     `largest`, `recent` and `limit` are float32, and so is the comparison `largest >
     limit`. The arithmetic on `recent` is float64, and `limit` is rounded to the
-    nearest float32. A magnitude that float32 cannot hold counts as M. None is above M,
-    so the guard skips no finite one of the first `window` steps.
+    nearest float32. A magnitude that float32 cannot hold counts as M. `limit`
+    begins at M, so the guard skips no finite step until `recent` is full.
 
     A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
     good step, and a run of good steps goes on after it. It changes only `spikes`,
@@ -131,7 +131,7 @@ class SpikeGuard(LossScale):
     Attributes:
       loss_scale: The `LossScale` that this guard holds.
       recent: `float32` variable of shape `[window]`, the largest gradients of the last
-        steps, the newest last, after zeros where there were fewer steps.
+        applied steps, the newest last. It begins with zeros until there were so many.
       limit: `float32` variable of shape `[]`. A larger gradient is a spike.
       spikes: `int64` variable of shape `[]`, the number of finite steps skipped.
       above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps

@@ -165,9 +165,10 @@ def simulate(
       A `Simulation`.
 
     Raises:
-      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype, none or
-        both of `is_finite` and `limit` are given, or only flags for a loss scale that
-        looks at the gradients.
+      TypeError: `loss_scale` is no LossScale, or an array has the wrong dtype. Both
+        `is_finite` and `limit` are given, or none of `is_finite`, `limit` and
+        `largest`, or flags without `largest` for a loss scale that looks at the
+        gradients.
       ValueError: An array has the wrong shape, or a number that it must not hold.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """

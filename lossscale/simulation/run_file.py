@@ -45,7 +45,8 @@ class Run:
     """What happened at each step of a run: what `load_run` reads from a file.
 
     `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on the same
-    overflows. If its values would be far from this run's, give `limit` instead.
+    overflows. That is right only for scales near those of this run. For others pass
+    what you know of `limit`, the scale above which each step overflows.
     `is_finite, loss_scale = run` gives the first two arrays.
 
     Attributes:

@@ -73,6 +73,7 @@ def test_headroom_of_a_reading():
         ([(15, -20), (15, -20, 3), (15, -20, 3), (15, -20, 3)], None),
         ([(15, -20, 3)] * 3, 2),  # skipped before: not in these epochs
         ([(15, -20), (15, None), (15, -20), (15, -20)], 3),
+        ([(15, -20), (0, math.log2(65504)), (15, -20), (15, -20)], None),  # no room
     ],
 )
 def test_after_so_many_epochs_once(readings, told_at):
