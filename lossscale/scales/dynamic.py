@@ -110,9 +110,10 @@ class DynamicLossScale(LossScale):
       bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
       cooldown_steps: `int64` variable of shape `[]`, how many more steps the scale does
         not back off. None without `backoff_cooldown`.
-      window_steps, window_bad_steps: `int64` variables of shape `[]`: steps since the
-        scale last grew or backed off, and bad steps since it last backed off. None
-        without `overflow_tolerance`.
+      window_steps: `int64` variable of shape `[]`, steps since the scale last grew or
+        backed off. None without `overflow_tolerance`.
+      window_bad_steps: `int64` variable of shape `[]`, bad steps since the scale last
+        backed off. None without `overflow_tolerance`.
 
     Raises:
       TypeError: An argument has the wrong type.

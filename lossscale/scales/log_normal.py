@@ -76,7 +76,9 @@ class LogNormalLossScale(LossScale):
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.
       seen_steps: `int64` variable of shape `[]`, the `t` above.
-      mean, slow_mean, slow_square: `float64` variables of shape `[]`.
+      mean: `float64` variable of shape `[]`.
+      slow_mean: `float64` variable of shape `[]`.
+      slow_square: `float64` variable of shape `[]`.
 
     Raises:
       TypeError: An argument has the wrong type.
