@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in elsewhere]
     slow = {*left_over(item for item in items if turns[item] is None)}
     here = {i for i in items if turns[i] == 0 or _has(i, "slow_on_the_newest")}
-    here -= slow | either
+    here -= {*slow, *either, *(item for item in here if _has(item, "slow"))}
     for item in here:
         item.add_marker(pytest.mark.quick_elsewhere)
     for item in slow | (here if IS_NEWEST else set()):

@@ -8,7 +8,7 @@ in a training step, for each call of a layer, in the order in which calls end:
   given[layer] = max(given[layer], largest magnitude of its inputs)
 at the end of the step:
   last = [output, given], which begin with zeros again
-  if output is finite: before = output
+  if output is finite: recent = [output, recent without its oldest]
   else if the step was applied: meant = True
 ```
 
@@ -34,6 +34,9 @@ from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
 
+#: How many steps with finite outputs `recent` keeps.
+STEPS = 8
+
 _FIRST = """\
 The first layer whose output was not finite at the last step: {path}: {kind}{before}; \
 its inputs were {inputs}. """
@@ -58,8 +61,8 @@ class Activations(Watcher):
     Attributes:
       first_calls: The layer's number -> its first call, in the order of their ends.
       count: The number of layers.
-      now, last, before, meant: `float32` variables of shapes `[2 * count]` and
-        `[count]`, two of each, one per replica: see the module. `now` holds
+      now, last, recent, meant: `float32` variables of shapes `[2 * count]` twice,
+        `[STEPS, count]` and `[count]`, one per replica: see the module. `now` holds
         `[output, given]` of the step that runs. It is a variable, since what is
         measured in a loop's body or a branch cannot be used outside of it.
     """
@@ -72,18 +75,9 @@ class Activations(Watcher):
         self._numbers = {id(each): n for n, each in enumerate(self._things)}
         self._dtypes: Dict[int, str] = {}
         self.count = len(self._things)
-        sizes = (2 * self.count, 2 * self.count, self.count, self.count)
         with model.distribute_strategy.scope():
-            self.now, self.last, self.before, self.meant = [
-                tf.Variable(
-                    tf.zeros([size]),
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    # Unused: each copy is read by itself.
-                    aggregation=tf.VariableAggregation.SUM,
-                )
-                for size in sizes
-            ]
+            self.now, self.last = _zeros([2 * self.count]), _zeros([2 * self.count])
+            self.recent, self.meant = _zeros([STEPS, self.count]), _zeros([self.count])
         self._lock, self._steps = threading.Lock(), 0
         self._watching, self._fit = contextlib.ExitStack(), contextlib.ExitStack()
         original, step, make = model.train_step, self._step, model.make_train_function
@@ -145,18 +139,22 @@ class Activations(Watcher):
         return outputs
 
     def _keep(self) -> None:
-        last, before, meant = map(
-            tf.convert_to_tensor, (self.now, self.before, self.meant)
+        last, recent, meant = map(
+            tf.convert_to_tensor, (self.now, self.recent, self.meant)
         )
         output = last[: self.count]
         is_finite = output < MASK
         was_applied = tf.constant(False)  # whether the step was good for every scale
         if all(scale.checks_gradients for scale in self._loss_scales):
             flags = [scale.last_step_finite for scale in self._loss_scales]
-            was_applied = tf.reduce_all(list(map(tf.convert_to_tensor, flags)))
+            was_applied = tf.reduce_all(
+                tf.stack(list(map(tf.convert_to_tensor, flags)))
+            )
         is_meant = tf.logical_and(was_applied, tf.logical_not(is_finite))
+        later = tf.concat([output[None], recent[:-1]], axis=0)
         is_new = tf.logical_and(is_finite, output > 0.0)  # 0 if it was not called
-        self.before.assign(tf.where(is_new, output, before))
+        is_new = tf.broadcast_to(is_new, [STEPS, self.count])
+        self.recent.assign(tf.where(is_new, later, recent))
         self.meant.assign(tf.maximum(meant, tf.cast(is_meant, tf.float32)))
         self.last.assign(last)
         self.now.assign(tf.zeros_like(last))
@@ -197,11 +195,11 @@ class Activations(Watcher):
                 first = self._number(made)  # an operation or a state of it
         elif given[self._number(of_model)] < MASK:
             advice = _LARGE_DATA
-        before = self._read(self.before)[first]
+        recent = self._read(self.recent)[:, first].max()
         said = _FIRST.format(
             path=self.first_calls[first].path,
             kind=WORDS[kind_of(float(last[first])) or "inf"],
-            before=f", after {power_text(before)}" if before > 0 else "",
+            before=f", after {power_text(recent)}" if recent > 0 else "",
             inputs="finite" if given[first] < MASK else "not",
         )
         return said + advice
@@ -256,3 +254,12 @@ class Activations(Watcher):
         """Returns the largest value over all replicas."""
         copies = self._model.distribute_strategy.experimental_local_results(variable)
         return np.max([tf.convert_to_tensor(copy).numpy() for copy in copies], axis=0)
+
+
+def _zeros(shape: List[int]) -> Any:
+    return tf.Variable(
+        tf.zeros(shape),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,  # unused: each copy is read by itself
+    )

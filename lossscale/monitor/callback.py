@@ -56,29 +56,34 @@ class LossScaleMonitor(_Callback):
     ```
 
     It adds `loss_scale` and `skipped_steps` (counted since the loss scale was created)
-    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. When training ends, it prints a line for each optimizer. It warns:
+    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger`
+    and `TensorBoard`. If it finds that the last `patience` steps or more were
+    skipped, one warning says why. That warning comes again only after an applied
+    step, or in another `fit`. Another warning says that a step that overflowed has
+    left inf or NaN in statistics such as BatchNormalization's. When training ends,
+    one line is printed for each optimizer.
 
-    * If the last `patience` steps or more were skipped. The warning says why. It comes
-      again only after an applied step, or in another `fit`. A loss scale that starts
-      too high falls until it fits: until the first step is applied, only steps that did
-      not lower it count. No scale helps if the loss is NaN or infinite before it is
-      scaled: three such losses in a row are enough.
-    * If a step that overflowed has left inf or NaN in statistics such as
-      BatchNormalization's.
-    * Once, if gradients may underflow: `patience` epochs without a skipped step and
-      with a headroom above 16. The loss scale must know the largest gradient.
-    * Once, if a `SpikeGuard` skipped a spike. `spikes` is logged for a guard.
+    The loss scale counts every batch as a step, even under Keras 3's
+    `gradient_accumulation_steps`, where `iterations` counts updates from several
+    batches.
 
-    If the loss scale knows the largest gradient, as `HeadroomLossScale` does, two
-    figures of the last good step that was read are logged, too. `largest_gradient` is
-    the largest unscaled gradient. `headroom` says how many doublings this gradient,
-    times the loss scale after that step, is below float16's 65504.
+    A loss scale that starts too high falls until it fits. Until the first step is
+    applied, `patience` counts only steps that did not lower the scale. No scale can
+    help if the loss is NaN or infinite before it is scaled. The monitor warns of that
+    if it finds that the last three losses were so.
 
-    Every batch counts as a step, even under Keras 3's `gradient_accumulation_steps`,
-    where `iterations` counts updates from several batches. It reads a few scalars from
-    the device at the end of each epoch. With `every=n` it also reads and checks them
-    every n steps.
+    For a loss scale that needs the largest gradient, as `HeadroomLossScale`, it also
+    logs two figures of the last good step that it read. `largest_gradient` is the
+    largest unscaled gradient. `headroom` says how many doublings this gradient,
+    times the loss scale after that step, is below float16's 65504. It warns of
+    underflow once, after `patience` epochs without a skipped step and with a
+    headroom above 16.
+
+    For a `SpikeGuard` it logs `spikes`. When it first sees one it warns, once, with the
+    last one's size and variable. The line at the end names the last one, too.
+
+    It reads a few scalars from the device at the end of each epoch. With `every=n` it
+    also reads and checks them every n steps.
 
     Args:
       patience: How many skipped steps in a row trigger `on_stall`.
@@ -94,12 +99,13 @@ class LossScaleMonitor(_Callback):
         `lossscale.simulate` and `lossscale.load_run` read them. It reads the device
         before and after every batch.
       verbose: 0 prints no line at the end. Warnings are given in any case.
-      check_underflow: Whether to find the headroom of any loss scale that checks
-        gradients. This reads the gradients twice more at every step, and traces the
-        model's training step again if it was traced.
+      check_underflow: Whether to also find the headroom of a loss scale that does not
+        need the largest gradient. The loss scale must check gradients. This reads the
+        gradients twice more at every step, and traces the model's training step again
+        if it was traced.
       check_activations: Whether to keep, on the device, the largest magnitude of each
-        layer's outputs. A warning of skipped steps then names the first layer with an
-        output not finite. Traces the training step again.
+        layer's outputs at the last steps. A warning of skipped steps then names the
+        first layer with an output not finite. Traces the training step again.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the compiled one and those in the model's attributes, as a
         GAN's `d_optimizer` and `g_optimizer`. With several, logs have the optimizer's
@@ -150,6 +156,8 @@ class LossScaleMonitor(_Callback):
             self.on_train_batch_begin = self._before_batch
         self._watched: List[Watched] = []
         self._is_begun = False
+        #: The last batch that has run, and how many since the device was read.
+        self._batch, self._unseen = -1, 0
         self._activations: Optional[Activations] = None
         self._recorded: Any = None
         #: Of each step: whether it was applied, its loss scale, its largest gradient.
@@ -218,13 +226,14 @@ class LossScaleMonitor(_Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
+        self._batch = -1
         self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del epoch
         self._begin()
         self._save()
-        self._look(-1)
+        self._look()
         _warn(*[each.underflow() for each in self._watched])
         if self._skipped != self._skipped_when_checked:
             self._check_statistics()
@@ -249,6 +258,9 @@ class LossScaleMonitor(_Callback):
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
+        # Keras counts batches from 0, and passes the number of the last one that ran.
+        self._unseen += batch - self._batch
+        self._batch = batch
         if self.record:
             before, now = self._before, watched.read(self._recorded)
             skipped = now.skipped - before.skipped
@@ -258,8 +270,8 @@ class LossScaleMonitor(_Callback):
                 raise ValueError(_SEVERAL_STEPS.format(steps))
             self._steps.append((not skipped, self._taken_with, now.largest))
         if self.every:
-            if batch - self._looked_after >= self.every:
-                self._look(batch)
+            if self._unseen >= self.every:
+                self._look()
             self._add_to(logs)
 
     def _end_activations(self) -> None:
@@ -281,7 +293,7 @@ class LossScaleMonitor(_Callback):
         self._skipped_when_checked = self._skipped
         self._before = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
-        self._looked_after = -1
+        self._unseen = 0
 
     @property
     def _skipped(self) -> List[int]:
@@ -292,16 +304,13 @@ class LossScaleMonitor(_Callback):
             for each in self._watched:
                 each.add_to(logs)
 
-    def _look(self, batch: int) -> None:
-        """Reads the device after a batch of this epoch; -1: before its first."""
-        self._looked_after = batch
+    def _look(self) -> None:
+        self._unseen = 0
         for each in self._watched:
             each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
-        for each in self._watched:
-            message = each.stall(self.model, self._activations)
-            if message is None:
-                continue
+        messages = [each.stall(self.model, self._activations) for each in self._watched]
+        for message in filter(None, messages):
             if self.on_stall == "raise":
                 self._end_activations()
                 raise FloatingPointError(message)

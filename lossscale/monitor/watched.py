@@ -89,18 +89,25 @@ them, and keep the data and that layer's inputs finite."""
 class Reading(NamedTuple):
     """The state of a `LossScaleOptimizer` at one time, in plain Python.
 
-    Every batch counts as a step, even if an optimizer accumulates the gradients of
-    several batches before it updates the weights.
+    The loss scale counts every batch as a step, even if an optimizer accumulates the
+    gradients of several batches before it updates the weights.
+
+    Attributes:
+      loss_scale: The loss scale.
+      skipped: The number of skipped steps.
+      applied: The number of applied steps.
+      own: The steps that this optimizer itself skipped, and not one that shares its
+        loss scale.
+      largest: The greatest magnitude of the last step's unscaled gradients, infinite if
+        it was skipped. None: the loss scale does not keep it.
+      spikes: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     """
 
     loss_scale: float
     skipped: int
     applied: int
     own: OwnSteps
-    #: The greatest magnitude of the last step's unscaled gradients, infinite if it was
-    #: skipped. None: the loss scale does not keep it.
     largest: Optional[float] = None
-    #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
 
     @property
@@ -159,17 +166,21 @@ class Watched:
     count, too.
 
     Attributes:
+      optimizer: A `LossScaleOptimizer`.
       name: The prefix of its messages and logs; empty if it is the only one.
       shares: Whether another watched optimizer shares its loss scale.
-      start, last: The reading from when training began, and the last one.
+      start: The reading from when training began.
+      last: The last reading.
     """
 
     start: Reading
     last: Reading
 
     def __init__(self, optimizer: Any, name: str, patience: int) -> None:
-        self.optimizer, self.name, self.shares = optimizer, name, False
-        self._patience, self._stuck = patience, 0.0
+        self.optimizer, self.name = optimizer, name
+        self.shares = False
+        self._patience = patience
+        self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
         self._skipped_before: Optional[int] = None
         self._told_of_underflow = self._told_of_spike = False
@@ -218,32 +229,38 @@ class Watched:
             return None
         optimizer, own = self.optimizer, self.last.own
         loss_scale, loss = optimizer.loss_scale, optimizer.nonfinite_loss()
-        now = scale_text(loss_scale._to_show())
-        skipped = f"{own.in_a_row} steps in a row were skipped{self._unit}."
-        lines: List[Optional[str]] = [f"{skipped} The loss scale is {now}."]
-        if loss:
-            times = own.bad_losses
-            often = f", at each of the last {times} steps" if times > 1 else ""
-            said = _LOSS.format(
-                kind=WORDS[loss], name=_name_of_loss(model), often=often
-            )
-            lines.append(said if activations else said + _ASK)
-        if activations:
-            lines.append(activations.finding())
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
+        findings: List[Optional[str]] = []
+        if loss:
+            often = f", at each of the last {own.bad_losses} steps"
+            findings.append(
+                _LOSS.format(
+                    kind=WORDS[loss],
+                    name=_name_of_loss(model),
+                    often=often if own.bad_losses > 1 else "",
+                )
+                + ("" if activations else _ASK)
+            )
+        if activations:
+            findings.append(activations.finding())
         if faults:
-            lines.append(_GRADIENTS.format(names=_listed(faults)))
+            findings.append(_GRADIENTS.format(names=_listed(faults)))
         if faults and not loss:
-            lines.append(_BACKWARD)
-        lines.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
-        lines.append(of_statistics(model))
+            findings.append(_BACKWARD)
+        findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
+        findings.append(of_statistics(model))
         floor = getattr(unguarded(loss_scale), "min_loss_scale", 0.0)
+        now = loss_scale._to_show()
         if not loss and not loss_scale._can_change:
-            lines.append(_FIXED)
-        elif not loss and loss_scale._to_show() <= floor:
+            findings.append(_FIXED)
+        elif not loss and now <= floor:
             text = _FLOOR if floor > 1 else _FLOOR_OF_ONE
-            lines.append(text.format(floor=scale_text(floor)))
-        return self._named("\n  * ".join(filter(None, lines)))
+            findings.append(text.format(floor=scale_text(floor)))
+        first = (
+            f"{own.in_a_row} steps in a row were skipped{self._unit}. "
+            f"The loss scale is {scale_text(now)}."
+        )
+        return self._named("\n  * ".join([first, *filter(None, findings)]))
 
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
@@ -298,8 +315,9 @@ class Watched:
     def _unit(self) -> str:
         """Text that says what a step is, empty unless gradients accumulate."""
         steps = getattr(self.optimizer, "gradient_accumulation_steps", None)
-        unit = f" (each a batch, with gradient_accumulation_steps={steps})"
-        return unit if steps else ""
+        return f" (each a batch, with gradient_accumulation_steps={steps})" * bool(
+            steps
+        )
 
     def add_to(self, logs: Dict[str, Any]) -> None:
         prefix = f"{self.name}_" if self.name else ""
@@ -313,16 +331,17 @@ class Watched:
 
     def summary(self) -> str:
         start, now = self.start, self.last
-        whose = f" of {self.name}" if self.name else ""
-        applied = now.applied - start.applied
         skipped = self._skipped(now) - self._skipped(start)
-        line = f"Loss scale{whose}: {applied} steps applied, {skipped} skipped"
-        line += f"{self._unit}; "
+        scales = [now.loss_scale, self._lowest, self._highest]
+        final, low, high = map(scale_text, scales)
+        line = (
+            f"Loss scale{f' of {self.name}' if self.name else ''}: "
+            f"{now.applied - start.applied} steps applied, {skipped} skipped"
+            f"{self._unit}; "
+        )
         if self.shares:
             bad = now.skipped - start.skipped
             line += f"shared, with {bad} steps skipped for all; "
-        scales = (now.loss_scale, self._lowest, self._highest)
-        final, low, high = map(scale_text, scales)
         line += f"it is {final}, and was read between {low} and {high}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."

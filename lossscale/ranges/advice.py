@@ -33,7 +33,7 @@ from lossscale.runtime.callbacks import key_of
 from lossscale.runtime.graphs import is_building
 
 #: After so many trials the advice is given as it is.
-_TRIALS = 50
+_TRIALS = 20
 
 _OPERATION = """\
 {name} is an operation, and operations have no dtype. Cast its inputs to float32: \
@@ -92,15 +92,19 @@ class Fault:
 class Advice:
     """Layers to make with dtype="float32", and operations whose inputs to cast.
 
-    `faults` are what to advise against. Against those in 32 bits no dtype helps.
+    Args:
+      keras: The Keras of the model.
+      faults: What to advise against. Against those in 32 bits no dtype helps.
+
+    Attributes:
+      layers: By path, the calls of the layers, in the order in which they were added.
+      casts: By path, the calls of operations and of layers with operations of their
+        own, and the types of these operations.
     """
 
     def __init__(self, keras: Any, faults: Sequence[Fault] = ()) -> None:
         self.keras = keras
-        #: By path, the calls of the layers, in the order in which they were added.
         self.layers: Dict[str, Call] = {}
-        #: By path, the calls of operations and of layers with operations of their own,
-        #: and the types of these operations.
         self.casts: Dict[str, Tuple[Call, str]] = {}
         #: The calls around a layer whose `call` may have to cast what it meets there.
         self._may_meet: Dict[str, Call] = {}
@@ -123,30 +127,35 @@ class Advice:
         is_between = call.is_written_around_layers
         is_between = is_between and not (fault.is_cast or fault.is_mixed)
         if call.is_layer and above is not None and not is_between:
-            wanted = {each.path: each for each in _with_wrappers(call)}
-            is_new = not wanted.keys() <= self.layers.keys()
-            self.layers = {**self.layers, **wanted}
+            wanted = _with_wrappers(call)
+            new = [each for each in wanted if each.path not in self.layers]
+            self.layers.update((each.path, each) for each in new)
             if not above.is_of_library:
                 self._may_meet[above.path] = above
-            if is_new or call.is_of_library:
-                return is_new
+            if new or call.is_of_library:
+                return bool(new)
         is_new = call.path not in self.casts
         self.casts.setdefault(call.path, (call, fault.operation or "its operations"))
         return is_new
 
-    def try_out(self, run: Callable[[Trial], Sequence[Fault]]) -> None:
+    def try_out(
+        self, watch: Callable[[Advice], Any], run: Callable[[Any], Sequence[Fault]]
+    ) -> None:
         """Adds what helps against the faults that remain, until none does.
 
-        `run` runs the model within a trial of this advice, and returns the faults.
+        Args:
+          watch: Returns a `Trial` of this advice.
+          run: Runs the model within that trial, and returns the faults.
         """
         for _ in range(_TRIALS):
-            trial = Trial(self)
+            trial: Trial = watch(self)
             try:
                 faults = run(trial)
             except (tf.errors.OpError, TypeError, ValueError):
                 # The model cannot run, since two dtypes meet in the call that failed.
-                faults = [Fault(trial.failed, is_mixed=True)]
-            is_new = list(map(self.add, faults))
+                failed = trial.failed
+                faults = [Fault(failed, is_mixed=True)] if failed else []
+            is_new = [self.add(fault) for fault in faults]
             if not any(is_new):
                 break
         self._may_meet = {}
@@ -200,18 +209,28 @@ def _with_wrappers(call: Call) -> List[Call]:
     Keras 3's TimeDistributed calls the method `call` of its layer, so that its own
     dtype counts. The state of a loop over time has one dtype, also in stacked cells.
     """
-    between, found = [call], [call]
-    cells: List[Call] = []
-    for above in call.around[:-1]:
+    found, between = [call], [call]
+    above = call.parent
+    while above is not None and above.parent is not None:
         between.append(above)
         is_given = any(hasattr(above.layer, n) for n in ("layer", "forward_layer"))
         wraps = is_given and above.is_of_library and above is call.parent
         if wraps or above.is_recurrent:
-            found = between[::-1]
-        if above.is_recurrent:
+            found = list(between)
+        if above.is_recurrent and hasattr(above.layer.cell, "cells"):
             stack = Call(above.layer.cell, above)
-            cells += [Call(each, stack) for each in getattr(stack.layer, "cells", ())]
-    return found + cells
+            cells = [Call(each, stack) for each in stack.layer.cells]
+            made = [*between[:-1], *cells, stack, above]
+            found = list({id(each.layer): each for each in made}.values())
+        above = above.parent
+    return found[::-1]
+
+
+def _made_by(call: Call) -> List[Any]:
+    """Returns a layer, and the layers that it makes with its own dtype."""
+    # Bidirectional makes two of the one that it is given.
+    makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
+    return kerases.layers_of(call.layer) if makes_some else [call.layer]
 
 
 def _line(call: Call) -> str:
@@ -230,22 +249,23 @@ def _line(call: Call) -> str:
 
 
 class Trial(Watcher):
-    """A run of the model as if some advice had been followed, and its faults."""
+    """A run of the model as if some advice had been followed, and its faults.
+
+    Attributes:
+      found: The faults by key of the tensor, in the order of computation.
+    """
 
     def __init__(self, advice: Advice) -> None:
         super().__init__()
-        self._advice, self._listens = advice, False
-        #: By the key of the tensor, in the order of computation.
+        self._advice = advice
+        self._listens = False
         self.found: Dict[int, Fault] = {}
 
     @contextlib.contextmanager
     def noted(self, model: Any) -> Iterator[None]:
         """Notes the operations that run, and the calls of a model that run them."""
-        advice, layers = self._advice, []
-        for call in advice.layers.values():
-            # With its dtype a layer makes others. Bidirectional makes two of its one.
-            makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
-            layers += kerases.layers_of(call.layer) if makes_some else [call.layer]
+        advice = self._advice
+        layers = [layer for call in advice.layers.values() for layer in _made_by(call)]
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
         self._listens = True
         try:
@@ -260,26 +280,15 @@ class Trial(Watcher):
         for output in outputs if self._listens else ():
             if not is_bad(output):
                 continue
-            floats = floats_in(list(inputs))
-            fault = self._fault_of(kind, [*floats, output])
+            floats, call = floats_in(list(inputs)), self.innermost
+            fault = _fault_of(call, kind, [*floats, output])
             for each in filter(is_bad, floats):
                 key = key_of(each)
                 if key not in self.found:  # a constant, or computed before this began
-                    self.found[key] = self._fault_of("given", [each])
+                    self.found[key] = _fault_of(call, "given", [each])
                 fault.sources.append(key)
             self.found[key_of(output)] = fault
         return self._listens
-
-    def _fault_of(self, operation: str, tensors: List[Any]) -> Fault:
-        """Returns the fault of an operation. Its result is the last of the tensors."""
-        found = list(map(look, tensors))
-        return Fault(
-            self.innermost,
-            operation,
-            dtype=str(tensors[-1].dtype.name),
-            kinds=found[-1].kinds,
-            largest=max(each.largest for each in found),
-        )
 
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         if is_building():  # for example within a dataset's function
@@ -303,20 +312,16 @@ class Trial(Watcher):
             outputs = _copied(outputs, is_widened=True)
         return super().end(call, outputs)
 
-    @property
-    def overflows(self) -> List[Fault]:
-        """The model's overflows in 16 bits, in the order of computation."""
-        return [each for each in self.found.values() if each.is_overflow]
-
     def at_fault(self, loss: Any) -> List[Fault]:
-        """Returns what made the loss infinite or NaN, in the order of computation.
+        """Returns what is at fault for a loss, or overflowed though it is finite."""
+        return self.behind(loss) if is_bad(loss) else self.overflows
 
-        A mask of -inf before a softmax, say, did not. If the loss is finite, these are
-        the overflows.
+    def behind(self, tensor: Any) -> List[Fault]:
+        """Returns the faults that made a value infinite or NaN, in their order.
+
+        They are on the way to the value. A mask of -inf before a softmax, say, is not.
         """
-        if not is_bad(loss):
-            return self.overflows
-        keys, seen = [key_of(loss)], set()
+        keys, seen = [key_of(tensor)], set()
         while keys:
             key = keys.pop()
             if key not in seen and key in self.found:
@@ -324,6 +329,18 @@ class Trial(Watcher):
                 keys += self.found[key].sources
         on_the_way = [each for key, each in self.found.items() if key in seen]
         return [each for each in on_the_way if not each.sources]
+
+    @property
+    def overflows(self) -> List[Fault]:
+        """The model's overflows in 16 bits, in the order of computation."""
+        return [each for each in self.found.values() if each.is_overflow]
+
+
+def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault:
+    """Returns the fault of an operation. Its result is the last of the tensors."""
+    largest = max(look(each).largest for each in tensors)
+    kinds, dtype = look(tensors[-1]).kinds, str(tensors[-1].dtype.name)
+    return Fault(call, operation, dtype=dtype, kinds=kinds, largest=largest)
 
 
 def _copied(nest: Any, is_widened: bool) -> Any:

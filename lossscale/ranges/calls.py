@@ -26,11 +26,13 @@ _GIVEN = ("layers", "layer", "forward_layer", "cells")
 
 
 class Call:
-    """One call of a layer, or of an operation between the layers of a functional model.
+    """One call of a layer.
 
     Attributes:
+      layer: The layer, or an operation between the layers of a functional model.
       parent: The call that this call is part of. None for the call of the model.
-      inputs, outputs: The float tensors among its arguments, and those it returned.
+      inputs: The float tensors among its arguments.
+      outputs: The float tensors that it returned. Empty before it returns.
     """
 
     def __init__(self, layer: Any, parent: Optional[Call]) -> None:
@@ -74,20 +76,22 @@ class Call:
         return self.is_of_library and not is_given
 
     @property
-    def is_recurrent(self) -> bool:
-        """Whether this is a loop over time around a cell."""
-        return self.is_of_library and hasattr(self.layer, "cell")
-
-    @property
     def hides_operations(self) -> bool:
         """Whether a library's code runs between the layers within it, or a loop."""
         return self.is_recurrent or (self.makes_layers and self.parent is not None)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether this is a loop over time around a cell."""
+        return self.is_of_library and hasattr(self.layer, "cell")
+
+    @property
     def dtype(self) -> str:
         """The name of the dtype that the layer computes in."""
-        computed_in = getattr(self.layer, "compute_dtype", None)
-        return str(computed_in or self.outputs[0].dtype.name)
+        found = getattr(self.layer, "compute_dtype", None)
+        if found is None:
+            found = self.outputs[0].dtype.name if self.outputs else "float32"
+        return str(found)
 
     @property
     def owner(self) -> Call:
@@ -103,13 +107,16 @@ class Call:
 
 
 class Watcher:
-    """Notes each call. A subclass may replace arguments and outputs."""
+    """Notes each call. A subclass may replace arguments and outputs.
+
+    Attributes:
+      calls: The calls in the order in which they returned, so inner calls come first.
+      failed: The innermost call that raised an error, None if there was no error.
+    """
 
     def __init__(self) -> None:
         self._here = threading.local()
-        #: The calls in the order in which they returned, so inner calls come first.
         self.calls: List[Call] = []
-        #: The innermost call that raised an error, None if there was no error.
         self.failed: Optional[Call] = None
 
     @property
@@ -136,7 +143,10 @@ class Watcher:
 
     @contextlib.contextmanager
     def watching_eagerly(self, model: Any) -> Iterator[None]:
-        """Tells this object of each call in a model, also in layers' `tf.function`s."""
+        """Tells this object of each call in a model, whose `tf.function`s run eagerly.
+
+        A layer may have compiled its call.
+        """
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:

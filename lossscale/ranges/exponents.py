@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, Dict, Tuple
 
 import numpy as np
+import tensorflow as tf
 
 #: float16's largest number, and the smallest number that it rounds to infinity.
 LARGEST, INFINITE_FROM = 65504.0, 65520.0
@@ -21,7 +22,6 @@ LARGEST, INFINITE_FROM = 65504.0, 65520.0
 ZERO, NORMAL, TOP = -25, -14, 15
 KINDS = 3
 BINS = 256 * KINDS
-_FLOAT32_MAX = np.finfo(np.float32).max
 _DIGITS = 0x7FFFFF
 #: 65520 is 2**15 with these digits.
 _ROUNDED_UP = 0x7FF000
@@ -37,24 +37,34 @@ _IS_NAN = (_FIELD == 255) & (_KIND > 0)
 _IS_NUMBER = ~(_IS_ZERO | _IS_INF | _IS_NAN)
 
 
-def count(values: Any, significand: float = 1.0) -> Any:
-    """Counts how many values, times the loss scale's significand, fall into each bin.
+def count(values: Any, significand: float = 1.0) -> Tuple[Any, Any]:
+    """Counts how many of a tensor's values, times `significand`, fall into each bin.
 
     Args:
-      values: A float array.
-      significand: A float from 1 to below 2.
+      values: A float tensor, eager or of any graph.
+      significand: A float from 1 to below 2: that of the loss scale.
 
     Returns:
-      An `int64` array of shape `[BINS]`.
+      `(counts, largest)`: an `int32` tensor of shape `[BINS]`, and the largest finite
+      magnitude in `values`, a `float32` tensor of shape `[]`.
     """
-    values = np.abs(np.ravel(values).astype(np.float32))
-    with np.errstate(over="ignore"):  # finite numbers stay finite
-        scaled = np.minimum(values * np.float32(significand), _FLOAT32_MAX)
-    bits = np.where(np.isfinite(values), scaled, values).view(np.int32)
-    bits &= 0x7FFFFFFF  # a NaN may keep its sign
-    digits = bits & _DIGITS
-    kind = (digits > 0).astype(np.int32) + (digits >= _ROUNDED_UP)
-    return np.bincount((bits >> 23) * KINDS + kind, minlength=BINS)
+    values = tf.cast(tf.reshape(values, [-1]), tf.float32)
+    bits = _magnitude(values)
+    finite = tf.where(bits < 255 << 23, bits, tf.zeros_like(bits))
+    # Integers, since processors flush float32's subnormals to zero.
+    largest = tf.bitcast(tf.reduce_max(tf.concat([finite, [0]], 0)), tf.float32)
+    if significand != 1.0:
+        # The clip keeps finite numbers finite, and other than zero.
+        scaled = tf.clip_by_value(_magnitude(values * significand), 1, (255 << 23) - 1)
+        bits = tf.where(finite > 0, scaled, bits)
+    digits = tf.bitwise.bitwise_and(bits, _DIGITS)
+    kind = tf.cast(digits > 0, tf.int32) + tf.cast(digits >= _ROUNDED_UP, tf.int32)
+    bins = tf.bitwise.right_shift(bits, 23) * KINDS + kind
+    return tf.math.bincount(bins, minlength=BINS, maxlength=BINS), largest
+
+
+def _magnitude(values: Any) -> Any:
+    return tf.bitwise.bitwise_and(tf.bitcast(values, tf.int32), 0x7FFFFFFF)
 
 
 def tally(counts: Any, power: int = 0) -> Dict[str, Any]:

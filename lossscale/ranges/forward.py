@@ -12,7 +12,7 @@ import tensorflow as tf
 from lossscale.ranges import exponents, inputs, model_state
 from lossscale.ranges.advice import Advice, Fault, Trial
 from lossscale.ranges.calls import Call, Watcher
-from lossscale.ranges.magnitudes import as_array, largest_in
+from lossscale.ranges.magnitudes import floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
@@ -38,8 +38,8 @@ class ForwardRanges(Ranges):
     """What float16 would do to the outputs of a model's layers, and to their inputs.
 
     Shares are of the values that are finite and not zero in float32; NaN if there are
-    none. All arrays but `counts` and `histogram` have shape `[rows]`, in the order of
-    `names`: from the input to the output.
+    none. All arrays have shape `[rows]`, in the order of `names`: from the input to the
+    output.
 
     Attributes:
       names: The names of the rows. A row holds the outputs of one call of a layer, and
@@ -49,7 +49,7 @@ class ForwardRanges(Ranges):
       batches: How many batches were counted.
       need_float32: The paths of layers that need float32: some of their outputs,
         inputs, or values computed inside are beyond 65504.
-      inside: Those of them that overflow inside, as in a variance or in attention's
+      inside: Those layers that overflow inside, as in a variance or in attention's
         logits, so that their outputs in float16 are wrong.
       classes: The class names of the layers in `need_float32`.
       need_cast: The paths of operations, and of layers with operations of their own in
@@ -72,8 +72,9 @@ class ForwardRanges(Ranges):
     _told: Tuple[str, ...] = ()
 
     loss_scale = 1.0
-    _title, _what, _is_scaled = "Outputs of layers,", "outputs of layers", False
-    _repr_of = ("need_float32",)
+    _title = "Outputs of layers,"
+    _what = "outputs of layers"
+    _is_scaled = False
 
     @property
     def policy_map(self) -> Any:
@@ -118,9 +119,15 @@ class ForwardRanges(Ranges):
             found[path] = float32
         return found
 
+    def __repr__(self) -> str:
+        return (
+            f"ForwardRanges(rows={len(self.names)}, batches={self.batches}, "
+            f"need_float32={self.need_float32})"
+        )
+
     @property
     def _notes(self) -> List[str]:
-        return list(self._told)
+        return list(self._told or [_ALL_FIT])
 
     def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
         del loss_scale  # none multiplies the values
@@ -139,15 +146,16 @@ def forward_ranges(
 
     Computes the outputs of every layer for some batches in float32, under any policy of
     the model, with `training=True`, and counts how many would overflow or underflow in
-    float16. Then it runs the model in float16, if the model is not one of Keras 2 that
-    is all in float32. So it also finds overflows in sums that
-    a layer does not return: in a variance, a norm, the logits of attention. A mask of
-    -inf or -1e9 is no overflow. It tests the changes that it advises: it runs the model
-    again with them, and adds what else is needed, until nothing overflows.
+    float16. Then it runs each layer in float16 on the inputs that the layer has in
+    float32. So it also finds overflows in sums that a layer does not return: in a
+    variance, a norm, the logits of attention. A mask of -inf or -1e9 is no overflow.
+
+    It tests the changes that it advises: it runs the model again with them, and adds
+    what else is needed, until nothing overflows.
 
     It runs your model itself, in eager mode, and leaves weights, moving statistics,
-    policies and random streams as they were. (It creates missing weights.) Memory does
-    not grow with the number of batches.
+    policies and random streams as they were. (It creates missing weights.) It does not
+    run a custom `train_step`. Memory does not grow with the number of batches.
 
     >>> import lossscale
     >>> import numpy as np
@@ -229,19 +237,15 @@ class _Counter:
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
         """Runs the model in float16, and tries what helps."""
-        known = {call.path for call in outside}
 
-        def overflows_in(trial: Trial) -> List[Fault]:
+        def overflows_in(trial: _Float16Pass) -> List[Fault]:
             with trial.noted(self._model):
                 self._model(x, training=True)
-            for fault in trial.overflows:
-                if fault.call and not fault.is_cast and fault.call.path not in known:
-                    self._inside.add(fault.call.owner.path)
             return trial.overflows
 
         found: List[Fault] = []
         try:
-            found = overflows_in(Trial(Advice(self._keras)))
+            found = overflows_in(_Float16Pass(first, Advice(self._keras)))
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
             warnings.warn(
@@ -249,7 +253,11 @@ class _Counter:
                 f"are unknown: {error!s:.300}",
                 stacklevel=4,
             )
-        # So the trials need not find one layer after the other.
+        known = {call.path for call in outside}
+        for fault in found:
+            if fault.call and not fault.is_cast and fault.call.path not in known:
+                self._inside.add(fault.call.owner.path)
+        # So the trial need not find one layer after the other.
         for call in outside:
             made, is_cast = call.owner, first.overflowing[id(call)]
             is_known = is_cast or not made.is_written_around_layers
@@ -260,7 +268,9 @@ class _Counter:
             for fault in found:
                 self._advice.add(fault)
         if self._can_try and self._advice:
-            self._advice.try_out(overflows_in)
+            self._advice.try_out(
+                lambda advice: _Float16Pass(first, advice), overflows_in
+            )
 
     def result(self) -> ForwardRanges:
         if not self._rows:
@@ -275,11 +285,10 @@ class _Counter:
             return [*is_inner, True].index(True)
 
         advice = self._advice
-        advice.layers = {
-            k: advice.layers[k] for k in sorted(advice.layers, key=place_of)
-        }
+        needed = sorted(advice.layers, key=place_of)
+        advice.layers = {path: advice.layers[path] for path in needed}
         layers = [call.layer for call in advice.layers.values()]
-        inside = [path for path in advice.layers if path in self._inside]
+        inside = [path for path in needed if path in self._inside]
         notes = [_COVERED if self._overflows else _ALL_FIT]
         if advice:
             lines = [f"    {line}" for line in advice.lines]
@@ -299,7 +308,7 @@ class _Counter:
             counts=np.stack([counts for counts, _ in self._rows.values()]),
             largest=np.array([most for _, most in self._rows.values()], np.float32),
             batches=self._batches,
-            need_float32=tuple(advice.layers),
+            need_float32=tuple(needed),
             inside=tuple(inside),
             classes=tuple(type(layer).__name__ for layer in layers),
             is_inside_known=self._can_try,
@@ -355,11 +364,11 @@ class _Float32Pass(Watcher):
         for tensor in tensors:
             is_new = id(tensor) not in self._seen
             if is_new:
-                values = as_array(tensor)
-                self._seen[id(tensor)] = (tensor, _overflows(values))
+                self._seen[id(tensor)] = (tensor, _overflows(tensor.numpy()))
+                found, most = exponents.count(tensor)
                 counts, largest = self._rows.get(row, (0, 0.0))
-                counts = counts + exponents.count(values)
-                self._rows[row] = (counts, max(largest, largest_in(values)))
+                counts = counts + found.numpy().astype(np.int64)
+                self._rows[row] = (counts, max(largest, float(most.numpy())))
             # A layer that only passes the tensor on is not at fault.
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)
@@ -378,3 +387,37 @@ def _overflows(values: Any) -> bool:
     is_one = low == high or low > high * 1.001
     is_mask = high < 0 and is_one and len(bad) < len(values)
     return not is_mask
+
+
+class _Float16Pass(Trial):
+    """Runs each layer in float16 on its inputs from the float32 pass.
+
+    It replaces each layer's outputs by those of the first pass, clipped to the dtype's
+    range, so that a layer that overflows does not spoil the next ones.
+    """
+
+    def __init__(self, first: _Float32Pass, advice: Advice) -> None:
+        super().__init__(advice)
+        self._left = list(first.calls)
+
+    def end(self, call: Call, outputs: Any) -> Any:
+        before = self._left.pop(0) if self._left else None
+        if before is None or before.layer is not call.layer:
+            self._left = []  # it calls layers in another order: replace no more
+        elif len(before.outputs) == len(floats_in(outputs)):
+            others = iter(before.outputs)
+            outputs = tf.nest.map_structure(
+                lambda each: _cast_like(each, next(others)) if is_float(each) else each,
+                outputs,
+            )
+        return super().end(call, outputs)
+
+
+def _cast_like(tensor: Any, other: Any) -> Any:
+    """Returns another tensor in the dtype of this one, which it does not overflow."""
+    if other.shape != tensor.shape:
+        return tensor
+    if tensor.dtype.name in SIXTEEN_BITS:
+        other = tf.clip_by_value(other, -exponents.LARGEST, exponents.LARGEST)
+        other = tf.where(tf.math.is_finite(other), other, tf.zeros_like(other))
+    return tf.cast(other, tensor.dtype)

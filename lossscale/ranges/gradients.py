@@ -15,7 +15,6 @@ from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import exponents, inputs
 from lossscale.ranges.calls import Watcher
-from lossscale.ranges.magnitudes import as_array, largest_in
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
@@ -27,8 +26,8 @@ class GradientRanges(Ranges):
     """What float16 would do to a model's gradients at a loss scale.
 
     `flushed`, `subnormal` and `overflowing` are shares of the values that are finite
-    and not zero in float32; NaN if there are none. All arrays but `counts` and
-    `histogram` have shape `[rows]`, in the order of `names`.
+    and not zero in float32, NaN if there are no such values. All arrays but
+    `counts` and `histogram` have shape `[rows]`, in the order of `names`.
 
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'
@@ -49,8 +48,8 @@ class GradientRanges(Ranges):
     batches: int
     blocks: Tuple[str, ...] = ()
 
-    _title, _what, _is_scaled = "Gradients of", "gradients", True
-    _repr_of = ("loss_scale", "recommended_scale")
+    _title, _what = "Gradients of", "gradients"
+    _is_scaled = True
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
@@ -86,8 +85,9 @@ class GradientRanges(Ranges):
     def recommended_scale(self) -> Optional[float]:
         """Half the largest safe scale.
 
-        Gradients of other batches, and those computed in float16, can be larger than
-        these. `DynamicLossScale` adapts to them.
+        Gradients computed in float16 are rounded on the way, and can be larger than
+        these. Gradients of other batches, and later in training, can be larger still.
+        `DynamicLossScale` adapts to them.
         """
         largest = self.largest_safe_scale
         return None if largest is None else max(largest / 2, 2.0**-126)
@@ -121,6 +121,13 @@ class GradientRanges(Ranges):
                 names.append(name)
         return tuple(names)
 
+    def __repr__(self) -> str:
+        return (
+            f"GradientRanges(rows={len(self.names)}, batches={self.batches}, "
+            f"loss_scale={self.loss_scale:g}, "
+            f"recommended_scale={self.recommended_scale})"
+        )
+
     def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
         significand, exponent = math.frexp(loss_scale)
         return self.counts[significand * 2], exponent - 1
@@ -145,10 +152,10 @@ class GradientRanges(Ranges):
             f"{cell('flushed', lost)} are flushed to zero."
         ]
         if self.need_own_scale:
-            blocks = ", ".join(self.need_own_scale)
             notes.append(
                 "No single scale serves these blocks. Wrap each in a ScaledBlock: "
-                f"{blocks}."
+                + ", ".join(self.need_own_scale)
+                + "."
             )
         return notes
 
@@ -170,13 +177,14 @@ def gradient_ranges(
 
     Computes the gradients of some batches in float32, under any policy of the model, as
     training would: `training=True`, the compiled loss, regularization. It runs your
-    model itself, and leaves weights, moving statistics, metrics, policies and random
-    streams as they were. It does not touch the optimizer or run a custom `train_step`.
-    (It creates missing weights.) Memory does not grow with the number of batches.
+    model itself, whose layers use float32 meanwhile, and leaves weights, moving
+    statistics, metrics, policies and random streams as they were. It does not touch the
+    optimizer. (It creates missing weights.) It does not run a custom `train_step`.
+    Memory does not grow with the number of batches.
 
-    Of an embedding's gradient it counts only the rows that a batch uses. Gradients also
-    pass through float16 between the layers: with `activations=True` the report counts
-    these, too, and the recommended scale depends on them.
+    An embedding's gradient has only the rows that a batch uses: only these are counted.
+    Gradients also pass through float16 between the layers: with `activations=True` the
+    report counts these, too, and the recommended scale depends on them.
 
     >>> import lossscale
     >>> import numpy as np
@@ -207,9 +215,9 @@ def gradient_ranges(
     Raises:
       TypeError: `model` is no Keras model, or an argument has the wrong type. For
         example, `x` must not be a generator, which this would use up.
-      ValueError: The model has no loss and `loss` is None, it cannot be built, it has
-        no trainable weights or some in 16 bits, it belongs to a strategy with several
-        replicas; targets are missing; `x` is empty, or endless and `batches` is None.
+      ValueError: The model has no loss and `loss` is None, targets are missing, `x` is
+        empty, the model has no trainable weights or some in 16 bits, it belongs to a
+        strategy with several replicas, or `batches` is None and `x` never ends.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "gradient_ranges")
@@ -218,81 +226,75 @@ def gradient_ranges(
     arguments.boolean("activations", activations)
     data = (x, y, sample_weight)
     first, chosen, length = inputs.first_batches(data, batch_size, batches)
-    loss_of = inputs.loss_function(keras, model, loss, first[1], "gradient_ranges")
-    # The model's own policy sets the dtype of missing weights.
-    inputs.build(model, first[0])
-    if not model.trainable_variables:
-        raise ValueError("`model` must have trainable weights, got none.")
-    for variable in model.trainable_variables:
-        dtype = tf.as_dtype(variable.dtype).name
-        if dtype in SIXTEEN_BITS:
-            raise ValueError(
-                "`model` must have float32 weights, got "
-                f"{_path_of(model, variable)} in {dtype}. The policy "
-                '"mixed_float16" computes in float16 and keeps its weights in float32.'
-            )
-    watched = [each for each in layers_of(model) if activations and each is not model]
+    inputs.check_loss(model, loss, first[1], "gradient_ranges")
+    _build(model, first[0])
+    loss_of = inputs.loss_function(keras, model, loss)
+    layers = layers_of(model) if activations else []
+    watched = [layer for layer in layers if layer is not model]
     watcher = Watcher()
+    significands = sorted({1.0, math.frexp(scale)[0] * 2})
     # Of each row the name, by the id of the variable or the layer.
     names: Dict[int, str] = {}
     # The names of operations that compute gradients in 16 bits.
     in_16_bits: List[str] = []
 
-    def gradients(x: Any, y: Any, sample_weight: Any) -> List[Any]:
-        """Returns a batch's gradients, one flat tensor for each row."""
+    def count(x: Any, y: Any, sample_weight: Any) -> Tuple[Any, Any]:
+        """Returns a batch's counts, `[significands, rows, BINS]`, and largest ones."""
         watcher.calls.clear()
         with tf.GradientTape() as tape, watcher.watching(watched):
             loss = loss_of(x, y, model(x, training=True), sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        outputs: Dict[int, Tuple[Any, Any]] = {}
+        variables = model.trainable_variables
+        returned: Dict[int, Tuple[Any, Any]] = {}
         for call in watcher.calls:
             for each in call.outputs:
                 # A tensor in a loop, as in a recurrent layer, is of another graph.
                 if each.graph is graph:
-                    outputs.setdefault(id(each), (call.layer, each))
-        sources = [
-            (each, _path_of(model, each), kerases.tensor_of(each))
-            for each in model.trainable_variables
-        ]
-        sources += [
-            (layer, f"output of {layer.name}", each) for layer, each in outputs.values()
-        ]
-        grads = tape.gradient(loss, [tensor for *_, tensor in sources])
-        in_16_bits[:] = [
+                    returned.setdefault(id(each), (call.layer, each))
+        outputs = list(returned.values())
+        tensors = [*map(kerases.tensor_of, variables), *(t for _, t in outputs)]
+        grads = tape.gradient(loss, tensors)
+        in_16_bits.clear()
+        in_16_bits.extend(
             op.name
             for op in graph.get_operations()[before:]
             if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
-        ]
+        )
+        keys = [id(each) for each in (*variables, *(layer for layer, _ in outputs))]
+        titles = [_path_of(model, each) for each in variables]
+        titles += [f"output of {layer.name}" for layer, _ in outputs]
         # A layer that is called twice has several gradients.
         parts: Dict[int, List[Any]] = {}
-        names.clear()
-        for (source, name, _), grad in zip(sources, grads):
+        for key, grad in zip(keys, grads):
             if grad is not None:
-                flat = tf.reshape(dense_part(grad), [-1])
-                parts.setdefault(id(source), []).append(flat)
-                names[id(source)] = name
+                parts.setdefault(key, []).append(tf.reshape(dense_part(grad), [-1]))
         if not parts:
             raise ValueError(
                 "`loss` must depend on the model's weights, got a loss without "
                 "gradients."
             )
-        return [tf.concat(part, 0) for part in parts.values()]
+        names.clear()
+        names.update((key, name) for key, name in zip(keys, titles) if key in parts)
+        values = [tf.concat(part, 0) for part in parts.values()]
+        found = [
+            [exponents.count(row, each) for row in values] for each in significands
+        ]
+        counts = [[counts for counts, _ in of_rows] for of_rows in found]
+        return tf.stack(counts), tf.stack([most for _, most in found[0]])
 
     # As in fit: Keras 2 traces a step with AutoGraph, Keras 3 without.
     is_keras3 = kerases.is_keras3(keras)
-    traced = tf.function(gradients, autograph=not is_keras3, **mode.ANY_SHAPES)
-    significands = sorted({1.0, math.frexp(scale)[0] * 2})
+    traced = tf.function(count, autograph=not is_keras3, **mode.ANY_SHAPES)
     total: Any = 0
-    largest: Any = np.float32(0)
+    largest: Any = 0
     number = 0
     with unchanged(model), in_float32(keras, layers_of(model)):
         for batch in inputs.with_progress(keras, chosen, length, verbose):
             number += 1
-            rows = [as_array(row) for row in traced(*batch)]
-            counted = [[exponents.count(row, s) for row in rows] for s in significands]
-            total = total + np.array(counted)
-            largest = np.maximum(largest, [largest_in(row) for row in rows])
+            counts, most = traced(*batch)
+            total = total + counts.numpy().astype(np.int64)
+            largest = np.maximum(largest, most.numpy())
     if in_16_bits:
         warnings.warn(
             "These operations compute gradients in 16 bits under any policy of the "
@@ -303,11 +305,27 @@ def gradient_ranges(
     return GradientRanges(
         names=tuple(_numbered(list(names.values()))),
         counts=dict(zip(significands, total)),
-        largest=largest.astype(np.float32),
+        largest=largest,
         loss_scale=scale,
         batches=number,
         blocks=tuple(block_of.get(key, name) for key, name in names.items()),
     )
+
+
+def _build(model: Any, x: Any) -> None:
+    """Creates missing weights, under the model's own policy, which sets their dtype."""
+    if not model.built or not model.trainable_variables:
+        model(x, training=False)
+    if not model.trainable_variables:
+        raise ValueError("`model` must have trainable weights, got none.")
+    for variable in model.trainable_variables:
+        dtype = tf.as_dtype(variable.dtype).name
+        if dtype in SIXTEEN_BITS:
+            raise ValueError(
+                "`model` must have float32 weights, got "
+                f"{_path_of(model, variable)} in {dtype}. The policy "
+                '"mixed_float16" computes in float16 and keeps its weights in float32.'
+            )
 
 
 def _path_of(model: Any, variable: Any) -> str:
@@ -323,23 +341,24 @@ def _blocks_of(model: Any) -> Dict[int, str]:
     A block is a layer of the model. If a layer contains a `ScaledBlock`, the layers
     that it is made of are the blocks.
     """
-
-    def within(outer: Any) -> Iterator[Any]:
-        for layer in getattr(outer, "layers", ()):
-            # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each
-            # other. The first of these layers is the layer itself.
-            is_scaled = [hasattr(each, "has_own_scale") for each in layers_of(layer)]
-            if is_scaled[0] or not any(is_scaled):
-                yield layer
-            else:
-                yield from within(layer)
-
     found: Dict[int, str] = {}
-    blocks = list(within(model))
+    blocks = list(_blocks(model))
     for block, name in zip(blocks, _numbered([block.name for block in blocks])):
         for part in (*block.variables, *layers_of(block)):
             found.setdefault(id(part), name)
     return found
+
+
+def _blocks(model: Any) -> Iterator[Any]:
+    for layer in getattr(model, "layers", ()):
+        # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each
+        # other. The first of these layers is the layer itself.
+        inner = layers_of(layer)
+        is_scaled = [getattr(each, "has_own_scale", None) is True for each in inner]
+        if is_scaled[0] or not any(is_scaled):
+            yield layer
+        else:
+            yield from _blocks(layer)
 
 
 def _numbered(names: List[str]) -> List[str]:

@@ -53,51 +53,47 @@ def owner_of(model: Any) -> Any:
 
 def build(model: Any, x: Any) -> None:
     """Creates missing weights by calling the model, or raises a ValueError."""
-    if model.built and model.weights:
+    has_weights = bool(model.built and model.weights)
+    if len(kerases.layers_of(model)) == 1 and not has_weights:
+        raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
+    if has_weights:
         return
-    failure: Optional[Exception] = None
     try:
         model(x, training=False)
     except Exception as error:
-        failure = error
-    if len(kerases.layers_of(model)) == 1 and not model.weights:
-        message = f"`model` must have layers, got {model.name!r} with none."
-        raise ValueError(message) from failure
-    if failure is not None:
         raise ValueError(
             f"`model` must be built, or take `x`, got {model.name!r}. Calling it "
-            f"failed: {failure!s:.300}. Call it once on a batch: model(x)."
-        ) from failure
+            f"failed: {error!s:.300}. Call it once on a batch: model(x)."
+        ) from error
 
 
-def loss_function(
-    keras: Any, model: Any, loss: Any, y: Any, asked_by: str
-) -> Callable[..., Any]:
-    """Returns a function that computes the loss of a batch, as `fit` does.
-
-    It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
-    losses that the model's last forward pass added. `loss` is as `compile` takes it,
-    None for the compiled one. Raises a ValueError if there is no loss to compute, or if
-    `y`, the targets of the first batch, are missing.
-    """
-    method = getattr(type(model), "compute_loss", None)
-    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
-    is_overridden = home not in ("keras", "tf_keras", "tensorflow")
-    has_loss = loss is not None or bool(getattr(model, "loss", None))
+def check_loss(model: Any, loss: Any, y: Any, asked_by: str) -> None:
+    """Raises a ValueError if there is no loss to compute, or it has no targets."""
     if loss is None and getattr(model, "optimizer", None) is None:
         raise ValueError(_NO_LOSS)
-    if y is None and has_loss and not is_overridden:
+    has_loss = loss is not None or getattr(model, "loss", None)
+    if y is None and has_loss and not _overrides_loss(model):
         raise ValueError(
             "`y` must be the targets that the loss needs, got None. Write "
             f"{asked_by}(model, x, y), or pass batches that hold both."
         )
+
+
+def loss_function(keras: Any, model: Any, loss: Any) -> Callable[..., Any]:
+    """Returns a function that computes the loss of a batch, as `fit` does.
+
+    It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
+    losses that the model's last forward pass added. `loss` is as `compile` takes it,
+    None for the compiled one.
+    """
     compiled = model
     if loss is not None:
         compiled = keras.Sequential()
         compiled.compile(loss=loss)
 
     def compute(x: Any, y: Any, outputs: Any, sample_weight: Any) -> Any:
-        if not (has_loss or is_overridden or model.losses):
+        has_loss = loss is not None or getattr(model, "loss", None) or model.losses
+        if not has_loss and not _overrides_loss(model):
             raise ValueError(_NO_LOSS)
         if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
             found = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
@@ -109,6 +105,13 @@ def loss_function(
         return found if compiled is model else tf.add_n([found, *model.losses])
 
     return compute
+
+
+def _overrides_loss(model: Any) -> bool:
+    """Tells whether the model's class overrides `compute_loss`."""
+    method = getattr(type(model), "compute_loss", None)
+    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
+    return home not in ("keras", "tf_keras", "tensorflow")
 
 
 def scale_of(model: Any) -> float:

@@ -1,6 +1,7 @@
 """How large a tensor's values are, and whether they hold inf or NaN.
 
-On the device `on_device` says both in one number. On the host `look` says more.
+On the device, in any mode, `on_device` says both in one number. On the host, for
+tensors of eager mode, `look` says more.
 """
 
 from __future__ import annotations
@@ -53,13 +54,16 @@ def kind_of(magnitude: float) -> Optional[str]:
 
 
 class Look(NamedTuple):
-    """What a tensor of eager mode holds."""
+    """What a tensor of eager mode holds.
 
-    #: The largest finite magnitude, 0 if there is none.
+    Attributes:
+      largest: The largest finite magnitude, 0 if there is none.
+      kinds: Which of "inf", "-inf" and "nan" it holds.
+      bad: How many values are not finite.
+    """
+
     largest: float
-    #: Which of "inf", "-inf" and "nan" it holds.
     kinds: List[str]
-    #: How many values are not finite.
     bad: int
 
 
@@ -68,23 +72,15 @@ def look(tensor: Any) -> Look:
 
     It uses NumPy, since no tape must record this, and no listener must hear of it.
     """
-    values = as_array(tensor)
-    bad = int(values.size - np.count_nonzero(np.isfinite(values)))
+    values = tensor.numpy()
+    if tensor.dtype == tf.bfloat16:  # older versions of NumPy cannot check it
+        values = values.astype(np.float32)
+    finite = np.isfinite(values)
+    largest = float(np.max(np.abs(values), initial=0, where=finite))
     tests = (("inf", np.isposinf), ("-inf", np.isneginf), ("nan", np.isnan))
+    bad = int(values.size - np.count_nonzero(finite))
     kinds = [name for name, test in tests if test(values).any()] if bad else []
-    return Look(largest_in(values), kinds, bad)
-
-
-def as_array(tensor: Any) -> Any:
-    """Returns the values of a tensor of eager mode, of which NumPy knows the dtype."""
-    # Older versions of NumPy cannot check bfloat16.
-    is_unknown = tensor.dtype == tf.bfloat16
-    return tensor.numpy().astype(np.float32) if is_unknown else tensor.numpy()
-
-
-def largest_in(values: Any) -> float:
-    """Returns the largest finite magnitude in an array, 0 if there is none."""
-    return float(np.max(np.abs(values), initial=0, where=np.isfinite(values)))
+    return Look(largest, kinds, bad)
 
 
 def is_float(value: Any) -> bool:

@@ -151,8 +151,9 @@ def find_nonfinite(
     finite.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
-    as they were, the optimizer is not touched, and a custom `train_step` is not run.
-    (Missing weights are created.) The search is as slow as eager mode.
+    as they were, the optimizer is not touched, and nothing is compiled. (Missing
+    weights are created.) A custom `train_step` is not run. The search is as slow as
+    eager mode.
 
     >>> import lossscale
     >>> import numpy as np
@@ -189,8 +190,9 @@ def find_nonfinite(
     keras = inputs.keras_of(model, "find_nonfinite")
     batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1)
     inputs.check_finite(*batch)
-    compute = inputs.loss_function(keras, model, loss, batch[1], "find_nonfinite")
+    inputs.check_loss(model, loss, batch[1], "find_nonfinite")
     inputs.build(model, batch[0])
+    compute = inputs.loss_function(keras, model, loss)
     scale = inputs.scale_of(model)
 
     def loss_in(step: Trial) -> Any:
@@ -227,7 +229,7 @@ def find_nonfinite(
         if found.where == "forward":
             advice, hidden = Advice(keras, faults[:1]), not is_bad(computed)
             if advice:
-                advice.try_out(next_fault)
+                advice.try_out(Trial, next_fault)
             found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
     return dataclasses.replace(found, loss_scale=scale)
 

@@ -65,9 +65,9 @@ def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
 
 
 class Ranges(abc.ABC):
-    """Figures, a histogram, a table and a picture for each row of counted values.
+    """A result with figures, a histogram, a table and a picture for each of its rows.
 
-    Subclasses are dataclasses with these fields, in an order of their own.
+    Subclasses are dataclasses with these fields.
     """
 
     names: Tuple[str, ...]
@@ -80,15 +80,13 @@ class Ranges(abc.ABC):
     _title: ClassVar[str]
     _what: ClassVar[str]
     _is_scaled: ClassVar[bool]
-    #: What `repr` shows besides the numbers of rows and batches.
-    _repr_of: ClassVar[Tuple[str, ...]]
 
     @abc.abstractmethod
     def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
         """Returns counts of shape `[rows, BINS]`, and a power of two.
 
-        The power multiplies the counted values, so that they are scaled by
-        `loss_scale`.
+        These are the counts of the values that the power multiplies, so that they are
+        scaled by `loss_scale`.
         """
 
     @property
@@ -109,9 +107,8 @@ class Ranges(abc.ABC):
             self.counts,
         )
         largest = np.stack([self.largest[numbers].max() for numbers in every])
-        return dataclasses.replace(
-            this, names=tuple(rows), counts=counts, largest=largest
-        )
+        changes = {"names": tuple(rows), "counts": counts, "largest": largest}
+        return dataclasses.replace(this, **changes)
 
     values = _number_of("values", "The number of values.")
     infinities = _number_of("infinities", "How many values are infinite in float32.")
@@ -173,12 +170,6 @@ class Ranges(abc.ABC):
         """
         return exponents.by_exponent(self._counts_at(1.0)[0])
 
-    def __repr__(self) -> str:
-        told = {"rows": len(self.names), "batches": self.batches}
-        told.update((name, getattr(self, name)) for name in self._repr_of)
-        listed = ", ".join(f"{name}={value!r}" for name, value in told.items())
-        return f"{type(self).__name__}({listed})"
-
     def __str__(self) -> str:
         summary = self.summary
         width = max(map(len, summary))
@@ -232,18 +223,7 @@ class Ranges(abc.ABC):
             beside.axis("off")  # for the legend: the layout leaves it no other room
             where = {"loc": "center", "ncol": 3}
         shift = float(np.log2(self.loss_scale))
-        # The axis shows all values, and the range of float16.
-        zero, top, used = exponents.ZERO, exponents.TOP, powers[shown["all"] > 0]
-        low = min([zero - shift, zero, *used[:1]]) - 3
-        high = max([top - shift, *used[-1:]]) + 4
-        starts = [region[1] - shift for region in _REGIONS]
-        edges = np.clip([*starts, np.inf], low, high)
-        for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
-            ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
-        ax.set_xlim(low, high)
-        if shift:
-            label = "without loss scaling, zero from here down"
-            ax.axvline(zero, color="tab:red", linestyle="--", label=label)
+        _draw_regions(ax, shift, powers[shown["all"] > 0])
         _draw_histograms(ax, powers, shown, summary)
         if len(shown) <= len(self.names):
             ax.set_ylabel(f"the {len(shown) - 1} worst of {len(self.names)} rows")
@@ -255,6 +235,23 @@ class Ranges(abc.ABC):
             scaled.set_xlabel(f"log2 of the {self._what} times {scale}")
         beside.legend(*ax.get_legend_handles_labels(), fontsize="small", **where)
         return ax
+
+
+def _draw_regions(ax: Any, shift: float, used: Any) -> None:
+    # The axis shows all values, and the range of float16.
+    zero, top = exponents.ZERO, exponents.TOP
+    limits = (
+        min([zero - shift, zero, *used[:1]]) - 3,
+        max([top - shift, *used[-1:]]) + 4,
+    )
+    starts = [region[1] - shift for region in _REGIONS] + [np.inf]
+    edges = np.clip(starts, *limits)
+    for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
+        ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
+    ax.set_xlim(*limits)
+    if shift:
+        label = "without loss scaling, zero from here down"
+        ax.axvline(zero, color="tab:red", linestyle="--", label=label)
 
 
 def _draw_histograms(

@@ -5,17 +5,23 @@ It measures on the device, and reads it when the monitor speaks.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from faulty import hearing
 from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
 from models import policy_of
 from overflowing import PATHS, made
 
-from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+    LossScaleWarning,
+)
 
 pytestmark = pytest.mark.either_keras2
 
@@ -25,10 +31,20 @@ WAYS = {"graph": {}, "eager": {"run_eagerly": True}, "xla": {"jit_compile": True
 def told(model, x, y, epochs=3, **kwargs):
     """Returns what a monitor said in a fit."""
     kwargs = {"patience": 2, "verbose": 0, "check_activations": True, **kwargs}
-    fitted = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
-    with hearing() as said:
-        model.fit(x, y, callbacks=[LossScaleMonitor(**kwargs)], **fitted)
-    return "\n".join(said)
+    monitor = LossScaleMonitor(**kwargs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(
+            x,
+            y,
+            batch_size=4,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[monitor],
+        )
+    ours = [w for w in caught if issubclass(w.category, LossScaleWarning)]
+    return "\n".join(str(warning.message) for warning in ours)
 
 
 def named(message):
@@ -94,9 +110,13 @@ def test_a_custom_step_with_check_underflow(family):
             x, y = batch
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                scaled = self.optimizer.scale_loss(loss)
+                if hasattr(self.optimizer, "get_scaled_loss"):
+                    scaled = self.optimizer.get_scaled_loss(loss)
+                else:
+                    scaled = self.optimizer.scale_loss(loss)
             grads = tape.gradient(scaled, self.trainable_variables)
-            grads = self.optimizer.get_unscaled_gradients(grads)
+            if hasattr(self.optimizer, "get_unscaled_gradients"):
+                grads = self.optimizer.get_unscaled_gradients(grads)
             self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
             return {"loss": loss}
 
@@ -157,7 +177,12 @@ def test_data_that_are_not_finite(family):
     assert named(message) == "encoder/cool: NaN; its inputs were not"
 
 
-@pytest.mark.parametrize("name", ["attention", "own_cell", "masked", "subclassed"])
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="`check_activations` must be True or False"):
+        LossScaleMonitor(check_activations=1)
+
+
+@pytest.mark.parametrize("name", ["attention", "cell", "masked", "subclassed"])
 @pytest.mark.slow
 def test_the_layer_is_named_in_loops_behind_masks_and_within_layers(family, name):
     scale = DynamicLossScale(16.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from faulty import hearing
 from impossible import why_not
 from installed import STRATEGY
 from models import data, regression, variable_of
@@ -46,10 +46,13 @@ def trained(family, rng, loss_scale, monitor, epochs=4, **compiled_by):
     x, y = data(rng)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
     model = tiny(family, optimizer, **compiled_by)
-    quiet = {"batch_size": 16, "epochs": epochs, "verbose": 0}
-    with hearing() as said:
-        found = model.fit(x, y, callbacks=[monitor], **quiet)
-    return model, found.history, said
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = model.fit(
+            x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[monitor]
+        )
+    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
+    return model, found.history, [str(warning.message) for warning in ours]
 
 
 def reading(log2_scale, log2_largest, skipped=0):
@@ -184,6 +187,8 @@ def test_a_loss_scale_that_looks_at_nothing_is_refused(family, rng):
     monitor = LossScaleMonitor(check_underflow=True)
     with pytest.raises(ValueError, match="`check_underflow` must be False"):
         trained(family, rng, FixedLossScale(8), monitor)
+    with pytest.raises(TypeError, match="`check_underflow` must be True or False"):
+        LossScaleMonitor(check_underflow=1)
 
 
 def test_the_record_holds_the_largest(family, rng, tmp_path):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from faulty import hearing
 from models import FEATURES, data, policy_of, regression
 
-from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+    LossScaleWarning,
+)
 from lossscale.runtime import kerases
 
 pytestmark = pytest.mark.either_keras2
@@ -194,11 +199,20 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
     assert other.startswith("Loss scale of g_optimizer: 3 steps applied, 3 skipped;")
 
 
+def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
+    monitor = LossScaleMonitor(3, on_stall="raise", every=1, verbose=0)
+    with pytest.raises(FloatingPointError) as raised:
+        fit(sharing, monitor, 1, 2, 3, 4, 5)
+    assert str(raised.value).startswith("g_optimizer: 3 steps in a row were skipped")
+
+
 @pytest.mark.parametrize("name", ["d_optimizer", "g_optimizer"])
 @pytest.mark.slow_on_the_newest
 def test_one_of_a_shared_loss_scale_is_not_blamed_for_the_other(sharing, name):
     optimizer = getattr(sharing, name)
     monitor = LossScaleMonitor(3, every=1, verbose=0, optimizers=optimizer)
-    with hearing() as said:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         fit(sharing, monitor, 1, 2, 3, 4, 5)
-    assert len(said) == (name == "g_optimizer")
+    told = [str(w.message) for w in caught if w.category is LossScaleWarning]
+    assert len(told) == (name == "g_optimizer")

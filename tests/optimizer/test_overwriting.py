@@ -117,6 +117,7 @@ def step_of(model, optimizer, xy, change=lambda grads: grads):
     return step
 
 
+@AS_KERAS_OWN
 @pytest.mark.slow
 @pytest.mark.parametrize("unscales", [False, True])
 def test_a_loop_of_your_own(xy, unscales):

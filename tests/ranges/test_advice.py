@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from faulty import hearing
+from advised import MODELS, Follower, data_for
 from installed import families
 from limits import skip_without
 from models import policy_of
-from overflowing import MODELS, Follower, data_for
-from overflowing import made as made_by
 
 from lossscale import (
     DynamicLossScale,
     LossScaleMonitor,
+    LossScaleOptimizer,
+    LossScaleWarning,
     find_nonfinite,
     forward_ranges,
 )
@@ -46,9 +48,11 @@ def made(family, name, follower):
     """Returns a new model, of which the layers are built."""
     if name == "attention":
         skip_without("attention with a dtype", family)
-    model, x, _ = made_by(family, name, follower=follower, scale=DynamicLossScale(1.0))
     with policy_of(family.keras, "mixed_float16"):
-        model(x)
+        model = MODELS[name](follower)
+        model(data_for(name)[0])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), DynamicLossScale(1.0))
+    model.compile(optimizer, loss="mse")
     return model
 
 
@@ -110,13 +114,14 @@ def test_what_the_monitor_says_helps(family, name):
         model.run_eagerly = name not in IN_GRAPHS
         x, y = data_for(name)
         monitor = LossScaleMonitor(1, every=1, verbose=0, check_activations=True)
-        with hearing() as told:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=[monitor])
-        lines = [line for each in told for line in each.split("\n")]
-        found = [line for line in lines if "The first layer whose output was" in line]
+        texts = [str(w.message) for w in caught if w.category is LossScaleWarning]
+        found = [t for t in texts if "whose output was not finite" in t]
         if not found:
             break
-        line = found[0]
+        (line,) = [each for each in found[0].split("\n") if "The first layer" in each]
         said.append(line)
         assert "Look at the data" not in line
         assert follower.follow(line), said

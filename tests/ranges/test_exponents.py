@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lossscale.ranges import exponents, magnitudes
+from lossscale.ranges import exponents
 
 SMALLEST, NORMAL, INFINITE = 2.0**-25, 2.0**-14, 65520.0
 
@@ -27,7 +27,8 @@ def values(power):
 
 
 def counted(found, significand=1.0):
-    return exponents.count(found, significand), magnitudes.largest_in(found)
+    counts, largest = exponents.count(tf.constant(found), significand)
+    return counts.numpy().astype(np.int64), float(largest)
 
 
 @pytest.mark.parametrize("power", [0, 15, -7, 40])
@@ -73,8 +74,6 @@ def test_zeros_infinities_and_nans_are_apart(significand):
     assert exponents.tally(counts, 0)["flushed"] == 2  # float32's own subnormals
     assert exponents.tally(counts, 0)["overflowing"] == 1
     assert largest == most
-    for each in np.float32([nan, -nan]):  # older versions of NumPy keep one NaN's sign
-        assert exponents.tally(counted(each, significand)[0])["nans"] == 1
 
 
 def test_a_histogram():
@@ -106,7 +105,6 @@ def test_the_largest_safe_power(largest):
 
 def test_other_float_dtypes_are_counted():
     for dtype in (tf.float16, tf.bfloat16, tf.float64):
-        found = magnitudes.as_array(tf.constant([1.0, 0.0, 4.0], dtype))
-        counts, largest = counted(found)
-        assert exponents.tally(counts)["zeros"] == 1
-        assert largest == 4.0
+        counts, largest = exponents.count(tf.constant([1.0, 0.0, 4.0], dtype))
+        assert exponents.tally(counts.numpy())["zeros"] == 1
+        assert float(largest) == 4.0

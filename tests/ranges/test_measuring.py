@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from models import FEATURES, policy_of, regression
+from models import FEATURES, assert_same, policy_of, regression, training_state
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
-from lossscale.runtime.kerases import tensor_of
+from lossscale.runtime.kerases import layers_of
 
 ROWS = 96
 #: One family of each Keras: the optimizers have no part in this.
@@ -128,7 +128,7 @@ def small_gradients(family, loss_scale):
     return model, x, y.astype(np.float32)
 
 
-def float16_zeros(model, x, y, scale):
+def float16_zeros(family, model, x, y, scale):
     """Returns how many gradients are 0 in each variable, computed in mixed_float16."""
     zeros = 0
     for at in range(0, len(x), 32):
@@ -136,11 +136,16 @@ def float16_zeros(model, x, y, scale):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x[part], training=True) - y[part]) ** 2)
             loss *= scale
-        sources = list(map(tensor_of, model.trainable_variables))
-        grads = tape.gradient(loss, sources)
+        grads = tape.gradient(loss, model_sources(family, model))
         assert all(np.isfinite(g.numpy()).all() for g in grads)
         zeros = zeros + np.array([np.sum(g.numpy() == 0) for g in grads])
     return zeros
+
+
+def model_sources(family, model):
+    """Returns what a tape takes for the model's variables."""
+    variables = model.trainable_variables
+    return [v.value for v in variables] if family.name == "keras3" else variables
 
 
 def test_training_with_the_recommended_scale(family):
@@ -151,7 +156,7 @@ def test_training_with_the_recommended_scale(family):
     assert best.flushed.max() < 0.02
     assert not best.overflowing.any()
     reported = np.ceil((best.zeros + best.flushed) * best.values)
-    zeros = float16_zeros(model, x, y, found.recommended_scale)
+    zeros = float16_zeros(family, model, x, y, found.recommended_scale)
     assert (zeros <= reported).all(), (zeros, reported)
 
     scale = FixedLossScale(found.recommended_scale, skip_nonfinite=True)
@@ -161,22 +166,69 @@ def test_training_with_the_recommended_scale(family):
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
-def test_all_is_in_float32(family, recwarn):
-    layers = family.keras.layers
-    with policy_of(family.keras, "mixed_float16"):
-        parts = [layers.Dense(4, kernel_regularizer="l2")]  # and no Input
-        parts += [layers.BatchNormalization(), layers.Dropout(0.5)]
-        model = family.keras.Sequential([*parts, layers.Dense(1, dtype="float32")])
-    model.compile(LossScaleOptimizer(family.optimizers.Adam(0.01), 256), loss="mse")
+def with_state(family):
+    """Returns a trained model with all kinds of state, and data for it."""
+    keras = family.keras
+    layers = keras.layers
+    with policy_of(keras, "mixed_float16"):
+        model = keras.Sequential(
+            [
+                layers.Dense(4, kernel_regularizer="l2"),  # and no Input
+                layers.BatchNormalization(),
+                layers.Dropout(0.5),
+                layers.Dense(1, dtype="float32"),
+            ]
+        )
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.01), 256)
+    model.compile(optimizer, loss="mse", metrics=["mae"])
     rng = np.random.default_rng(9)
+    x, y = rng.normal(size=[64, FEATURES]), rng.normal(size=[64, 1])
+    model.fit(x, y, verbose=0)
+    return model, x, y
+
+
+def everything(model):
+    """Returns the state of a model: weights, statistics, seeds, slots, metrics."""
+    found = training_state(model)
+    found += [np.array(variable.numpy()) for variable in model.variables]
+    for metric in model.metrics:
+        found += [np.array(variable.numpy()) for variable in metric.variables]
+    return found
+
+
+def policies(model):
+    return [
+        (layer.compute_dtype, layer.variable_dtype, "call" in vars(layer))
+        for layer in layers_of(model)
+    ]
+
+
+def test_all_is_in_float32_and_the_model_is_not_changed(family, recwarn):
+    model, x, y = with_state(family)
+    assert model.layers[0].compute_dtype == "float16"
+    before, policies_before = everything(model), policies(model)
+    metrics, optimizer = list(model.metrics), model.optimizer
     # In float16 this would be infinite: in the input, and on the way back.
-    x, y = rng.normal(size=[64, FEATURES]) * 1e6, rng.normal(size=[64, 1]) * 1e6
+    x, y = x * 1e6, y * 1e6
     found = gradient_ranges(model, x, y, activations=True, verbose=0)
     assert not found.nonfinite.any()
     assert found.largest.max() > 65520
     assert not [w for w in recwarn if "16 bits" in str(w.message)]
+    assert_same(everything(model), before)
+    assert policies(model) == policies_before
+    assert model.metrics == metrics
+    assert model.optimizer is optimizer
     assert found.loss_scale == 256
     assert "batch_normalization" in " ".join(found.names)
+
+    def failing(y, y_pred):
+        del y, y_pred
+        raise KeyError("no such")  # which AutoGraph may turn into another
+
+    with pytest.raises(Exception, match="no such"):
+        gradient_ranges(model, x, y, loss=failing, activations=True, verbose=0)
+    assert_same(everything(model), before)
+    assert policies(model) == policies_before
 
 
 @pytest.fixture(scope="module")
@@ -212,11 +264,21 @@ def same(first, second):
 
 
 def test_whatever_holds_the_data(newest, data):
-    x, y = data
+    keras, (x, y) = newest.keras, data
     model = network(newest)
+    kind = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
+
+    class Sequence(kind):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            part = slice(32 * index, 32 * index + 32)
+            return x[part], y[part]
+
     by_arrays = gradient_ranges(model, x, y, verbose=0)
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(32)
-    for given in (dataset, dataset.repeat()):
+    for given in (dataset, Sequence(), dataset.repeat()):
         assert same(gradient_ranges(model, given, batches=3, verbose=0), by_arrays)
     listed = gradient_ranges(
         model, tf.constant(x), y.astype(np.float64), batch_size=32, verbose=0
@@ -295,26 +357,33 @@ def test_no_module_takes_the_functions_name():
     assert not hasattr(ranges, "gradient_ranges")
 
 
+class Shared:
+    """Makes a model with Python's control flow, one layer used twice, an embedding."""
+
+    def __new__(cls, family):
+        layers = family.keras.layers
+
+        class Model(family.keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.embedding = layers.Embedding(10, 4, name="embedding")
+                self.dense = layers.Dense(4, name="twice")
+                self.last = layers.Dense(1, name="last")
+                self.unused = layers.Dense(2, name="unused")
+
+            def build(self, _=None):
+                self.unused.build([None, 2])
+                self.built = True
+
+            def call(self, x):
+                inner = tf.reduce_sum(self.embedding(x), 1)
+                return self.last(self.dense(self.dense(inner)))
+
+        return Model()
+
+
 def test_layers_shared_sparse_and_unused(family):
-    layers = family.keras.layers
-
-    class Model(family.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.embedding = layers.Embedding(10, 4, name="embedding")
-            self.dense = layers.Dense(4, name="twice")
-            self.last = layers.Dense(1, name="last")
-            self.unused = layers.Dense(2, name="unused")
-
-        def build(self, _=None):
-            self.unused.build([None, 2])
-            self.built = True
-
-        def call(self, x):
-            inner = tf.reduce_sum(self.embedding(x), 1)
-            return self.last(self.dense(self.dense(inner)))
-
-    model = Model()
+    model = Shared(family)
     x = np.array([[1, 1, 2], [3, 1, 1]])
     y = np.ones([2, 1], np.float32)
     found = gradient_ranges(model, x, y, loss="mse", activations=True, verbose=0)
@@ -402,9 +471,8 @@ def test_the_picture(newest, data, tmp_path):
     assert "worst of 4" in ax.get_ylabel()
     ax.figure.savefig(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5_000
-    assert found.at(1).plot(ax) is ax
-    with pytest.raises(ValueError, match="`rows`"):
-        found.plot(rows=0)
+    other = found.at(1).plot(ax)
+    assert other is ax
 
 
 def test_long_names_leave_room_for_the_picture(newest, data):
@@ -444,7 +512,11 @@ def test_the_picture_of_a_dead_layer(newest, data):
         ({"loss_scale": -1}, ValueError, "`loss_scale` must be positive"),
         ({"activations": "yes"}, TypeError, "`activations` must be True or False"),
         ({"y": np.ones([3, 1])}, ValueError, "must have the same number of rows"),
-        ({"x": np.ones([0, 6]), "y": np.ones([0, 1])}, ValueError, "at least one"),
+        (
+            {"x": np.ones([0, FEATURES]), "y": np.ones([0, 1])},
+            ValueError,
+            "at least one",
+        ),
         ({"x": "dataset"}, ValueError, "`y` must be None where `x` is a"),
         ({"x": "endless", "y": None, "batches": None}, ValueError, "`batches` must be"),
     ],
@@ -474,7 +546,11 @@ NO_DATA = {
     "generator": (lambda: iter([1]), TypeError, r"use it up.* x, y = next\(x\)"),
     "lists": (lambda: [[1.0, 2.0], [3.0, 4.0]], TypeError, r"write np\.array\(x\)"),
     "number": (lambda: 3, TypeError, "`x` must be arrays.*got 3 of type int"),
-    "empty": (lambda: tf.data.Dataset.range(0), ValueError, "at least one batch, got"),
+    "empty": (
+        lambda: tf.data.Dataset.range(4).filter(lambda i: i > 9),
+        ValueError,
+        "`x` must hold at least one batch, got none",
+    ),
 }
 
 
@@ -518,14 +594,11 @@ def test_a_model_compiled_without_a_loss(family, data):
     assert gradient_ranges(model, data[0], verbose=0).largest[0] > 0  # it has its own
 
 
-def test_a_sequence_of_each_keras(data):
+def test_a_sequence_of_another_keras(data):
     for family in EACH:
-        model = network(family)
-        by_arrays = gradient_ranges(model, *data, verbose=0)
         for other in EACH:
-            utils = other.keras.utils
 
-            class Whole(getattr(utils, "PyDataset", None) or utils.Sequence):
+            class Whole(other.keras.utils.Sequence):
                 def __len__(self):
                     return 3
 
@@ -533,20 +606,25 @@ def test_a_sequence_of_each_keras(data):
                     part = slice(32 * index, 32 * index + 32)
                     return data[0][part], data[1][part]
 
-            assert same(gradient_ranges(model, Whole(), verbose=0), by_arrays)
+            found = gradient_ranges(network(family), Whole(), verbose=0)
+            assert found.batches == 3
 
 
 def test_models_that_cannot_be_asked(newest, data):
     keras = newest.keras
     model = keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)])
-    with pytest.raises(ValueError, match="must be compiled with a loss, or `loss`"):
+    with pytest.raises(
+        ValueError, match="`model` must be compiled with a loss, or `loss`"
+    ):
         gradient_ranges(model, *data)
     empty = keras.Sequential([keras.Input([FEATURES]), keras.layers.Flatten()])
     with pytest.raises(ValueError, match="must have trainable weights, got none"):
         gradient_ranges(empty, *data, loss="mse")
     half = keras.layers.Dense(1, dtype="float16")
     model = keras.Sequential([keras.Input([FEATURES]), half])
-    with pytest.raises(ValueError, match=r"have float32 weights, got .*in float16"):
+    with pytest.raises(
+        ValueError, match=r"must have float32 weights, got .*in float16"
+    ):
         gradient_ranges(model, *data, loss="mse")
     model = network(newest)
     with pytest.raises(RuntimeError, match="must be called eagerly"):

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import contextmanager
-
 import numpy as np
 import tensorflow as tf
 from models import policy_of
 from strategies import scope_of
 
-from lossscale import DynamicLossScale, LossScaleOptimizer, LossScaleWarning
+from lossscale import DynamicLossScale, LossScaleOptimizer
 
 ROWS = 8
 #: Where a batch is bad: in its last row, so on the last replica alone.
 FAULTS = ("gradient", "loss", "data")
-
-
-@contextmanager
-def hearing():
-    """Gives a list. At the end it holds all that lossscale has warned of within."""
-    said = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield said
-    said += [str(w.message) for w in caught if issubclass(w.category, LossScaleWarning)]
 
 
 def batches(run):

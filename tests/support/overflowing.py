@@ -1,12 +1,8 @@
-"""Models that overflow in float16, made so that a report's advice can be followed.
-
-Each builder takes a `Follower`, which makes every layer and every operation: as the
-advice says, once there is some.
-"""
+"""Models of every kind in which one layer overflows in float16, "hot", or none."""
 
 from __future__ import annotations
 
-import re
+from typing import Any, Callable, Dict, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,217 +10,93 @@ from models import policy_of
 
 from lossscale import LossScaleOptimizer
 
-LINE = re.compile(r'(\w+)\(\.\.\., dtype="float32", name=\'([^\']+)\'\)')
+FLAT, ROWS = (6,), (4, 6)
 
 
-class Follower:
-    """Makes layers and operations, and follows the advice that it was told.
+class Parts(NamedTuple):
+    """What a model is made of: the Keras, and whether its hot layer overflows."""
 
-    Attributes:
-      is_hot: Whether anything overflows.
-      names: The names of the layers to make in float32.
-      casts: The names of operations, or of layers, whose operations' inputs to cast.
-    """
+    keras: Any
+    is_hot: bool
 
-    def __init__(self, keras, is_hot=True):
-        self.keras, self.names, self.casts = keras, set(), set()
-        self.is_hot = is_hot
-        self.is_keras3 = keras.__name__ == "keras" and hasattr(keras, "ops")
+    def dense(self, units, name, **kwargs):
+        """Returns a layer, which overflows if it is the hot one."""
+        big = name == "hot" and self.is_hot
+        kernel = self.keras.initializers.Constant(3e4 if big else 0.1)
+        layer = self.keras.layers.Dense
+        return layer(units, name=name, kernel_initializer=kernel, **kwargs)
 
-    def follow(self, text):
-        """Follows all advice in a text. Returns whether anything is new."""
-        before = (len(self.names), len(self.casts))
-        self.names |= {name for _, name in LINE.findall(text)}
-        self.casts |= set(re.findall(r"([\w./]+) is an operation", text))
-        self.casts |= set(re.findall(r"`call` of ([\w./]+) \(", text))
-        return before != (len(self.names), len(self.casts))
+    def head(self, tensor):
+        """Returns a model's output."""
+        return self.keras.layers.Dense(1, dtype="float32", name="head")(tensor)
 
-    def dtype(self, name):
-        return {"dtype": "float32"} if name in self.names else {}
-
-    def layer(self, kind, *args, name, **kwargs):
-        """Returns a layer of the Keras."""
-        made = getattr(self.keras.layers, kind)
-        return made(*args, name=name, **self.dtype(name), **kwargs)
-
-    def dense(self, name, value=0.1, units=8):
-        kernel = self.keras.initializers.Constant(value if self.is_hot else 0.1)
-        return self.layer("Dense", units, name=name, kernel_initializer=kernel)
-
-    def own(self, name, call, **parts):
-        """Returns a custom layer of some layers, whose `call` is `call(self, x, cast)`.
-
-        `cast` casts what the advice says to cast.
-        """
-
-        class Blk(self.keras.layers.Layer):
-            def __init__(self, **kwargs):
-                super().__init__(**kwargs)
-                for part, layer in parts.items():
-                    setattr(self, part, layer)
-
-            def call(block, x):  # noqa: N805
-                return call(block, block.cast(x), block.cast)
-
-            def cast(block, x):  # noqa: N805
-                is_told = any(each.split("/")[-1] == name for each in self.casts)
-                return tf.cast(x, tf.float32) if is_told else x
-
-        return Blk(name=name, **self.dtype(name))
-
-    def given(self, operation, *tensors):
-        """Returns the inputs of an operation between layers, cast if so advised."""
-        is_told = any(operation in each for each in self.casts)
-        if not is_told:
-            return tensors
-        if self.is_keras3:
-            return [self.keras.ops.cast(tensor, "float32") for tensor in tensors]
-        return [tf.cast(tensor, tf.float32) for tensor in tensors]
-
-    def norm(self, kind="LayerNormalization"):
-        return self.layer(kind, name="n")
-
-    def pool(self):
-        return self.layer("GlobalAveragePooling1D", name="pool")
-
-    def model(self, shape, *steps):
-        """Returns a model of layers, or functions of layers, and a head."""
-        x = given = self.keras.Input(shape)
-        for step in steps:
-            x = step(x)
-        kernel = self.keras.initializers.Constant(1e-3)
-        last = self.keras.layers.Dense(
-            1, dtype="float32", name="head", kernel_initializer=kernel
-        )
-        return self.keras.Model(given, last(x))
+    def model(self, shape, body):
+        """Returns a functional model."""
+        given = self.keras.Input(shape)
+        return self.keras.Model(given, self.head(body(given)))
 
 
-def product(f):
-    """Two layers' outputs fit, but not their product."""
-    g, v = f.dense("g", 100.0), f.dense("v", 100.0)
-
-    def multiplied(x):
-        one, other = f.given("multiply", g(x), v(x))
-        return one * other
-
-    return f.model((6,), multiplied, f.norm())
+def sequential(parts):
+    """The plainest model."""
+    layers = [parts.dense(8, "a"), parts.dense(8, "hot"), parts.keras.layers.ReLU()]
+    return parts.keras.Sequential([parts.keras.Input(FLAT), *layers])
 
 
-def residual(f):
-    """A sum of two that fit, but not the sum."""
-
-    def doubled(x):
-        one, other = f.given("add", x, x)
-        return one + other
-
-    return f.model((6,), f.dense("hidden", 4000.0, 6), doubled, f.norm())
+def gated(parts):
+    """Two branches, multiplied: the gate alone overflows."""
+    gate, value = parts.dense(8, "hot"), parts.dense(8, "value")
+    multiply = parts.keras.layers.Multiply()
+    return parts.model(FLAT, lambda x: multiply([gate(x), value(x)]))
 
 
-def squared(f):
-    """A function of Keras or of TensorFlow between the layers."""
-    square = f.keras.ops.square if f.is_keras3 else tf.square
+def subclassed(parts):
+    """A model whose `call` has operations between the layers."""
 
-    def step(x):
-        return square(*f.given("square", x))
-
-    return f.model((6,), f.dense("g", 100.0), step, f.norm())
-
-
-def _block(f, g, v):
-    """A custom layer of three, of which it multiplies the outputs of two."""
-
-    def call(block, x, cast):
-        return block.n(cast(block.g(x)) * cast(block.v(x)))
-
-    parts = {"g": f.dense("g", g), "v": f.dense("v", v), "n": f.norm()}
-    return f.model((6,), f.own("blk", call, **parts))
-
-
-def gate_in_a_block(f):
-    """A custom layer whose product overflows, and whose layers do not."""
-    return _block(f, 100.0, 100.0)
-
-
-def layer_in_a_block(f):
-    """A custom layer of which one layer overflows, and meets float16 then."""
-    return _block(f, 3e4, 1e-3)
-
-
-def residual_in_a_block(f):
-    """A custom layer that adds its input to an output that overflows."""
-    block = f.own("blk", lambda b, x, cast: x + cast(b.g(x)), g=f.dense("g", 3e4, 6))
-    return f.model((6,), block, f.norm())
-
-
-def own_model(f):
-    """A model whose `call` multiplies."""
-
-    class Own(f.keras.Model):
+    class Subclassed(parts.keras.Model):
         def __init__(self):
-            super().__init__(name="own")
-            self.g, self.v = f.dense("g", 100.0), f.dense("v", 100.0)
-            self.n = f.norm()
-            self.last = f.keras.layers.Dense(1, dtype="float32", name="head")
+            super().__init__()
+            self.first, self.second = parts.dense(8, "a"), parts.dense(8, "hot")
+            self.drop, self.last = parts.keras.layers.Dropout(0.1), parts.dense(1, "b")
 
-        def call(self, x):
-            one, other = self.g(x), self.v(x)
-            if "own" in f.casts:
-                one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
-            return self.last(self.n(one * other))
+        def call(self, x, training=None):
+            hidden = tf.nn.relu(self.second(tf.abs(self.first(x)) + 2))
+            return self.last(self.drop(hidden, training=training))
 
-    return Own()
+    return Subclassed()
 
 
-def own_norm(f):
-    """A custom layer without layers, which overflows inside: its output is 0 then."""
-    factor = 2000 if f.is_hot else 1
-
-    def call(_, x, __):
-        return x * tf.math.rsqrt(tf.reduce_sum((x * factor) ** 2) + 0.01)
-
-    return f.model((6,), f.dense("a"), f.own("hot", call))
+def nested(parts):
+    """A model within a model."""
+    inner = parts.keras.Sequential(
+        [parts.dense(8, "a"), parts.dense(8, "hot")], name="encoder"
+    )
+    return parts.model(FLAT, inner)
 
 
-def each_step(f):
-    """A layer for each time step."""
-    each = f.layer("TimeDistributed", f.dense("hot", 3e4), name="each")
-    return f.model((4, 6), each, f.norm(), f.pool())
+def shared(parts):
+    """A layer that is called twice, and overflows the second time."""
+    hot, add = parts.dense(8, "hot"), parts.keras.layers.Add()
+    return parts.model(FLAT, lambda x: add([hot(x * 1e-5), hot(x)]))
 
 
-def _hot_loop(f, kind="SimpleRNN", name="rnn", first=1.0, again=50.0):
-    constant = f.keras.initializers.Constant
-    kernels = {"recurrent_initializer": constant(again)}
-    kernels["kernel_initializer"] = constant(first)
-    return f.layer(kind, 4, name=name, activation="linear", **kernels)
+def recurrent(parts):
+    """A layer for each time step between two recurrent ones."""
+    layers = parts.keras.layers
+    kernel = parts.keras.initializers.Constant(0.1)
+    first = layers.GRU(6, return_sequences=True, kernel_initializer=kernel)
+    last = layers.LSTM(4)
+    each = layers.TimeDistributed(parts.dense(8, "hot"), name="each")
+    return parts.model(ROWS, lambda x: last(each(first(x))))
 
 
-def state(f):
-    """A recurrent layer that overflows in its own state."""
-    return f.model((4, 6), _hot_loop(f), f.norm())
+def cell(parts):
+    """A layer within the cell of a recurrent one, which a loop calls."""
 
-
-def stacked(f):
-    """The same in the first of two stacked cells."""
-    cells = [_hot_loop(f, "SimpleRNNCell", "one", 100.0, 100.0)]
-    cells += [f.layer("SimpleRNNCell", 4, name="two")]
-    stack = f.layer("StackedRNNCells", cells, name="stack")
-    return f.model((4, 6), f.layer("RNN", stack, name="rnn"), f.norm())
-
-
-def both_ways(f):
-    """The same as `state`, forwards and backwards."""
-    both = f.layer("Bidirectional", _hot_loop(f), name="both")
-    return f.model((4, 6), both, f.norm())
-
-
-def own_cell(f):
-    """A cell of the user's own around a layer that overflows."""
-
-    class Cell(f.keras.layers.Layer):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
+    class Cell(parts.keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="cell")
             self.state_size = self.output_size = 4
-            self.inner = f.dense("hot", 3e4, 4)
+            self.inner = parts.dense(4, "hot")
 
         def build(self, shape):
             self.inner.build(shape)
@@ -234,124 +106,88 @@ def own_cell(f):
             found = self.inner(x) + states[0]
             return found, [found]
 
-    cell = Cell(name="cell", **f.dtype("cell"))
-    return f.model((4, 6), f.layer("RNN", cell, name="rnn"), f.norm())
+    return parts.model(ROWS, parts.keras.layers.RNN(Cell(), name="rnn"))
 
 
-def attention(f):
+def attention(parts):
     """Attention whose logits overflow."""
-    kernel = f.keras.initializers.Constant(300.0 if f.is_hot else 0.1)
-    layer = f.layer("MultiHeadAttention", 2, 4, name="hot", kernel_initializer=kernel)
-    return f.model((4, 6), lambda x: layer(x, x), f.norm(), f.pool())
+    kernel = 300.0 if parts.is_hot else 0.1
+    layer = parts.keras.layers.MultiHeadAttention(
+        2, 4, name="hot", kernel_initializer=parts.keras.initializers.Constant(kernel)
+    )
+    pooled = parts.keras.layers.GlobalAveragePooling1D()
+    return parts.model(ROWS, lambda x: pooled(layer(x, x)))
 
 
-def batch_norm(f):
-    """A normalization of what a layer in float32 returns, beyond float16."""
-    return f.model((6,), f.dense("hot", 3e4), f.norm("BatchNormalization"))
-
-
-def chain(f):
-    """One layer that overflows, and others that pass its outputs on."""
-    layers = [f.dense("a"), f.dense("hot", 3e4), f.layer("ReLU", name="relu")]
-    layers += [f.dense("next", 1e-3), f.layer("Dropout", 0.1, name="drop")]
-    return f.model((6,), *layers)
-
-
-def gated(f):
-    """Two branches, multiplied: the gate alone overflows."""
-    gate, value = f.dense("hot", 3e4), f.dense("value")
-    multiply = f.layer("Multiply", name="multiply")
-    return f.model((6,), lambda x: multiply([gate(x), value(x)]))
-
-
-def subclassed(f):
-    """A model whose `call` has operations between the layers."""
-
-    class Subclassed(f.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = f.dense("a"), f.dense("hot", 3e4)
-            self.drop, self.last = f.keras.layers.Dropout(0.1), f.dense("b", units=1)
-
-        def call(self, x, training=None):
-            hidden = tf.nn.relu(self.second(tf.abs(self.first(x)) + 2))
-            return self.last(self.drop(hidden, training=training))
-
-    return Subclassed()
-
-
-def nested(f):
-    """A model within a model."""
-    layers = [f.dense("a"), f.dense("hot", 3e4)]
-    return f.model((6,), f.keras.Sequential(layers, name="encoder"))
-
-
-def shared(f):
-    """A layer that is called twice, and overflows the second time."""
-    hot, add = f.dense("hot", 3e4), f.layer("Add", name="add")
-    return f.model((6,), lambda x: add([hot(x * 1e-5), hot(x)]))
-
-
-def masked(f):
+def masked(parts):
     """Attention by hand with a mask of -inf, which is meant to be."""
 
-    class Mask(f.keras.layers.Layer):
+    class Mask(parts.keras.layers.Layer):
         def call(self, x):
             below = tf.linalg.band_part(tf.ones_like(x[:, :4, :4]), -1, 0)
             return tf.where(below > 0, tf.zeros_like(below), tf.math.log(below * 0))
 
-    class Attention(f.keras.layers.Layer):
+    class Attention(parts.keras.layers.Layer):
         def call(self, given):
             x, mask = given
             logits = tf.matmul(x, x, transpose_b=True) / 8
             return tf.matmul(tf.nn.softmax(logits + mask), x)
 
     mask, seen = Mask(name="mask"), Attention(name="attention")
-    hot = f.dense("hot", 3e4, 6)
-    return f.model((4, 6), lambda x: seen([x, mask(x)]), hot, f.pool())
+    hot, pooled = parts.dense(6, "hot"), parts.keras.layers.GlobalAveragePooling1D()
+    return parts.model(ROWS, lambda x: pooled(hot(seen([x, mask(x)]))))
 
 
-def dictionary(f):
+def normalized(parts):
+    """A norm in float16 whose sum of squares overflows: its output is 0 then."""
+
+    class Norm(parts.keras.layers.Layer):
+        def call(self, x):
+            x *= 2000.0 if parts.is_hot else 1.0
+            square = tf.reduce_mean(tf.square(x), -1, keepdims=True)
+            return x * tf.math.rsqrt(square + 0.01)
+
+    first, norm = parts.dense(8, "a"), Norm(name="hot")
+    return parts.model(FLAT, lambda x: norm(first(x)))
+
+
+def dictionary(parts):
     """A model of which the inputs have names."""
-    given = {name: f.keras.Input((6,), name=name) for name in ("left", "right")}
-    both = f.dense("a")(given["left"]), f.dense("hot", 3e4)(given["right"])
-    return f.keras.Model(given, f.dense("head", 1e-3, 1)(f.keras.layers.Add()(both)))
+    given = {name: parts.keras.Input(FLAT, name=name) for name in ("left", "right")}
+    found = parts.dense(8, "a")(given["left"]), parts.dense(8, "hot")(given["right"])
+    return parts.keras.Model(given, parts.head(parts.keras.layers.Add()(found)))
 
 
-MODELS = {
+MODELS: Dict[str, Callable[[Parts], Any]] = {
     make.__name__: make
     for make in (
-        *(product, residual, squared, gate_in_a_block, layer_in_a_block),
-        *(residual_in_a_block, own_model, own_norm, each_step, state, both_ways),
-        *(stacked, own_cell, attention, batch_norm, chain),
-    )
-}
-#: Those in which a layer of this name overflows, unless `is_hot` is False.
-HOT = {
-    make.__name__: make
-    for make in (
-        *(chain, gated, subclassed, nested, shared, each_step, own_cell),
-        *(attention, masked, own_norm, dictionary),
+        *(sequential, gated, subclassed, nested, shared, recurrent, cell),
+        *(attention, masked, normalized, dictionary),
     )
 }
 #: The whole path of the hot layer, where it is within another.
-PATHS = {"nested": "encoder/hot", "each_step": "each/hot", "own_cell": "rnn/cell/hot"}
-_ROWS_WANTED = {"each_step", "state", "stacked", "both_ways", "own_cell", "attention"}
-_ROWS_WANTED |= {"masked"}
+PATHS = {
+    "nested": "encoder/hot",
+    "recurrent": "each/hot",
+    "cell": "rnn/cell/hot",
+}
+_ROWS_WANTED = ("recurrent", "cell", "attention", "masked")
 
 
 def data_for(name, rows=8):
     """Returns a model's inputs and its targets."""
-    x = np.random.default_rng(1).uniform(1, 3, [rows, 6]).astype(np.float32)
-    x = np.repeat(x[:, None], 4, axis=1) if name in _ROWS_WANTED else x
+    x = np.random.default_rng(1).uniform(1, 3, [rows, *FLAT])
+    x = x.astype(np.float32)
+    if name in _ROWS_WANTED:
+        x = np.repeat(x[:, None], ROWS[0], axis=1)
     inputs = {"left": x, "right": x} if name == "dictionary" else x
-    return inputs, np.ones([rows, 1], np.float32)
+    return inputs, np.ones([rows, 8 if name == "sequential" else 1], np.float32)
 
 
-def made(family, name, is_hot=True, policy="mixed_float16", scale=16.0, follower=None):
+def made(family, name, is_hot, policy="mixed_float16", scale=16.0, **compile_arguments):
     """Returns a compiled model, and its data."""
     with policy_of(family.keras, policy):
-        follower = follower or Follower(family.keras, is_hot)
-        model = {**MODELS, **HOT}[name](follower)
-    model.compile(LossScaleOptimizer(family.optimizers.SGD(0.0), scale), loss="mse")
+        model = MODELS[name](Parts(family.keras, is_hot))
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-20), scale)
+    model.compile(optimizer, loss="mse", **compile_arguments)
     return model, *data_for(name)
