@@ -83,8 +83,7 @@ BETWEEN = (
 #: Where Keras 3 begins: what reads what it has of its own, too.
 KERAS_3 = (
     *BETWEEN,
-    *("tests/monitor/test_callback.py", "tests/ranges/test_model_state.py"),
-    "tests/ranges/test_measuring.py",
+    *("tests/monitor/test_callback.py", "tests/ranges"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in ("composition", "keras_arguments", "keras_calls", "keras_state")
