@@ -116,7 +116,8 @@ class LossScaleMonitor(_Callback):
       TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
         a `LossScaleOptimizer` of this package.
       ValueError: An argument is out of range; in `fit`, `record` is given but several
-        steps run at once, or there are several optimizers.
+        steps run at once, or there are several optimizers; or `record` or
+        `check_underflow` is given with a loss scale that checks nothing.
       RuntimeError: `fit` runs in a `tf.compat.v1` graph.
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """

@@ -130,7 +130,9 @@ class LossScaleOptimizer:
       ValueError: A loss scale optimizer wraps `inner_optimizer` already; an argument is
         out of range; the strategy is a TPUStrategy; or `communication_dtype` is given
         and the inner optimizer sums gradients in its own way or accumulates them
-        (Keras 3), or the strategy is a ParameterServerStrategy.
+        (Keras 3), the strategy is a ParameterServerStrategy, or a `FixedLossScale`
+        checks no sum in float16. Also if the inner optimizer clips gradients that it
+        computes itself, or has a `loss_scale_factor`.
 
     Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
     2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
