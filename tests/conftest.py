@@ -26,15 +26,15 @@ def pytest_collection_modifyitems(config, items):
         kinds.setdefault(function_of(item), set()).add(_family(item))
     turns = {item: _turn(item, kinds[function_of(item)]) for item in items}
     of_keras2 = [item for item in items if turns[item] == 0]
-    either = {item for item in of_keras2 if _has(item, "either_keras2")}
+    quick_of_keras2 = [item for item in of_keras2 if not _has(item, "slow")]
     elsewhere = {item for item in items if turns[item] == 1}
-    elsewhere |= {item for item in either if not _has(item, "slow")}
+    elsewhere |= {i for i in quick_of_keras2 if _has(i, "either_keras2")}
     elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(of_keras2)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
     slow = {*left_over(item for item in items if turns[item] is None)}
-    here = {i for i in items if turns[i] == 0 or _has(i, "slow_on_the_newest")}
-    here -= {*slow, *either, *(item for item in here if _has(item, "slow"))}
+    quick = [item for item in items if item not in slow and not _has(item, "slow")]
+    here = {i for i in quick if turns[i] == 0 or _has(i, "slow_on_the_newest")}
     for item in here:
         item.add_marker(pytest.mark.quick_elsewhere)
     for item in slow | (here if IS_NEWEST else set()):

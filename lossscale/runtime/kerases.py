@@ -271,8 +271,8 @@ def state_of(model: Any) -> List[Variable]:
     found = list(model.non_trainable_variables)
     for layer in layers_of(model):
         # Keras does not count a layer's `tf.random.Generator` among its variables. That
-        # of Keras 2's layers is in an object of their own.
-        for holder in (layer, *vars(layer).values()):
+        # of Keras 2's layers is in an object of their own, which is not public.
+        for holder in (layer, getattr(layer, "_random_generator", None)):
             held = getattr(holder, "__dict__", {}).values()
             drawn = [each for each in held if isinstance(each, tf.random.Generator)]
             found += [each.state for each in drawn]
