@@ -54,23 +54,20 @@ class Version(NamedTuple):
 #: What can differ where the same TensorFlow and Kerases are only arranged otherwise:
 #: how a Keras is found, and what is looked up by its names. "newest-tf_keras" runs all.
 ARRANGED = (
-    *("tests/runtime", "tests/monitor", "tests/test_public_api.py"),
-    *("tests/test_pages.py", "tests/test_examples.py", "tests/test_peer_defects.py"),
+    *("tests/runtime", "tests/monitor/test_callback.py"),
+    *("tests/test_public_api.py", "tests/test_examples.py"),
+    "tests/test_peer_defects.py",
     *(
         f"tests/optimizer/test_{name}.py"
-        for name in (
-            *("composition", "fit", "forwarding", "golden"),
-            *("keras_arguments", "persistence"),
-        )
+        for name in ("fit", "forwarding", "golden", "keras_arguments", "persistence")
     ),
 )
 
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    "tests/runtime",
-    "tests/blocks/test_layers.py",
-    *("tests/test_pages.py", "tests/test_peer_defects.py", "tests/test_public_api.py"),
+    *("tests/runtime", "tests/test_pages.py", "tests/test_peer_defects.py"),
+    "tests/test_public_api.py",
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (
@@ -80,21 +77,15 @@ BETWEEN = (
     ),
 )
 
-#: Where Keras 3 begins: what reads what it has of its own, too.
-KERAS_3 = (
+#: Where Keras 2 ends and Keras 3 begins: also what reads what only one of them has.
+KERAS = (
     *BETWEEN,
-    *("tests/monitor/test_callback.py", "tests/ranges"),
+    *("tests/blocks/test_layers.py", "tests/monitor/test_callback.py"),
+    *("tests/ranges", "tests/test_examples.py"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in ("composition", "keras_arguments", "keras_calls", "keras_state")
     ),
-)
-
-#: Where Keras 2 ends: all that reads a Keras.
-KERAS_2 = (
-    *("tests/blocks", "tests/monitor", "tests/optimizer", "tests/ranges"),
-    *("tests/runtime", "tests/test_examples.py", "tests/test_pages.py"),
-    *("tests/test_peer_defects.py", "tests/test_public_api.py"),
 )
 
 # The names are also the rows of the table in docs/reliability.md. NumPy 2 came after
@@ -107,8 +98,8 @@ MATRIX = {
     "2.10": Version("3.10", ["tensorflow-cpu==2.10.*", "numpy<2"], tests=BETWEEN),
     "2.11": Version("3.10", ["tensorflow-cpu==2.11.*", "numpy<2"], tests=BETWEEN),
     "2.13": Version("3.10", ["tensorflow-cpu==2.13.*", "numpy<2"], tests=BETWEEN),
-    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], tests=KERAS_2),
-    "2.16": Version("3.12", ["tensorflow-cpu==2.16.*", "keras==3.3.*"], tests=KERAS_3),
+    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], tests=KERAS),
+    "2.16": Version("3.12", ["tensorflow-cpu==2.16.*", "keras==3.3.*"], tests=KERAS),
     "2.18": Version(
         "3.12", ["tensorflow-cpu==2.18.*", "keras==3.6.*"], {}, True, BETWEEN
     ),

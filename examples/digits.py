@@ -108,8 +108,8 @@ def make_loss_scale():
     """Returns the loss scale of the main run, which has only 440 steps.
 
     So the scale grows after 10 finite steps in a row. The default, 2,000, suits runs of
-    many thousand steps: in this one the scale would stay at 2**15, and the first half
-    of the picture would show nothing.
+    many thousands of steps: in this one the scale would stay at 2**15, and the first
+    half of the picture would show nothing.
     """
     return lossscale.DynamicLossScale(initial_loss_scale=2.0**15, increment_period=10)
 
@@ -281,7 +281,7 @@ def main():
     print(
         f"\nThe picture is {output}\nIts loss scale doubles every 10 good steps, since "
         f"the run has only {len(run.loss_scale)}.\nThe default is 2,000, for runs of "
-        f"many thousand. It all took {time.time() - started:.0f} seconds."
+        f"many thousands of steps. It all took {time.time() - started:.0f} seconds."
     )
 
 

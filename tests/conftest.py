@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from combinations import beyond_pairs, function_of, left_over
 from installed import families, make_strategy
-from limits import IS_NEWEST
+from limits import IS_NEWEST, TENSORFLOW
 
 from lossscale.runtime import callbacks
 
 _STRATEGY = []
 _FAMILIES = [family.name for family in families()]
+#: Where a test takes the kind of Keras 2's optimizers that it does not take elsewhere.
+OTHER_KIND = [(2, 11), (2, 15)]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
@@ -28,7 +30,8 @@ def pytest_collection_modifyitems(config, items):
     of_keras2 = [item for item in items if turns[item] == 0]
     quick_of_keras2 = [item for item in of_keras2 if not _has(item, "slow")]
     elsewhere = {item for item in items if turns[item] == 1}
-    elsewhere |= {i for i in quick_of_keras2 if _has(i, "either_keras2")}
+    if "keras3" in _FAMILIES:
+        elsewhere |= {i for i in quick_of_keras2 if _has(i, "either_keras2")}
     elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(of_keras2)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
@@ -91,19 +94,21 @@ def _family(item):
 def _turn(item, kinds):
     """Returns 0 for Keras 2's kind of optimizers that a test takes, 1 for the other.
 
-    None: it is of none, or they are as any: without Keras 3, up to TensorFlow 2.15, and
-    in a slow test. Beside Keras 3 other tests take the first kind only, of those that
-    the test has (`kinds`). That is slow on the newest version. Where nothing asks for
-    the kind (`either_keras2`), a quick test takes none, and a slow one the first.
+    None: it is of none, or they are as any: where Keras 2 has one kind, and in a slow
+    test. Other tests take one kind, of those that the test has (`kinds`): not the same
+    on all versions. Beside Keras 3 that is slow on the newest one, and where nothing
+    asks for the kind (`either_keras2`), a quick test takes none, and a slow one the
+    first.
     """
-    names, family = _FAMILIES, _family(item)
-    if names[0] != "keras3" or len(names) < 3 or family not in names[1:]:
+    names, family = [name for name in _FAMILIES if name != "keras3"], _family(item)
+    if len(names) < 2 or family not in names:
         return None
     is_slow = _has(item, "slow") and not _has(item, "either_keras2")
     if is_slow or _has(item, "every_combination"):
         return None
-    there = [name for name in names[1:] if name in kinds]
-    return int(family != there[zlib.crc32(function_of(item).encode()) % len(there)])
+    there = [name for name in names if name in kinds]
+    number = zlib.crc32(function_of(item).encode()) + (TENSORFLOW in OTHER_KIND)
+    return int(family != there[number % len(there)])
 
 
 @pytest.fixture(scope="session")
