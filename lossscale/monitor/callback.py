@@ -86,7 +86,8 @@ class LossScaleMonitor(_Callback):
     also reads and checks them every n steps.
 
     Args:
-      patience: How many skipped steps in a row trigger `on_stall`.
+      patience: How many skipped steps in a row trigger `on_stall`. Also the epochs
+        after which it warns of underflow.
       on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
         as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup,

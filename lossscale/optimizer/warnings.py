@@ -32,6 +32,6 @@ cannot see whether these gradients were divided by it. They are now divided by i
 your program divided them itself, that is once too often. Let one of these lines \
 divide them:
 
-    grads = optimizer.get_unscaled_gradients(grads)
-    grads = optimizer.loss_scale.unscale(grads)
+    grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
+    grads = optimizer.loss_scale.unscale(grads)            # only divides
 """

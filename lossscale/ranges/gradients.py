@@ -32,8 +32,8 @@ class GradientRanges(Ranges):
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'
         outputs. Only those with a gradient have a row.
-      counts: A dict: significand of the loss scale -> `int64` array of shape
-        `[rows, lossscale.ranges.exponents.BINS]`.
+      counts: A dict: significand of the loss scale (1.0 for a power of two) -> `int64`
+        array of shape `[rows, lossscale.ranges.exponents.BINS]`.
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale of this report.
       batches: How many batches were counted.

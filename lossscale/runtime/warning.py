@@ -12,7 +12,7 @@ _OF_AUTOGRAPH = "__autograph_generated_file"
 
 
 class LossScaleWarning(UserWarning):
-    """There is a loss scale, but it does not do its work."""
+    """The category of all warnings of this package. The text says what to change."""
 
 
 def warn(message: str) -> None:

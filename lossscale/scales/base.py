@@ -201,7 +201,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
         """Returns a new loss scale, given what `get_config` of another one returned.
 
-        It begins in its initial state: only a checkpoint holds the state.
+        It begins in its initial state: a config does not hold the state.
         """
         return cls(**config)
 

@@ -18,7 +18,7 @@ from lossscale.scales.fixed import FixedLossScale
 
 
 class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
-    """Holds a loss scale, and updates it by whether a step's gradients were finite.
+    """Holds a loss scale; after each step it is told if the gradients were finite.
 
     It is for code that comes from TensorFlow 1; new code should subclass `LossScale`.
     Keep the state in `tf.Variable`s that are attributes, so that checkpoints hold it.

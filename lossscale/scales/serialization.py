@@ -72,13 +72,15 @@ def serialize(loss_scale: LossScale) -> Dict[str, Any]:
     """Returns a config that JSON can hold, and `deserialize` turns into a loss scale.
 
     Args:
-      loss_scale: A `LossScale`. Its state is in checkpoints only.
+      loss_scale: A `LossScale`. The config holds its arguments, not its state.
 
     Returns:
       `{"class_name": ..., "config": ...}`.
 
     Raises:
       TypeError: `loss_scale` is not a `LossScale`.
+      NotImplementedError: It is of a `LossScaleManager` of your own, or has no config
+        for another reason.
     """
     if not isinstance(loss_scale, LossScale):
         raise TypeError(f"`loss_scale` must be a LossScale, got {shown(loss_scale)}.")
