@@ -160,6 +160,10 @@ def test_gradients_of_each_example_are_clipped(family, mode):
             step(tf.constant(examples))
             expected -= examples[0] + examples[1] / 5.0
             np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5)
+        # An infinity over an infinite norm is NaN, which the step sees.
+        step(tf.constant(examples * [[1.0, 1.0, 1.0], [INF, 1.0, 1.0]], tf.float32))
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5)
+    assert int(loss_scale.skipped_steps) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
