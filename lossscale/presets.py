@@ -8,7 +8,7 @@ name:
 >>> float(loss_scale), loss_scale.increment_period
 (65536.0, 100)
 
-`PRESETS` is the table. Each entry names its source, and says how it differs from it:
+`PRESETS` is the table. Each entry names its source, and how the preset differs:
 
 >>> print(PRESETS["flax"].source)
 flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale

@@ -182,7 +182,6 @@ class Watched:
         self._patience = patience
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
-        self._skipped_before: Optional[int] = None
         self._told_of_underflow = self._told_of_spike = False
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
@@ -191,6 +190,7 @@ class Watched:
         """Begins, or begins again. Then it reports a stall that goes on once more."""
         self.start = self.last = self._judged = reading
         self._lowest = self._highest = reading.loss_scale
+        self._skipped_before = reading.skipped
         self._told: Optional[int] = None
 
     def see(self, reading: Reading) -> None:
@@ -267,7 +267,7 @@ class Watched:
         now, before = self.last, self._skipped_before
         self._skipped_before = now.skipped
         is_near = now.headroom is not None and now.headroom <= FAR_BELOW
-        if before not in (None, now.skipped) or is_near:
+        if now.skipped != before or is_near:
             self._epochs, self._least = 0, math.inf
         elif now.headroom is not None:
             self._epochs += 1

@@ -285,8 +285,9 @@ class LossScaleOptimizer:
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step.
 
-        It covers all replicas of this process, before you clipped, and with
-        `communication_dtype` the sum. It reads the device: call it between steps.
+        It looks at all replicas of this process, before clipping; with
+        `communication_dtype`, also at the sum. It reads the device: call it between
+        steps.
 
         Returns:
           A list of `NonfiniteGradient`. It is empty if no step was skipped, if a loss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from lossscale.ranges.magnitudes import floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
+from lossscale.runtime.warning import warn
 
 #: By a layer's path and the row's name: counts of shape `[BINS]`, and the largest
 #: finite magnitude.
@@ -37,8 +37,9 @@ are not normalized."""
 class ForwardRanges(Ranges):
     """What float16 would do to the outputs of a model's layers, and to their inputs.
 
-    Shares are of the values that are finite and not zero in float32; NaN if there are
-    none. All arrays have shape `[rows]`, in the order of `names`: from the input to the
+    `flushed`, `subnormal` and `overflowing` are shares of the values that are finite
+    and not zero in float32, NaN if there are no such values. All arrays but `counts`
+    and `histogram` have shape `[rows]`, in the order of `names`: from the input to the
     output.
 
     Attributes:
@@ -54,8 +55,8 @@ class ForwardRanges(Ranges):
       classes: The class names of the layers in `need_float32`.
       need_cast: The paths of operations, and of layers with operations of their own in
         `call`, whose inputs must be cast to float32, since no dtype reaches them.
-      is_inside_known: Whether layers could run in float16. They cannot if a model of
-        Keras 2 is all in float32: then `inside` is empty.
+      is_inside_known: Whether `inside` could be found: for that, layers run in float16,
+        which those of a model of Keras 2 that is all in float32 cannot.
     """
 
     names: Tuple[str, ...]
@@ -248,10 +249,9 @@ class _Counter:
             found = overflows_in(_Float16Pass(first, Advice(self._keras)))
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
-            warnings.warn(
+            warn(
                 "The model could not run in float16, so overflows inside its layers "
-                f"are unknown: {error!s:.300}",
-                stacklevel=4,
+                f"are unknown: {error!s:.300}"
             )
         known = {call.path for call in outside}
         for fault in found:

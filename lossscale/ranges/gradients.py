@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.kerases import layers_of
+from lossscale.runtime.warning import warn
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -178,8 +178,8 @@ def gradient_ranges(
     Computes the gradients of some batches in float32, under any policy of the model, as
     training would: `training=True`, the compiled loss, regularization. It runs your
     model itself, whose layers use float32 meanwhile, and leaves weights, moving
-    statistics, metrics, policies and random streams as they were. It does not touch the
-    optimizer. (It creates missing weights.) It does not run a custom `train_step`.
+    statistics, metrics, policies and random streams as they were. It creates weights
+    that are missing, does not touch the optimizer, and runs no custom `train_step`.
     Memory does not grow with the number of batches.
 
     An embedding's gradient has only the rows that a batch uses: only these are counted.
@@ -296,10 +296,9 @@ def gradient_ranges(
             total = total + counts.numpy().astype(np.int64)
             largest = np.maximum(largest, most.numpy())
     if in_16_bits:
-        warnings.warn(
+        warn(
             "These operations compute gradients in 16 bits under any policy of the "
-            f"model, so part of the report is not about float32: {in_16_bits[:3]}.",
-            stacklevel=2,
+            f"model, so part of the report is not about float32: {in_16_bits[:3]}."
         )
     block_of = _blocks_of(model)
     return GradientRanges(

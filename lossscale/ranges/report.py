@@ -117,7 +117,7 @@ class Ranges(abc.ABC):
         "zeros", "The share of all values that are zero in float32 already.", "values"
     )
     flushed = _share_of(
-        "flushed", "The share that float16 rounds to zero: at most 2**-25 when scaled."
+        "flushed", "The share of values that become zero in float16: up to 2**-25."
     )
     subnormal = _share_of(
         "subnormal",

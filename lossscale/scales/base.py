@@ -382,7 +382,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
-        """Like `scale`, but multiplies by what this object returned when called."""
+        """Like `scale`, but multiplies by `loss_scale`, a value taken from this before.
+
+        That is what `loss_scale()` returned: the loss and a metric can have the same.
+        """
         self.has_scaled = True
         if self._noted_by is not None:
             self._noted_by.note_read(loss_scale)

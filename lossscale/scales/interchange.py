@@ -176,8 +176,8 @@ def import_state(
 def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     """Returns a loss scale's state in the form in which another system saves its own.
 
-    There the run goes on as it would have here, but with that system's floor. Pass to
-    its constructor what its state lacks, such as Megatron's `hysteresis`.
+    There the run goes on as it would have here, but with that system's floor. What the
+    saved state lacks, such as Megatron's `hysteresis`, goes to the constructor there.
 
     >>> state = export_state("keras3", DynamicLossScale(1024))
     >>> state

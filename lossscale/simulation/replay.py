@@ -159,7 +159,7 @@ def simulate(
       largest: A float array of shape `[steps]`: the greatest magnitude of each step's
         unscaled gradients, none of them negative or NaN. Without flags and limits, the
         limits are 65504 / largest. If flags or limits are given, only a loss scale
-        that looks at the gradients uses it. None: the file's `largest`, or 65504 / limit.
+        that looks at the gradients uses it. None: that of the file, or 65504 / limit.
 
     Returns:
       A `Simulation`.

@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.either_keras2, pytest.mark.slow_on_the_newest]
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
+#: How many steps were skipped before training begins.
+BEFORE = 3
 
 
 def tiny(family, optimizer, **compiled_by):
@@ -73,17 +75,19 @@ def test_headroom_of_a_reading():
         ([(15, -20)] * 5, 2),
         ([(15, -15)] * 5, None),  # not far enough
         ([(15, -20), (15, -20), (30, -20), (15, -20), (15, -20), (15, -20)], 5),
-        ([(15, -20), (15, -20, 3), (15, -20, 3), (15, -20, 3)], None),
-        ([(15, -20, 3)] * 3, 2),  # skipped before: not in these epochs
+        ([(15, -20), *[(15, -20, BEFORE + 1)] * 3], None),
+        ([(15, -20, BEFORE)] * 3, 2),
+        ([(15, -20, BEFORE + 1)] * 3, None),  # the first epoch skipped a step
+        ([(15, -20, BEFORE + 1)] * 4, 3),
         ([(15, -20), (15, None), (15, -20), (15, -20)], 3),
         ([(15, -20), (0, math.log2(65504)), (15, -20), (15, -20)], None),  # no room
     ],
 )
 def test_after_so_many_epochs_once(readings, told_at):
     watched, told = Watched(None, "", 3), []
-    watched.begin(reading(0, None))
-    for each in readings:
-        watched.see(reading(*each))
+    watched.begin(reading(0, None, BEFORE))
+    for log2_scale, log2_largest, *skipped in readings:
+        watched.see(reading(log2_scale, log2_largest, *skipped or [BEFORE]))
         told.append(watched.underflow() is not None)
     assert [i for i, each in enumerate(told) if each] == (
         [] if told_at is None else [told_at]
