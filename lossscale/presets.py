@@ -21,7 +21,7 @@ Three differences apply to all presets:
   ours is the smallest normal float32, so that the loss scale can never be 0. If the
   original grows to infinity, ours stops before.
 * Growth and backoff test `>=`, but most originals test `==`. If a restored counter is
-  beyond its period, ours grows at the next good step, and such an original never again.
+  beyond its period, ours grows at the next good step, and the original never does.
 * We compute the scale in float32. torch, DeepSpeed and apex compute in float64: the
   result is the same to the last bit for factors that float32 holds exactly, as all
   their defaults are.

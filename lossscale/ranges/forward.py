@@ -55,8 +55,8 @@ class ForwardRanges(Ranges):
       classes: The class names of the layers in `need_float32`.
       need_cast: The paths of operations, and of layers with operations of their own in
         `call`, whose inputs must be cast to float32, since no dtype reaches them.
-      is_inside_known: Whether `inside` could be found: for that, layers run in float16,
-        which those of a model of Keras 2 that is all in float32 cannot.
+      is_inside_known: Whether `inside` could be found. It could not in a Keras 2 model
+        that is all in float32: its layers cannot run in float16, which this needs.
     """
 
     names: Tuple[str, ...]

@@ -32,8 +32,9 @@ class GradientRanges(Ranges):
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'
         outputs. Only those with a gradient have a row.
-      counts: A dict: significand of the loss scale (1.0 for a power of two) -> `int64`
-        array of shape `[rows, lossscale.ranges.exponents.BINS]`.
+      counts: A dict of one or two `int64` arrays of shape
+        `[rows, lossscale.ranges.exponents.BINS]`. Key 1.0 is for loss scales that are
+        powers of two. If the given one is not, its significand is the second key.
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale of this report.
       batches: How many batches were counted.

@@ -101,8 +101,9 @@ class DynamicLossScale(LossScale):
         this many steps. Bad steps are still skipped and counted. None: no cooldown.
       overflow_tolerance: A share, from 0 to 1. An overflow leaves the scale as it is
         while `window_bad_steps / window_steps`, this step included, is below this
-        share. Such steps are still skipped. None: no overflow is tolerated, as with
-        0. fairseq's default is 0 since version 0.12, and was 0.05 before.
+        share. Such steps are still skipped. As in fairseq, growth resets only
+        `window_steps`. None: no overflow is tolerated, as with 0. fairseq's default is
+        0 since version 0.12, and was 0.05 before.
 
     Attributes:
       current_loss_scale: `float32` variable of shape `[]`.

@@ -51,9 +51,9 @@ class LogNormalLossScale(LossScale):
 
     OpenSeq2Seq differs in four points:
 
-    1. On a bad step it takes `x = 2**log2_max`, so that one overflow holds its scale at
-       the floor for hundreds of steps. Here `x` is one doubling above the largest
-       gradient that the scale allowed.
+    1. On a bad step it takes `x = 2**log2_max` (not its logarithm), so that one
+       overflow holds its scale at the floor for hundreds of steps. Here `x` is one
+       doubling above the largest gradient that the scale allowed.
     2. If all gradients are zero, its logarithm is infinite. Here nothing changes.
     3. It computes S with 16, whatever `log2_max` is.
     4. Its state is float32.
