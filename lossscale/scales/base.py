@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
-from lossscale.gradients.check import Check, all_finite, floating_values
+from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Flag, Grads, Op, Results, Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import group_ops, run_either
+from lossscale.runtime.control import group_ops
 from lossscale.runtime.warning import warn
 
 _Number = TypeVar("_Number")
@@ -295,9 +295,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def _adjust_checked(
         self, is_finite: Flag, largest: Optional[Scalar]
     ) -> Tuple[Op, Any]:
-        """Adjusts the loss scale to what `_checked` returned."""
+        """Adjusts the loss scale to a flag and a magnitude that need no check."""
         if not self.checks_gradients:
             return group_ops([]), True
+        if self.last_largest is None:
+            largest = None
+        if largest is not None:
+            largest = tf.where(is_finite, largest, float("inf"))
         should_apply, *decided = self._decide(is_finite, largest)
         run = self._adjust_once
         return replicas.merge_call(run, is_finite, largest, decided), should_apply
@@ -306,33 +310,29 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         self, is_finite: Flag, largest: Optional[Scalar], decided: List[Any]
     ) -> Op:
         """Runs the rule and counts the step, once for all replicas."""
-        is_finite = replicas.local_result(is_finite)
+        is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
         told, results = [], []
         if largest is not None:
             largest = replicas.local_result(largest)
             results.append(self.last_largest.assign(largest, read_value=False))
             told += [largest] if self.needs_largest else []
         told += map(replicas.local_result, decided)
-
-        def after(flag: bool) -> Results:
-            done = [self._adjust(tf.constant(flag), *told)]  # it may read the counters
-            in_a_row = self.consecutive_skipped_steps
-            done.append(self.last_step_finite.assign(flag, read_value=False))
-            if flag:
-                return [*done, in_a_row.assign(0, read_value=False)]
-            done.append(self.skipped_steps.assign_add(1, read_value=False))
-            return [*done, in_a_row.assign_add(1, read_value=False)]
-
-        # A rule that knows the flag while a graph is built computes only one side.
-        results.append(
-            run_either(is_finite, lambda: after(True), lambda: after(False), True)
-        )
+        results.append(self._adjust(is_finite, *told))  # it may read the counters
+        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
+        in_a_row = tf.where(is_finite, zero, in_a_row)
+        bad = tf.where(is_finite, zero, one)
+        results += [
+            self.skipped_steps.assign_add(bad, read_value=False),
+            self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
+            self.last_step_finite.assign(is_finite, read_value=False),
+        ]
         return group_ops(results)
 
     def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
         """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
 
-        The magnitude is finite on a good step only. It is None if it is not kept.
+        The magnitude is meaningless on a bad step. It is None if it is not kept.
         """
         is_finite = _one_element("is_finite", is_finite, "a bool")
         if self.needs_largest and largest is None:
@@ -352,8 +352,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
                 f"finite, got {shown(given)}. If they were not, pass is_finite=False."
             )
         is_finite = tf.logical_and(is_finite, is_magnitude)
-        magnitude = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
-        return is_finite, tf.where(is_finite, magnitude, float("inf"))
+        return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
 
     def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
         """Returns whether to apply the step, and further arguments for `_adjust`."""
@@ -540,39 +539,6 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     return tf.where(is_number, tf.maximum(current, floor), initial)
 
 
-def adjusts_by_itself(loss_scale: LossScale) -> bool:
-    """Tells whether no subclass overrides how it is adjusted, but for the rule."""
-    kind = type(loss_scale)
-    return kind.update is LossScale.update and kind.adjust is LossScale.adjust
-
-
-def adjust_and_run(
-    loss_scale: LossScale,
-    check: Check,
-    apply: Callable[[], Results],
-    skip: Callable[[], Results],
-) -> Results:
-    """In a graph, adjusts a loss scale that `adjusts_by_itself`, and applies or skips.
-
-    Each branch adjusts it, so that it holds one side of the rule only. `skip` runs
-    after that.
-    """
-    is_finite = check.exact()
-    largest = _kept(loss_scale, is_finite, check.largest)
-    should_apply, *decided = loss_scale._decide(is_finite, largest)
-
-    def adjust_and_apply() -> Results:
-        return [loss_scale._adjust_once(True, largest, decided), apply()]
-
-    def adjust_and_skip() -> Results:
-        flag = is_finite if loss_scale.skips_spikes else False
-        update_op = loss_scale._adjust_once(flag, largest, decided)
-        with tf.control_dependencies([update_op]):
-            return [update_op, skip()]
-
-    return run_either(should_apply, adjust_and_apply, adjust_and_skip)
-
-
 def adjust_known(
     loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
 ) -> Tuple[Op, Any]:
@@ -581,16 +547,7 @@ def adjust_known(
         # A subclass's `adjust` may take the flag alone.
         known = [] if largest is None else [largest]
         return tuple(loss_scale.adjust(is_finite, *known))
-    return loss_scale._adjust_checked(is_finite, _kept(loss_scale, is_finite, largest))
-
-
-def _kept(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> Optional[Scalar]:
-    """Returns the magnitude of a step as it is kept, None if it is not."""
-    if loss_scale.last_largest is None or largest is None:
-        return None
-    return tf.where(is_finite, largest, float("inf"))
+    return loss_scale._adjust_checked(is_finite, largest)
 
 
 def unguarded(loss_scale: LossScale) -> Any:
