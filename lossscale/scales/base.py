@@ -7,7 +7,7 @@ import functools
 import inspect
 import numbers
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
@@ -20,8 +20,6 @@ from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops
 from lossscale.runtime.warning import warn
-
-_Number = TypeVar("_Number")
 
 
 class Listener(Protocol):
@@ -419,12 +417,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """Returns the number for display. Compute nothing with it."""
         return float(self._value())
 
-    def _read_as_number(self, as_type: Callable[[Any], _Number]) -> _Number:
-        number = as_type(self._value())
-        if self._noted_by is not None:
-            self._noted_by.note_float()
-        return number
-
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
@@ -450,21 +442,24 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def numpy(self) -> Any:
         """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
-        return self._read_as_number(lambda tensor: tensor.numpy())
+        number = self._value().numpy()
+        if self._noted_by is not None:
+            self._noted_by.note_float()
+        return number
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
         # Not `__array__`: tf.function would take an argument that has it for an array,
         # and make a constant of it.
-        number = np.array(float(self), np.float32)
-        data, kind = number.tobytes(), number.dtype.str
+        number = self.numpy()
+        kind, data = number.dtype.str, number.tobytes()
         return {"version": 3, "shape": (), "typestr": kind, "data": data}
 
     def __float__(self) -> float:
-        return self._read_as_number(float)
+        return float(self.numpy())
 
     def __int__(self) -> int:
-        return self._read_as_number(int)
+        return int(self.numpy())
 
     __trunc__ = __int__
 
