@@ -315,8 +315,7 @@ def gradient_ranges(
 
 def _build(model: Any, x: Any) -> None:
     """Creates missing weights, under the model's own policy, which sets their dtype."""
-    if not model.built or not model.trainable_variables:
-        model(x, training=False)
+    inputs.build(model, x)
     if not model.trainable_variables:
         raise ValueError("`model` must have trainable weights, got none.")
     for variable in model.trainable_variables:
