@@ -57,10 +57,7 @@ class _Operator:
 
 def _compared(loss_scale: LossScale) -> Tensor:
     """Returns a loss scale as a tensor to compare. That does not count as a read."""
-    was_read = loss_scale.has_been_read
-    tensor = tf.convert_to_tensor(loss_scale)
-    loss_scale.has_been_read = was_read
-    return tensor
+    return tf.convert_to_tensor(loss_scale._value())
 
 
 def _is_number(other: object) -> bool:
@@ -580,10 +577,7 @@ def _to_tensor(
 ) -> Tensor:
     """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
     del as_ref  # TensorFlow passes it
-    current = tf.identity(value._value(), name)
-    value.has_been_read = True
-    if value._noted_by is not None:
-        value._noted_by.note_read(current)
+    current = tf.convert_to_tensor(value(), name=name)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")
