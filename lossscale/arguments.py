@@ -62,7 +62,7 @@ class Declared:
 
 def or_none(check: Check, **kwargs: Any) -> Check:
     """Returns a check that also takes None, and passes `kwargs` to `check`."""
-    return lambda name, value: optional(check, name, value, **kwargs)
+    return lambda name, value: None if value is None else check(name, value, **kwargs)
 
 
 def shown(value: Any) -> str:
@@ -216,11 +216,6 @@ def writable_path(name: str, value: Any) -> str:
             f"`{name}` must be in a folder that exists, got {found!r}. Create {folder}."
         )
     return found
-
-
-def optional(check: Callable[..., Any], name: str, value: Any, **kwargs: Any) -> Any:
-    """Returns None if `value` is None, otherwise the result of `check`."""
-    return None if value is None else check(name, value, **kwargs)
 
 
 def ordered(given: Mapping[str, Any], low_name: str, high_name: str) -> None:

@@ -228,23 +228,15 @@ def enable_mixed_precision_graph_rewrite(
       A `MixedPrecisionLossScaleOptimizer` around `opt`.
 
     Raises:
-      NotImplementedError: This version of TensorFlow has no such rewrite.
       TypeError: An argument has the wrong type.
       ValueError: `loss_scale` is out of range, or Keras's mixed precision is on, too.
 
     Source: TensorFlow 2.21 `python/training/experimental/mixed_precision.py`.
     """
     _check_optimizer(opt)
-    theirs = getattr(tf.compat.v1, "mixed_precision", None)
-    enable = getattr(theirs, "enable_mixed_precision_graph_rewrite", None)
-    if enable is None:
-        raise NotImplementedError(
-            f"TensorFlow {tf.version.VERSION} has no rewrite of graphs to float16. "
-            "Cast in the model, and wrap its optimizer in "
-            "lossscale.compat.v1.LossScaleOptimizer."
-        )
     wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
-    enable(opt, 1.0)  # also creates a wrapper, without variables, which is dropped
+    # This also creates a wrapper, without variables, which is dropped.
+    tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite(opt, 1.0)
     return wrapper
 
 
@@ -256,9 +248,8 @@ def _check_optimizer(opt: Any) -> None:
             f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
             "optimizer use lossscale.LossScaleOptimizer."
         )
-    theirs = getattr(tf.compat.v1, "mixed_precision", None)
-    wrapper: Any = getattr(theirs, "MixedPrecisionLossScaleOptimizer", ())
-    if isinstance(opt, (LossScaleOptimizer, wrapper)):
+    theirs = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    if isinstance(opt, (LossScaleOptimizer, theirs)):
         raise TypeError(
             "`opt` must not be a LossScaleOptimizer itself, got "
             f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."

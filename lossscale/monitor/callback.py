@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
+from functools import partial
 from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from lossscale import arguments
+from lossscale.arguments import or_none
 from lossscale.monitor import watched
 from lossscale.monitor.activations import Activations
 from lossscale.monitor.watched import Watched
@@ -17,7 +18,16 @@ from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
 from lossscale.simulation.run_file import check_writable, save_run
 
-ON_STALL = ("warn", "raise", "stop")
+_ARGUMENTS = arguments.Declared(
+    patience=arguments.count,
+    on_stall=partial(arguments.choice, allowed=("warn", "raise", "stop")),
+    every=or_none(arguments.count),
+    record=or_none(check_writable),
+    verbose=partial(arguments.count, least=0),
+    check_underflow=arguments.boolean,
+    check_activations=arguments.boolean,
+    optimizers=or_none(watched.given_optimizers),
+)
 
 _SEVERAL_STEPS = """\
 `record` must be None if several steps run between two calls of on_train_batch_end, as \
@@ -138,18 +148,7 @@ class LossScaleMonitor(_Callback):
         check_activations: bool = False,
         optimizers: Any = None,
     ) -> None:
-        self.patience = arguments.count("patience", patience)
-        self.on_stall = arguments.choice("on_stall", on_stall, ON_STALL)
-        self.every = arguments.optional(arguments.count, "every", every)
-        self.record = arguments.optional(check_writable, "record", record)
-        self.verbose = arguments.count("verbose", verbose, least=0)
-        self.check_underflow = arguments.boolean("check_underflow", check_underflow)
-        self.check_activations = arguments.boolean(
-            "check_activations", check_activations
-        )
-        self.optimizers = arguments.optional(
-            watched.given_optimizers, "optimizers", optimizers
-        )
+        _ARGUMENTS.keep(self, locals())
         super().__init__()
         # Keras is faster if a callback overrides none of these.
         if self.every or self.record:
@@ -166,8 +165,8 @@ class LossScaleMonitor(_Callback):
         self._steps: List[Tuple[bool, float, Optional[float]]] = []
 
     def __repr__(self) -> str:
-        given = inspect.signature(LossScaleMonitor).parameters
-        listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+        given = _ARGUMENTS.config(self)
+        listed = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"{type(self).__name__}({listed})"
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -199,7 +199,7 @@ class LossScaleOptimizer:
         self._refuse_to_sum(inner_optimizer)
         ours = arguments.as_ours(given)
         name = ours["name"]
-        checks.optional(checks.text, "name", name, without=self._not_in_names)
+        checks.or_none(checks.text, without=self._not_in_names)("name", name)
         replicas.refuse_tpu()
         found = serialization.get(ours["loss_scale"])
         if found is None:

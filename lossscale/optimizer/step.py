@@ -20,7 +20,7 @@ from lossscale.optimizer.sharing import adjust_together
 from lossscale.runtime import callbacks, mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor, Variable
 from lossscale.runtime.control import group_ops, run_either
-from lossscale.scales.base import LossScale, adjust_and_run, adjusts_by_itself
+from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
 
 
@@ -32,7 +32,7 @@ class Step:
       bundle = unscale(bundle)                # one replica: later, where it applies
       bundle, contribution = check(bundle)    # on each replica
       agreed = reduce(contributions)          # from here on for all replicas at once
-      should_apply = adjust(agreed)           # in a graph: within the branches below
+      should_apply = adjust(agreed)
       if should_apply: apply(bundle)   else: skip(bundle)
     ```
 
@@ -96,8 +96,6 @@ class Step:
                 lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
                 lambda: self.skip(bundle, agreed),
             )
-            if adjusts_by_itself(self._loss_scale) and not self._pending.is_shared:
-                return group_ops(adjust_and_run(self._loss_scale, agreed, *branches))
             update_op, should_apply = self.adjust(agreed, bundle)
             return group_ops([run_either(should_apply, *branches), update_op])
 

@@ -246,37 +246,38 @@ def gradient_ranges(
             loss = loss_of(x, y, model(x, training=True), sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        variables = model.trainable_variables
-        returned: Dict[int, Tuple[Any, Any]] = {}
+        # Of each gradient: the key and the name of its row, and its tensor.
+        rows: List[Tuple[int, str, Any]] = [
+            (id(each), _path_of(model, each), kerases.tensor_of(each))
+            for each in model.trainable_variables
+        ]
+        returned: Dict[int, Tuple[int, str, Any]] = {}
         for call in watcher.calls:
             for each in call.outputs:
                 # A tensor in a loop, as in a recurrent layer, is of another graph.
                 if each.graph is graph:
-                    returned.setdefault(id(each), (call.layer, each))
-        outputs = list(returned.values())
-        tensors = [*map(kerases.tensor_of, variables), *(t for _, t in outputs)]
-        grads = tape.gradient(loss, tensors)
+                    name = f"output of {call.layer.name}"
+                    returned.setdefault(id(each), (id(call.layer), name, each))
+        rows += returned.values()
+        grads = tape.gradient(loss, [tensor for _, _, tensor in rows])
         in_16_bits.clear()
         in_16_bits.extend(
             op.name
             for op in graph.get_operations()[before:]
             if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
         )
-        keys = [id(each) for each in (*variables, *(layer for layer, _ in outputs))]
-        titles = [_path_of(model, each) for each in variables]
-        titles += [f"output of {layer.name}" for layer, _ in outputs]
+        names.clear()
         # A layer that is called twice has several gradients.
         parts: Dict[int, List[Any]] = {}
-        for key, grad in zip(keys, grads):
+        for (key, name, _), grad in zip(rows, grads):
             if grad is not None:
+                names[key] = name
                 parts.setdefault(key, []).append(tf.reshape(dense_part(grad), [-1]))
         if not parts:
             raise ValueError(
                 "`loss` must depend on the model's weights, got a loss without "
                 "gradients."
             )
-        names.clear()
-        names.update((key, name) for key, name in zip(keys, titles) if key in parts)
         values = [tf.concat(part, 0) for part in parts.values()]
         found = [
             [exponents.count(row, each) for row in values] for each in significands
@@ -314,8 +315,7 @@ def gradient_ranges(
 
 def _build(model: Any, x: Any) -> None:
     """Creates missing weights, under the model's own policy, which sets their dtype."""
-    if not model.built or not model.trainable_variables:
-        model(x, training=False)
+    inputs.build(model, x)
     if not model.trainable_variables:
         raise ValueError("`model` must have trainable weights, got none.")
     for variable in model.trainable_variables:

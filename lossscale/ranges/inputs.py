@@ -135,8 +135,8 @@ def first_batches(
     Raises a TypeError or ValueError unless `data`, which is `(x, y, sample_weight)` as
     the user passed them, and the other arguments are such as the public tools take.
     """
-    batches = arguments.optional(arguments.count, "batches", batches)
-    batch_size = arguments.optional(arguments.count, "batch_size", batch_size)
+    count = arguments.or_none(arguments.count)
+    batches, batch_size = count("batches", batches), count("batch_size", batch_size)
     found, length = _all_batches(data, batch_size)
     if length is None and batches is None:
         raise ValueError(

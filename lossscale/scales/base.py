@@ -7,21 +7,19 @@ import functools
 import inspect
 import numbers
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
 
 import numpy as np
 import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
-from lossscale.gradients.check import Check, all_finite, floating_values
+from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Flag, Grads, Op, Results, Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import group_ops, run_either
+from lossscale.runtime.control import group_ops
 from lossscale.runtime.warning import warn
-
-_Number = TypeVar("_Number")
 
 
 class Listener(Protocol):
@@ -59,10 +57,7 @@ class _Operator:
 
 def _compared(loss_scale: LossScale) -> Tensor:
     """Returns a loss scale as a tensor to compare. That does not count as a read."""
-    was_read = loss_scale.has_been_read
-    tensor = tf.convert_to_tensor(loss_scale)
-    loss_scale.has_been_read = was_read
-    return tensor
+    return tf.convert_to_tensor(loss_scale._value())
 
 
 def _is_number(other: object) -> bool:
@@ -295,9 +290,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def _adjust_checked(
         self, is_finite: Flag, largest: Optional[Scalar]
     ) -> Tuple[Op, Any]:
-        """Adjusts the loss scale to what `_checked` returned."""
+        """Adjusts the loss scale to a flag and a magnitude that need no check."""
         if not self.checks_gradients:
             return group_ops([]), True
+        if self.last_largest is None:
+            largest = None
+        if largest is not None:
+            largest = tf.where(is_finite, largest, float("inf"))
         should_apply, *decided = self._decide(is_finite, largest)
         run = self._adjust_once
         return replicas.merge_call(run, is_finite, largest, decided), should_apply
@@ -306,33 +305,29 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         self, is_finite: Flag, largest: Optional[Scalar], decided: List[Any]
     ) -> Op:
         """Runs the rule and counts the step, once for all replicas."""
-        is_finite = replicas.local_result(is_finite)
+        is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
         told, results = [], []
         if largest is not None:
             largest = replicas.local_result(largest)
             results.append(self.last_largest.assign(largest, read_value=False))
             told += [largest] if self.needs_largest else []
         told += map(replicas.local_result, decided)
-
-        def after(flag: bool) -> Results:
-            done = [self._adjust(tf.constant(flag), *told)]  # it may read the counters
-            in_a_row = self.consecutive_skipped_steps
-            done.append(self.last_step_finite.assign(flag, read_value=False))
-            if flag:
-                return [*done, in_a_row.assign(0, read_value=False)]
-            done.append(self.skipped_steps.assign_add(1, read_value=False))
-            return [*done, in_a_row.assign_add(1, read_value=False)]
-
-        # A rule that knows the flag while a graph is built computes only one side.
-        results.append(
-            run_either(is_finite, lambda: after(True), lambda: after(False), True)
-        )
+        results.append(self._adjust(is_finite, *told))  # it may read the counters
+        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+        in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
+        in_a_row = tf.where(is_finite, zero, in_a_row)
+        bad = tf.where(is_finite, zero, one)
+        results += [
+            self.skipped_steps.assign_add(bad, read_value=False),
+            self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
+            self.last_step_finite.assign(is_finite, read_value=False),
+        ]
         return group_ops(results)
 
     def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
         """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
 
-        The magnitude is finite on a good step only. It is None if it is not kept.
+        The magnitude is meaningless on a bad step. It is None if it is not kept.
         """
         is_finite = _one_element("is_finite", is_finite, "a bool")
         if self.needs_largest and largest is None:
@@ -352,8 +347,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
                 f"finite, got {shown(given)}. If they were not, pass is_finite=False."
             )
         is_finite = tf.logical_and(is_finite, is_magnitude)
-        magnitude = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
-        return is_finite, tf.where(is_finite, magnitude, float("inf"))
+        return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
 
     def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
         """Returns whether to apply the step, and further arguments for `_adjust`."""
@@ -423,12 +417,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """Returns the number for display. Compute nothing with it."""
         return float(self._value())
 
-    def _read_as_number(self, as_type: Callable[[Any], _Number]) -> _Number:
-        number = as_type(self._value())
-        if self._noted_by is not None:
-            self._noted_by.note_float()
-        return number
-
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
@@ -454,21 +442,24 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def numpy(self) -> Any:
         """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
-        return self._read_as_number(lambda tensor: tensor.numpy())
+        number = self._value().numpy()
+        if self._noted_by is not None:
+            self._noted_by.note_float()
+        return number
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
         # Not `__array__`: tf.function would take an argument that has it for an array,
         # and make a constant of it.
-        number = np.array(float(self), np.float32)
-        data, kind = number.tobytes(), number.dtype.str
+        number = self.numpy()
+        kind, data = number.dtype.str, number.tobytes()
         return {"version": 3, "shape": (), "typestr": kind, "data": data}
 
     def __float__(self) -> float:
-        return self._read_as_number(float)
+        return float(self.numpy())
 
     def __int__(self) -> int:
-        return self._read_as_number(int)
+        return int(self.numpy())
 
     __trunc__ = __int__
 
@@ -543,39 +534,6 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     return tf.where(is_number, tf.maximum(current, floor), initial)
 
 
-def adjusts_by_itself(loss_scale: LossScale) -> bool:
-    """Tells whether no subclass overrides how it is adjusted, but for the rule."""
-    kind = type(loss_scale)
-    return kind.update is LossScale.update and kind.adjust is LossScale.adjust
-
-
-def adjust_and_run(
-    loss_scale: LossScale,
-    check: Check,
-    apply: Callable[[], Results],
-    skip: Callable[[], Results],
-) -> Results:
-    """In a graph, adjusts a loss scale that `adjusts_by_itself`, and applies or skips.
-
-    Each branch adjusts it, so that it holds one side of the rule only. `skip` runs
-    after that.
-    """
-    is_finite = check.exact()
-    largest = _kept(loss_scale, is_finite, check.largest)
-    should_apply, *decided = loss_scale._decide(is_finite, largest)
-
-    def adjust_and_apply() -> Results:
-        return [loss_scale._adjust_once(True, largest, decided), apply()]
-
-    def adjust_and_skip() -> Results:
-        flag = is_finite if loss_scale.skips_spikes else False
-        update_op = loss_scale._adjust_once(flag, largest, decided)
-        with tf.control_dependencies([update_op]):
-            return [update_op, skip()]
-
-    return run_either(should_apply, adjust_and_apply, adjust_and_skip)
-
-
 def adjust_known(
     loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
 ) -> Tuple[Op, Any]:
@@ -584,16 +542,7 @@ def adjust_known(
         # A subclass's `adjust` may take the flag alone.
         known = [] if largest is None else [largest]
         return tuple(loss_scale.adjust(is_finite, *known))
-    return loss_scale._adjust_checked(is_finite, _kept(loss_scale, is_finite, largest))
-
-
-def _kept(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> Optional[Scalar]:
-    """Returns the magnitude of a step as it is kept, None if it is not."""
-    if loss_scale.last_largest is None or largest is None:
-        return None
-    return tf.where(is_finite, largest, float("inf"))
+    return loss_scale._adjust_checked(is_finite, largest)
 
 
 def unguarded(loss_scale: LossScale) -> Any:
@@ -631,10 +580,7 @@ def _to_tensor(
 ) -> Tensor:
     """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
     del as_ref  # TensorFlow passes it
-    current = tf.identity(value._value(), name)
-    value.has_been_read = True
-    if value._noted_by is not None:
-        value._noted_by.note_read(current)
+    current = tf.convert_to_tensor(value(), name=name)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")

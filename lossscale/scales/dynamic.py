@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import tensorflow as tf
 
 from lossscale import arguments, presets
 from lossscale.arguments import or_none
 from lossscale.gradients import arithmetic
-from lossscale.runtime import mode, registry
-from lossscale.runtime.aliases import Flag, Op, Results, Scalar, Tensor, Variable
-from lossscale.runtime.control import run_either
+from lossscale.runtime import registry
+from lossscale.runtime.aliases import Flag, Results, Scalar
 from lossscale.scales.base import LossScale, usable
 
 #: The events that may clear the count of bad steps.
@@ -193,73 +192,56 @@ class DynamicLossScale(LossScale):
     _num_good_steps = property(lambda self: self.good_steps)
 
     def _adjust(self, is_finite: Flag) -> Results:
-        return run_either(is_finite, self._after_good, self._after_bad)
-
-    def _after_good(self) -> Results:
         zero = tf.constant(0, tf.int64)
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
+
         period = tf.convert_to_tensor(self.increment_period, tf.int64)
         if self.search_period is not None:
             # A session may have counted a bad step already. Nothing grows then.
             searches = tf.convert_to_tensor(self.skipped_steps) < 1
             first = tf.convert_to_tensor(self.search_period, tf.int64)
             period = tf.where(searches, first, period)
-        good = tf.convert_to_tensor(self.good_steps) + 1
-        grows = good >= period
-        results = [self._move(grows, self._grown)]
-        results += _assigned(self.good_steps, tf.where(grows, zero, good))
-        if not self._backs_off_at_once():
-            bad = tf.convert_to_tensor(self.bad_steps)
-            if "growth" in self.hysteresis_reset:
-                bad = tf.where(grows, zero, bad)
-            bad = zero if "good" in self.hysteresis_reset else bad
-            results += _assigned(self.bad_steps, bad)
-        if self.cooldown_steps is not None:
-            left = tf.maximum(tf.convert_to_tensor(self.cooldown_steps) - 1, zero)
-            results += _assigned(self.cooldown_steps, left)
-        if self.overflow_tolerance is not None:
-            steps = tf.convert_to_tensor(self.window_steps) + 1
-            results += _assigned(self.window_steps, tf.where(grows, zero, steps))
-        return results
+        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
+        grows = good >= period  # never on a bad step: `good` is 0
 
-    def _after_bad(self) -> Results:
-        zero, results = tf.constant(0, tf.int64), []
-        bad = tf.convert_to_tensor(self.bad_steps) + 1
-        backs_off = bad >= self.hysteresis
+        bad = tf.convert_to_tensor(self.bad_steps)
+        left = zero if "good" in self.hysteresis_reset else bad
+        bad = tf.where(is_finite, left, bad + 1)
+        backs_off = tf.logical_and(tf.logical_not(is_finite), bad >= self.hysteresis)
+        results = []
         if self.overflow_tolerance is not None:
             steps = tf.convert_to_tensor(self.window_steps) + 1
-            bad_ones = tf.convert_to_tensor(self.window_bad_steps) + 1
-            share = bad_ones / steps  # float64, as in Python
-            backs_off = tf.logical_and(backs_off, share >= self.overflow_tolerance)
+            of_bad = tf.convert_to_tensor(self.window_bad_steps)
+            of_bad = tf.where(is_finite, of_bad, of_bad + 1)
+            is_share = of_bad / steps >= self.overflow_tolerance  # in float64
+            backs_off = tf.logical_and(backs_off, is_share)
         if self.cooldown_steps is not None:
             left = tf.convert_to_tensor(self.cooldown_steps)
             backs_off = tf.logical_and(backs_off, left < 1)
             whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
-            results += _assigned(self.cooldown_steps, left)
+            results.append(self.cooldown_steps.assign(left, read_value=False))
+        moves = tf.logical_or(grows, backs_off)
         if self.overflow_tolerance is not None:
-            results += _assigned(self.window_steps, tf.where(backs_off, zero, steps))
-            bad_ones = tf.where(backs_off, zero, bad_ones)
-            results += _assigned(self.window_bad_steps, bad_ones)
-        if "backoff" in self.hysteresis_reset:
-            bad = tf.where(backs_off, zero, bad)
-        results += _assigned(self.bad_steps, bad)
-        results += _assigned(self.good_steps, zero)
-        return [*results, self._move(backs_off, self._backed_off)]
+            steps, of_bad = (
+                tf.where(moves, zero, steps),
+                tf.where(backs_off, zero, of_bad),
+            )
+            results.append(self.window_steps.assign(steps, read_value=False))
+            results.append(self.window_bad_steps.assign(of_bad, read_value=False))
 
-    def _backs_off_at_once(self) -> bool:
-        """Tells whether each bad step moves the scale, and none is left to count."""
-        is_delayed = self.hysteresis > 1 or self.cooldown_steps is not None
-        is_delayed = is_delayed or self.overflow_tolerance is not None
-        return not is_delayed and "backoff" in self.hysteresis_reset
-
-    def _move(self, moves: Flag, moved: Callable[[Scalar], Scalar]) -> Op:
-        """Moves the scale, unless a file held one that nobody can use."""
-        current = tf.convert_to_tensor(self.current_loss_scale)
-        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
-        if not mode.current().knows_values or (scale is current and moves):
-            moves = tf.logical_and(moves, tf.equal(current, scale))
-            scale = tf.where(moves, moved(scale), scale)
-        return self.current_loss_scale.assign(scale, read_value=False)
+        for event, happened in (("growth", grows), ("backoff", backs_off)):
+            if event in self.hysteresis_reset:
+                bad = tf.where(happened, zero, bad)
+        moved = tf.where(grows, self._grown(scale), self._backed_off(scale))
+        moved = tf.where(tf.logical_and(moves, tf.equal(current, scale)), moved, scale)
+        return [
+            *results,
+            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
+            self.bad_steps.assign(bad, read_value=False),
+            self.current_loss_scale.assign(moved, read_value=False),
+        ]
 
     def _grown(self, scale: Scalar) -> Scalar:
         larger = scale * self.multiplier
@@ -278,7 +260,3 @@ class DynamicLossScale(LossScale):
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)
-
-
-def _assigned(variable: Variable, value: Tensor) -> List[Op]:
-    return [variable.assign(value, read_value=False)]

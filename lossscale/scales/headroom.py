@@ -131,8 +131,7 @@ class HeadroomLossScale(LossScale):
         peak = tf.where(is_finite, tf.maximum(largest, lasting), peak)
         good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
         grows = good >= self.increment_period  # never on a bad step: `good` is 0
-        # Compared with half of it, since twice the highest may overflow float32.
-        raised = tf.where(ceiling < self._highest / 2.0, 2.0 * ceiling, self._highest)
+        raised = tf.minimum(2.0 * ceiling, self._highest)
         lowered = tf.maximum(tf.minimum(ceiling, scale) / 2.0, self.min_loss_scale)
         ceiling = tf.where(is_finite, tf.where(grows, raised, ceiling), lowered)
         # The exponent bits are the power of two. A logarithm would round.

@@ -11,11 +11,12 @@ Source: as in `presets`; `state_dict` of apex at dec4fdd, `apex/amp/frontend.py`
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from lossscale import arguments, presets
+from lossscale.arguments import or_none
 from lossscale.scales.base import LossScale, unguarded
 from lossscale.scales.dynamic import DynamicLossScale
 
@@ -38,10 +39,6 @@ class StateFormat(NamedTuple):
     constants: Mapping[str, Any] = {}
     inside: str = ""
     in_an_array: bool = False
-
-    def key_of(self, attribute: str) -> str:
-        """Returns the system's key for an attribute of ours."""
-        return next(key for key, ours in self.keys.items() if ours == attribute)
 
 
 _TORCH_KEYS = {
@@ -142,18 +139,20 @@ def import_state(
         its range.
     """
     theirs = _state_format(system)
-    found = _read(theirs, state)
+    found, names = _read(theirs, state)
     call = f"import_state({system!r}, state"
     settings = presets.preset_arguments(theirs.preset, overrides, call)
     scale = settings["initial_loss_scale"] = found["current_loss_scale"]
     settings.update({k: v for k, v in found.items() if k not in _STATE})
     settings.update(overrides)
     # The bounds come from elsewhere than the scale, so errors name its key.
-    name = f"state[{theirs.key_of('current_loss_scale')!r}]"
-    floor = arguments.loss_scale("min_loss_scale", settings.get("min_loss_scale", 1.0))
-    ceiling = settings.get("max_loss_scale")
-    ceiling = arguments.optional(arguments.loss_scale, "max_loss_scale", ceiling)
-    bounds = {"min_loss_scale": floor, name: scale, "max_loss_scale": ceiling}
+    name, bound = names["current_loss_scale"], or_none(arguments.loss_scale)
+    bounds = {
+        "min_loss_scale": bound("min_loss_scale", settings.get("min_loss_scale"))
+        or 1.0,
+        name: scale,
+        "max_loss_scale": bound("max_loss_scale", settings.get("max_loss_scale")),
+    }
     arguments.ordered(bounds, "min_loss_scale", name)
     arguments.ordered(bounds, name, "max_loss_scale")
     bad_steps = found.get("bad_steps", 0)
@@ -161,8 +160,8 @@ def import_state(
         hysteresis = arguments.count("hysteresis", settings.get("hysteresis", 1))
         if found["bad_steps_left"] > hysteresis:
             raise ValueError(
-                f"`state[{theirs.key_of('bad_steps_left')!r}]` must be at most the "
-                f"hysteresis, {hysteresis}, got {found['bad_steps_left']}. Pass the "
+                f"`{names['bad_steps_left']}` must be at most the hysteresis, "
+                f"{hysteresis}, got {found['bad_steps_left']}. Pass the "
                 "hysteresis=... that the other run had."
             )
         bad_steps = min(hysteresis - found["bad_steps_left"], arguments.MOST_STEPS)
@@ -203,16 +202,16 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
             f"`loss_scale` must be a DynamicLossScale, got "
             f"{arguments.shown(loss_scale)}. For a manager: manager.as_loss_scale()."
         )
-    _check_it_can(system, theirs, loss_scale)
     bad_steps = int(loss_scale.bad_steps.numpy())
     values: Dict[str, Any] = {
-        **loss_scale.get_config(),
-        "backoff_factor": _backoff_factor(loss_scale),
+        **vars(loss_scale),
+        "backoff_factor": loss_scale.backoff_factor or 1.0 / loss_scale.multiplier,
         "current_loss_scale": loss_scale._to_show(),
         "good_steps": int(loss_scale.good_steps.numpy()),
         "bad_steps": bad_steps,
         "bad_steps_left": loss_scale.hysteresis - bad_steps,
     }
+    _check_it_can(system, theirs, values)
     state: Dict[str, Any] = {key: values[ours] for key, ours in theirs.keys.items()}
     if theirs.in_an_array:
         state["scale"] = np.array([state["scale"]], np.float32)
@@ -229,8 +228,8 @@ def _state_format(name: Any) -> StateFormat:
     return STATE_FORMATS[name]
 
 
-def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
-    """Returns the values of our attributes, checked. Errors name the system's key."""
+def _read(theirs: StateFormat, state: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
+    """Returns the values of our attributes, checked, and what errors call each."""
     path = "state"
     if theirs.inside:
         _check_keys(path, state, [theirs.inside])
@@ -243,10 +242,12 @@ def _read(theirs: StateFormat, state: Any) -> Dict[str, Any]:
                 f"`{path}[{key!r}]` must be {value}, got {arguments.shown(found)}. If "
                 "the scale never changes, use FixedLossScale."
             )
-    return {
-        ours: _CHECKS[ours](f"{path}[{key!r}]", _plain(f"{path}[{key!r}]", state[key]))
+    names = {ours: f"{path}[{key!r}]" for key, ours in theirs.keys.items()}
+    found = {
+        ours: _CHECKS[ours](names[ours], _plain(names[ours], state[key]))
         for key, ours in theirs.keys.items()
     }
+    return found, names
 
 
 def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
@@ -277,32 +278,23 @@ def _plain(name: str, value: Any) -> Any:
         ) from error
 
 
-def _check_it_can(
-    system: str, theirs: StateFormat, loss_scale: DynamicLossScale
-) -> None:
-    """Raises unless the system can do what `loss_scale` does."""
+def _check_it_can(system: str, theirs: StateFormat, values: Mapping[str, Any]) -> None:
+    """Raises unless the system can do what a loss scale with these `values` does."""
     preset = presets.PRESETS[theirs.preset].arguments
     must = {**theirs.fixed, "backoff_cooldown": None, "overflow_tolerance": None}
     if must.get("backoff_factor", ...) is None:
-        must["backoff_factor"] = 1.0 / loss_scale.multiplier
-    if loss_scale.hysteresis > 1 and "hysteresis" not in theirs.fixed:
+        must["backoff_factor"] = 1.0 / values["multiplier"]
+    if values["hysteresis"] > 1 and "hysteresis" not in theirs.fixed:
         must["hysteresis_reset"] = preset["hysteresis_reset"]
-    if int(loss_scale.skipped_steps.numpy()) == 0:  # no bad step has ended the search
+    if int(values["skipped_steps"].numpy()) == 0:  # no bad step has ended the search
         must["search_period"] = None
     # A system has a ceiling if its preset has one.
-    has_ceiling = loss_scale.max_loss_scale != arguments.FLOAT32_MAX
+    has_ceiling = values["max_loss_scale"] != arguments.FLOAT32_MAX
     if has_ceiling and "max_loss_scale" not in preset:
         must["max_loss_scale"] = None
     for name, wanted in must.items():
-        got = getattr(loss_scale, name)
-        if name == "backoff_factor":
-            got = _backoff_factor(loss_scale)
-        if wanted != got:
+        if wanted != values[name]:
             raise ValueError(
                 f"`loss_scale` must have {name}={wanted!r} to continue in {system!r}, "
-                f"which supports no other value, got {name}={got!r}."
+                f"which supports no other value, got {name}={values[name]!r}."
             )
-
-
-def _backoff_factor(loss_scale: DynamicLossScale) -> float:
-    return float(loss_scale.backoff_factor or 1.0 / loss_scale.multiplier)

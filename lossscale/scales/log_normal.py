@@ -139,9 +139,7 @@ class LogNormalLossScale(LossScale):
         variance = slow_square / _weight(self.beta2, steps) - s * s
         sigma = tf.sqrt(tf.maximum(variance, tf.zeros_like(variance)))
         log2_scale = self.log2_max - (m + self.standard_deviations * sigma)
-        # The logarithm is bounded: beyond float32 the power would be infinity or zero.
-        log2_scale = tf.maximum(log2_scale, math.log2(self.min_loss_scale))
-        log2_scale = tf.minimum(log2_scale, math.log2(self.max_loss_scale))
+        # Beyond float32 it is infinity or zero, which the bounds replace.
         scale = tf.cast(tf.pow(tf.constant(2.0, tf.float64), log2_scale), tf.float32)
         scale = tf.minimum(tf.maximum(scale, self.min_loss_scale), self.max_loss_scale)
         stays = tf.logical_or(is_silent, tf.not_equal(current, restored))

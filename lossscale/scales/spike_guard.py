@@ -17,8 +17,6 @@ from lossscale.scales.base import LossScale, adjust_known
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
-#: The logarithm of float32's largest number.
-_LOG_MAX = math.log(arguments.FLOAT32_MAX)
 
 
 def _to_guard(name: str, identifier: Any) -> LossScale:
@@ -211,7 +209,7 @@ class SpikeGuard(LossScale):
         distances = logs - mean
         deviation = tf.sqrt(tf.reduce_mean(distances * distances))
         room = tf.maximum(self.threshold * deviation, math.log(self.min_ratio))
-        limit = tf.cast(tf.exp(tf.minimum(mean + room, _LOG_MAX)), tf.float32)
+        limit = tf.minimum(tf.cast(tf.exp(mean + room), tf.float32), tf.float32.max)
         limit = tf.where(recent[0] > 0.0, limit, tf.float32.max)
         return [
             update_op,

@@ -15,7 +15,6 @@ from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
-from lossscale.scales.managers import LossScaleManager
 from lossscale.simulation.run_file import (
     check_not_negative,
     draw,
@@ -173,12 +172,9 @@ def simulate(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     if not isinstance(loss_scale, LossScale):
-        hint = "lossscale.get creates one from a number or a name."
-        if isinstance(loss_scale, LossScaleManager):
-            hint = "For a manager, pass manager.as_loss_scale()."
         raise TypeError(
             f"`loss_scale` must be a LossScale, got {arguments.shown(loss_scale)}. "
-            f"{hint}"
+            "lossscale.get returns one for a number, a name or a manager."
         )
     has_flags, has_limit = is_finite is not None, limit is not None
     if has_flags == has_limit and (has_flags or largest is None):

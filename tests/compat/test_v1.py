@@ -789,9 +789,3 @@ def test_with_bad_arguments_it_stays_off(opt, loss_scale, error):
     with pytest.raises(error):
         enable_mixed_precision_graph_rewrite(opt(), loss_scale)
     assert not is_on()
-
-
-def test_a_tensorflow_without_it_is_told_of(monkeypatch):
-    monkeypatch.setattr(v1, "mixed_precision", None)
-    with pytest.raises(NotImplementedError, match="Cast in the model"):
-        enable_mixed_precision_graph_rewrite(v1.train.AdamOptimizer())

@@ -394,6 +394,24 @@ def test_layers_shared_sparse_and_unused(family):
     assert not any("unused" in name for name in found.names)
 
 
+def test_a_layer_whose_first_output_has_no_gradient(family):
+    class Twice(family.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.wide = family.keras.layers.Dense(3, name="wide")
+            self.narrow = family.keras.layers.Dense(2, name="narrow")
+
+        def call(self, x):
+            first = self.narrow(tf.stop_gradient(self.wide(x)))
+            return tf.reduce_sum(first, -1) + tf.reduce_sum(self.wide(x), -1)
+
+    x, y = np.ones([4, 2], np.float32), np.zeros([4], np.float32)
+    found = gradient_ranges(Twice(), x, y, loss="mse", activations=True, verbose=0)
+    values = dict(zip(found.names, found.values.tolist()))
+    assert values["output of wide"] == 4 * 3
+    assert values["output of narrow"] == 4 * 2
+
+
 def test_a_recurrent_layer(newest):
     layers = newest.keras.layers
     model = newest.keras.Sequential(

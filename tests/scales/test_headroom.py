@@ -101,6 +101,14 @@ def test_a_ceiling_holds_what_gradients_do_not_announce():
     assert float(loss_scale) <= 2.0**11
 
 
+@pytest.mark.parametrize("highest", [None, 2.0**9])
+def test_no_ceiling_is_above_the_highest(highest):
+    loss_scale = HeadroomLossScale(8.0, increment_period=1, max_loss_scale=highest)
+    for _ in range(3):
+        loss_scale.adjust(True, 2.0**-126)
+    assert float(loss_scale.ceiling) == float(loss_scale) == (highest or 2.0**127)
+
+
 def test_zero_gradients_move_nothing():
     loss_scale = HeadroomLossScale(2.0**7)
     for _ in range(3):

@@ -114,8 +114,13 @@ def test_zero_gradients_move_nothing():
 
 
 def test_beyond_float32_it_is_bounded():
-    bounds = {"min_loss_scale": 2.0**-126, "max_loss_scale": 2.0**127}
-    for largest, expected in ((2.0**-120, 2.0**127), (3e38, 2.0**-112)):
+    widest = {"min_loss_scale": 2.0**-126, "max_loss_scale": 2.0**127}
+    for bounds, largest, expected in (
+        (widest, 2.0**-120, 2.0**127),
+        (widest, 3e38, 2.0**-112),
+        ({}, 2.0**-120, 2.0**24),
+        ({}, 3e38, 1.0),
+    ):
         loss_scale = LogNormalLossScale(**bounds)
         loss_scale.adjust(True, np.float64(largest))
         assert float(loss_scale) == pytest.approx(expected, rel=0.01)
