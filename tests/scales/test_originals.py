@@ -29,7 +29,7 @@ from lossscale import DynamicLossScale
 from lossscale.presets import PRESETS
 from lossscale.scales.interchange import STATE_FORMATS
 
-RUNS = 100
+RUNS = 25
 STEPS = 14
 FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 
