@@ -98,7 +98,7 @@ def test_what_forward_ranges_says_helps(family, name):
 
 
 #: What happens between the steps is the same in all modes: graphs take the longest.
-IN_GRAPHS = {"product", "state", "attention"}
+IN_GRAPHS = {"state"}
 
 
 #: Its output is finite, and wrong: no step is skipped.
