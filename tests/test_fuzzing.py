@@ -184,7 +184,7 @@ def test_an_object_that_stays_finite_or_an_error_that_names(
     name, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    examples = 16 if name == "simulate" else EXAMPLES
+    examples = 30 if name == "simulate" else EXAMPLES
     tried = fuzz(TARGETS[name], examples)
     assert min(tried["accepted"], tried["refused"]) >= max(examples // 20, 1)
     assert sum(tried.values()) >= examples

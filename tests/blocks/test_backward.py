@@ -14,7 +14,7 @@ from lossscale.runtime import kerases
 
 MODES = ["eager", "graph", "xla"]
 #: Where XLA compiles for long.
-MODES_IN_BRIEF = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
+MODES_IN_BRIEF = ["eager", "graph"]
 HALF = "mixed_float16"
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 
