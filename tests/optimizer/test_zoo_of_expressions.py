@@ -18,19 +18,15 @@ import pytest
 import tensorflow as tf
 from expressions import EXPRESSIONS, FEATURES, GROUPS, IMPUTES
 from installed import families
-from limits import TENSORFLOW, skip_without
+from limits import skip_without
+from models import compiled_by
 
 from lossscale import LossScaleOptimizer, LossScaleWarning
 
 pytestmark = pytest.mark.slow_on_the_newest
 
 RATE = 2.0**-7
-#: How a model is compiled.
-MODES = {
-    "eager": {"run_eagerly": True},
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
-}
+MODES = ["eager", "graph", "xla"]
 
 
 def kernel(shape, dtype="float32", **_):
@@ -126,10 +122,7 @@ def trained(family, names, mode, wrap):
     network = Network(family.keras, names, is_static)
     optimizer = family.optimizers.SGD(RATE)
     optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
-    how = MODES[mode]
-    if TENSORFLOW < (2, 9):
-        how = {key: value for key, value in how.items() if key != "jit_compile"}
-    network.model.compile(optimizer, loss=loss_of, **how)
+    network.model.compile(optimizer, loss=loss_of, **compiled_by(mode))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         network.model.fit(batches_of(names, is_static), verbose=0)
