@@ -14,7 +14,7 @@ from lossscale.runtime import kerases
 
 MODES = ["eager", "graph", "xla"]
 #: Where XLA compiles for long.
-MODES_IN_BRIEF = ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
+MODES_IN_BRIEF = ["eager", "graph"]
 HALF = "mixed_float16"
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 
@@ -57,16 +57,14 @@ def assert_as_bare(layer, bare, mode, loss_of):
 
 
 @pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("mode", MODES_IN_BRIEF)
-def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family, mode):
+def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family):
+    """Eagerly examples/twenty_blocks.py shows it."""
     expected = gradients(falling(family, "float32", lambda layer: layer))
     bare = falling(family, HALF, lambda layer: layer)
     blocks = falling(family, HALF, ScaledBlock)
-    assert max(errors(compiled(gradients, mode)(blocks), expected)) < 0.05
-    if mode == "xla":
-        return  # of some versions it leaves the rounding to float16 out
+    assert max(errors(compiled(gradients, "graph")(blocks), expected)) < 0.05
     for scale in (1.0, 2.0**15):
-        found = compiled(gradients, mode)(bare, scale)
+        found = compiled(gradients, "graph")(bare, scale)
         assert max(errors(found, expected)) == 1
 
 

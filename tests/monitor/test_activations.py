@@ -14,7 +14,6 @@ from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
 from models import policy_of
-from overflowing import PATHS, made
 
 from lossscale import (
     DynamicLossScale,
@@ -180,15 +179,3 @@ def test_data_that_are_not_finite(family):
 def test_bad_arguments():
     with pytest.raises(TypeError, match="`check_activations` must be True or False"):
         LossScaleMonitor(check_activations=1)
-
-
-@pytest.mark.parametrize("name", ["attention", "cell", "masked", "subclassed"])
-@pytest.mark.slow
-def test_the_layer_is_named_in_loops_behind_masks_and_within_layers(family, name):
-    scale = DynamicLossScale(16.0)
-    model, x, y = made(family, name, True, scale=scale)
-    message = told(model, x, y)
-    path = named(message).split(":")[0]
-    if name == "attention":  # one of its own layers
-        path = path.split("/")[0]
-    assert path == PATHS.get(name, "hot")

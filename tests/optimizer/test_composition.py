@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import skip_without
+from limits import LIMITS, skip_without
 from models import (
     assert_same,
     compiled,
@@ -42,6 +43,8 @@ MADE_WITH = {
 #: Classes in a module of optimizers that are none: bases, wrappers, a table.
 NO_OPTIMIZERS = {"Optimizer", "LossScaleOptimizer", "OptimizerMap"}
 NAMES = ["kernel", "bias", "table"]
+#: Whether each optimizer is tried with each setting.
+EXPLORED = bool(os.environ.get("LOSSSCALE_SETTINGS"))
 
 
 def every_optimizer():
@@ -128,6 +131,23 @@ def test_every_optimizer_of_every_keras(family, name):
     assert_wrapped_is_bare(family, make)
 
 
+def test_schedule_free_is_built_before_the_graph_of_fit(family, rng):
+    """Built in the graph, a bare one begins at weights of 0."""
+    if not hasattr(family.optimizers, "ScheduleFreeAdamW"):
+        pytest.skip("Keras 3 has it")
+    x, y = data(rng)
+    ends = []
+    for wrap in (False, True):
+        optimizer = family.optimizers.ScheduleFreeAdamW(0.05)
+        optimizer = LossScaleOptimizer(optimizer, 8) if wrap else optimizer
+        model = regression(family, optimizer, jit_compile=False)
+        if not wrap:
+            optimizer.build(model.trainable_variables)
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        ends.append(training_state(model))
+    assert_same(*ends)
+
+
 def decaying(keras):
     """Returns a learning rate that halves at every step."""
     return keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
@@ -150,6 +170,38 @@ SETTINGS = {
         "gradient_accumulation_steps",
     ),
 }
+
+
+def with_settings():
+    """Returns parameters: each third optimizer has a setting, in turn, or all of them.
+
+    One that is made of others has none.
+    """
+    found = []
+    for turn, parameter in enumerate(every_optimizer()):
+        family, name = parameter.values
+        there = [
+            setting
+            for setting, (_, feature) in SETTINGS.items()
+            if name not in MADE_WITH and not (feature and LIMITS[feature][0](family))
+        ]
+        in_turn = there[turn % len(there) :][: turn % 3 == 0] if there else []
+        found.extend(
+            pytest.param(family, name, setting, id=f"{parameter.id}-{setting}")
+            for setting in (there if EXPLORED else in_turn)
+        )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.every_combination
+@pytest.mark.parametrize(("family", "name", "setting"), with_settings())
+def test_settings_of_every_optimizer(family, name, setting):
+    arguments = {"learning_rate": 0.05, **SETTINGS[setting][0](family.keras)}
+    make = functools.partial(getattr(family.optimizers, name), **arguments)
+    if (family.name, name, setting) == ("keras2-legacy", "Nadam", "schedule"):
+        pytest.skip("it takes no schedule")
+    assert_wrapped_is_bare(family, make)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -43,7 +43,7 @@ def growing():
     return DynamicLossScale(S, increment_period=1)
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("collect", [in_a_loop, in_a_branch])
 @pytest.mark.parametrize("unscales", [False, True])
 def test_two_share_and_the_first_one_moves_the_scale(family, collect, unscales, mode):

@@ -20,13 +20,14 @@ from strategies import copies
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
-#: XLA takes half of the time of all. test_pending.py and test_loops.py are quick.
-XLA = pytest.param("xla", marks=pytest.mark.slow)
 NAN, INF = float("nan"), float("inf")
 
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-every_mode = pytest.mark.parametrize("mode", ["eager", "graph", XLA])
-in_a_graph = pytest.mark.parametrize("mode", ["graph", XLA])
+#: What XLA compiles is traced as a graph is. test_pending.py and test_loops.py have it.
+every_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
+and_xla = pytest.mark.parametrize(
+    "mode", ["eager", "graph", pytest.param("xla", marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ collections = pytest.mark.parametrize("collect", [in_a_for, in_both_branches])
 SMALL = [0.25, 0.25, 0.5]
 
 
-@every_mode
+@and_xla
 @collections
 @pytest.mark.parametrize(
     ("way", "change", "expected"),
@@ -244,7 +245,7 @@ def test_bad_batches_are_dropped_in_a_loop(trained, change, mode):
 # Branches.
 
 
-@every_mode
+@and_xla
 @pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "fixed"])
 def test_one_branch_clips_and_the_other_does_not(family, dynamic, mode):
     trained = Trained(family, None if dynamic else S)
@@ -316,19 +317,15 @@ UNSCALED, APPLIED, AS_IT_CAME = "unscale a", "apply a", "apply b"
 
 #: Eagerly what came, applied before the unscaled list, may be that one, changed.
 ORDERS = {
-    (UNSCALED, APPLIED, AS_IT_CAME): ["eager", "graph", "xla"],
-    (AS_IT_CAME, UNSCALED, APPLIED): ["eager", "graph", "xla"],
-    (UNSCALED, AS_IT_CAME, APPLIED): ["graph", "xla"],
+    (UNSCALED, APPLIED, AS_IT_CAME): ["eager", "graph"],
+    (AS_IT_CAME, UNSCALED, APPLIED): ["eager", "graph"],
+    (UNSCALED, AS_IT_CAME, APPLIED): ["graph"],
 }
 
 
 @pytest.mark.parametrize(
     ("order", "mode"),
-    [
-        pytest.param(order, mode, marks=XLA.marks if mode == "xla" else [])
-        for order, modes in ORDERS.items()
-        for mode in modes
-    ],
+    [(order, mode) for order, modes in ORDERS.items() for mode in modes],
 )
 def test_one_list_is_unscaled_and_the_other_is_not(family, order, mode):
     trained = Trained(family, sizes=(4, 9))
@@ -355,8 +352,7 @@ def test_one_list_is_unscaled_and_the_other_is_not(family, order, mode):
     assert trained.state()[2] == 2
 
 
-@in_a_graph
-def test_one_is_clipped_and_the_other_still_scaled_in_one_list(family, mode):
+def test_one_is_clipped_and_the_other_still_scaled_in_one_list(family):
     trained = Trained(family, sizes=(4, 4))
     trained.build()
 
@@ -365,7 +361,7 @@ def test_one_is_clipped_and_the_other_still_scaled_in_one_list(family, mode):
         (unscaled,) = trained.optimizer.get_unscaled_gradients([first])
         trained.apply([*by_norm([unscaled]), second])
 
-    step = compiled(step, mode)
+    step = tf.function(step)
     with warned(0):
         step(tf.constant(1.0))
         assert trained.subtracted() == [0.5, 1.0]
@@ -776,7 +772,7 @@ def distributed(family, mirrored):
     """Runs a step on each replica: good, bad on the last one, good."""
     skip_without("adding up over replicas", family)
 
-    def run(make, step, mode):
+    def run(make, step):
         with mirrored.scope():
             trained = make(family)
         every = trained if isinstance(trained, tuple) else (trained,)
@@ -787,10 +783,10 @@ def distributed(family, mirrored):
         def replica(factor):
             step(*every, on_last(factor))
 
+        @tf.function
         def whole(factor):
             mirrored.run(replica, args=(factor,))
 
-        whole = tf.function(whole) if mode == "graph" else whole
         subtracted = []
         for factor in (0.25, INF, 0.25):
             whole(tf.constant(factor))
@@ -806,25 +802,20 @@ def distributed(family, mirrored):
     return run
 
 
-MODES_OF_TWO = ["eager", "graph"]
-
-
-@pytest.mark.parametrize("mode", MODES_OF_TWO)
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])
 @collections
 @pytest.mark.slow
-def test_replicas_make_them_in_loops_and_branches(distributed, collect, way, mode):
+def test_replicas_make_them_in_loops_and_branches(distributed, collect, way):
     def step(trained, factor):
         get = getattr(trained, way)
         factors = tf.stack([factor, 0.0, 0.0])
         trained.apply(collect(get, factors))
 
-    distributed(Trained, step, mode)
+    distributed(Trained, step)
 
 
-@pytest.mark.parametrize("mode", MODES_OF_TWO)
 @pytest.mark.slow
-def test_replicas_apply_one_list_unscaled_and_one_as_it_came(family, mirrored, mode):
+def test_replicas_apply_one_list_unscaled_and_one_as_it_came(family, mirrored):
     """Each list is an attempt: both are skipped."""
     skip_without("adding up over replicas", family)
     with mirrored.scope():
@@ -838,10 +829,10 @@ def test_replicas_apply_one_list_unscaled_and_one_as_it_came(family, mirrored, m
         optimizer.apply_gradients(zip(by_value(one), [first]))
         optimizer.apply_gradients([(two, second)])
 
+    @tf.function
     def step(factor):
         mirrored.run(replica, args=(factor,))
 
-    step = tf.function(step) if mode == "graph" else step
     for factor, expected in ((0.25, 0.5), (INF, 0.5), (0.25, 1.0)):
         step(tf.constant(factor))
         for variable in trained.variables:
@@ -850,12 +841,11 @@ def test_replicas_apply_one_list_unscaled_and_one_as_it_came(family, mirrored, m
     assert trained.state() == (S / 4, 2, 2)
 
 
-@pytest.mark.parametrize("mode", MODES_OF_TWO)
 @pytest.mark.parametrize("both_scale", [True, False], ids=["both", "one"])
 @pytest.mark.slow
-def test_replicas_unscale_for_both(distributed, both_scale, mode):
+def test_replicas_unscale_for_both(distributed, both_scale):
     def step(first, second, factor):
         factors = tf.stack([factor, factor])
         norm_of_all(first, second, factors, both_scale=both_scale)
 
-    distributed(sharing, step, mode)
+    distributed(sharing, step)

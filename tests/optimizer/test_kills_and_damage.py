@@ -29,7 +29,7 @@ from lossscale.runtime import kerases
 SOAK = bool(os.environ.get("LOSSSCALE_SOAK"))
 #: On each kind of optimizer with LOSSSCALE_SOAK=1.
 either_keras2 = (lambda test: test) if SOAK else pytest.mark.either_keras2
-KILLS = 10 if SOAK else 3
+KILLS = 10 if SOAK else 2
 SECONDS = 280
 
 

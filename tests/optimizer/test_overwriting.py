@@ -128,10 +128,10 @@ def test_a_loop_of_your_own(xy, unscales):
     model = network()
     optimizer = LossScaleOptimizer(sgd(), DynamicLossScale(S))
     change = optimizer.get_unscaled_gradients if unscales else list
-    step = tf.function(step_of(model, optimizer, xy, change))
+    ours = tf.function(step_of(model, optimizer, xy, change))
     with warned(0):
         for _ in range(3):
-            step(tf.constant(1.0))
+            ours(tf.constant(1.0))
     theirs = network()
     wrapper = keras.optimizers.LossScaleOptimizer(sgd(), S)
     wrapper.build(theirs.trainable_variables)
@@ -140,8 +140,7 @@ def test_a_loop_of_your_own(xy, unscales):
         step(tf.constant(1.0))
     assert_same(model, theirs)
     before = state(model)
-    step = tf.function(step_of(model, optimizer, xy, change))
-    step(tf.constant(INF))
+    ours(tf.constant(INF))
     for one, two in zip(state(model), before):
         np.testing.assert_array_equal(one, two)
     assert int(optimizer.loss_scale.skipped_steps.numpy()) == 1

@@ -2,7 +2,7 @@
 
 The first overflows at step 5, the second at step 9. Both must skip both; a worker that
 decides by its own flag alone leaves the other one waiting for ever. So a watchdog ends
-every test after 90 seconds, and fails it.
+them after 90 seconds, and the test fails.
 """
 
 from __future__ import annotations
@@ -27,20 +27,51 @@ pytestmark = [
 ]
 
 
-def commands(folder, keras, entry, *options):
+def commands(folder, keras, entries, *options):
     ports = ",".join(map(str, free_ports(2)))
     fixed = [SUPPORT / "worker.py"]
-    return [[*fixed, rank, ports, folder, keras, entry, *options] for rank in (0, 1)]
+    return [[*fixed, rank, ports, folder, keras, entries, *options] for rank in (0, 1)]
 
 
-def train(folder, keras, entry, *options):
-    """Trains to the end, and returns what each worker saw."""
-    with started(
-        commands(folder, keras, entry, *options), folder, SECONDS
-    ) as processes:
+def train(folder, keras, entries):
+    """Trains each way to the end, and returns what each worker saw."""
+    with started(commands(folder, keras, entries), folder, SECONDS) as processes:
         codes = [process.wait() for process in processes]
     assert codes == [0, 0], logs(folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def interrupt(folder, keras):
+    """Kills two workers: the second between two steps, the first in one: it waits."""
+    interrupted = commands(folder, keras, "loop", "--save-at", 6, "--wait-at", 8)
+    interrupted[0] = interrupted[0][:-2]
+    with started(interrupted, folder, SECONDS) as processes:
+        assert processes[1].stdout.readline() == "waiting\n", logs(folder)
+        kill(reversed(processes))
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Returns what each worker saw, each way. All ways are in the same two processes.
+
+    Only with one Keras they are killed: test_routes.py has all.
+    """
+    seen = {}
+
+    def find(family):
+        if family.name not in seen:
+            seen[family.name], folder = None, tmp_path_factory.mktemp("workers")
+            ways = "fit"
+            if family.name == families()[0].name:
+                interrupt(folder, family.name)
+                # Keras 3 cannot run `fit` there.
+                full = "loop,failing-fits" if family.name == "keras3" else "fit"
+                ways = f"resumed,float16,tell,{full}"
+            seen[family.name] = train(folder, family.name, ways)
+        assert seen[family.name], "the workers have failed in another test"
+        return seen[family.name]
+
+    return find
 
 
 def one_replica(family, entry):
@@ -50,30 +81,24 @@ def one_replica(family, entry):
     return strategies.loop_on_one(family, RUN, 2)
 
 
-@pytest.mark.parametrize("dtype", [None, "float16"])
-def test_both_workers_skip_what_either_cannot_apply(family, dtype, tmp_path):
-    if dtype and family.name != "keras3":
-        pytest.skip("what crosses is TensorFlow's: one Keras shows it")
-    # Keras 3 cannot run `fit` there.
-    entry = "loop" if family.name == "keras3" else "fit"
-    options = ["--communication-dtype", dtype] if dtype else []
-    for seen in train(tmp_path, family.name, entry, *options):
-        flags = strategies.applied(RUN)
-        assert [tuple(state) for state in seen["states"]] == strategies.rule(flags)
-        assert seen["iterations"] == list(np.cumsum(flags))
-        for ours, theirs in zip(seen["weights"], one_replica(family, entry)):
-            assert_same(ours, theirs)
+def test_both_workers_skip_what_either_cannot_apply(family, told):
+    for worker in told(family):
+        for entry in {"loop", "fit", "float16"} & {*worker}:
+            seen, flags = worker[entry], strategies.applied(RUN)
+            assert [tuple(state) for state in seen["states"]] == strategies.rule(flags)
+            assert seen["iterations"] == list(np.cumsum(flags))
+            for ours, theirs in zip(seen["weights"], one_replica(family, entry)):
+                assert_same(ours, theirs)
 
 
-def test_both_see_the_largest_gradient_with_one_collective_more(family, tmp_path):
-    if family.name != families()[0].name:
-        pytest.skip("what crosses is TensorFlow's: one Keras shows it")
-    told = train(tmp_path, family.name, "tell")
-    for counts in (each["crossings"] for each in told):
+@pytest.mark.parametrize("family", families()[:1], ids=lambda family: family.name)
+def test_both_see_the_largest_gradient_with_one_collective_more(family, told):
+    one, other = (worker["tell"] for worker in told(family))
+    for counts in (one["crossings"], other["crossings"]):
         assert counts["lossscale"] == counts["bare"] + 1
         assert counts["bare"] >= 1
-    assert told[0]["looked"] == told[1]["looked"]
-    assert told[0]["looked"] == [
+    assert one["looked"] == other["looked"]
+    assert one["looked"] == [
         [2.0**-12, 2.0**23, 0.0],
         [2.0**-2, 2.0**13, 0.0],
         [np.inf, 2.0**12, 1.0],  # the ceiling
@@ -81,19 +106,10 @@ def test_both_see_the_largest_gradient_with_one_collective_more(family, tmp_path
     ]
 
 
-def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
-    if family.name != families()[0].name:
-        pytest.skip("one Keras shows it: test_routes.py has all")
-    given = tmp_path, family.name, "loop"
-    interrupted = commands(*given, "--save-at", 6, "--wait-at", 8)
-    # The second worker is killed between two steps, the first within one: it waits.
-    interrupted[0] = interrupted[0][:-2]
-    with started(interrupted, tmp_path, SECONDS) as processes:
-        assert processes[1].stdout.readline() == "waiting\n", logs(tmp_path)
-        kill(reversed(processes))
-    restarted = train(*given, "--restore")
+@pytest.mark.parametrize("family", families()[:1], ids=lambda family: family.name)
+def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, told):
     expected = one_replica(family, "loop")
-    for seen in restarted:
+    for seen in (worker["resumed"] for worker in told(family)):
         assert len(seen["weights"]) == len(RUN) - 7
         assert_same(seen["weights"][-1], expected[-1])
         flags = strategies.applied(RUN)
@@ -101,13 +117,13 @@ def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, tmp_path):
         assert seen["iterations"][-1] == sum(flags)
 
 
-def test_keras3s_fit_cannot_run_there_bare_or_wrapped(family, tmp_path):
+def test_keras3s_fit_cannot_run_there_bare_or_wrapped(family, told):
     reason = why_not("multi-worker", family.name, "fit")
     if reason is None:
         pytest.skip("Keras 2 can")
-    for told in train(tmp_path, family.name, "failing-fits"):
-        assert re.search(reason, told["bare"])
-        assert re.search(reason, told["wrapped"])
+    for worker in told(family):
+        assert re.search(reason, worker["failing-fits"]["bare"])
+        assert re.search(reason, worker["failing-fits"]["wrapped"])
 
 
 def test_a_parameter_server(family, tmp_path):

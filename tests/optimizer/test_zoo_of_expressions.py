@@ -18,19 +18,15 @@ import pytest
 import tensorflow as tf
 from expressions import EXPRESSIONS, FEATURES, GROUPS, IMPUTES
 from installed import families
-from limits import TENSORFLOW, skip_without
+from limits import skip_without
+from models import compiled_by
 
 from lossscale import LossScaleOptimizer, LossScaleWarning
 
 pytestmark = pytest.mark.slow_on_the_newest
 
 RATE = 2.0**-7
-#: How a model is compiled.
-MODES = {
-    "eager": {"run_eagerly": True},
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
-}
+MODES = ["eager", "graph", "xla"]
 
 
 def kernel(shape, dtype="float32", **_):
@@ -126,10 +122,7 @@ def trained(family, names, mode, wrap):
     network = Network(family.keras, names, is_static)
     optimizer = family.optimizers.SGD(RATE)
     optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
-    how = MODES[mode]
-    if TENSORFLOW < (2, 9):
-        how = {key: value for key, value in how.items() if key != "jit_compile"}
-    network.model.compile(optimizer, loss=loss_of, **how)
+    network.model.compile(optimizer, loss=loss_of, **compiled_by(mode))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         network.model.fit(batches_of(names, is_static), verbose=0)
@@ -165,6 +158,8 @@ def is_possible(name, compiled):
 #: All groups in all modes: for a quarter of an hour.
 EXPLORED = bool(os.environ.get("LOSSSCALE_LAYERS"))
 QUICK = [("imputes", "eager"), ("imputes", "graph")]
+#: XLA compiles for the longest.
+IN_TURN = ["eager", "graph", "eager", "eager", "graph", "xla"]
 
 
 def each_group():
@@ -173,10 +168,12 @@ def each_group():
         (family, group, mode)
         for number, group in enumerate(GROUPS)
         for family in families()
-        for turn, mode in enumerate(MODES)
+        for mode in MODES
         if EXPLORED
         or (group, mode) in QUICK
-        or (turn == number % len(MODES) and family.name == families()[0].name)
+        or (
+            mode == IN_TURN[number % len(IN_TURN)] and family.name == families()[0].name
+        )
     ]
     return [
         pytest.param(

@@ -14,16 +14,9 @@ import tensorflow as tf
 from installed import families
 from layers import FAIL_IN_KERAS_2, LAYERS
 from limits import TENSORFLOW, is_older, skip_without
-from models import seed_all
+from models import compiled_by, seed_all
 
 from lossscale import LossScaleOptimizer, LossScaleWarning
-
-#: How a model is compiled.
-MODES = {
-    "eager": {"run_eagerly": True},
-    "graph": {"jit_compile": False},
-    "xla": {"jit_compile": True},
-}
 
 
 def network(keras, name):
@@ -52,10 +45,8 @@ def trained(family, name, mode, wrap):
     model = network(family.keras, name)
     before = numbers(model)
     optimizer = family.optimizers.SGD(2.0**-4)
-    how = MODES[mode]
-    if TENSORFLOW < (2, 9):
-        how = {key: value for key, value in how.items() if key != "jit_compile"}
-    model.compile(LossScaleOptimizer(optimizer) if wrap else optimizer, "mse", **how)
+    optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
+    model.compile(optimizer, "mse", **compiled_by(mode))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batches = tf.data.Dataset.from_tensor_slices(data)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from advised import MODELS, Follower, data_for
-from installed import families
+from installed import each_keras
 from limits import skip_without
 from models import policy_of
 
@@ -23,9 +23,6 @@ from lossscale import (
 
 pytestmark = pytest.mark.slow_on_the_newest
 
-#: One family of each Keras: the optimizers have no part in this.
-EACH = list({family.keras: family for family in families()}.values())
-
 
 def in_turn(first, but=()):
     """Returns parameters: each model with one of the Kerases.
@@ -33,13 +30,14 @@ def in_turn(first, but=()):
     What the three reports advise is written in one place, so a model that one of them
     tries with this Keras, the next one tries with the other.
     """
+    kerases = each_keras()
     return pytest.mark.parametrize(
         ("family", "name"),
         [
             pytest.param(family, name, id=f"{family.name}-{name}")
             for number, name in enumerate(MODELS, first)
             if name not in but
-            for family in [EACH[number % len(EACH)]]
+            for family in [kerases[number % len(kerases)]]
         ],
     )
 
@@ -98,7 +96,7 @@ def test_what_forward_ranges_says_helps(family, name):
 
 
 #: What happens between the steps is the same in all modes: graphs take the longest.
-IN_GRAPHS = {"product", "state", "attention"}
+IN_GRAPHS = {"state"}
 
 
 #: Its output is finite, and wrong: no step is skipped.

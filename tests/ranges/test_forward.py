@@ -8,20 +8,11 @@ import pickle
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed import families
+from installed import each_keras
 from models import policy_of
 from overflowing import MODELS, PATHS, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite, forward_ranges
-
-#: One family of each Keras: the optimizers have no part in this.
-EACH = {family.keras: family for family in families()}.values()
-
-
-@pytest.fixture(params=EACH, ids=lambda family: family.name)
-def family(request):
-    yield request.param
-    request.param.keras.mixed_precision.set_global_policy("float32")
 
 
 def ranges_of(family, name, is_hot, policy="mixed_float16"):
@@ -152,7 +143,7 @@ def test_what_kind_of_batches_makes_no_difference(family):
 
 @pytest.mark.slow_on_the_newest
 def test_it_trains_with_the_policies_that_it_gives():
-    (family, *_) = EACH
+    family = each_keras()[0]
     keras = family.keras
     if not hasattr(getattr(keras, "dtype_policies", None), "DTypePolicyMap"):
         pytest.skip("this Keras has no DTypePolicyMap")

@@ -9,21 +9,13 @@ import pickle
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed import families
+from installed import each_keras, families
 from models import FEATURES, assert_same, policy_of, regression, training_state
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
 from lossscale.runtime.kerases import layers_of
 
 ROWS = 96
-#: One family of each Keras: the optimizers have no part in this.
-EACH = {family.keras: family for family in families()}.values()
-
-
-@pytest.fixture(params=EACH, ids=lambda family: family.name)
-def family(request):
-    yield request.param
-    request.param.keras.mixed_precision.set_global_policy("float32")
 
 
 @pytest.fixture
@@ -613,8 +605,8 @@ def test_a_model_compiled_without_a_loss(family, data):
 
 
 def test_a_sequence_of_another_keras(data):
-    for family in EACH:
-        for other in EACH:
+    for family in each_keras():
+        for other in each_keras():
 
             class Whole(other.keras.utils.Sequence):
                 def __len__(self):

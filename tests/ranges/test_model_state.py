@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed import families
 from limits import is_older
 from models import FEATURES, assert_same, has_ops, seed_all, training_state
 
@@ -16,20 +15,12 @@ from lossscale.runtime.kerases import layers_of
 
 pytestmark = pytest.mark.slow_on_the_newest
 
-#: One family of each Keras: the optimizers have no part in this.
-EACH = {family.keras: family for family in families()}.values()
 TOOLS = {
     "find_nonfinite": find_nonfinite,
     "gradient_ranges": lambda *batch: gradient_ranges(*batch, verbose=0),
     "forward_ranges": lambda model, x, _: forward_ranges(model, x, verbose=0),
 }
 X, Y = np.ones([16, FEATURES], np.float32), np.full([16, 1], 7.0, np.float32)
-
-
-@pytest.fixture(params=EACH, ids=lambda family: family.name)
-def family(request):
-    yield request.param
-    tf.random.set_seed(None)
 
 
 class Drawing:

@@ -5,21 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from installed import families
 from models import assert_same, policy_of, regression, training_state
 from overflowing import MODELS, PATHS, data_for, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite
 from lossscale.runtime.kerases import layers_of
-
-#: One family of each Keras: the optimizers have no part in this.
-EACH = {family.keras: family for family in families()}.values()
-
-
-@pytest.fixture(params=EACH, ids=lambda family: family.name)
-def family(request):
-    yield request.param
-    request.param.keras.mixed_precision.set_global_policy("float32")
 
 
 @pytest.mark.every_combination

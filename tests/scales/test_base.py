@@ -24,9 +24,10 @@ from lossscale import (
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES)
+@pytest.fixture(params=["fixed", "fixed-skip", "headroom"])
 def make(request):
-    return request.param
+    """Ways to take the arguments: none, the flag, the flag and the largest."""
+    return CASES[request.param]
 
 
 def state(loss_scale):
@@ -188,12 +189,11 @@ class TestARestoredScaleComesBack:
         if flag or not looks:  # what has seen an overflow keeps the scale low
             assert float(loss_scale) > RESTORED[value]
 
-    @pytest.mark.parametrize("value", RESTORED)
+    @pytest.mark.parametrize("value", [NAN, 1.0])
     @pytest.mark.parametrize("name", POLICIES)
-    @pytest.mark.parametrize("mode", ["graph", "xla"])
-    def test_in_a_graph(self, name, value, mode):
+    def test_in_a_graph(self, name, value):
         loss_scale = restored(name, value)
-        step = compiled(lambda flag: loss_scale.adjust(flag, 0.25)[1], mode)
+        step = tf.function(lambda flag: loss_scale.adjust(flag, 0.25)[1])
         step(tf.constant(False))
         assert float(loss_scale) == RESTORED[value]
 

@@ -1,4 +1,4 @@
-"""DynamicLossScale: the vectors, TensorFlow's own class, hysteresis, bounds."""
+"""DynamicLossScale: the vectors, hysteresis, bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import EAGER_REPLICAS, MODES, drive, finite, run
+from driving import drive, finite, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,16 +35,10 @@ VECTORS = [
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector[3]}")
-@pytest.mark.parametrize("mode", [m for m in MODES if m not in EAGER_REPLICAS])
-def test_follows_the_rule_in_every_mode(vector, mode, mirrored):
-    start, period, multiplier, run, expected = vector
-
-    def make():
-        return DynamicLossScale(start, period, multiplier)
-
-    scales, applied = drive(make, finite(run), mode, mirrored)
-    assert scales == expected
-    assert applied == finite(run)
+def test_follows_the_rule(vector):
+    start, period, multiplier, letters, expected = vector
+    loss_scale = DynamicLossScale(start, period, multiplier)
+    assert run(loss_scale, finite(letters)) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,41 +53,6 @@ def test_follows_the_rule_in_every_mode(vector, mode, mirrored):
 def test_four_families_of_hysteresis(reset, expected):
     loss_scale = DynamicLossScale(1024, 100, hysteresis=2, hysteresis_reset=reset)
     assert run(loss_scale, finite("FTFFTFFF")) == expected
-
-
-def _random_run(rng):
-    arguments = {
-        "initial_loss_scale": float(2.0 ** rng.integers(0, 30)),
-        "increment_period": int(rng.integers(1, 6)),
-        "multiplier": float(
-            rng.choice([2.0, 4.0, 3.0, 1.5, 10.0, rng.uniform(1.1, 9)])
-        ),
-    }
-    return arguments, list(rng.random(25) < rng.uniform(0.2, 0.95))
-
-
-@pytest.mark.slow_on_the_newest
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
-def test_equals_tensorflows_own_bit_for_bit(compiled):
-    # Theirs eagerly: with a multiplier that is no power of two TensorFlow's own class
-    # gives another last bit in a graph, and ours does not.
-    rng = np.random.default_rng(2)
-    for _ in range(12 if compiled else 40):
-        arguments, flags = _random_run(rng)
-        theirs = tf.compat.v1.mixed_precision.DynamicLossScale(**arguments)
-        ours = DynamicLossScale(**arguments)
-
-        def update(grad, ours=ours):
-            return ours.update([grad])[1]
-
-        update = tf.function(update) if compiled else update
-        for flag in flags:
-            grad = tf.constant([1.0, 2.0 if flag else np.inf])
-            theirs.update([grad])
-            update(grad)
-            assert ours.numpy() == theirs().numpy(), (arguments, flags)
-            assert ours.good_steps.numpy() == theirs._num_good_steps.numpy()
 
 
 @pytest.mark.peer_defect(7)
@@ -281,7 +240,6 @@ def test_a_tolerance_is_a_share(value, error):
 
 #: Prints how many kilobytes of memory so many eager steps take.
 COUNTING = """
-import resource
 import lossscale
 
 loss_scale = lossscale.DynamicLossScale(1024.0, increment_period=10**6)
@@ -289,20 +247,22 @@ loss_scale = lossscale.DynamicLossScale(1024.0, increment_period=10**6)
 def memory_after(steps):
     for _ in range(steps):
         loss_scale.adjust(True)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with open("/proc/self/status") as file:
+        (line,) = [each for each in file if each.startswith("VmHWM")]
+    return int(line.split()[1])
 
 before = memory_after(1000)
-print(memory_after(8000) - before)
+print(memory_after(4000) - before)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="where memory is counted")
 def test_a_count_that_never_comes_again_is_not_kept():
-    """TensorFlow keeps a tensor of each Python number: 5 MB for these steps.
+    """TensorFlow keeps a tensor of each Python number: 2.5 MB for these steps.
 
     In a process of its own, since this one may have needed more memory before.
     """
-    pytest.importorskip("resource")  # not on Windows
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     printed = subprocess.run(
         [sys.executable, "-c", COUNTING],
@@ -311,4 +271,4 @@ def test_a_count_that_never_comes_again_is_not_kept():
         text=True,
         check=True,
     ).stdout
-    assert int(printed) < 2500
+    assert int(printed) < 1250

@@ -11,8 +11,6 @@ from driving import drive
 
 from lossscale import HeadroomLossScale
 
-MODES = ["eager", "graph", "xla"]
-
 
 def reference(run, config):
     """Returns the scale after each step of `(is_finite, largest)`, in float32."""
@@ -71,11 +69,10 @@ def random_config(rng):
 
 
 @pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("mode", MODES)
-def test_every_step_is_the_references(rng, mode):
-    for _ in range(8 if mode == "eager" else 5):
+def test_every_step_is_the_references(rng):
+    for _ in range(8):
         config, run = random_config(rng), random_run(rng, 150)
-        seen, _ = drive(lambda config=config: HeadroomLossScale(**config), run, mode)
+        seen, _ = drive(lambda config=config: HeadroomLossScale(**config), run, "graph")
         assert seen == reference(run, config)
 
 

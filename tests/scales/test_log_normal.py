@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled
 
 from lossscale import LogNormalLossScale
-
-MODES = ["eager", "graph", "xla"]
 
 
 def reference(run, log2_max=16.0, beta1=0.99, beta2=0.999, deviations=3.09, **bounds):
@@ -38,13 +35,12 @@ def random_run(rng, steps):
     return (rng.random(steps) > 0.02), largest
 
 
-@pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("mode", MODES)
-def test_5000_random_steps_are_the_references(rng, mode):
-    steps = 5000 if mode != "eager" else 1000
+def test_5000_random_steps_are_the_references(rng):
+    steps = 5000
     flags, largest = random_run(rng, steps)
     loss_scale = LogNormalLossScale()
 
+    @tf.function
     def replay(flags, largest):
         scales = tf.TensorArray(tf.float32, steps)
         for i in tf.range(steps):
@@ -52,14 +48,7 @@ def test_5000_random_steps_are_the_references(rng, mode):
             scales = scales.write(i, loss_scale())
         return scales.stack()
 
-    if mode == "eager":
-        seen = []
-        for flag, m in zip(flags, largest):
-            loss_scale.adjust(bool(flag), m)
-            seen.append(float(loss_scale))
-    else:
-        replay = compiled(replay, mode)
-        seen = replay(tf.constant(flags), tf.constant(largest)).numpy()
+    seen = replay(tf.constant(flags), tf.constant(largest)).numpy()
     expected = reference(list(zip(flags.tolist(), largest.astype(np.float64).tolist())))
     np.testing.assert_allclose(seen, expected, rtol=2e-6)
     assert 1.0 < np.median(seen) < 2.0**24  # neither bound does it all
@@ -87,7 +76,7 @@ def openseq2seqs(largest):
 
 
 def test_on_good_steps_it_is_openseq2seqs(rng):
-    largest = 2.0 ** rng.normal(-2, 2, size=400)
+    largest = 2.0 ** rng.normal(-2, 2, size=100)
     loss_scale, seen = LogNormalLossScale(), []
     for each in largest:
         loss_scale.adjust(True, each)
@@ -99,7 +88,7 @@ def test_on_good_steps_it_is_openseq2seqs(rng):
 
 def test_one_bad_step_does_not_hold_it_down(rng):
     loss_scale = LogNormalLossScale()
-    for each in 2.0 ** rng.normal(-2, 1, size=300):
+    for each in 2.0 ** rng.normal(-2, 1, size=100):
         loss_scale.adjust(True, each)
     before = float(loss_scale)
     loss_scale.adjust(False, np.inf)

@@ -64,6 +64,11 @@ def families():
     return found
 
 
+def each_keras():
+    """Returns one family of each Keras, for tests in which optimizers have no part."""
+    return list({family.keras: family for family in families()}.values())
+
+
 def _new_optimizers(keras):
     if getattr(keras.optimizers, "legacy", None) is None:
         return None

@@ -42,6 +42,13 @@ def seed_all(keras):
         keras.utils.set_random_seed(5)
 
 
+def compiled_by(mode):
+    """Returns the arguments of `compile` for "eager", "graph" or "xla"."""
+    how = {"run_eagerly": True} if mode == "eager" else {"jit_compile": mode == "xla"}
+    # Older Kerases have no such argument.
+    return {} if TENSORFLOW < (2, 9) and mode != "eager" else how
+
+
 def variable_of(family, value, dtype="float32", name="v"):
     """Returns a variable of the kind that the optimizers of a Keras train."""
     if family.name == "keras3":

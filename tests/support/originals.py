@@ -237,84 +237,6 @@ class PaddleStatic(Unsaved):
         }
 
 
-class MindSpore(Unsaved):
-    """mindspore.amp.DynamicLossScaleManager, and the cell that it trains with."""
-
-    def __init__(self, scale=2.0**24, growth=2, period=2000):
-        import mindspore
-
-        mindspore.set_context(mode=mindspore.PYNATIVE_MODE, device_target="CPU")
-        self.tensor = mindspore.Tensor
-        self.cls = mindspore.amp.DynamicLossScaleManager
-        self.scaler = self.cls(scale, growth, period)
-        self.cell = self.scaler.get_update_cell()
-        value = mindspore.Tensor(float(scale), mindspore.float32)
-        self.scale = mindspore.Parameter(value, name="scale")
-
-    def step(self, is_finite):
-        self.scaler.update_loss_scale(not is_finite)
-        self.cell(self.scale, self.tensor(not is_finite))
-        found = float(self.scale.asnumpy())
-        return found if found == self.scaler.get_loss_scale() else "they differ"
-
-    def defaults(self):
-        found = arguments_of(self.cls)
-        return {
-            "initial_loss_scale": found["init_loss_scale"],
-            "increment_period": found["scale_window"],
-            "multiplier": found["scale_factor"],
-        }
-
-
-class Mmcv(Unsaved):
-    """mmcv's LossScaler, which mmcv 2 has no more."""
-
-    def __init__(self, scale=2.0**32, growth=2.0, period=1000):
-        from mmcv.runner.fp16_utils import LossScaler
-
-        self.cls = LossScaler
-        self.scaler = LossScaler(scale, "dynamic", growth, period)
-
-    def step(self, is_finite):
-        self.scaler.update_scale(not is_finite)
-        return float(self.scaler.cur_scale)
-
-    def defaults(self):
-        found = arguments_of(self.cls)
-        return {
-            "initial_loss_scale": found["init_scale"],
-            "increment_period": found["scale_window"],
-            "multiplier": found["scale_factor"],
-        }
-
-
-class Chainer(Unsaved):
-    """A chainer optimizer's dynamic loss scaling."""
-
-    def __init__(self, scale=1.0, period=1000):
-        import chainer
-
-        self.link = chainer.Link()
-        with self.link.init_scope():
-            self.link.weight = chainer.Parameter(np.zeros(1, np.float32))
-        self.optimizer = chainer.optimizers.SGD(0.0).setup(self.link)
-        self.optimizer.loss_scaling(period)
-        self.optimizer._loss_scale = scale
-
-    def step(self, is_finite):
-        value = 1.0 if is_finite else np.inf
-        self.link.weight.grad = np.array([value], np.float32)
-        self.optimizer.update()
-        return float(self.optimizer._loss_scale)
-
-    def defaults(self):
-        found = arguments_of(type(self.optimizer).loss_scaling)
-        return {
-            "increment_period": found["interval"],
-            "max_loss_scale": self.optimizer._loss_scale_max,
-        }
-
-
 #: Name of the preset -> the class.
 ORIGINALS = {
     "torch": Torch,
@@ -323,9 +245,6 @@ ORIGINALS = {
     "flax": Flax,
     "mpx": Mpx,
     "paddle_static": PaddleStatic,
-    "mindspore": MindSpore,
-    "mmcv": Mmcv,
-    "chainer": Chainer,
 }
 
 

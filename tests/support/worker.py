@@ -1,8 +1,9 @@
 """One of two workers that train in step: a program that test_processes.py starts.
 
-    python worker.py RANK PORT,PORT FOLDER KERAS ENTRY [--save-at N] [--wait-at N]
+    python worker.py RANK PORT,PORT FOLDER KERAS WAY,WAY [--save-at N] [--wait-at N]
 
-With --restore it goes on from what was saved. Writes what it saw to FOLDER/RANK.json.
+It trains each way, one after the other: `resumed` goes on from what `loop` has saved.
+Writes what it saw to FOLDER/RANK.json.
 """
 
 from __future__ import annotations
@@ -33,19 +34,17 @@ def arguments():
     parser.add_argument("ports")
     parser.add_argument("folder", type=Path)
     parser.add_argument("keras")
-    parser.add_argument("entry", choices=["fit", "loop", "failing-fits", "tell"])
+    parser.add_argument("ways", type=lambda ways: ways.split(","))
     parser.add_argument("--save-at", type=int)
     parser.add_argument("--wait-at", type=int)
-    parser.add_argument("--restore", action="store_true")
-    parser.add_argument("--communication-dtype")
     return parser.parse_args()
 
 
 class Interruption:
     """Saves after one step, and waits to be killed after another."""
 
-    def __init__(self, given):
-        self.given = given
+    def __init__(self, given, resumes):
+        self.given, self.resumes = given, resumes
 
     def path(self, rank):
         return str(self.given.folder / f"checkpoint-{rank}" / "state")
@@ -53,7 +52,7 @@ class Interruption:
     def begin(self, **trackables):
         self.step = tf.Variable(0, dtype=tf.int64)
         self.checkpoint = tf.train.Checkpoint(step=self.step, **trackables)
-        if self.given.restore:  # every worker from the first one's
+        if self.resumes:  # every worker from the first one's
             self.checkpoint.read(self.path(0)).assert_existing_objects_matched()
         return int(self.step.numpy())
 
@@ -119,22 +118,26 @@ def main():
     assert strategy.num_replicas_in_sync == len(workers)
     family = {each.name: each for each in installed.families()}[given.keras]
     data = dataset_of(strategy, given.rank)
-    if given.entry == "failing-fits":
-        told = {
+    told = {way: answer(strategy, family, given, data, way) for way in given.ways}
+    (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
+
+
+def answer(strategy, family, given, data, way):
+    """Returns what is seen one way."""
+    if way == "failing-fits":
+        return {
             name: error_of_fit(strategy, family, data, wrap)
             for name, wrap in (
                 ("bare", lambda inner: inner),
                 ("wrapped", lossscale.LossScaleOptimizer),
             )
         }
-    elif given.entry == "tell":
-        told = {
+    if way == "tell":
+        return {
             "looked": look(strategy, family, given.rank),
             "crossings": benchmark.count(strategy, family, [(2,), (3, 4)]),
         }
-    else:
-        told = trained(strategy, family, given, data)
-    (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
+    return trained(strategy, family, given, data, way)
 
 
 def error_of_fit(strategy, family, data, wrap):
@@ -148,11 +151,11 @@ def error_of_fit(strategy, family, data, wrap):
     return ""
 
 
-def trained(strategy, family, given, data):
+def trained(strategy, family, given, data, way):
     """Returns what is seen after each step."""
-    hook = Interruption(given)
-    options = {"communication_dtype": given.communication_dtype}
-    if given.entry == "fit":
+    hook = Interruption(given, way == "resumed")
+    options = {"communication_dtype": "float16"} if way == "float16" else {}
+    if way == "fit":
         seen = strategies.fit(strategy, family, RUN, hook=hook, data=data, **options)
     else:
         seen = strategies.loop(strategy, family, RUN, hook=hook, **options)

@@ -155,12 +155,23 @@ class Together:
         return int(self.loss_scale.skipped_steps.numpy()) == before
 
 
-def missed(family, every):
-    """Returns the functions whose infinities were applied after they were unscaled."""
-    return [
-        name
-        for chunk in chunks(every)
-        for together in [Together(family, chunk)]
-        for at, name in enumerate(chunk)
-        if any(together.is_missed(at, each) for each in INFINITIES)
-    ]
+def broken_once_unscaled(family, every):
+    """Returns a line for each function that comes out wrong, and each missed infinity.
+
+    Nothing is to be said of what was unscaled.
+    """
+    found = []
+    for chunk in chunks(every):
+        together = Together(family, chunk)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            together.run(tf.constant(np.stack([GRADIENT] * len(chunk))))
+        ours = [w for w in caught if issubclass(w.category, LossScaleWarning)]
+        found += [f"told of: {w.message}" for w in ours]
+        for name, weight in zip(chunk, together.weights):
+            if not _is_right(name, weight):
+                found.append(f"wrong: {name}")
+        for at, name in enumerate(chunk):
+            if hides(name) and any(together.is_missed(at, i) for i in INFINITIES):
+                found.append(f"missed: {name}")
+    return found
