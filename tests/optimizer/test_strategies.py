@@ -4,7 +4,7 @@ The infinity is on the first replica, the last, all of them or none. Every copy 
 variable stays equal to the last bit, and to what one replica computes unwrapped.
 
 The strategy with replicas is MirroredStrategy on two of them. The last test runs some
-of this file once more on four of another one, in a process of its own.
+of this file once more on four, of this one and another, in processes of their own.
 
 Put the flag of one replica in the place of the agreed one and these tests fail.
 """
@@ -234,18 +234,21 @@ def test_a_random_run(trainings, mirrored, family, number, share):
     np.testing.assert_array_equal(strategies.agreed(mirrored, own[-1]), expected)
 
 
-# This file once more, in a process of its own
+# This file once more, in processes of its own
 
 
 @pytest.mark.slow
-def test_another_strategy_and_more_replicas():
+@pytest.mark.parametrize("on", ["mirrored:4", "central:4"])
+def test_another_strategy_or_more_replicas(on):
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "slow or not slow"]
     command += ["-p", "no:cacheprovider", "--color=no", str(HERE)]
     command += [str(HERE.parent / "test_sharing.py"), "-k"]
+    # How many replicas there are matters to the sum, and what a strategy is to all.
+    chosen = "sum" if "mirrored" in on else "central or replicas or sum or random"
     answer = subprocess.run(
-        [*command, "(central or replicas or sum or random) and not another"],
+        [*command, f"({chosen}) and not another"],
         cwd=ROOT,
-        env={**os.environ, "LOSSSCALE_TESTS_ON": "central:4"},
+        env={**os.environ, "LOSSSCALE_TESTS_ON": on},
         capture_output=True,
         text=True,
         timeout=570,
