@@ -445,7 +445,7 @@ def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:
     if check.is_clean or any(g is not None and b is None for g, b in pairs):
         return None
     bundle = bundle.but(is_checked=True)
-    if replicas.count() > 1 or not mode.current().checks_anew:
+    if replicas.count() > 1 or not mode.current().by_xla:
         return bundle
     return bundle.but(
         grads=[None if each is None else each.grad for each in before],

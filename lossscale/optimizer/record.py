@@ -108,7 +108,7 @@ class Record(tf.Module):
         a `tf.function` that creates one is traced twice. Called again at each step.
         """
         # A session would have to initialize the variable.
-        if not (loss_scale.checks_gradients and mode.current().records_faults):
+        if mode.current().runs_parts or not loss_scale.checks_gradients:
             return None
         for entry in self._entries:
             number_of = {id(each): i for i, each in enumerate(entry.variables)}
