@@ -108,7 +108,7 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
-        wrappers.check_shapes(inner, grads, variables)
+        wrappers.check_shapes(grads, variables)
         if not self._is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)

@@ -185,7 +185,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error
             return
-        wrappers.check_shapes(inner, rest, trained)
+        wrappers.check_shapes(rest, trained)
         check = _check_of(values, rest)
         self._apply_or_skip(rest, list(trained), apply, check=check)
 
