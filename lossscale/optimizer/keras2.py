@@ -8,8 +8,8 @@ when a Keras 2 is imported later.
 
 from __future__ import annotations
 
+import functools
 import inspect
-import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -59,17 +59,18 @@ class Keras2Base(LossScaleOptimizer):
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
-        inner = self.inner_optimizer
-        inner._maybe_initialize_trackable()
-        # An inner optimizer may track objects of its own under our names.
-        while inner._lookup_dependency(name) is not None and not overwrite:
-            # Keras's constructor tracks a reader of TensorFlow 2.2's files so.
-            if name == "base_optimizer":
-                return trackable
-            name = f"wrapper_{name}"
-        vars(inner).setdefault(_TRACKED, []).append(name)
+        # What a wrapper before this one tracked under the same name is replaced.
+        tracked = vars(self.inner_optimizer).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
-        return track(trackable, name, overwrite)
+        try:
+            track(trackable, name, overwrite or name in tracked)
+        except ValueError:  # the inner optimizer tracks an object of its own so
+            # Keras's constructor tracks a reader of TensorFlow 2.2's files so, too.
+            if name != "base_optimizer":
+                self._track_trackable(trackable, f"wrapper_{name}", overwrite)
+            return trackable
+        tracked.add(name)
+        return trackable
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -87,10 +88,6 @@ class Keras2Base(LossScaleOptimizer):
         """
         reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
-        # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
-        name = "_raise_if_strategy_unsupported"
-        refuse: Any = getattr(self._keras_module, name, None) or getattr(self, name)
-        refuse()
         inner = self.inner_optimizer
         has_own = aggregates and self._has_own_aggregation(inner)
         aggregates = aggregates and not has_own
@@ -131,17 +128,8 @@ class Keras2Base(LossScaleOptimizer):
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
         reduction.restore(inner_optimizer, cls._summing_method)
-        # It keeps the objects that its wrapper tracks, and the next one tracks its own.
-        # The attributes are private to TensorFlow (seen on 2.4 to 2.21).
-        inner_optimizer._maybe_initialize_trackable()
-        tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
-        # Keras's own wrapper tracks the first two of our names.
-        names = vars(inner_optimizer).pop(_TRACKED, ("base_optimizer", "loss_scale"))
-        gone = [each for each in tracked if each.name in names]
-        kept = [each for each in tracked if each not in gone]
-        inner_optimizer._self_unconditional_checkpoint_dependencies = kept
-        for each in gone:
-            inner_optimizer._self_unconditional_dependency_names.pop(each.name, None)
+        # Keras's own wrapper tracks objects under these names.
+        vars(inner_optimizer).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
@@ -245,12 +233,8 @@ class _Legacy(Keras2Base):
 
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        # Without this name every aggregation is called before the decision, which is
-        # right too.
-        module = sys.modules[cls._optimizer_class.__module__]
-        default = getattr(module, "optimizer_utils", None)
-        default = getattr(default, "all_reduce_sum_gradients", None)
-        is_own = inner_optimizer.gradient_aggregator is not default
+        aggregator = inner_optimizer.gradient_aggregator
+        is_own = aggregator is not _default_aggregator(cls._keras)
         return is_own or super()._has_own_aggregation(inner_optimizer)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
@@ -269,6 +253,13 @@ class _Legacy(Keras2Base):
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
+
+
+@functools.lru_cache(maxsize=None)
+def _default_aggregator(keras: Any) -> Any:
+    """Returns the function by which a Keras 2's legacy optimizers sum gradients."""
+    legacy = getattr(keras.optimizers, "legacy", keras.optimizers)
+    return legacy.SGD().gradient_aggregator
 
 
 class _New(Keras2Base):

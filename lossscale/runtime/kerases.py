@@ -225,10 +225,11 @@ def callbacks_beside(callback: Any) -> List[Any]:
     No Keras tells a callback which others there are. So they are read from the object
     that calls the callback. The list is empty if no `fit` calls it.
     """
+    lists = tuple(keras.callbacks.CallbackList for keras in installed())
     frame = inspect.currentframe()
     while frame is not None:
         caller: Any = frame.f_locals.get("self")
-        if type(caller).__name__ == "CallbackList":
+        if isinstance(caller, lists):
             found = list(caller.callbacks)
             if any(each is callback for each in found):
                 return found
