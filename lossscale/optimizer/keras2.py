@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -31,8 +32,6 @@ class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
     _unscales_in_apply = False
-    #: The module that defines Keras's own wrappers.
-    _keras_module: Any
     _keras: Any
     _is_legacy: bool
     _own_name: str
@@ -54,7 +53,8 @@ class Keras2Base(LossScaleOptimizer):
         if not mode.current().knows_values:
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
-                self._keras_module.backend.track_variable(variable)
+                module = self._keras.mixed_precision.LossScaleOptimizer.__module__
+                sys.modules[module].backend.track_variable(variable)
 
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
@@ -173,9 +173,11 @@ class Keras2Base(LossScaleOptimizer):
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
         if not isinstance(config, dict):
             return config
-        return kerases.deserialize_optimizer(
-            cls._keras, config, custom_objects, cls._is_legacy
-        )
+        read, is_legacy = cls._keras.optimizers.deserialize, cls._is_legacy
+        try:
+            return read(config, custom_objects, use_legacy_optimizer=is_legacy)
+        except TypeError:  # before TensorFlow 2.10 there is no such argument
+            return read(config, custom_objects)
 
 
 class _Name(str):
@@ -354,7 +356,6 @@ def _mix_into(keras: Any) -> None:
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,
             "_keras": keras,
-            "_keras_module": kerases.wrapper_module(keras),
             "_optimizer_class": optimizer_class,
         }
         # Other code tells an optimizer's kind by this name. Files find the class by
