@@ -60,12 +60,16 @@ class Keras2Base(LossScaleOptimizer):
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
         # What a wrapper before this one tracked under the same name is replaced.
-        tracked = vars(self.inner_optimizer).setdefault(_TRACKED, set())
+        inner = self.inner_optimizer
+        tracked = vars(inner).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
         try:
             track(trackable, name, overwrite or name in tracked)
-        except ValueError:  # the inner optimizer tracks an object of its own so
-            # Keras's constructor tracks a reader of TensorFlow 2.2's files so, too.
+        except ValueError:
+            if inner._lookup_dependency(name) is trackable:
+                raise  # it is tracked, and cannot be restored
+            # The inner optimizer tracks an object of its own under this name. Keras's
+            # constructor would track a reader of TensorFlow 2.2's files.
             if name != "base_optimizer":
                 self._track_trackable(trackable, f"wrapper_{name}", overwrite)
             return trackable
