@@ -180,7 +180,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
                 return self._optimizer.apply_gradients(pairs, global_step, inner_name)
 
         listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
-        wrappers.check_shapes(self._optimizer, grads, variables)
+        wrappers.check_shapes(grads, variables)
         bundle = self._pending.resolve(grads)
         step = Step(self._pending, reduction_for(are_added=True), entry=None)
         done = step.run(bundle, apply)

@@ -40,12 +40,16 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     not floating are returned unchanged. float16 gradients are divided in float32, where
     a divisor of 2**16 is finite; in float16 it is not.
 
-    Under XLA they are multiplied by the reciprocal (see `mode`). At powers of two that
+    Under XLA they are multiplied by the reciprocal: XLA fuses a product into the
+    operation that uses it, but would store a quotient in memory. At powers of two that
     is as exact; otherwise the last bit may differ.
     """
-    fused = mode.current().divides_by_reciprocal
-    quotient = _by_reciprocal(divisor) if fused else lambda value: value / divisor
-    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
+    here = mode.current()
+    by_reciprocal = here.by_xla and not here.joins_factors
+    divided = (
+        _by_reciprocal(divisor) if by_reciprocal else lambda value: value / divisor
+    )
+    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, divided), grads)
 
 
 def opaque_divisor(loss_scale: Any, count: Any) -> Any:
@@ -55,7 +59,7 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     and flushes to zero. It cannot know a variable's value, nor that the variable
     `count` is never negative.
     """
-    if not mode.current().knows_constants:  # each operation runs as it stands
+    if mode.current().knows_values:  # each operation runs as it stands
         return loss_scale
     operation = getattr(loss_scale, "op", None)
     if operation is not None and operation.type == "ReadVariableOp":

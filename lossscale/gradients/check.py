@@ -164,10 +164,11 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
     """Tells whether the sum of all elements is finite, which proves that each is.
 
     In float16 it checks each element instead, which takes less time: float16 ends at
-    65504, so a sum of scaled gradients is seldom finite.
+    65504, so a sum of scaled gradients is seldom finite. So does bfloat16 under XLA,
+    where its sum takes longer than the check.
     """
-    sums_slowly = mode.current().sums_bfloat16_slowly
-    narrow = (tf.float16, tf.bfloat16) if sums_slowly else (tf.float16,)
+    by_xla = mode.current().by_xla
+    narrow = (tf.float16, tf.bfloat16) if by_xla else (tf.float16,)
     looked_at = [value for value in values if value.dtype in narrow]
     summed = add_up([value for value in values if value.dtype not in narrow])
     flags = [each_is_finite(looked_at)] if looked_at else []
@@ -251,7 +252,7 @@ def as_stored(value: Any) -> Any:
     XLA cannot skip rounding before an operation on bits. A tensor of a wider dtype is
     returned unchanged, and so is any tensor outside XLA.
     """
-    if value.dtype.size != 2 or not mode.current().may_not_round:
+    if value.dtype.size != 2 or not mode.current().by_xla:
         return value
     bits = tf.bitwise.bitwise_and(tf.bitcast(value, tf.int16), tf.int16.max)
     return tf.bitcast(bits, value.dtype)

@@ -98,7 +98,7 @@ def in_this_graph(grad: Grad) -> Any:
 def _groups(grads: Grads) -> List[List[int]]:
     """Returns groups of positions. The gradients of a group are packed into one."""
     groups: Dict[Any, List[int]] = {}
-    packs = mode.current().packs_small
+    packs = not mode.current().by_xla  # which makes one program of them anyway
     for position, grad in enumerate(grads):
         key: Any = position
         is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating

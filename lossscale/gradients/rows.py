@@ -11,7 +11,6 @@ from typing import Any, Iterable, List, Optional
 
 import tensorflow as tf
 
-from lossscale.runtime import mode
 from lossscale.runtime.aliases import Divisors, Grad, Grads
 
 
@@ -63,21 +62,14 @@ def sums(grad: Grad) -> Any:
     With three or more rows the optimizer's order of addition decides whether the sum
     overflows. So their magnitudes are summed: if that is finite, so is every order.
     """
-    values = grad.values
-    if not mode.current().fixes_shapes:
-        unique, positions = tf.unique(grad.indices)
-        size = tf.shape(unique)[0]
-    else:
-        # XLA has no tf.unique. In a branch of TensorFlow 2.4 it knows only inputs'
-        # shapes.
-        order = tf.argsort(tf.cast(grad.indices, tf.int32))
-        ordered = tf.gather(grad.indices, order)
-        is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
-        positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
-        values, size = tf.gather(values, order), tf.shape(order)[0]
-    wide = tf.cast(values, tf.float32)
+    # XLA has no tf.unique, and knows only inputs' shapes in a branch of TensorFlow 2.4.
+    order = tf.argsort(tf.cast(grad.indices, tf.int32))
+    ordered = tf.gather(grad.indices, order)
+    is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
+    positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
+    wide = tf.cast(tf.gather(grad.values, order), tf.float32)
     signed, magnitudes, counts = (
-        tf.math.unsorted_segment_sum(each, positions, size)
+        tf.math.unsorted_segment_sum(each, positions, tf.shape(order)[0])
         for each in (wide, tf.abs(wide), tf.ones_like(wide))
     )
     largest = tf.where(counts > 2.0, magnitudes, signed)

@@ -9,8 +9,8 @@ In the order of its imports:
 * `pending`: is a division pending? the state of a step, on the device;
 * `reduction`: the flag over one replica or several; sums in float16;
 * `record`: why the last step was skipped: not finite, or a spike;
-* `sharing`: several optimizers, one loss scale;
-* `step`: one step: unscale, check, reduce, adjust, apply or skip;
+* `step`: one step: unscale, check, reduce, adjust, apply or skip, by one optimizer or
+  by several that share a loss scale;
 * `wrappers`: which wrapper for which optimizer;
 * `arguments`: the arguments, configs and states of Keras's own wrappers;
 * `base`: `LossScaleOptimizer`, what the wrappers of all Kerases have in common;

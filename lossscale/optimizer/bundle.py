@@ -111,8 +111,9 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         return bundle.unscaled(), CLEAN
     few = bundle.packed()
     quotients = few.divided()
-    # A check that divides a second time needs no quotients: unused ones are freed.
-    examined = few if mode.current().checks_anew else quotients
+    # Under XLA the check divides a second time, so that no quotient need be stored for
+    # it. A graph reuses the memory of what it divides, unless it is read again.
+    examined = few if mode.current().by_xla else quotients
     check = check_of_quotients(examined)
     if mode.current().runs_parts and is_nested():
         # A session keeps no state. Gradients tell it of an overflow in a loop or a

@@ -8,6 +8,7 @@ when a Keras 2 is imported later.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -31,8 +32,6 @@ class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
     _unscales_in_apply = False
-    #: The module that defines Keras's own wrappers.
-    _keras_module: Any
     _keras: Any
     _is_legacy: bool
     _own_name: str
@@ -54,22 +53,28 @@ class Keras2Base(LossScaleOptimizer):
         if not mode.current().knows_values:
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
-                self._keras_module.backend.track_variable(variable)
+                module = self._keras.mixed_precision.LossScaleOptimizer.__module__
+                sys.modules[module].backend.track_variable(variable)
 
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
+        # What a wrapper before this one tracked under the same name is replaced.
         inner = self.inner_optimizer
-        inner._maybe_initialize_trackable()
-        # An inner optimizer may track objects of its own under our names.
-        while inner._lookup_dependency(name) is not None and not overwrite:
-            # Keras's constructor tracks a reader of TensorFlow 2.2's files so.
-            if name == "base_optimizer":
-                return trackable
-            name = f"wrapper_{name}"
-        vars(inner).setdefault(_TRACKED, []).append(name)
+        tracked = vars(inner).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
-        return track(trackable, name, overwrite)
+        try:
+            track(trackable, name, overwrite or name in tracked)
+        except ValueError:
+            if inner._lookup_dependency(name) is trackable:
+                raise  # it is tracked, and cannot be restored
+            # The inner optimizer tracks an object of its own under this name. Keras's
+            # constructor would track a reader of TensorFlow 2.2's files.
+            if name != "base_optimizer":
+                self._track_trackable(trackable, f"wrapper_{name}", overwrite)
+            return trackable
+        tracked.add(name)
+        return trackable
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -87,10 +92,6 @@ class Keras2Base(LossScaleOptimizer):
         """
         reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
-        # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
-        name = "_raise_if_strategy_unsupported"
-        refuse: Any = getattr(self._keras_module, name, None) or getattr(self, name)
-        refuse()
         inner = self.inner_optimizer
         has_own = aggregates and self._has_own_aggregation(inner)
         aggregates = aggregates and not has_own
@@ -108,7 +109,7 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
-        wrappers.check_shapes(inner, grads, variables)
+        wrappers.check_shapes(grads, variables)
         if not self._is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
@@ -131,17 +132,8 @@ class Keras2Base(LossScaleOptimizer):
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
         reduction.restore(inner_optimizer, cls._summing_method)
-        # It keeps the objects that its wrapper tracks, and the next one tracks its own.
-        # The attributes are private to TensorFlow (seen on 2.4 to 2.21).
-        inner_optimizer._maybe_initialize_trackable()
-        tracked = inner_optimizer._self_unconditional_checkpoint_dependencies
-        # Keras's own wrapper tracks the first two of our names.
-        names = vars(inner_optimizer).pop(_TRACKED, ("base_optimizer", "loss_scale"))
-        gone = [each for each in tracked if each.name in names]
-        kept = [each for each in tracked if each not in gone]
-        inner_optimizer._self_unconditional_checkpoint_dependencies = kept
-        for each in gone:
-            inner_optimizer._self_unconditional_dependency_names.pop(each.name, None)
+        # Keras's own wrapper tracks objects under these names.
+        vars(inner_optimizer).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
 
     @classmethod
     def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
@@ -185,9 +177,11 @@ class Keras2Base(LossScaleOptimizer):
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
         if not isinstance(config, dict):
             return config
-        return kerases.deserialize_optimizer(
-            cls._keras, config, custom_objects, cls._is_legacy
-        )
+        read, is_legacy = cls._keras.optimizers.deserialize, cls._is_legacy
+        try:
+            return read(config, custom_objects, use_legacy_optimizer=is_legacy)
+        except TypeError:  # before TensorFlow 2.10 there is no such argument
+            return read(config, custom_objects)
 
 
 class _Name(str):
@@ -245,12 +239,8 @@ class _Legacy(Keras2Base):
 
     @classmethod
     def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        # Without this name every aggregation is called before the decision, which is
-        # right too.
-        module = sys.modules[cls._optimizer_class.__module__]
-        default = getattr(module, "optimizer_utils", None)
-        default = getattr(default, "all_reduce_sum_gradients", None)
-        is_own = inner_optimizer.gradient_aggregator is not default
+        aggregator = inner_optimizer.gradient_aggregator
+        is_own = aggregator is not _default_aggregator(cls._keras)
         return is_own or super()._has_own_aggregation(inner_optimizer)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
@@ -269,6 +259,13 @@ class _Legacy(Keras2Base):
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
+
+
+@functools.lru_cache(maxsize=None)
+def _default_aggregator(keras: Any) -> Any:
+    """Returns the function by which a Keras 2's legacy optimizers sum gradients."""
+    legacy = getattr(keras.optimizers, "legacy", keras.optimizers)
+    return legacy.SGD().gradient_aggregator
 
 
 class _New(Keras2Base):
@@ -363,7 +360,6 @@ def _mix_into(keras: Any) -> None:
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,
             "_keras": keras,
-            "_keras_module": kerases.wrapper_module(keras),
             "_optimizer_class": optimizer_class,
         }
         # Other code tells an optimizer's kind by this name. Files find the class by

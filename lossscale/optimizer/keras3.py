@@ -125,9 +125,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     @property
     def applied_steps(self) -> Any:
-        # Private. From Keras 3.4 on, `iterations` is this variable divided by
+        # From Keras 3.4 on, `iterations` is this variable divided by
         # `gradient_accumulation_steps` (seen on Keras 3.3, 3.6 and 3.15).
-        return getattr(self.inner_optimizer, "_iterations", self.iterations)
+        counts = (v for v in self.inner_optimizer.variables if v.name == "iteration")
+        return next(counts, self.iterations)
 
     @property
     def variables(self) -> List[Variable]:
@@ -185,7 +186,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error
             return
-        wrappers.check_shapes(inner, rest, trained)
+        wrappers.check_shapes(rest, trained)
         check = _check_of(values, rest)
         self._apply_or_skip(rest, list(trained), apply, check=check)
 

@@ -55,7 +55,6 @@ from lossscale.runtime.aliases import (
 )
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.graphs import (
-    are_arguments,
     current_graph,
     is_visible,
     notes_of,
@@ -333,9 +332,8 @@ class Pending:
             losses = [loss for loss, _ in self.observer.losses()]
             kinds = self._kinds_of(grads)
             names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
-            bundle = Bundle(self.loss_scale, grads, [None] * len(grads), losses=losses)
-            if not self._was_never_scaled(grads):
-                bundle = bundle.but(divisors=self._divisors(grads, kinds, names))
+            divisors = self._divisors(grads, kinds, names)
+            bundle = Bundle(self.loss_scale, grads, divisors, losses=losses)
             if self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, _lists_among(kinds), names)
         self.observer.stepped()
@@ -374,17 +372,14 @@ class Pending:
             check = check._replace(quick=is_finite)
         return (bundle if returned is None else returned).but(check=check)
 
-    def _was_never_scaled(self, grads: Grads) -> bool:
-        """Tells whether nobody has scaled the loss of these gradients, and warns."""
-        if self.loss_scale.has_scaled or self.loss_scale.has_been_read:
-            return False
-        self._warn(warnings.NEVER_SCALED)
-        values = [None if each is None else dense_part(each) for each in grads]
-        return not are_arguments(values)  # their loss may be scaled before they come
-
     def _divisors(self, grads: Grads, kinds: List[Kind], names: Set[str]) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
-        rest = self._if_pending() if self.is_keras and UNKNOWN in names else None
+        was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
+        by_nobody = self._divides_in_apply and was_used
+        if not was_used:
+            self._warn(warnings.NEVER_SCALED)
+        is_unknown = self.is_keras and UNKNOWN in names
+        rest = self._if_pending(by_nobody) if is_unknown else None
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)
@@ -397,16 +392,19 @@ class Pending:
             for kind, divisor in zip(kinds, self._divisors_of_scaled(grads, kinds))
         ]
 
-    def _if_pending(self) -> Optional[Scalar]:
-        """Returns what divides gradients of unknown kind: 1 or None if unscaled."""
+    def _if_pending(self, by_nobody: bool) -> Optional[Scalar]:
+        """Returns what divides gradients of unknown kind: 1 or None if unscaled.
+
+        `by_nobody` tells whether they are divided if nobody scaled or unscaled.
+        """
         if self.state is None:
-            is_scaled = self._divides_in_apply or self.observer.is_scaled
+            is_scaled = by_nobody or self.observer.is_scaled
             return self._scaled_by() if is_scaled else None
         pending = tf.convert_to_tensor(self.state.pending)
-        by_nobody = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
-        divisor = tf.where(
-            pending > 0.0, pending, by_nobody if self._divides_in_apply else 1.0
-        )
+        others = 1.0
+        if by_nobody:
+            others = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
+        divisor = tf.where(pending > 0.0, pending, others)
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 
@@ -445,7 +443,7 @@ def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:
     if check.is_clean or any(g is not None and b is None for g, b in pairs):
         return None
     bundle = bundle.but(is_checked=True)
-    if replicas.count() > 1 or not mode.current().checks_anew:
+    if replicas.count() > 1 or not mode.current().by_xla:
         return bundle
     return bundle.but(
         grads=[None if each is None else each.grad for each in before],

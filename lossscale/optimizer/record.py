@@ -108,7 +108,7 @@ class Record(tf.Module):
         a `tf.function` that creates one is traced twice. Called again at each step.
         """
         # A session would have to initialize the variable.
-        if not (loss_scale.checks_gradients and mode.current().records_faults):
+        if mode.current().runs_parts or not loss_scale.checks_gradients:
             return None
         for entry in self._entries:
             number_of = {id(each): i for i, each in enumerate(entry.variables)}
@@ -231,17 +231,11 @@ class Entry:
     def write_spike(self, bundle: Bundle, agreed: Check, guard: SpikeGuard) -> Op:
         """Records which gradient was the largest. The guard has counted the spike."""
 
-        def in_own_row(local: Bundle) -> Tensor:
-            """Returns a matrix with a row for each replica, 0 but this one's own."""
-            found = largest_of_each(local.quotients(), local.groups)
-            if replicas.count() == 1:
-                return tf.expand_dims(found, 0)
-            number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            own = tf.one_hot(number, replicas.count())
-            return tf.expand_dims(own, 1) * tf.expand_dims(found, 0)
+        def magnitudes(local: Bundle) -> PerGradient:
+            return largest_of_each(local.quotients(), local.groups)
 
-        rows = replicas.call_for_each_replica(in_own_row, bundle)
-        each = tf.reduce_max(replicas.all_reduce_sum(rows), 0)
+        each = replicas.call_for_each_replica(magnitudes, bundle)
+        each = replicas.greatest(each)
         each = _placed(each, self.positions, len(self.variables))
         limit, spikes = map(replicas.local_result, (guard.limit, guard.spikes))
         known = [tf.cast(one, tf.float32) for one in (agreed.largest, limit, spikes)]

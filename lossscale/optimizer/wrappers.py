@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Dict, Iterable, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
 from lossscale.runtime import kerases, registry
-from lossscale.runtime.aliases import Grad, Tensor, Variable
+from lossscale.runtime.aliases import Grad, Variable
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
@@ -190,12 +188,11 @@ def _is_ours(optimizer: Any) -> bool:
     return isinstance(optimizer, tuple(wrapper for _, wrapper in _wrappers.pairs))
 
 
-def check_shapes(
-    inner_optimizer: Any, grads: Sequence[Grad], variables: Iterable[Variable]
-) -> None:
-    """Raises if the inner optimizer cannot apply a gradient, for its shape.
+def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
+    """Raises if a gradient does not have its variable's shape, and is not broadcast.
 
-    It would raise after the loss scale has counted the step, in some graphs as well.
+    The inner optimizer would raise after the loss scale has counted the step. Whether
+    it broadcasts, only it knows.
     """
     for grad, variable in zip(grads, variables):
         if not tf.is_tensor(grad):
@@ -204,8 +201,7 @@ def check_shapes(
         if isinstance(grad, tf.IndexedSlices):
             fits = shape[1:].is_compatible_with(whole[1:])
         else:
-            fits = shape.is_compatible_with(whole)
-            fits = fits or _broadcasts(inner_optimizer, grad, variable)
+            fits = _broadcasts(shape, whole)
         if not fits:
             raise ValueError(
                 f"`grads` must have the shapes of their variables, got {shape} for "
@@ -214,35 +210,12 @@ def check_shapes(
             )
 
 
-def _broadcasts(optimizer: Any, grad: Tensor, variable: Variable) -> bool:
-    """Tells whether an optimizer broadcasts such a gradient: a copy tries it.
-
-    Some do, which may depend on their arguments.
-    """
-    shape = tf.TensorShape(variable.shape)
+def _broadcasts(shape: Any, whole: Any) -> bool:
+    """Tells whether tensors of a shape can be broadcast to another shape."""
     try:
-        if not tf.broadcast_static_shape(grad.shape, shape).is_compatible_with(shape):
-            return False
+        return bool(tf.broadcast_static_shape(shape, whole).is_compatible_with(whole))
     except ValueError:
         return False
-
-    def is_applied() -> bool:
-        try:
-            copy = type(optimizer).from_config(optimizer.get_config())
-        except Exception:  # it has no config, or one that is of no use
-            # TensorFlow 1's own optimizers take no other shape. A user's have to try.
-            return type(optimizer).__module__.split(".")[0] != "tensorflow"
-        made: Any = tf.Variable if isinstance(variable, tf.Variable) else type(variable)
-        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-        zeros = tf.zeros([each or 1 for each in grad.shape], grad.dtype)
-        try:
-            copy.apply_gradients([(zeros, made(np.zeros(variable.shape, dtype)))])
-        except (ValueError, tf.errors.InvalidArgumentError):
-            return False
-        return True
-
-    with ThreadPoolExecutor(1) as thread:  # there neither graph nor strategy is open
-        return thread.submit(is_applied).result()
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:

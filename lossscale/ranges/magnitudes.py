@@ -39,7 +39,7 @@ def on_device(tensor: Any) -> Any:
         # A sum of numbers that are not negative is NaN only if one of them is.
         is_nan = tf.math.is_nan(tf.reduce_sum(tf.abs(tensor)))
     limit = _LARGEST
-    if mode.current().may_not_round and tensor.dtype == tf.float16:
+    if mode.current().by_xla and tensor.dtype == tf.float16:
         limit = float(tf.float16.max)
     found = tf.where(low > limit, MASK, tf.maximum(high, low))
     found = tf.where(high > limit, INF, found)

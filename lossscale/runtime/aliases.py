@@ -45,5 +45,3 @@ ApplyFunction = Callable[[Grads], Results]
 Attributes = Sequence[Any]
 #: A `tf.Graph`. Eager mode has none: None stands for it.
 Graph = Any
-#: A `tf.Operation` of a graph.
-Operation = Any

@@ -46,7 +46,7 @@ def either(
     known = _known(condition)
     if known is not None:
         return true_fn() if known else false_fn()
-    if not mode.current().cond_runs_both:
+    if not mode.current().by_xla:
         return tf.cond(condition, true_fn, false_fn)
 
     def with_a_draw() -> Results:

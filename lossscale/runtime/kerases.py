@@ -136,11 +136,6 @@ class _Watch(importlib.abc.MetaPathFinder):
 _watch = _Watch()
 
 
-def wrapper_module(keras: Any) -> Any:
-    """Returns the module in which a Keras 2 defines its loss scale wrappers."""
-    return sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
-
-
 def generations(keras: Any) -> List[Tuple[bool, type, type]]:
     """Returns the generations of optimizers that a Keras 2 has.
 
@@ -161,17 +156,6 @@ def generations(keras: Any) -> List[Tuple[bool, type, type]]:
         base = next(base for base in bases if issubclass(wrapper, base))
         found.append((not hasattr(base, "update_step"), wrapper, base))
     return sorted(found, key=lambda generation: generation[0])
-
-
-def deserialize_optimizer(
-    keras: Any, config: Dict[str, Any], custom_objects: Any, is_legacy: bool
-) -> Any:
-    """Returns an optimizer of one generation of a Keras 2 from its config."""
-    deserialize = keras.optimizers.deserialize
-    try:
-        return deserialize(config, custom_objects, use_legacy_optimizer=is_legacy)
-    except TypeError:  # before TensorFlow 2.10 there is no such argument
-        return deserialize(config, custom_objects)
 
 
 def installed() -> List[Any]:
@@ -225,10 +209,11 @@ def callbacks_beside(callback: Any) -> List[Any]:
     No Keras tells a callback which others there are. So they are read from the object
     that calls the callback. The list is empty if no `fit` calls it.
     """
+    lists = tuple(keras.callbacks.CallbackList for keras in installed())
     frame = inspect.currentframe()
     while frame is not None:
         caller: Any = frame.f_locals.get("self")
-        if type(caller).__name__ == "CallbackList":
+        if isinstance(caller, lists):
             found = list(caller.callbacks)
             if any(each is callback for each in found):
                 return found

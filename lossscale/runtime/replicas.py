@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Hashable, List
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
+from lossscale.runtime.aliases import Flag, Grad, Grads, Tensor
 
 
 def count() -> int:
@@ -168,24 +168,24 @@ def agree(is_finite: Flag) -> Flag:
     return tf.equal(all_reduce_sum(at_fault), 0.0)
 
 
-def in_own_slot(value: Scalar) -> Tensor:
-    """Returns `[replicas]` numbers: this replica's number in its place, 0 in others.
+def in_own_slot(value: Tensor) -> Tensor:
+    """Returns this replica's tensor in its place among those of all, 0 in others.
 
-    The sum over all replicas holds the number of each, and so the greatest, for which
+    The sum over all replicas holds the numbers of each, and so the greatest, for which
     `tf.distribute` has no reduction. Call it in replica context. No number may be NaN.
     """
     number = tf.distribute.get_replica_context().replica_id_in_sync_group
-    return tf.one_hot(number, count(), on_value=value, off_value=tf.zeros_like(value))
+    return tf.scatter_nd([[number]], [value], [count(), *value.shape])
 
 
-def greatest(value: Scalar) -> Scalar:
+def greatest(value: Tensor) -> Tensor:
     """Returns the greatest of all replicas' numbers. It is equal on all replicas.
 
     In cross-replica context, `value` is `PerReplica`. It is not negative and not NaN.
     """
     if count() == 1:
         return local_result(value)
-    return tf.reduce_max(all_reduce_sum(call_for_each_replica(in_own_slot, value)))
+    return tf.reduce_max(all_reduce_sum(call_for_each_replica(in_own_slot, value)), 0)
 
 
 def merge_call(function: Callable[..., Any], *args: Any) -> Any:

@@ -173,6 +173,9 @@ def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
         assert error is None
         assert_same([v.numpy() for v in found], [v.numpy() for v in bare])
         return
+    if of_variable != [1]:  # the inner optimizer might have broadcast it
+        assert type(error) is type(refused)
+        return
     with pytest.raises(ValueError, match=r"`grads` must .* got \(.*\) for 'w'"):
         raise error
     assert_same(scale_state(optimizer), before)
