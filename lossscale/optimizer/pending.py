@@ -55,6 +55,7 @@ from lossscale.runtime.aliases import (
 )
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.graphs import (
+    are_arguments,
     current_graph,
     is_visible,
     notes_of,
@@ -375,11 +376,14 @@ class Pending:
     def _divisors(self, grads: Grads, kinds: List[Kind], names: Set[str]) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
         was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
-        by_nobody = self._divides_in_apply and was_used
         if not was_used:
             self._warn(warnings.NEVER_SCALED)
-        is_unknown = self.is_keras and UNKNOWN in names
-        rest = self._if_pending(by_nobody) if is_unknown else None
+        rest = None
+        if self.is_keras and UNKNOWN in names:
+            values = [None if each is None else dense_part(each) for each in grads]
+            # The loss of a function's arguments may be scaled before they come.
+            by_nobody = was_used or are_arguments(values)
+            rest = self._if_pending(by_nobody and self._divides_in_apply)
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Tuple, TypeVar
 
 import tensorflow as tf
 
@@ -103,6 +103,30 @@ def is_nested() -> bool:
     # function.
     in_session = not tf.compat.v1.executing_eagerly_outside_functions()
     return in_session or bool(around.building_function)
+
+
+def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
+    """Tells whether tensors are computed from nothing but this function's arguments.
+
+    Args:
+      tensors: The tensors. A `None` among them changes nothing.
+    """
+    values = [tensor for tensor in tensors if tensor is not None]
+    seen, found = set(), False
+    while values:
+        value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        operation = None if graph_of(value) is None else value.op
+        if operation is None or operation.type == "ReadVariableOp":
+            return False
+        if operation.type == "Placeholder":
+            if captured_by(value) is not None:
+                return False
+            found = True
+        values += operation.inputs
+    return found
 
 
 def captured_by(tensor: Tensor) -> Optional[Tensor]:

@@ -226,7 +226,8 @@ class TestNeverScaled:
             apply(tf.constant([8.0, 8.0]))
         assert len([w for w in caught if w.category is LossScaleWarning]) == 1
         apply(tf.constant([8.0, 8.0]))  # a second warning would be an error
-        np.testing.assert_array_equal(value(variable), [-15.0, -14.0])
+        left = [-1.0, 0.0] if family.name == "keras3" else [-15.0, -14.0]
+        np.testing.assert_array_equal(value(variable), left)
 
     @pytest.mark.peer_defect(8)
     def test_unscaling_alone_is_not_scaling(self, family):

@@ -126,6 +126,33 @@ def test_the_branches_of_one_fork_are_known_while_they_are_built():
     assert second[1] is again[1]
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_arguments_alone(reads):
+    variable, told = tf.Variable(2.0), []
+
+    @tf.function(autograph=False)
+    def step(x):
+        computed = x * (tf.convert_to_tensor(variable) if reads else 3.0)
+        told.append(graphs.are_arguments([None, computed, tf.exp(computed)]))
+        return computed
+
+    step(tf.constant(1.0))
+    assert told == [not reads]
+    assert not graphs.are_arguments([])
+    assert not graphs.are_arguments([tf.constant(1.0)])
+
+
+def test_a_captured_tensor_is_no_argument():
+    outside, told = tf.random.uniform([1000]), []
+
+    @tf.function(autograph=False)
+    def step():
+        told.append(graphs.are_arguments([outside * 2.0]))
+
+    step()
+    assert told == [False]
+
+
 def test_notes_end_with_their_graph_and_with_their_owner():
     class Owner:
         """Whoever notes something."""

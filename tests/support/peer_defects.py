@@ -27,8 +27,8 @@ DEFECTS = {
 DOCUMENTED = {
     14: "With Keras 3 an optimizer, wrapped or not, applies its `clipnorm` to each "
     "replica's gradients before they are added up.",
-    26: "One thing it cannot take back: the forward pass that overflowed has already "
-    "updated BatchNormalization's moving statistics.",
+    26: "What the forward pass did stays done: it has updated BatchNormalization's "
+    "moving statistics,",
 }
 #: Why no test shows it in a peer.
 NOT_SHOWN = {
