@@ -87,6 +87,17 @@ def test_before_it_is_built(family):
     assert (scale.increment_period, int(scale.good_steps.numpy())) == (7, 0)
 
 
+def test_its_checkpoint_has_the_names_of_any_other(family, tmp_path):
+    """The inner optimizer tracks for it what it tracked for Keras's own wrapper."""
+
+    def names(optimizer):
+        path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "saved"))
+        return sorted(name for name, _ in tf.train.list_variables(path))
+
+    other = LossScaleOptimizer(family.optimizers.Adam(2.0**-4), DynamicLossScale())
+    assert names(LossScaleOptimizer.from_keras(keras_own(family))) == names(other)
+
+
 def test_a_fixed_scale_of_keras_2s(family):
     if family.name == "keras3":
         pytest.skip("Keras 3's own wrapper has no fixed loss scale")
