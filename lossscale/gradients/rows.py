@@ -62,7 +62,8 @@ def sums(grad: Grad) -> Any:
     With three or more rows the optimizer's order of addition decides whether the sum
     overflows. So their magnitudes are summed: if that is finite, so is every order.
     """
-    # XLA has no tf.unique, and knows only inputs' shapes in a branch of TensorFlow 2.4.
+    # XLA has no tf.unique, and knows only inputs' shapes in a branch of TensorFlow 2.4,
+    # where it sorts no int64. No variable has 2**31 rows.
     order = tf.argsort(tf.cast(grad.indices, tf.int32))
     ordered = tf.gather(grad.indices, order)
     is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)

@@ -66,8 +66,9 @@ class Keras2Base(LossScaleOptimizer):
         try:
             track(trackable, name, overwrite or name in tracked)
         except ValueError:
-            if inner._lookup_dependency(name) is trackable:
-                raise  # it is tracked, and cannot be restored
+            found = inner._lookup_dependency(name)
+            if found is None or found is trackable:
+                raise  # what a checkpoint holds for it cannot be restored
             # The inner optimizer tracks an object of its own under this name. Keras's
             # constructor would track a reader of TensorFlow 2.2's files.
             if name != "base_optimizer":
@@ -92,6 +93,11 @@ class Keras2Base(LossScaleOptimizer):
         """
         reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
+        # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
+        module = sys.modules[self._keras.mixed_precision.LossScaleOptimizer.__module__]
+        name = "_raise_if_strategy_unsupported"
+        refuse: Any = getattr(module, name, None) or getattr(self, name)
+        refuse()
         inner = self.inner_optimizer
         has_own = aggregates and self._has_own_aggregation(inner)
         aggregates = aggregates and not has_own

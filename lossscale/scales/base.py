@@ -142,13 +142,14 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         @functools.wraps(compute)
         def __call__(self: LossScale) -> Any:  # noqa: N807 - it is the class's
             # The caller may multiply a loss by it.
-            value = compute(self)
+            value = self._value()
             self.has_been_read = True
-            if self._noted_by is not None and tf.is_tensor(value):
+            if self._noted_by is not None:
                 self._noted_by.note_read(value)
             return value
 
-        cls._value = compute
+        # A user's may return a variable or a number.
+        cls._value = lambda self: tf.convert_to_tensor(compute(self))
         cls.__call__ = __call__  # type: ignore[method-assign]
 
     def __init__(self) -> None:
@@ -442,7 +443,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def numpy(self) -> Any:
         """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
-        number = self._value().numpy()
+        return self._read_as_number(lambda tensor: tensor.numpy())
+
+    def _read_as_number(self, as_type: Callable[[Any], Any]) -> Any:
+        number = as_type(self._value())
         if self._noted_by is not None:
             self._noted_by.note_float()
         return number
@@ -451,15 +455,15 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def __array_interface__(self) -> Dict[str, Any]:
         # Not `__array__`: tf.function would take an argument that has it for an array,
         # and make a constant of it.
-        number = self.numpy()
-        kind, data = number.dtype.str, number.tobytes()
+        number = np.array(float(self), np.float32)
+        data, kind = number.tobytes(), number.dtype.str
         return {"version": 3, "shape": (), "typestr": kind, "data": data}
 
     def __float__(self) -> float:
-        return float(self.numpy())
+        return float(self._read_as_number(float))
 
     def __int__(self) -> int:
-        return int(self.numpy())
+        return int(self._read_as_number(int))
 
     __trunc__ = __int__
 
@@ -580,7 +584,10 @@ def _to_tensor(
 ) -> Tensor:
     """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
     del as_ref  # TensorFlow passes it
-    current = tf.convert_to_tensor(value(), name=name)
+    current = tf.identity(value._value(), name)
+    value.has_been_read = True
+    if value._noted_by is not None:
+        value._noted_by.note_read(current)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")

@@ -171,9 +171,9 @@ def load_run(path: Any) -> Run:
                 found = {name: stored[name] for name in _ARRAYS if name in names}
         except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
             raise ValueError(
-                f"`path` must be an intact NumPy .npz file, as lossscale.save_run "
+                "`path` must be an intact NumPy .npz file, as lossscale.save_run "
                 f"writes it, got {file_name!r}, which is none, is damaged, or holds no "
-                f"plain arrays: {type(error).__name__}: {error}"
+                f"plain arrays ({type(error).__name__})."
             ) from error
     if "is_finite" not in found:
         raise ValueError(

@@ -125,6 +125,7 @@ def test_a_config_makes_it_again(family):
     assert again.get_config() == config == block.get_config()
 
 
+@pytest.mark.slow_on_the_newest
 def test_fit_trains_and_no_step_is_skipped(family, xy):
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.Adam(0.01))
     model = make(family, optimizer)

@@ -261,6 +261,7 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     assert capsys.readouterr().out.startswith("Loss scale: 4 steps applied, 2 skipped;")
 
 
+@pytest.mark.slow_on_the_newest
 def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
     anywhere.reset(scale=8.0, applied=0)
     messages, _ = fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))

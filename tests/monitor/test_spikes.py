@@ -52,6 +52,7 @@ def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
     assert f" times the limit of {spike.limit:.3g}." in line
 
 
+@pytest.mark.slow_on_the_newest
 def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys):
     guard = SpikeGuard(1, threshold=1e6)
     _, history, messages = fit(family, rng, LossScaleMonitor(), guard, rate=0.0)

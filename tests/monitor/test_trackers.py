@@ -34,6 +34,7 @@ def monitor():
     return LossScaleMonitor(every=1, check_underflow=True, verbose=0)
 
 
+@pytest.mark.slow_on_the_newest
 def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family):
     made = type("Made", (Tracker, family.keras.callbacks.Callback), {})
     before, behind = made(), made()

@@ -286,6 +286,7 @@ def fitted(family, inner, x, y, wrap, model_class=None, callbacks=(), is_frozen=
     return model, training_state(model), history.history
 
 
+@pytest.mark.slow_on_the_newest
 def test_fit_with_a_step_of_its_own_and_a_frozen_layer(family, rng):
     x, y = data(rng)
     how = {"model_class": with_own_step(family), "is_frozen": True}

@@ -20,6 +20,7 @@ from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 QUIET = {"verbose": 0, "shuffle": False}
 
 
+@pytest.mark.slow_on_the_newest
 def test_converges_under_mixed_float16(family, rng):
     x, y = data(rng)
     optimizer = LossScaleOptimizer(

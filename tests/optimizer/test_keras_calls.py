@@ -7,7 +7,12 @@ import pytest
 import tensorflow as tf
 from models import assert_same, data, optimizer_state, regression, variable_of
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    LossScaleOptimizer,
+    SpikeGuard,
+)
 
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
@@ -218,6 +223,21 @@ def test_an_optimizer_that_tracks_a_thing_of_its_own_is_wrapped(family, tmp_path
     type(second)._release(inner)  # as `from_keras` and copies do
     assert own(inner) == 8.0
     assert float(LossScaleOptimizer(inner, 2.0).loss_scale) == 2.0
+
+
+def test_a_state_that_cannot_be_restored_is_an_error(family, tmp_path):
+    if family.name == "keras3":
+        pytest.skip("Keras 3's wrapper tracks nothing on the inner optimizer")
+
+    def guarded(inner, window):
+        return LossScaleOptimizer(inner, SpikeGuard(64.0, window=window))
+
+    first = guarded(family.optimizers.SGD(0.5), 8)
+    path = tf.train.Checkpoint(optimizer=first).save(str(tmp_path / "checkpoint"))
+    inner = family.optimizers.SGD(0.5)
+    tf.train.Checkpoint(optimizer=inner).restore(path)
+    with pytest.raises(ValueError, match=r"[Ss]hape"):
+        guarded(inner, 16)
 
 
 @pytest.mark.every_combination

@@ -21,6 +21,7 @@ def keras_own(family, **kwargs):
     )
 
 
+@pytest.mark.slow_on_the_newest
 def test_it_goes_on_as_if_keras_own_had_gone_on(family, rng):
     x, y = data(rng)
     own = keras_own(family, initial_scale=64.0, dynamic_growth_steps=6)

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import gradients as gradients_of
 from limits import skip_without
 from models import compiled, variable_of
 
@@ -406,6 +407,13 @@ class Doubling(LossScale):
         return {}
 
 
+class Bare(Doubling):
+    """Returns its variable, as one writes it without a thought."""
+
+    def __call__(self):
+        return self._scale
+
+
 class Shrugging(Doubling):
     """Applies every step, and says so with the Python value True."""
 
@@ -427,6 +435,28 @@ class ByTwo(LossScaleManager):
     def update_loss_scale(self, finite_grads):
         new = tf.where(finite_grads, self.scale * 2, self.scale / 2)
         return self.scale.assign(new, read_value=False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("divides", ["apply", "unscaled", "by hand"])
+def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
+    optimizer, variable = sgd(family, Bare())
+
+    def step():
+        scale = optimizer.loss_scale
+        grads = gradients_of(lambda loss: loss * scale, [0.25, 0.5], [variable])
+        if divides == "unscaled":
+            grads = optimizer.get_unscaled_gradients(grads)
+        if divides == "by hand":
+            grads = [grad / scale for grad in grads]
+        optimizer.apply_gradients(zip(grads, [variable]))
+
+    step = compiled(step, mode)
+    before = value(variable)
+    for _ in range(2):
+        step()
+    np.testing.assert_array_equal(before - value(variable), [0.5, 1.0])
+    assert float(optimizer.loss_scale) == 32.0
 
 
 @pytest.mark.parametrize("mode", MODES)

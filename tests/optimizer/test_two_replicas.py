@@ -172,6 +172,7 @@ def test_sparse_gradients_on_replicas(family, mirrored):
     assert_bit_equal(mirrored, [table])
 
 
+@pytest.mark.slow_on_the_newest
 def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored):
     skip_without("adding up over replicas", family)
     with mirrored.scope():

@@ -102,7 +102,15 @@ def test_a_checkpoint_restores_before_the_object_exists(make, tmp_path):
     assert state(later.scale) == state(first)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow_on_the_newest)
+        if "spike" in name
+        else name
+        for name in CASES
+    ],
+)
 def test_every_mode_gives_what_eager_gives(name, mirrored):
     make = CASES[name]
     expected = drive(make, finite(RUN), "eager")
