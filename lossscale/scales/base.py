@@ -148,8 +148,11 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
                 self._noted_by.note_read(value)
             return value
 
-        # A user's may return a variable or a number.
-        cls._value = lambda self: tf.convert_to_tensor(compute(self))
+        def _value(self: LossScale) -> Tensor:
+            # A user's may return a variable or a number.
+            return tf.convert_to_tensor(compute(self))
+
+        cls._value = _value  # type: ignore[assignment]
         cls.__call__ = __call__  # type: ignore[method-assign]
 
     def __init__(self) -> None:
