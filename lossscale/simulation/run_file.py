@@ -165,15 +165,20 @@ def load_run(path: Any) -> Run:
     """
     file_name = arguments.path("path", path)
     with open(file_name, "rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError(
+                f"`path` must be a NumPy .npz file, got {file_name!r}, which is no "
+                "such file. lossscale.save_run writes one."
+            )
+        file.seek(0)
         try:
             with np.load(file, allow_pickle=False) as stored:
                 names = sorted(stored)
                 found = {name: stored[name] for name in _ARRAYS if name in names}
         except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
             raise ValueError(
-                "`path` must be an intact NumPy .npz file, as lossscale.save_run "
-                f"writes it, got {file_name!r}, which is none, is damaged, or holds no "
-                f"plain arrays ({type(error).__name__})."
+                f"`path` must be an intact NumPy .npz file, got {file_name!r}, which "
+                f"is damaged or holds no plain arrays: {type(error).__name__}: {error}"
             ) from error
     if "is_finite" not in found:
         raise ValueError(

@@ -131,7 +131,7 @@ def test_numbers_that_no_run_has_are_refused(tmp_path, name, value):
 
 def test_what_is_no_such_file_is_refused(tmp_path):
     np.save(tmp_path / "run.npy", FLAGS)
-    with pytest.raises(ValueError, match=r"must be an intact NumPy \.npz file"):
+    with pytest.raises(ValueError, match=r"must be a NumPy \.npz file"):
         load_run(tmp_path / "run.npy")
     with pytest.raises(FileNotFoundError):
         load_run(tmp_path / "nowhere.npz")
