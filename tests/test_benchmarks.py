@@ -29,8 +29,9 @@ SMALL = {
     ),
     "training_step": (
         "--models tiny --inner sgd --modes graph --dtypes mixed_float16 --processes 1 "
-        "--most 1 --seconds 0 --families keras2-new",
-        rf"(?m)^\| tiny, SGD, mixed_float16, graph \| tf_keras( \| {FIGURE}){{3}} \| ",
+        "--most 1 --seconds 0 --families keras2-new --peaks 1",
+        rf"(?m)^\| tiny, SGD, mixed_float16, graph \| tf_keras( \| {FIGURE}){{3}} \| "
+        r".*( \| \d+ ±\?){3} \|$",
     ),
     "blocks": (
         "--modes graph --blocks 1 --width 16 --seconds 0 --no-memory",

@@ -135,7 +135,7 @@ def test_without_a_command_it_reports(capsys):
         (["simulate"], 2, "required: FILE"),
         (["simulate", "none.npz"], 2, "none.npz"),
         (["simulate", "none.npz", "--preset", "bogus"], 2, "invalid choice: 'bogus'"),
-        (["plot", __file__], 2, "`path` must be an intact NumPy .npz file"),
+        (["plot", __file__], 2, "`path` must be a NumPy .npz file"),
     ],
 )
 def test_what_is_asked_for_and_what_is_not_known(given, code, says, capsys):

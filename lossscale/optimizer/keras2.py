@@ -53,8 +53,7 @@ class Keras2Base(LossScaleOptimizer):
         if not mode.current().knows_values:
             for variable in loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
-                module = self._keras.mixed_precision.LossScaleOptimizer.__module__
-                sys.modules[module].backend.track_variable(variable)
+                _module_of(self._keras).backend.track_variable(variable)
 
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
@@ -94,9 +93,9 @@ class Keras2Base(LossScaleOptimizer):
         reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
         # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
-        module = sys.modules[self._keras.mixed_precision.LossScaleOptimizer.__module__]
         name = "_raise_if_strategy_unsupported"
-        refuse: Any = getattr(module, name, None) or getattr(self, name)
+        refuse: Any = getattr(_module_of(self._keras), name, None)
+        refuse = refuse or getattr(self, name)
         refuse()
         inner = self.inner_optimizer
         has_own = aggregates and self._has_own_aggregation(inner)
@@ -265,6 +264,11 @@ class _Legacy(Keras2Base):
 
     def _inner_variables(self) -> List[Variable]:
         return list(self.inner_optimizer.weights)
+
+
+def _module_of(keras: Any) -> Any:
+    """Returns the module in which a Keras 2 defines its loss scale wrappers."""
+    return sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
 
 
 @functools.lru_cache(maxsize=None)

@@ -380,10 +380,12 @@ class Pending:
             self._warn(warnings.NEVER_SCALED)
         rest = None
         if self.is_keras and UNKNOWN in names:
-            values = [None if each is None else dense_part(each) for each in grads]
             # The loss of a function's arguments may be scaled before they come.
-            by_nobody = was_used or are_arguments(values)
-            rest = self._if_pending(by_nobody and self._divides_in_apply)
+            by_nobody = self._divides_in_apply and (
+                was_used
+                or are_arguments(g if g is None else dense_part(g) for g in grads)
+            )
+            rest = self._if_pending(by_nobody)
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)

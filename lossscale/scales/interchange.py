@@ -146,13 +146,11 @@ def import_state(
     settings.update({k: v for k, v in found.items() if k not in _STATE})
     settings.update(overrides)
     # The bounds come from elsewhere than the scale, so errors name its key.
-    name, bound = names["current_loss_scale"], or_none(arguments.loss_scale)
-    bounds = {
-        "min_loss_scale": bound("min_loss_scale", settings.get("min_loss_scale"))
-        or 1.0,
-        name: scale,
-        "max_loss_scale": bound("max_loss_scale", settings.get("max_loss_scale")),
-    }
+    name = names["current_loss_scale"]
+    floor = arguments.loss_scale("min_loss_scale", settings.get("min_loss_scale", 1.0))
+    ceiling = settings.get("max_loss_scale")
+    ceiling = or_none(arguments.loss_scale)("max_loss_scale", ceiling)
+    bounds = {"min_loss_scale": floor, name: scale, "max_loss_scale": ceiling}
     arguments.ordered(bounds, "min_loss_scale", name)
     arguments.ordered(bounds, name, "max_loss_scale")
     bad_steps = found.get("bad_steps", 0)

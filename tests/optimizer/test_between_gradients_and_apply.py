@@ -8,7 +8,6 @@ gradient, or one warning says that it is not.
 from __future__ import annotations
 
 import pytest
-import tensorflow as tf
 from between import FUNCTIONS, degree, names
 from between.limits import is_open, needs_no_warning
 from between.run import STATES, applied, broken_once_unscaled
@@ -27,14 +26,6 @@ SOME = [
     "g + 0.1 * w",
     "argsort",
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _graphs_as_traced():
-    """Each graph runs once: to optimize it takes longer."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def offenders(family, state, mode, every):

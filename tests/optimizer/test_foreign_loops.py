@@ -454,7 +454,7 @@ def test_another_function_is_traced_between_scale_and_apply(trained, mode):
 @pytest.mark.parametrize("how", ["concrete", "warm-up"])
 @pytest.mark.parametrize("differentiates", ["eager", "graph"])
 def test_apply_is_traced_before_anything_was_scaled(family, how, differentiates):
-    """Its gradients are arguments: the state of the step decides when it runs.
+    """Its gradients are arguments: what Keras's own `apply` does is done.
 
     It warns, since most programs that get here have forgotten to scale the loss.
     """
