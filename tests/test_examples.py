@@ -111,7 +111,7 @@ def printed_by(name, folder, monkeypatch, capsys, others=()):
     return example, capsys.readouterr().out
 
 
-@pytest.mark.slow_on_the_newest
+@pytest.mark.slow
 def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     given = (tmp_path, monkeypatch, capsys)
     example, printed = printed_by("compare_schedules", *given)

@@ -25,6 +25,8 @@ README = ROOT / "README.md"
 PACKAGE = Path(lossscale.__file__).parent
 GUIDE = {name: path for name, path in PAGES.items() if name not in MIGRATIONS}
 BLOCKS = [block for path in (README, *GUIDE.values()) for block in pages.blocks(path)]
+#: What a reader begins with, and what depends on Keras the most.
+FIRST = [README, *(GUIDE[name] for name in ("start", "custom-loops", "saving"))]
 
 
 def assert_run(found, folder, **environment):
@@ -70,11 +72,14 @@ def runs_here(block):
 @slow_with_the_newest_keras
 @pytest.mark.parametrize("half", [0, 1])
 def test_blocks_run(half, tmp_path):
-    """The migrations' on every version, and the others on the last of each Keras."""
+    """All on the newest; the first ones and the migrations on Keras 2's last, too."""
     found = [block for path in MIGRATIONS.values() for block in pages.blocks(path)]
     is_too_old, _ = LIMITS["the pages"]
-    if not is_too_old(families()[0]) and not IS_BETWEEN:
+    if IS_NEWEST:
         found += filter(runs_here, BLOCKS)
+    elif not is_too_old(families()[0]) and not IS_BETWEEN:
+        first = (block for path in FIRST for block in pages.blocks(path))
+        found += filter(runs_here, first)
     assert_run(found[half::2], tmp_path, MPLBACKEND="agg")
 
 

@@ -14,7 +14,7 @@ PAGES = {
     for path in sorted(DOCS.rglob("*.md"))
     if "_build" not in path.parts
 }
-#: What users of other systems read. Its blocks run on every version of TensorFlow.
+#: What users of other systems read. Its blocks run on the oldest TensorFlow, too.
 MIGRATIONS = {name: path for name, path in PAGES.items() if "coming-from/" in name}
 
 
