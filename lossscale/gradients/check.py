@@ -34,16 +34,13 @@ class Check(NamedTuple):
     gradients. `CLEAN` checks nothing: joined with another check it changes nothing.
 
     Attributes:
-      quick: The quick check, a `bool` tensor of shape `[]`. If True, all gradients are
-        finite; if False, only the exact check can tell. The Python value True if there
-        is nothing to check.
-      exact_check: A function that returns the exact flag, a `bool` tensor of shape
-        `[]`. It must work in a branch, and for either `quick`. None: `quick` is exact.
-      worst: A function that returns the worst number of each gradient (see above).
-        Called if a step is skipped, perhaps within a branch. None: no gradient can be
-        at fault.
-      largest: The greatest magnitude of the gradients, a `float32` tensor of shape
-        `[]`. None: not requested.
+      quick: If True, all gradients are finite; if False, only the exact check can tell.
+        The Python value True if there is nothing to check.
+      exact_check: Returns the exact flag. It must work in a branch, and for either
+        `quick`. None: `quick` is exact.
+      worst: Returns the worst number of each gradient (see above). Called if a step is
+        skipped, perhaps within a branch. None: no gradient can be at fault.
+      largest: The greatest magnitude of the gradients. None: not requested.
     """
 
     quick: Flag

@@ -187,8 +187,7 @@ class Entry:
       spike: The greatest magnitude of each gradient at the last spike, the greatest of
         the step, the limit, and a stamp: the guard's count of spikes then. None: no
         guard skips steps of theirs.
-      positions: Where in `variables` are those that a step trains: all, or some of
-        them.
+      positions: Where in `variables` those are that a step trains.
     """
 
     variables: List[Variable]

@@ -80,8 +80,8 @@ class SeveralReplicas:
                             more          skip
     ```
 
-    If the loss scale requests it, the greatest magnitude of each replica crosses in the
-    same message.
+    Two float16 gradients of 4e4 are finite, and their sum is not. If the loss scale
+    requests it, the greatest magnitude of each replica crosses in the same message.
     """
 
     def __init__(self, are_added: bool) -> None:

@@ -48,10 +48,8 @@ class Step:
     that its attributes must be equal on all of them. What differs between replicas is
     in the bundle and in `apply`.
 
-    Gradients are applied only if they were finite on every replica when they were
-    unscaled, still are, and stay so when they are added up across replicas: two float16
-    gradients of 4e4 are finite, their sum is not. A skipped step changes nothing but
-    the loss scale's own state and the record of what was at fault.
+    A skipped step changes nothing but the loss scale's own state and the record of what
+    was at fault.
     """
 
     def __init__(
