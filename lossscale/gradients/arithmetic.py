@@ -1,8 +1,4 @@
-"""Arithmetic on one replica's gradients, in float32 or wider.
-
-A loss is multiplied by the loss scale, gradients are divided by it, and loss scales may
-ask for their greatest magnitude.
-"""
+"""Products, quotients and greatest magnitudes, computed in float32 or wider."""
 
 from __future__ import annotations
 
@@ -13,7 +9,15 @@ import tensorflow as tf
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.gradients.packing import in_order, pack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
+from lossscale.runtime.aliases import (
+    Divisors,
+    Flag,
+    Grad,
+    Grads,
+    PerGradient,
+    Scalar,
+    Tensor,
+)
 
 
 def multiply(loss: Tensor, loss_scale: Any) -> Any:
@@ -39,17 +43,9 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     Each gradient keeps its dtype and sparsity, and None stays None. Tensors that are
     not floating are returned unchanged. float16 gradients are divided in float32, where
     a divisor of 2**16 is finite; in float16 it is not.
-
-    Under XLA they are multiplied by the reciprocal: XLA fuses a product into the
-    operation that uses it, but would store a quotient in memory. At powers of two that
-    is as exact; otherwise the last bit may differ.
     """
-    here = mode.current()
-    by_reciprocal = here.by_xla and not here.joins_factors
-    divided = (
-        _by_reciprocal(divisor) if by_reciprocal else lambda value: value / divisor
-    )
-    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, divided), grads)
+    quotient = _quotient_by(divisor)
+    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
 
 
 def opaque_divisor(loss_scale: Any, count: Any) -> Any:
@@ -86,7 +82,16 @@ def _divide(grad: Grad, divisor: Scalar, quotient: Callable[[Any], Any]) -> Any:
     return tf.cast(quotient(tf.cast(grad, tf.float32)), dtype)
 
 
-def _by_reciprocal(divisor: Scalar) -> Callable[[Any], Any]:
+def _quotient_by(divisor: Scalar) -> Callable[[Any], Any]:
+    """Returns a function that divides a `float32` tensor by `divisor`.
+
+    Under XLA it multiplies by the reciprocal: XLA fuses a product into the operation
+    that uses it, but would store a quotient in memory. At powers of two that is as
+    exact; otherwise the last bit may differ.
+    """
+    here = mode.current()
+    if not here.by_xla or here.joins_factors:
+        return lambda value: value / divisor
     # 1 / 2**127 is subnormal and flushes to zero, so there are two factors. A caller
     # must hide a constant divisor (`opaque_divisor`), or XLA joins the factors again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
@@ -94,23 +99,15 @@ def _by_reciprocal(divisor: Scalar) -> Callable[[Any], Any]:
     return lambda value: value * first * second
 
 
-def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
+def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scalar:
     """Returns the greatest magnitude of gradients after their division.
 
-    It divides only the greatest: rounding keeps the order of the quotients.
-
-    Args:
-      grads: A list of gradients; some may be None.
-      divisors: For each gradient the number that still has to divide it, a `float32`
-        tensor of shape `[]`, or None if it is unscaled. None: all are unscaled.
-
-    Returns:
-      A `float32` tensor of shape `[]`, 0 without gradients. It can have any value if a
-      gradient is not finite.
+    It divides only the greatest: rounding keeps the order of the quotients. It is 0
+    without gradients, and any number if one is not finite. Without `divisors` all are
+    unscaled.
     """
-    divisors = divisors or [None] * len(grads)
     of_divisor: Dict[int, Tuple[Any, List[Any]]] = {}
-    for grad, divisor in zip(grads, divisors):
+    for grad, divisor in zip(grads, divisors or [None] * len(grads)):
         _, values = of_divisor.setdefault(id(divisor), (divisor, []))
         values.extend(floating_values([grad]))
     quotients = [tf.constant(0.0)]
@@ -122,17 +119,12 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Any:
     return tf.reduce_max(tf.stack(quotients))
 
 
-def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
-    """Returns the greatest magnitude of each gradient, in their order.
+def largest_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
+    """Returns the greatest magnitude of each finite gradient, 0 for None.
 
-    Args:
-      packed: A list of finite gradients, as `packing.pack` returns it.
-      groups: Their positions before they were packed.
-
-    Returns:
-      A `float32` tensor of shape `[gradients]`, finite, and 0 for None.
+    The arguments are what `packing.pack` returns.
     """
-    found = [tf.zeros([0])]
+    found = []
     for grad, group in zip(packed, groups):
         magnitudes = tf.zeros([len(group)])
         for value in floating_values([grad]):
@@ -140,17 +132,15 @@ def largest_of_each(packed: Grads, groups: List[List[int]]) -> Any:
             greatest = tf.cast(tf.reduce_max(rows, axis=1), tf.float32)
             magnitudes = tf.maximum(magnitudes, greatest)  # `greatest` may be -inf
         found.append(magnitudes)
-    numbers = in_order(tf.concat(found, 0), groups)
-    return tf.minimum(numbers, tf.float32.max)
+    return tf.minimum(in_order(found, groups), tf.float32.max)
 
 
-def largest_if_finite(grads: Any) -> Any:
+def largest_if_finite(grads: Any) -> Scalar:
     """Returns the greatest magnitude in a nest, inf if a gradient is not finite."""
-    found = largest_magnitude(floating_values(grads))
-    return bounded(all_finite(grads), found)
+    return bounded(all_finite(grads), largest_magnitude(floating_values(grads)))
 
 
-def bounded(is_finite: Flag, largest: Scalar) -> Any:
+def bounded(is_finite: Flag, largest: Scalar) -> Scalar:
     """Returns `largest` if the step was finite, at most float32's maximum, else inf."""
     return tf.where(is_finite, tf.minimum(largest, tf.float32.max), float("inf"))
 

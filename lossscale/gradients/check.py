@@ -17,7 +17,7 @@ import tensorflow as tf
 from lossscale.arguments import shown
 from lossscale.gradients.packing import add_up, in_order, pack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
+from lossscale.runtime.aliases import Flag, Grad, Grads, PerGradient, Scalar, Tensor
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
 
@@ -34,21 +34,18 @@ class Check(NamedTuple):
     gradients. `CLEAN` checks nothing: joined with another check it changes nothing.
 
     Attributes:
-      quick: The quick check, a `bool` tensor of shape `[]`. If True, all gradients are
-        finite; if False, only the exact check can tell. The Python value True if there
-        is nothing to check.
-      exact_check: A function that returns the exact flag, a `bool` tensor of shape
-        `[]`. It must work in a branch, and for either `quick`. None: `quick` is exact.
-      worst: A function that returns a `float32` tensor of shape `[gradients]`, the
-        worst number of each gradient (see above). Called if a step is skipped,
-        perhaps within a branch. None: no gradient can be at fault.
-      largest: The greatest magnitude of the gradients, a `float32` tensor of shape
-        `[]`. None: not requested.
+      quick: If True, all gradients are finite; if False, only the exact check can tell.
+        The Python value True if there is nothing to check.
+      exact_check: Returns the exact flag. It must work in a branch, and for either
+        `quick`. None: `quick` is exact.
+      worst: Returns the worst number of each gradient (see above). Called if a step is
+        skipped, perhaps within a branch. None: no gradient can be at fault.
+      largest: The greatest magnitude of the gradients. None: not requested.
     """
 
     quick: Flag
     exact_check: Optional[Callable[[], Flag]] = None
-    worst: Optional[Callable[[], Tensor]] = None
+    worst: Optional[Callable[[], PerGradient]] = None
     largest: Optional[Scalar] = None
 
     @property
@@ -57,30 +54,27 @@ class Check(NamedTuple):
         return self.quick is True
 
     def exact(self) -> Flag:
-        """Returns the exact flag. Runs the exact check only if the quick one fails."""
+        """Returns the exact flag, by the exact check only if the quick one fails."""
         if self.exact_check is None:
             return self.quick
         return either(self.quick, lambda: tf.constant(True), self.exact_check)
 
     def exact_in_branch(self) -> Flag:
-        """Returns the exact flag, always by the exact check. For use in a branch."""
+        """Returns the exact flag, by the exact check if there is one. For a branch."""
         return self.quick if self.exact_check is None else self.exact_check()
 
-    def worst_of(self, count: int) -> Tensor:
+    def worst_of(self, count: int) -> PerGradient:
         """Returns the worst numbers of `count` gradients."""
         return clean(count) if self.worst is None else self.worst()
 
     def without_gradients(self, count: int) -> Check:
         """Returns this check of `count` gradients without any need of them.
 
-        The exact check runs now, in a branch of its own. A check that needs its
-        gradients keeps them in memory until the step is decided: then clipping by the
-        global norm would need as much memory again as the gradients take.
+        The exact check runs now, in a branch of its own. Otherwise the gradients would
+        stay in memory until the step is decided, beside those that were clipped.
         """
         if self.exact_check is None:
             return self
-        if mode.current().knows_values and self.quick:
-            return Check(self.quick, largest=self.largest)
         flag, worst = either(
             self.quick,
             lambda: (tf.constant(True), clean(count)),
@@ -97,7 +91,7 @@ class Check(NamedTuple):
         def exact_check() -> Flag:
             return tf.logical_and(self.exact_in_branch(), later.exact_in_branch())
 
-        def joined_worst() -> Tensor:
+        def joined_worst() -> PerGradient:
             # A gradient that was not finite at the first check caused what the second
             # one finds: clipping by an infinite norm makes every gradient NaN.
             is_finite = self.exact_in_branch()
@@ -126,11 +120,10 @@ def all_finite(grads: Any) -> Any:
     """Tells whether all gradients are free of infinity and NaN. The answer is exact.
 
     If a sum is finite, so is each of its terms, since infinities and NaNs survive
-    addition. So one `reduce_sum` per gradient, or one for many small ones of equal
-    shape, settles almost every step with one read of memory. If the total is not
+    addition. So one sum settles almost every step with one read of memory. If it is not
     finite, every element is checked, since large finite numbers can overflow in the
-    sum, too. For float16, and under XLA on a GPU, where a branch would make the
-    host wait, each element is checked from the start.
+    sum, too. For float16, and under XLA on a GPU, where a branch would make the host
+    wait, each element is checked from the start.
 
     This looks at one replica only. `LossScale.update` looks at all replicas.
 
@@ -175,14 +168,14 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
     if summed:
         sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in summed]
         flags.append(tf.math.is_finite(tf.add_n(sums)))
-    return _all(flags)
+    return all_true(flags)
 
 
 def each_is_finite(values: List[Tensor]) -> Any:
     """Tells whether each element is finite, by a check of each."""
     packed, _ = pack(values)
     checks = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
-    return _all(checks)
+    return all_true(checks)
 
 
 @do_not_convert
@@ -190,9 +183,8 @@ def sum_stays_finite(grads: Any, terms: int) -> Any:
     """Tells whether a sum of `terms` such gradients surely does not overflow.
 
     No sum overflows if no element is larger than the dtype's maximum divided by
-    `terms`. The Euclidean norm bounds the largest element and costs one read of memory,
-    as the sum in `all_finite` does. True also proves that the gradients are finite;
-    False proves nothing.
+    `terms`. The Euclidean norm bounds the largest element and costs one read of memory.
+    True also proves that the gradients are finite; False proves nothing.
     """
     checks = []
     for value in floating_values(grads):
@@ -203,10 +195,10 @@ def sum_stays_finite(grads: Any, terms: int) -> Any:
         wide = value if value.dtype == tf.float64 else tf.cast(value, tf.float32)
         norm = tf.sqrt(2 * tf.nn.l2_loss(wide))
         checks.append(norm <= tf.constant(limit, norm.dtype))
-    return _all(checks)
+    return all_true(checks)
 
 
-def _all(flags: List[Flag]) -> Flag:
+def all_true(flags: List[Flag]) -> Flag:
     """Tells whether all flags are True. True without any."""
     if len(flags) == 1:
         return flags[0]
@@ -249,8 +241,7 @@ def as_stored(value: Any) -> Any:
 
     XLA computes float16 and bfloat16 in float32 and may skip the rounding. A value that
     overflows only when rounded would pass as finite, but be infinite in the weights.
-    XLA cannot skip rounding before an operation on bits. A tensor of a wider dtype is
-    returned unchanged, and so is any tensor outside XLA.
+    XLA cannot skip it before an operation on bits. Others are returned unchanged.
     """
     if value.dtype.size != 2 or not mode.current().by_xla:
         return value
@@ -258,42 +249,36 @@ def as_stored(value: Any) -> Any:
     return tf.bitcast(bits, value.dtype)
 
 
-def clean(count: int) -> Tensor:
+def clean(count: int) -> PerGradient:
     """Returns the worst numbers of gradients that are all finite."""
     return tf.zeros([count])
 
 
-def are_clean(worst: Tensor) -> Flag:
+def are_clean(worst: PerGradient) -> Flag:
     """Tells whether all worst numbers belong to finite gradients."""
     return tf.math.is_finite(tf.reduce_sum(worst))
 
 
-def worst_of_each(packed: Grads, groups: List[List[int]]) -> Tensor:
-    """Returns the worst number of each gradient, in their order.
+def worst_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
+    """Returns the worst number of each gradient. No number is negative.
 
-    Args:
-      packed: A list of gradients, as `packing.pack` returns it.
-      groups: Their positions before they were packed.
-
-    Returns:
-      A `float32` tensor of shape `[gradients]`. No number is negative.
+    The arguments are what `packing.pack` returns.
     """
     worst = [_worst_of_rows(grad, len(group)) for grad, group in zip(packed, groups)]
-    return in_order(tf.concat(worst or [clean(0)], 0), groups)
+    return in_order(worst, groups)
 
 
-def worst_of_all(values: Grads) -> Tensor:
-    """Returns the worst number of all values, a `float32` tensor of shape `[1]`."""
+def worst_of_all(values: Grads) -> PerGradient:
+    """Returns the worst number of all values, as if they were one gradient's."""
     return sum((_worst_of_rows(value, 1) for value in values), clean(1))
 
 
-def _worst_of_rows(grad: Grad, size: int) -> Tensor:
-    """Returns the worst number of each of the gradients that were packed into one.
+def _worst_of_rows(grad: Grad, size: int) -> PerGradient:
+    """Returns the worst number of each of the `size` gradients packed into one.
 
     It is a sum of magnitudes, made so small that no finite sum overflows. But an XLA
-    that joins two factors would join that one with the division before it, and hide an
-    overflow of that division. There each finite element counts as zero, which takes
-    longer to compile.
+    that joins two factors would hide an overflow of the division before. There each
+    finite element counts as zero, which takes longer to compile.
     """
     sums = []
     for value in map(as_stored, floating_values([grad])):

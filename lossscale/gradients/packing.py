@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 import tensorflow as tf
 
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Grad, Grads, Tensor
+from lossscale.runtime.aliases import Grad, Grads, PerGradient, Tensor
 from lossscale.runtime.graphs import current_graph, graph_of
 
 #: Gradients with more elements are not packed: a copy takes longer than the kernels
@@ -26,8 +26,6 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
       groups: For each of them, the positions in `grads` of the gradients within it.
     """
     groups = _groups(grads)
-    if len(groups) == len(grads):
-        return grads, groups
     packed = [
         tf.stack([grads[i] for i in group]) if len(group) > 1 else grads[group[0]]
         for group in groups
@@ -36,14 +34,11 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
 
 
 def add_up(grads: Grads) -> List[Any]:
-    """Adds up the small gradients that `pack` would stack. Keeps infinity and NaN.
+    """Adds up the small gradients that `pack` would stack, without writing a stack.
 
-    This only reads them once, but stacking would also write them.
+    Infinity and NaN survive. A gradient that is not packed is returned as it is.
     """
-    groups = _groups(grads)
-    if len(groups) == len(grads):
-        return grads
-    return [tf.add_n([grads[i] for i in group]) for group in groups]
+    return [tf.add_n([grads[i] for i in group]) for group in _groups(grads)]
 
 
 def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
@@ -61,8 +56,9 @@ def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
     return [found[i] for i in range(len(found))]
 
 
-def in_order(numbers: Tensor, groups: List[List[int]]) -> Tensor:
-    """Returns the numbers of groups in the order of the gradients."""
+def in_order(of_groups: List[Tensor], groups: List[List[int]]) -> PerGradient:
+    """Returns the numbers of all groups in the order of the gradients."""
+    numbers = tf.concat(of_groups or [tf.zeros([0])], 0)
     listed = [position for group in groups for position in group]
     if listed == sorted(listed):
         return numbers
@@ -70,7 +66,7 @@ def in_order(numbers: Tensor, groups: List[List[int]]) -> Tensor:
 
 
 def groups_of_one(count: int) -> List[List[int]]:
-    """Returns the groups of gradients that are not packed: one for each gradient."""
+    """Returns the groups of gradients that are not packed."""
     return [[position] for position in range(count)]
 
 

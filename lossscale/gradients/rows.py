@@ -33,12 +33,7 @@ def sums_stay_finite(
     """Tells whether the sums of duplicate rows are surely finite. Reads the rows once.
 
     They are finite if the magnitudes of all rows, duplicate or not, have a finite sum.
-    False proves nothing.
-
-    Args:
-      grads: The gradients; some may be None.
-      divisors: The number that still has to divide each. None: all are unscaled.
-      terms: How many gradients of this size will be added.
+    False proves nothing. `terms` is how many gradients of this size will be added.
     """
     proofs = []
     for grad, divisor in zip(grads, divisors or [None] * len(grads)):
@@ -59,8 +54,8 @@ def added(grads: Iterable[Any]) -> List[Any]:
 def sums(grad: Grad) -> Any:
     """Returns the sums of a gradient's duplicate rows, in its dtype.
 
-    With three or more rows the optimizer's order of addition decides whether the sum
-    overflows. So their magnitudes are summed: if that is finite, so is every order.
+    Of three or more rows the magnitudes are summed: if that is finite, so is the sum in
+    every order, and the optimizer chooses the order.
     """
     # XLA has no tf.unique, and knows only inputs' shapes in a branch of TensorFlow 2.4,
     # where it sorts no int64. No variable has 2**31 rows.
@@ -78,10 +73,9 @@ def sums(grad: Grad) -> Any:
 
 
 def magnitudes(grad: Grad) -> Any:
-    """Returns a dense tensor, in its dtype: the sums of duplicate rows' magnitudes.
+    """Returns the sums of duplicate rows' magnitudes, as a dense tensor in its dtype.
 
-    Args:
-      grad: A gradient with a `dense_shape`, which says how many rows there are.
+    The gradient's `dense_shape` must say how many rows there are.
     """
     wide = tf.abs(tf.cast(grad.values, tf.float32))
     total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])

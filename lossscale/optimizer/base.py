@@ -59,8 +59,7 @@ def _answered(doc: str, *names: str) -> Any:
             raise AttributeError(
                 "The loss scale's settings must be arguments of LossScaleOptimizer, "
                 f"got {value!r} for an attribute. Write LossScaleOptimizer("
-                "inner_optimizer, DynamicLossScale(...)). To set the value of an "
-                "existing loss scale, write "
+                "inner_optimizer, DynamicLossScale(...)), or, to set the value, "
                 "optimizer.loss_scale.current_loss_scale.assign(...)."
             )
 
@@ -193,8 +192,8 @@ class LossScaleOptimizer:
         }
         wrappers.check_inner(inner_optimizer, type(self))
         dtype = reduction.checked_dtype(communication_dtype)
-        # Keras's own __setattr__ works only after Keras's constructor has run. It would
-        # track objects, under names that it makes up.
+        # Keras's own __setattr__ works only after Keras's constructor has run, and
+        # tracks objects under names that it makes up.
         self.__dict__.update(_communication_dtype=dtype)
         self._refuse_to_sum(inner_optimizer)
         ours = arguments.as_ours(given)
@@ -285,8 +284,8 @@ class LossScaleOptimizer:
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step.
 
-        It looks at all replicas of this process, before clipping; with
-        `communication_dtype`, also at the sum. It reads the device: call it between
+        It covers all replicas of this process, before clipping; with
+        `communication_dtype`, also their sum. It reads the device: call it between
         steps.
 
         Returns:
@@ -361,9 +360,23 @@ class LossScaleOptimizer:
 
     @classmethod
     def _own_way_to_sum(cls, inner: Any) -> Optional[str]:
-        """Says how an optimizer sums gradients itself. None: the wrapper can do it."""
+        """Says how an optimizer sums gradients, in words that complete an error.
+
+        None: by `_summing_method` alone, which the wrapper can replace.
+        """
         base, method = cls._optimizer_class, cls._summing_method
-        return reduction.own_way_to_sum(inner, base, method)
+        expected = getattr(base, method, base)  # a base without the method has no sum
+        for each in reduction.parts(inner):
+            steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
+            if steps:
+                return (
+                    f"has gradient_accumulation_steps={steps!r}: Keras sums "
+                    "accumulated gradients within its own update. Set it to None and "
+                    "accumulate in your loop, or leave out `communication_dtype`"
+                )
+            if getattr(type(each), method, None) is not expected:
+                return f"has its own method {method}. Leave out `communication_dtype`"
+        return None
 
     def _apply_or_skip(
         self,
@@ -377,9 +390,8 @@ class LossScaleOptimizer:
     ) -> Op:
         """Applies `grads` to `variables`, or skips them on all replicas.
 
-        `aggregates` tells whether `apply` or this wrapper sums them across replicas.
-        The user's function `aggregate` may communicate, so it is called at every step,
-        outside of the branch. `check` is of what else `apply` applies.
+        `aggregates` tells whether `apply` or this wrapper sums them across replicas. If
+        not, the user's function `aggregate` may. `check` is of what else is applied.
         """
         self._note_trained(variables)
         bundle = self._pending.resolve(grads)
@@ -393,18 +405,16 @@ class LossScaleOptimizer:
             with callbacks.paused():
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(aggregates, dtype is not None)
-        step = Step(
-            self._pending, reduces, self._record.entry_of(variables, self._loss_scale)
-        )
+        entry = self._record.entry_of(variables, self._loss_scale)
+        step = Step(self._pending, reduces, entry)
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
-        """Notes the variables at build. The record of faults is made outside graphs."""
+        """Notes the variables at build."""
         self._note_trained(variables)
         self._record.entry_of(variables, self._loss_scale)
 
     def _note_trained(self, variables: List[Variable]) -> None:
-        """Notes that trained variables hold numbers."""
         tensors = map(kerases.tensor_of, variables)
         self._pending.observer.kinds.note_variables(tensors)
 
@@ -435,7 +445,6 @@ class LossScaleOptimizer:
 
     @classmethod
     def _of(cls, inner: Any, loss_scale: Any, others: Dict[str, Any]) -> Any:
-        """Returns a new optimizer."""
         # The user's own class, if `wrappers.for_call` derived `cls` from it.
         asked: Any = getattr(cls, "_asked_class", cls)
         names = set(inspect.signature(asked).parameters)
@@ -485,7 +494,7 @@ class LossScaleOptimizer:
 
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
-        """Removes the marks that a wrapper has left on its inner optimizer."""
+        """Removes what a wrapper has left on its inner optimizer."""
         wrappers.mark(inner_optimizer, wrapped=False)
 
     def get_config(self) -> Dict[str, Any]:

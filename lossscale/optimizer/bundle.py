@@ -1,8 +1,4 @@
-"""A bundle: one replica's gradients on their way through a step, and their checks.
-
-The quick check reads the gradients once and sums them. If the sum is finite, so are all
-of them. Only if it is not, the exact check looks at each element.
-"""
+"""A bundle: one replica's gradients on their way through a step, and their checks."""
 
 from __future__ import annotations
 
@@ -39,10 +35,9 @@ class Bundle:
     Attributes:
       loss_scale: The loss scale that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
-      divisors: What each gradient must still be divided by, a `float32` tensor of shape
-        `[]`. None: the gradient is unscaled.
-      check: What is known of the gradients: first the check of when they were unscaled,
-        at the end the check of the whole step.
+      divisors: What each gradient must still be divided by. None: it is unscaled.
+      check: First the check of when the gradients were unscaled, at the end that of the
+        whole step.
       is_checked: Whether `check` covers all gradients as they are now.
       losses: The last losses of these gradients, before they were scaled.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
@@ -113,8 +108,7 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     quotients = few.divided()
     # Under XLA the check divides a second time, so that no quotient need be stored for
     # it. A graph reuses the memory of what it divides, unless it is read again.
-    examined = few if mode.current().by_xla else quotients
-    check = check_of_quotients(examined)
+    check = check_of_quotients(few if mode.current().by_xla else quotients)
     if mode.current().runs_parts and is_nested():
         # A session keeps no state. Gradients tell it of an overflow in a loop or a
         # branch, even if they are clipped by their norm: all of them are made NaN.
@@ -123,68 +117,56 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
             divisors=[None if by is None else by * nan_if_bad for by in few.divisors]
         ).divided()
         check = CLEAN
-    if not check.is_clean:
-        check = check._replace(
-            worst=lambda: worst_of_each(examined.quotients(), few.groups)
-        )
     if bundle.loss_scale.last_largest is not None:
         largest = largest_magnitude(few.grads, few.divisors)
         check = check._replace(largest=tf.minimum(largest, tf.float32.max))
     return quotients.unscaled(), check
 
 
-def check_of_quotients(bundle: Bundle) -> Check:
-    """Returns the check of the quotients, without worst numbers."""
+def check_of_quotients(
+    bundle: Bundle, quick: Optional[Flag] = None, with_rows: bool = False
+) -> Check:
+    """Returns the check of the quotients, and of the sums of duplicate rows if asked.
 
-    def exact_check() -> Flag:
-        return each_is_finite(floating_values(bundle.quotients()))
-
-    if mode.current().looks_at_once:
-        return Check(exact_check())
-    return Check(quick_check_of_quotients(bundle), exact_check)
-
-
-def quick_check_of_quotients(bundle: Bundle) -> Flag:
-    """Returns the quick check of the quotients.
-
-    If the divisor is at least 1, a quotient is finite exactly if the scaled gradient
-    is, so the scaled gradients are summed. A divisor below 1 may make a finite gradient
+    `quick` is the quick check of both, None if the caller has not made it. If the
+    divisor is at least 1, a quotient is finite exactly if the scaled gradient is, so
+    the scaled gradients are summed. A divisor below 1 may make a finite gradient
     overflow, so the quick check fails.
     """
-    quick = sum_is_finite(floating_values(bundle.grads))
-    for divisor in bundle.distinct_divisors():
-        if divisor is not None:
-            quick = tf.logical_and(divisor >= 1.0, quick)
-    return quick
+
+    def exact_check() -> Flag:
+        grads = bundle.quotients()
+        added = rows.added(grads) if with_rows else []
+        return each_is_finite(floating_values([*grads, *added]))
+
+    def worst() -> PerGradient:
+        grads = bundle.quotients()
+        numbers = worst_of_each(grads, bundle.groups)
+        if with_rows:
+            numbers += worst_of_each(rows.added(grads), bundle.groups)
+        return numbers
+
+    if mode.current().looks_at_once and not with_rows:
+        return Check(exact_check(), None, worst)
+    if quick is None:
+        quick = sum_is_finite(floating_values(bundle.grads))
+        for divisor in bundle.distinct_divisors():
+            if divisor is not None:
+                quick = tf.logical_and(divisor >= 1.0, quick)
+        if with_rows:
+            quick = and_of_rows(quick, bundle)
+    return Check(quick, exact_check, worst)
 
 
 def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    `quick` is the quick check of now, of the quotients and of the sums of duplicate
-    rows. None: it is made here, unless the exact check runs anyway.
+    `quick` is the quick check of now, also of duplicate rows, if the caller has one.
     """
     if bundle.is_checked:
         return bundle
-
-    def exact_check() -> Flag:
-        grads = bundle.quotients()
-        return each_is_finite(floating_values([*grads, *rows.added(grads)]))
-
-    def worst() -> PerGradient:
-        grads = bundle.quotients()
-        numbers = worst_of_each(grads, bundle.groups)
-        if rows.any_may_have_duplicates(grads):
-            numbers += worst_of_each(rows.added(grads), bundle.groups)
-        return numbers
-
-    looks_at_once = mode.current().looks_at_once
-    if looks_at_once and not rows.any_may_have_duplicates(bundle.grads):
-        now = Check(exact_check(), None, worst)
-    else:
-        if quick is None:
-            quick = and_of_rows(quick_check_of_quotients(bundle), bundle)
-        now = Check(quick, exact_check, worst)
+    has_duplicates = rows.any_may_have_duplicates(bundle.grads)
+    now = check_of_quotients(bundle, quick, has_duplicates)
     return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
 
 
@@ -201,13 +183,11 @@ def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
 
 def largest_unscaled(bundle: Bundle) -> Scalar:
     """Returns the greatest magnitude before the user clipped. It is always finite."""
-    known = bundle.check.largest
-    if known is not None and bundle.is_checked:
-        return known
-    pairs = list(zip(bundle.grads, bundle.divisors))
+    known, grads = bundle.check.largest, bundle.grads
     if known is not None:
-        pairs = [(grad, by) for grad, by in pairs if by is not None]
-        if not pairs:
+        if bundle.is_checked or all(by is None for by in bundle.divisors):
             return known
-    largest = largest_magnitude([grad for grad, _ in pairs], [by for _, by in pairs])
+        # It covers the gradients that were unscaled.
+        grads = [None if by is None else g for g, by in zip(grads, bundle.divisors)]
+    largest = largest_magnitude(grads, bundle.divisors)
     return greater(known, tf.minimum(largest, tf.float32.max))

@@ -1,13 +1,9 @@
 """What is known of a value: is it scaled, unscaled, or neither?
 
-Tensors of the loss scale S are its `SCALE`, a loss times S is `SCALED`, and what
-`get_unscaled_gradients` returns is `UNSCALED`. Every operation makes a kind of the
-kinds of its inputs (`made_of`): in a graph we walk over the operations when gradients
-are applied, in eager mode TensorFlow calls us at each operation. A value without a kind
-is a number: neither S nor a gradient is in it.
-
-What a function, a loop, a branch or a variable returns is `UNKNOWN`. Then the state of
-the step decides (`pending`).
+Every operation makes a kind of the kinds of its inputs (`made_of`): in a graph we walk
+over the operations when gradients are applied, in eager mode TensorFlow calls us at
+each operation. A value without a kind is a number: neither S nor a gradient is in it.
+The state of the step decides where a kind is not known (`pending`).
 """
 
 from __future__ import annotations
@@ -33,17 +29,17 @@ from lossscale.runtime.graphs import current_graph, graph_of, notes_of
 
 #: The loss scale S itself.
 SCALE = "scale"
-#: S is a factor of the value: it is still to be divided by S.
+#: S is a factor, as of a loss times S: the value is still to be divided by S.
 SCALED = "scaled"
 #: S is a factor twice, as of a sum of squares. Its root is scaled.
 SQUARED = "squared"
 #: S divides the value, as in `1 / S`.
 INVERSE = "inverse"
-#: S was divided out, or never was a factor.
+#: S was divided out, as in what `get_unscaled_gradients` returns.
 UNSCALED = "unscaled"
 #: Bounded, compared with a number or passed through a function while it was scaled.
 CHANGED = "changed"
-#: Nothing is known of the value.
+#: What a function, a loop, a branch or a variable returns.
 UNKNOWN = "unknown"
 
 #: How often S is a factor.
@@ -127,7 +123,7 @@ class Kind(NamedTuple):
 def made_of(
     operation: str,
     kinds: Sequence[Optional[str]],
-    number_at: Callable[[int], Optional[Array]] = lambda _: None,
+    number_at: Callable[[int], Optional[Array]],
 ) -> Optional[str]:
     """Returns the kind of an operation's results. None: they are numbers.
 
@@ -158,13 +154,12 @@ def made_of(
         return None
     if CHANGED in found:
         return CHANGED
-    if operation in _FREE:
-        return UNKNOWN if UNKNOWN in found else UNSCALED
-    has_factors = bool(found & {SCALED, SQUARED, INVERSE})
+    factors = [_FACTORS.get(kind or UNSCALED, 0) for kind in kinds]
+    has_factors = any(factors)
     is_bound = operation in _BOUNDS | _COMPARISONS and has_factors
     if is_bound and (len(found) > 1 or not _are_at_most(_SMALL, numbers())):
         return CHANGED
-    if operation in _COMPARISONS:
+    if operation in _FREE or operation in _COMPARISONS:
         return UNKNOWN if UNKNOWN in found else UNSCALED
     if operation in _SUMS and has_factors:
         added = [each for each in numbers() if each is not None]
@@ -176,39 +171,30 @@ def made_of(
         if exponent is not None and exponent.size == 1:
             power = float(exponent.item())
     if power is not None:
-        return _multiplied(kinds, [power] * len(kinds))
+        return _product(kinds, power * max(factors, key=abs))
     if operation in _FUNCTIONS and has_factors:
         return CHANGED
     if operation in _PRODUCTS:
-        return _multiplied(kinds, [1.0] * len(kinds))
+        return _product(kinds, sum(factors))
     if operation in _QUOTIENTS:
-        return _multiplied(kinds, [1.0, -1.0])
-    if operation in _CHOICES and {SCALED, SQUARED} <= found:
-        found.remove(SQUARED)  # a norm, or its square where that is 0
+        return _product(kinds, factors[0] - factors[1])
     if {SCALED, SQUARED} <= found:
-        return CHANGED
-    for kind in (SQUARED, SCALED):
-        if kind in found:
-            return UNKNOWN if UNSCALED in found else kind
-    return next(k for k in (UNKNOWN, UNSCALED, INVERSE) if k in found)
+        if operation not in _CHOICES:
+            return CHANGED
+        found.remove(SQUARED)  # a norm, or its square where that is 0
+    kind = next(k for k in (SQUARED, SCALED, UNKNOWN, UNSCALED, INVERSE) if k in found)
+    return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in found else kind
 
 
 def _is_call(operation: str) -> bool:
-    """Tells whether an operation calls a function. Eager mode has those by name."""
-    return operation in _CALLS or operation.startswith("__")
+    return operation in _CALLS or operation.startswith("__")  # a function of eager mode
 
 
-def _multiplied(kinds: Sequence[Optional[str]], powers: Sequence[float]) -> str:
-    """Returns the kind of a product of powers."""
-    counts = [_FACTORS.get(kind or UNSCALED, 0) for kind in kinds]
-    if len(set(powers)) == 1 and abs(powers[0]) != 1.0:
-        count = powers[0] * max(counts, key=abs)
-    else:
-        count = sum(power * count for power, count in zip(powers, counts))
-    if UNKNOWN in kinds and count < 1.0:
+def _product(kinds: Sequence[Optional[str]], factors: float) -> str:
+    """Returns the kind of a product of these kinds in which S is so many factors."""
+    if UNKNOWN in kinds and factors < 1.0:
         return UNKNOWN
-    found = [kind for kind, factors in _FACTORS.items() if factors == count]
-    return found[0] if found else CHANGED
+    return next((kind for kind, each in _FACTORS.items() if each == factors), CHANGED)
 
 
 def _are_at_most(bound: float, numbers: Iterable[Optional[Array]]) -> bool:
@@ -235,7 +221,6 @@ class Kinds:
     """
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
-        """Knows nothing but the variable that holds the loss scale, if there is one."""
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
@@ -288,8 +273,8 @@ class Kinds:
         if any(kinds) or _is_call(kind):
             for output, made in _made(kind, inputs, kinds, outputs, self._since):
                 if made is not None:  # momentum would have a source of each step
-                    made = made._replace(sources=made.sources[-_SOURCES:])  # noqa: PLW2901
-                    setattr(output, self._attribute, made)
+                    few = made._replace(sources=made.sources[-_SOURCES:])
+                    setattr(output, self._attribute, few)
         is_related = any(each is not None and each.name != UNKNOWN for each in kinds)
         self._patience = _PATIENCE if is_related else self._patience - 1
         return self._patience > 0

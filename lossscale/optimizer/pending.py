@@ -2,9 +2,9 @@
 
 *`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
 `apply_gradients` divides if the division is still pending.* The kind of a gradient
-tells whether it is, where it is plain to see (`kinds`). Else the state of the step
-does, two numbers of each optimizer on each replica. They cross what tracing cannot see:
-functions that are called again, loops, branches, arguments and NumPy.
+tells whether it is, where it can be seen (`kinds`). Otherwise the state of the step
+does: two numbers of each optimizer on each replica, which cross what tracing cannot
+see, such as functions that are called again, loops, branches and NumPy.
 
 ```
 the last call              pending   apply divides gradients of unknown kind
@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.check import CLEAN, Check, dense_part
+from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
 from lossscale.optimizer import warnings
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
@@ -66,7 +66,7 @@ from lossscale.scales.base import LossScale, unguarded
 
 #: What is known of an overflow: none, one that no apply has counted, and a counted one.
 NONE, SEEN, COUNTED = 0.0, 1.0, 2.0
-#: So many losses of a step, and lists that were unscaled in eager mode, are kept.
+#: So many losses of a step are kept.
 _KEPT = 8
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
@@ -121,14 +121,11 @@ class StepState:
 
 
 class Unscaled(NamedTuple):
-    """A list of gradients that was unscaled: the source of what is made of them.
+    """A list of gradients that was unscaled: the source of what is made of them."""
 
-    `pending` is the optimizer that unscaled it. `length` also counts `None`s.
-    """
-
-    pending: Pending
+    pending: Pending  # of the optimizer that unscaled it
     check: Check
-    length: int
+    length: int  # also counts `None`s
 
 
 class Before(NamedTuple):
@@ -148,15 +145,14 @@ class _Place:
 
 
 class Observer:
-    """Learns of each use of a loss scale, for all optimizers that share it.
-
-    It is what a `LossScale` calls as `_noted_by`.
-    """
+    """The `_noted_by` of a `LossScale`: told of its uses for all optimizers."""
 
     def __init__(self, loss_scale: LossScale) -> None:
         self.optimizers: weakref.WeakSet[Pending] = weakref.WeakSet()
         variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(variable)
+        #: The last step that the optimizers share: see `step.adjust_together`.
+        self.shared_step: Any = None
         self._of_eager_mode: Dict[object, _Place] = {}
         #: Whether a loss was scaled since gradients were unscaled, and how often S was
         #: read since, as a tensor and as a number. Tensors are counted from -1 on if
@@ -204,9 +200,9 @@ class Observer:
         """Gradients were unscaled."""
         # All gradients since the last loss are divided: what reads S now logs it.
         self.is_scaled, self.reads, self.numbers = False, -math.inf, 0
-        for each in grads:
-            if each is not None and tf.is_tensor(dense_part(each)):
-                self.kinds.note(dense_part(each), Kind(UNSCALED, sources))
+        for tensor in map(dense_part, grads):
+            if tf.is_tensor(tensor):
+                self.kinds.note(tensor, Kind(UNSCALED, sources))
 
     def stepped(self) -> None:
         """A step is applied or skipped."""
@@ -251,11 +247,11 @@ class Pending:
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
-        self.observer.optimizers.add(self)
+        observer.optimizers.add(self)
 
     @property
     def state(self) -> Optional[StepState]:
-        """The state of the step. None: there is none in a session's graph."""
+        """The state of the step. None in a session's graph."""
         return None if mode.current().runs_parts else self._state
 
     @property
@@ -277,9 +273,8 @@ class Pending:
             kinds = self._kinds_of(scaled)
             if _lists_among(kind for kind in kinds if kind.name == UNSCALED):
                 raise ValueError(
-                    "`grads` must be gradients of the scaled loss, got one that "
-                    "get_unscaled_gradients returned already. Unscale each gradient "
-                    "once."
+                    "`grads` must be gradients of the scaled loss, got one that was "
+                    "unscaled already. Unscale each gradient once."
                 )
             divisors = self._divisors_of_scaled(scaled, kinds)
             self._has_unscaled = True
@@ -291,11 +286,11 @@ class Pending:
                 self.state.note_unscaled(done, None if check.is_clean else check.quick)
         source = Unscaled(self, check, len(scaled))
         self.observer.note_unscaled(unscaled, (source,))
-        for before, divisor, after in zip(scaled, divisors, unscaled):
-            if after is not None and divisor is not None:
-                tensor = dense_part(after)
-                if current_graph() is not None or is_small(tensor):
-                    setattr(tensor, _BEFORE, Before(before, divisor))
+        for before, divisor, tensor in zip(scaled, divisors, map(dense_part, unscaled)):
+            if divisor is not None and (
+                current_graph() is not None or is_small(tensor)
+            ):
+                setattr(tensor, _BEFORE, Before(before, divisor))
         return unscaled
 
     def _kinds_of(self, grads: Grads) -> List[Kind]:
@@ -347,14 +342,15 @@ class Pending:
 
         `lists` are the unscaled lists that they were made of, `names` their kinds.
         """
-        # The worst numbers are known if they are one list, and as long.
         check = CLEAN
         for each in lists:
             if each.check.is_clean or is_visible(each.check.quick):
                 check &= each.check
+        # The worst numbers are known if the gradients are one list, and as long.
         if len(lists) != 1 or lists[0].length != len(bundle.grads):
             check = check._replace(worst=None)
-        returned = _as_returned(bundle, check)
+        if not check.is_clean:
+            bundle = _unless_changed(bundle)
         unscaled_by = dict.fromkeys((each.pending for each in lists), UNSCALED)
         if UNKNOWN in names:
             unscaled_by.setdefault(self, UNKNOWN)
@@ -366,12 +362,11 @@ class Pending:
             if each.state is not None
         ]
         # What momentum carries on from earlier steps does not overflow again.
-        if not check.is_clean and (returned is not None or not flags):
+        if bundle.is_checked or not (flags or check.is_clean):
             flags.append(check.quick)
         if flags:
-            is_finite = flags[0] if len(flags) == 1 else tf.reduce_all(tf.stack(flags))
-            check = check._replace(quick=is_finite)
-        return (bundle if returned is None else returned).but(check=check)
+            check = check._replace(quick=all_true(flags))
+        return bundle.but(check=check)
 
     def _divisors(self, grads: Grads, kinds: List[Kind], names: Set[str]) -> Divisors:
         """Returns what each gradient is divided by, None if it is unscaled."""
@@ -382,8 +377,7 @@ class Pending:
         if self.is_keras and UNKNOWN in names:
             # The loss of a function's arguments may be scaled before they come.
             by_nobody = self._divides_in_apply and (
-                was_used
-                or are_arguments(g if g is None else dense_part(g) for g in grads)
+                was_used or are_arguments(map(dense_part, grads))
             )
             rest = self._if_pending(by_nobody)
         seen, is_divided = self.observer, rest is not None
@@ -437,17 +431,15 @@ def before_division(grad: Grad) -> Optional[Before]:
     return found
 
 
-def _as_returned(bundle: Bundle, check: Check) -> Optional[Bundle]:
-    """Returns gradients that nobody has changed since they were unscaled.
+def _unless_changed(bundle: Bundle) -> Bundle:
+    """Returns gradients that need no second check, if nobody has changed them.
 
-    None if somebody has, or if nobody checked them then (`check`). They need no second
-    check. Under XLA one replica divides them once more, in its branch, as if nobody had
+    Under XLA one replica divides them once more, in its branch, as if nobody had
     unscaled them, and needs no memory for the quotients.
     """
-    before = [None if each is None else before_division(each) for each in bundle.grads]
-    pairs = list(zip(bundle.grads, before))
-    if check.is_clean or any(g is not None and b is None for g, b in pairs):
-        return None
+    before = list(map(before_division, bundle.grads))
+    if any(g is not None and b is None for g, b in zip(bundle.grads, before)):
+        return bundle
     bundle = bundle.but(is_checked=True)
     if replicas.count() > 1 or not mode.current().by_xla:
         return bundle

@@ -1,8 +1,8 @@
 """Why the last step was skipped: which gradients were not finite, or which was a spike.
 
-The record is kept on the device and written on a skipped step only. It tells what
-happened in this process, so it is in no checkpoint: a model that has changed can still
-restore. It is in a SavedModel of a training step, which writes it.
+The record is kept on the device and written on a skipped step only. It is in no
+checkpoint, so that a model that has changed can still restore, but in a SavedModel of a
+training step, which writes it.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Record(tf.Module):
     _entries: List[Entry]
     _others: Dict[str, Variable]
 
-    def __init__(self, others: Optional[Dict[str, Variable]] = None) -> None:
-        """Begins empty. `others` are further variables that no checkpoint holds."""
+    def __init__(self, others: Dict[str, Variable]) -> None:
+        """`others` are further variables that a SavedModel holds and no checkpoint."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
         object.__setattr__(self, "_entries", [])
-        object.__setattr__(self, "_others", others or {})
+        object.__setattr__(self, "_others", others)
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
     # TensorFlow calls the first method since 2.9, and called the second before.
@@ -187,8 +187,7 @@ class Entry:
       spike: The greatest magnitude of each gradient at the last spike, the greatest of
         the step, the limit, and a stamp: the guard's count of spikes then. None: no
         guard skips steps of theirs.
-      positions: Where in `variables` are those that a step trains: all, or some of
-        them.
+      positions: Where in `variables` those are that a step trains.
     """
 
     variables: List[Variable]
@@ -196,11 +195,11 @@ class Entry:
     spike: Optional[Variable]
     positions: List[int]
 
-    def write_faults(self, bundle: Bundle, agreed: Check, skipped: Tensor) -> Op:
+    def write_faults(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
         It adds their worst numbers to those of the same step, or starts anew. `agreed`
-        also covers the gradients' sum, `skipped` counts this step, too.
+        also covers the gradients' sum. The loss scale has counted the step.
         """
 
         def worst_with_loss(local: Bundle) -> PerGradient:
@@ -215,6 +214,7 @@ class Entry:
         worst = _placed(worst, [*self.positions, size - 1], size)
         held = tf.convert_to_tensor(self.faults)
         old, own, run, losses, old_stamp = tf.split(held, [size, 1, 1, 1, 1])
+        skipped = replicas.local_result(scale.skipped_steps)
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         since = stamp - old_stamp
         worst += tf.where(tf.equal(stamp, old_stamp), old, 0.0)

@@ -50,7 +50,7 @@ class EqualReplicas:
     """
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
-        """Returns the bundle with its check as applied, and what it gives `reduce`."""
+        """Returns the checked bundle, and what this replica contributes to `reduce`."""
         checked = check_as_applied(bundle)
         return checked, checked.check.quick
 
@@ -80,8 +80,8 @@ class SeveralReplicas:
                             more          skip
     ```
 
-    If the loss scale requests it, the greatest magnitude of each replica crosses in the
-    same message.
+    Two float16 gradients of 4e4 are finite, and their sum is not. If the loss scale
+    requests it, the greatest magnitude of each replica crosses in the same message.
     """
 
     def __init__(self, are_added: bool) -> None:
@@ -134,10 +134,9 @@ class SeveralReplicas:
     def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
         """Returns what one replica adds to the sum that is looked at, by position.
 
-        The strategy chooses the order of the sum, and of three or more terms that
-        decides whether it overflows. If the sum of the magnitudes is finite, every
-        order is. Sparse gradients are concatenated, and their duplicate rows summed
-        when they are applied.
+        The strategy chooses the order of the sum. Of three or more terms the magnitudes
+        are summed: if that is finite, so is the sum in every order. Sparse gradients
+        are concatenated, and their duplicate rows summed when they are applied.
         """
         as_added = tf.identity if self._count == 2 else tf.abs
         terms: Dict[int, Tensor] = {}
@@ -156,9 +155,9 @@ FlagReduction = Union[EqualReplicas, SeveralReplicas]
 
 
 def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
-    """Returns how the replicas that train in step come to one flag.
+    """Returns how replicas come to one flag.
 
-    The optimizer adds their gradients up, or `summed` has done so already.
+    Either the optimizer adds their gradients up, or `summed` has done so already.
     """
     if are_summed or replicas.count() == 1:
         return EqualReplicas()
@@ -184,14 +183,12 @@ def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> N
     if not replicas.can_sum(dtype):
         raise ValueError(
             "`communication_dtype` must be 'float16' or None with this TensorFlow, got "
-            f"{dtype!r}, which its collectives cannot sum. Install a newer TensorFlow, "
-            "or pass 'float16'."
+            f"{dtype!r}, which its collectives cannot sum. Pass 'float16'."
         )
     if replicas.train_apart():
         raise ValueError(
             "`communication_dtype` must be None under ParameterServerStrategy, got "
-            f"{dtype!r}. Each worker applies its own gradients there, so replicas "
-            "exchange no sum. Leave out `communication_dtype`."
+            f"{dtype!r}: replicas exchange no sum there. Leave it out."
         )
     modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
     if "horovod" in modules:
@@ -213,9 +210,8 @@ def refuse_unchecked(dtype: Optional[str], loss_scale: LossScale) -> None:
         raise ValueError(
             "`loss_scale` must be one that checks gradients with "
             f"communication_dtype='float16', got {loss_scale!r}: a sum that overflows "
-            "in float16 would make weights infinite. Write "
-            "FixedLossScale(..., skip_nonfinite=True), or "
-            "communication_dtype='bfloat16', whose range is that of float32."
+            "would make weights infinite. Write FixedLossScale(..., "
+            "skip_nonfinite=True), or communication_dtype='bfloat16'."
         )
 
 
@@ -226,8 +222,7 @@ def refuse_unsummed(dtype: Optional[str], are_summed: bool) -> None:
             "`skip_gradients_aggregation` must be False, and "
             "`experimental_aggregate_gradients` True, with "
             f"communication_dtype={dtype!r}: LossScaleOptimizer sums the gradients "
-            "then. Leave out `communication_dtype`, or the argument that turns the sum "
-            "off."
+            "then. Leave out one of the two."
         )
 
 
@@ -280,40 +275,21 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
     return tf.cast(grad, narrow if is_wider else own)
 
 
-def own_way_to_sum(optimizer: Any, base: type, method: str) -> Optional[str]:
-    """Says how an optimizer sums gradients, in words that complete an error.
-
-    None: by the `method` of `base` alone, which the wrapper can replace.
-    """
-    for each in _parts(optimizer):
-        steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
-        if steps:
-            return (
-                f"has gradient_accumulation_steps={steps!r}: Keras sums accumulated "
-                "gradients within its own update. Set gradient_accumulation_steps to "
-                "None and accumulate in your loop, or leave out `communication_dtype`"
-            )
-        expected = getattr(base, method, base)  # a base without the method has no sum
-        if getattr(type(each), method, None) is not expected:
-            return f"has its own method {method}. Leave out `communication_dtype`"
-    return None
-
-
 class InnerSum:
     """The sum over replicas of an inner optimizer, which the wrapper may leave out.
 
     No argument turns it off in every optimizer: Keras 3 has none, and an optimizer of
-    Keras 2 may ignore it. So the method that sums is replaced, on this object alone.
+    Keras 2 may ignore it. So the method that sums is replaced on the object, and on the
+    parts of a `MultiOptimizer`.
     """
 
     def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
-        """Replaces `method` if it is left out, in parts of a `MultiOptimizer`, too."""
         self._optimizer, self._method = optimizer, method
         self._is_left_out = is_left_out
         #: How many replicas are in `left_out` now, and for how many of the gradients
         #: that they apply the method was not called yet.
         self._inside, self._missing = 0, 0
-        for each in _parts(optimizer) if is_left_out else []:
+        for each in parts(optimizer) if is_left_out else []:
             setattr(each, method, partial(self._leave_out, getattr(each, method)))
 
     @contextmanager
@@ -353,11 +329,11 @@ class InnerSum:
 
 def restore(optimizer: Any, method: str) -> None:
     """Gives an optimizer its own sum back."""
-    for each in _parts(optimizer):
+    for each in parts(optimizer):
         vars(each).pop(method, None)
 
 
-def _parts(optimizer: Any) -> List[Any]:
-    """Returns an optimizer and, if it is a `MultiOptimizer`, the optimizers in it."""
+def parts(optimizer: Any) -> List[Any]:
+    """Returns an optimizer, and the optimizers in it if it is a `MultiOptimizer`."""
     inside = getattr(optimizer, "optimizers", None) or []
-    return [optimizer, *(part for each in inside for part in _parts(each))]
+    return [optimizer, *(part for each in inside for part in parts(each))]

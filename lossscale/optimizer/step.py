@@ -31,9 +31,6 @@ from lossscale.runtime.graphs import (
 from lossscale.scales.base import LossScale, adjust_known
 from lossscale.scales.spike_guard import SpikeGuard
 
-#: LossScale -> the last step that its optimizers share.
-_shared_steps: Any = weakref.WeakKeyDictionary()
-
 
 class Step:
     """One step of an optimizer. Read it from `run` down.
@@ -51,10 +48,8 @@ class Step:
     that its attributes must be equal on all of them. What differs between replicas is
     in the bundle and in `apply`.
 
-    Gradients are applied only if they were finite on every replica when they were
-    unscaled, still are, and stay so when they are added up across replicas: two float16
-    gradients of 4e4 are finite, their sum is not. A skipped step changes nothing but
-    the loss scale's own state and the record of what was at fault.
+    A skipped step changes nothing but the loss scale's own state and the record of what
+    was at fault.
     """
 
     def __init__(
@@ -81,9 +76,9 @@ class Step:
                 return group_ops([apply(bundle.unscaled())])
             bundle, contribution = self._reduction.check(bundle)
             if not mode.current().knows_values:
-                return replicas.merge_call(self._decide, contribution, bundle, apply)
-            should_apply, agreed = replicas.merge_call(
-                self._decide_eagerly, contribution, bundle
+                return replicas.merge_call(self._build, contribution, bundle, apply)
+            agreed, _, should_apply = replicas.merge_call(
+                self._decide, contribution, bundle
             )
             # Python's `if` can stay in replica context: no thread of a replica starts
             # anew.
@@ -93,36 +88,32 @@ class Step:
                 replicas.merge_call(self.skip, bundle, agreed)
             return None
 
-    def _decide(
+    def _build(
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
         """Builds the step from `reduce` on, in a graph, for all replicas at once."""
+
+        def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
+            return apply(local.unscaled())
+
         with callbacks.paused():  # the thread may be another one than in `run`
-            agreed = self._reduction.reduce(contributions, bundle)
-
-            def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
-                return apply(local.unscaled())
-
-            branches = (
+            agreed, update_op, should_apply = self._decide(contributions, bundle)
+            done = run_either(
+                should_apply,
                 lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
                 lambda: self.skip(bundle, agreed),
             )
-            update_op, should_apply = self.adjust(agreed, bundle)
-            return group_ops([run_either(should_apply, *branches), update_op])
+            return group_ops([done, update_op])
 
-    def _decide_eagerly(
-        self, contributions: Tensor, bundle: Bundle
-    ) -> Tuple[Any, Check]:
+    def _decide(self, contributions: Tensor, bundle: Bundle) -> Tuple[Check, Op, Flag]:
         agreed = self._reduction.reduce(contributions, bundle)
-        _, should_apply = self.adjust(agreed, bundle)
-        return should_apply, agreed
+        return (agreed, *self.adjust(agreed, bundle))
 
     def unscale(self, bundle: Bundle) -> Bundle:
         """Divides, unless one replica leaves that to the branch."""
-        # Duplicate rows are summed only when they are applied, so no earlier check
-        # covers their sum.
-        has_duplicates = rows.any_may_have_duplicates(bundle.grads)
-        bundle = bundle.but(is_checked=bundle.is_checked and not has_duplicates)
+        if rows.any_may_have_duplicates(bundle.grads):
+            # They are summed only when they are applied: no earlier check covers that.
+            bundle = bundle.but(is_checked=False)
         if not (self._is_told_the_flag and self._loss_scale.checks_gradients):
             return bundle.divided()
         bundle = bundle.packed()
@@ -148,11 +139,7 @@ class Step:
         entry, loss_scale = self._entry, self._loss_scale
         if entry is None:
             return None
-
-        def write_faults() -> Any:
-            skipped = replicas.local_result(loss_scale.skipped_steps)
-            return entry.write_faults(bundle, agreed, skipped)
-
+        write_faults = partial(entry.write_faults, bundle, agreed, loss_scale)
         if not isinstance(loss_scale, SpikeGuard):
             return write_faults()
         write_spike = partial(entry.write_spike, bundle, agreed, loss_scale)
@@ -163,11 +150,11 @@ class Step:
 class _SharedStep:
     """A step of a shared loss scale in which at least one optimizer has applied.
 
-    The two optimizers of a GAN may share a loss scale. Each skips by its own gradients.
-    The loss scale must count one step, which is bad if any optimizer's gradients were.
-    Nobody knows beforehand which optimizer comes last. So each apply first sets the
-    loss scale back to its state from before the step, then adjusts it by the AND of all
-    flags so far. The count of skipped steps tells if an earlier flag was bad.
+    Each optimizer, such as the two of a GAN, skips by its own gradients. The loss scale
+    counts one step, which is bad if any optimizer's gradients were. Nobody knows which
+    optimizer comes last. So each apply first sets the loss scale back to its state from
+    before the step, then adjusts it by the AND of all flags so far. The count of
+    skipped steps tells if an earlier flag was bad.
 
     The step ends when one of its optimizers applies a second time, or when another
     graph is built. An apply in the other branch of the same `tf.cond` is no second one.
@@ -178,8 +165,8 @@ class _SharedStep:
         self.graph = above_branches(current_graph())
         #: The optimizers that have applied in this step, and the branches they are in.
         self.applied: Any = weakref.WeakKeyDictionary()
-        #: The last adjustment of the loss scale. None in eager mode.
-        self.update_op: Op = None
+        #: The last adjustment of the loss scale, for which the next one must wait.
+        self.update_ops: List[Op] = []
         #: The loss scale's values after it, in eager mode only.
         self.left: Optional[List[Any]] = None
         # These are read outside of the branch that applies, which may not run.
@@ -189,7 +176,7 @@ class _SharedStep:
             self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
-                self.update_op = group_ops([largest.assign(0.0, read_value=False)])
+                self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
 
     def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
         """Tells whether `member` applies in this step, and not in a new one."""
@@ -214,12 +201,12 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     is_finite = check.exact()
     if not member.is_shared:
         return adjust_known(loss_scale, is_finite, check.largest)
-    step: Optional[_SharedStep] = _shared_steps.get(loss_scale)
+    step: Optional[_SharedStep] = member.observer.shared_step
     if step is None or not step.goes_on(member, loss_scale):
-        step = _shared_steps[loss_scale] = _SharedStep(loss_scale)
+        step = member.observer.shared_step = _SharedStep(loss_scale)
     step.applied[member] = branches_here()
     # In a tf.compat.v1 graph only control dependencies order the operations.
-    with _after(step.update_op):
+    with tf.control_dependencies(step.update_ops):
         skipped = loss_scale.skipped_steps
         (old,) = [old for variable, old in step.before if variable is skipped]
         was_good = tf.equal(tf.convert_to_tensor(skipped), old)
@@ -229,8 +216,7 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
             known = [tf.maximum(check.largest, so_far)]
     with tf.control_dependencies([was_good, *known]):
         restored = [v.assign(old, read_value=False) for v, old in step.before]
-        taken_back = group_ops([was_good, restored])
-    with _after(taken_back):
+    with tf.control_dependencies([group_ops([was_good, restored])]):
         # An optimizer skips by its own gradients, the loss scale counts by all flags.
         should_apply = loss_scale._should_apply(is_finite, check.largest)
         all_good = tf.logical_and(is_finite, was_good)
@@ -239,12 +225,8 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     if mode.current().knows_values:
         step.left = _values(loss_scale)
     # An op within a branch cannot be waited for: it is done when the branch is.
-    step.update_op = update_op if current_graph() is step.graph else None
+    step.update_ops = [update_op] if current_graph() is step.graph else []
     return update_op, should_apply
-
-
-def _after(update_op: Op) -> Any:
-    return tf.control_dependencies([] if update_op is None else [update_op])
 
 
 def _values(loss_scale: LossScale) -> List[Any]:
@@ -272,8 +254,7 @@ def aggregated(
     if of_all is not None:
         positions = {id(variable): i for i, variable in enumerate(variables)}
         # A variable that only the function returned had no gradient, and so no fault.
-        of_others = len(variables)
-        kept = [positions.get(id(variable), of_others) for variable in trained]
+        kept = [positions.get(id(variable), len(variables)) for variable in trained]
         check = check._replace(
             worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
         )
