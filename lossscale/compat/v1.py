@@ -76,7 +76,18 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     _argument = "loss_scale_manager"
 
     def __init__(self, opt: Any, loss_scale_manager: Any) -> None:
-        _check_optimizer(opt)
+        if not isinstance(opt, tf.compat.v1.train.Optimizer):
+            raise TypeError(
+                "`opt` must be a tf.compat.v1.train.Optimizer, got "
+                f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
+                "optimizer use lossscale.LossScaleOptimizer."
+            )
+        theirs = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+        if isinstance(opt, (LossScaleOptimizer, theirs)):
+            raise TypeError(
+                "`opt` must not be a LossScaleOptimizer itself, got "
+                f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."
+            )
         replicas.refuse_tpu()
         loss_scale = serialization.get(loss_scale_manager)
         if loss_scale is None:
@@ -179,14 +190,23 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
                 pairs = list(zip(grads, variables))
                 return self._optimizer.apply_gradients(pairs, global_step, inner_name)
 
-        listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.TRAIN_OP)
+        train_op = tf.compat.v1.GraphKeys.TRAIN_OP
+        listed = tf.compat.v1.get_collection(train_op)
         wrappers.check_shapes(grads, variables)
         bundle = self._pending.resolve(grads)
         step = Step(self._pending, reduction_for(are_added=True), entry=None)
         done = step.run(bundle, apply)
         if done is None:
             return None
-        return replicas.merge_call(lambda op: _as_train_op(op, name, listed), done)
+
+        def as_train_op(op: Any) -> Op:
+            op = tf.distribute.get_strategy().group(op, name=name)
+            # The one that the inner optimizer has added is dropped: it is in a branch,
+            # and cannot run from outside.
+            tf.compat.v1.get_collection_ref(train_op)[:] = [*listed, op]
+            return op
+
+        return replicas.merge_call(as_train_op, done)
 
     def get_slot(self, var: Any, name: str) -> Any:
         return self._optimizer.get_slot(var, name)
@@ -233,36 +253,7 @@ def enable_mixed_precision_graph_rewrite(
 
     Source: TensorFlow 2.21 `python/training/experimental/mixed_precision.py`.
     """
-    _check_optimizer(opt)
     wrapper = MixedPrecisionLossScaleOptimizer(opt, loss_scale)
     # This also creates a wrapper, without variables, which is dropped.
     tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite(opt, 1.0)
     return wrapper
-
-
-def _check_optimizer(opt: Any) -> None:
-    """Raises unless an optimizer can be wrapped."""
-    if not isinstance(opt, tf.compat.v1.train.Optimizer):
-        raise TypeError(
-            "`opt` must be a tf.compat.v1.train.Optimizer, got "
-            f"{arguments.shown(opt)} of type {type(opt).__name__}. For a Keras "
-            "optimizer use lossscale.LossScaleOptimizer."
-        )
-    theirs = tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
-    if isinstance(opt, (LossScaleOptimizer, theirs)):
-        raise TypeError(
-            "`opt` must not be a LossScaleOptimizer itself, got "
-            f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."
-        )
-
-
-def _as_train_op(done: Any, name: str, listed: List[Op]) -> Op:
-    """Returns one operation for all replicas' `done`, and makes it the training op.
-
-    `listed` are the graph's training ops before this step. The inner optimizer has
-    added one that is in a branch, and cannot run from outside: it is dropped.
-    """
-    op = tf.distribute.get_strategy().group(done, name=name)
-    key = tf.compat.v1.GraphKeys.TRAIN_OP
-    tf.compat.v1.get_collection_ref(key)[:] = [*listed, op]
-    return op

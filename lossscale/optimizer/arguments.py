@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from functools import partial
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from lossscale.scales.dynamic import DynamicLossScale
 #: The arguments of Keras's own wrappers that say what the loss scale does.
 OF_THE_SCALE = ("dynamic", "initial_scale", "dynamic_growth_steps")
 #: Keras 3's wrapper takes these at their defaults only, and reads none of them (Keras
-#: 3.15 `src/optimizers/loss_scale_optimizer.py`). The configs of Keras 3.0 to 3.4 hold
-#: all of them.
+#: 3.15 `src/optimizers/loss_scale_optimizer.py`).
 _WITHOUT_MEANING = {
     "weight_decay": None,
     "clipnorm": None,
@@ -31,8 +30,6 @@ _WITHOUT_MEANING = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
-#: Those configs hold these, which have no effect, whatever their values are.
-_OF_OLD_CONFIGS = {"learning_rate", *_WITHOUT_MEANING}
 #: The order of our arguments after `inner_optimizer`.
 _OURS = ("loss_scale", "name", "dynamic_growth_steps")
 
@@ -61,7 +58,9 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
         )
     if "loss_scale" in config:
         return config
-    kept = {k: v for k, v in config.items() if k not in _OF_OLD_CONFIGS}
+    # Configs of Keras 3.0 to 3.4 hold these, which have no effect.
+    ignored = {"learning_rate", *_WITHOUT_MEANING}
+    kept = {k: v for k, v in config.items() if k not in ignored}
     scale = {name: kept.pop(name, None) for name in OF_THE_SCALE}
     return {**kept, **as_ours(scale)}
 
@@ -96,10 +95,9 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
     """
     loss_scale, name, _ = values = [given.get(each) for each in _OURS]
     is_number = isinstance(name, numbers.Real) and not isinstance(name, bool)
-    names: Tuple[str, ...] = OF_THE_SCALE
     if isinstance(loss_scale, (bool, np.bool_)):
-        if isinstance(name, str):
-            names = ("dynamic", "name", "dynamic_growth_steps")
+        second = "name" if isinstance(name, str) else "initial_scale"
+        names = ("dynamic", second, "dynamic_growth_steps")
     elif isinstance(loss_scale, numbers.Real) and is_number:
         names = ("initial_scale", "dynamic_growth_steps", "name")
     else:
@@ -112,15 +110,7 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
                 f"`{each}` must be given once, got {shown(value)} by position and "
                 f"{each}={shown(others[each])} by name. Leave out one of the two."
             )
-    found = {**others, **placed}
-    is_fixed = "dynamic" in placed and not placed["dynamic"]
-    if is_fixed and found.get("initial_scale") is None:
-        raise ValueError(
-            "`loss_scale` must not be False without a value, got False. Write "
-            "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale, which "
-            "is dynamic=False with initial_scale=128.0 in Keras 2's words."
-        )
-    return found
+    return {**others, **placed}
 
 
 def _refuse_other(name: str, value: Any) -> None:
@@ -132,8 +122,7 @@ def _refuse_other(name: str, value: Any) -> None:
             f"communication_dtype, got {name}={shown(value)}. If it is an argument of "
             "the inner optimizer, pass it to that one."
         )
-    default = _WITHOUT_MEANING[name]
-    if value is not default and value != default:
+    if value != _WITHOUT_MEANING[name]:
         raise ValueError(
             f"`{name}` must be set on the inner optimizer, got {shown(value)} for the "
             f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
@@ -162,7 +151,7 @@ def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
     if scale is None:
         raise ValueError(
             "`initial_scale` must be a number with dynamic=False, got None. Write "
-            "LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=128.0)."
+            "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale."
         )
     config["loss_scale_value"] = checks.loss_scale("initial_scale", scale)
     return {"class_name": "FixedLossScale", "config": config}

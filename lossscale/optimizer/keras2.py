@@ -36,7 +36,6 @@ class Keras2Base(LossScaleOptimizer):
     _is_legacy: bool
     _own_name: str
     _create_all_weights: Any
-    build: Callable[[List[Variable]], None]
     #: The methods of an optimizer that sum gradients, and a call of them on pairs.
     _summing_methods: Tuple[str, ...]
     _aggregate: Callable[[List[Any]], Any]
@@ -81,21 +80,24 @@ class Keras2Base(LossScaleOptimizer):
         """The optimizer's name."""
         return self._own_name
 
-    # It comes before the `loss_scale` of Keras's own wrapper in the order of bases.
-    loss_scale = LossScaleOptimizer.loss_scale
+    def build(self, var_list: Sequence[Variable]) -> None:
+        """Creates the inner optimizer's slots for `var_list`."""
+        if self._is_legacy:
+            self._create_all_weights(var_list)
+        else:
+            self.inner_optimizer.build(var_list)
+        self._trains(list(var_list))
 
     def _apply_pairs(self, grads_and_vars: Any, second: Any, aggregates: bool) -> Any:
         """Applies pairs, or skips them. `aggregates` as in `_apply_or_skip`.
 
-        `second` is the second argument of `apply_gradients`. In eager mode it returns
-        `iterations`, and if all gradients are None, what the inner optimizer returns.
+        `second` is the second argument of `apply_gradients`. Returns `iterations` in
+        eager mode, and what the inner optimizer does if all gradients are None.
         """
         reduction.refuse_unsummed(self._communication_dtype, aggregates)
         replicas.check_can_apply()
-        # Keras 2 refuses some strategies by a function, TensorFlow 2.4 by a method.
-        name = "_raise_if_strategy_unsupported"
-        refuse: Any = getattr(_module_of(self._keras), name, None)
-        refuse = refuse or getattr(self, name)
+        name = "_raise_if_strategy_unsupported"  # a method in TensorFlow 2.4
+        refuse = getattr(self, name, None) or getattr(_module_of(self._keras), name)
         refuse()
         inner = self.inner_optimizer
         has_own = aggregates and self._has_own_aggregation(inner)
@@ -192,9 +194,8 @@ class Keras2Base(LossScaleOptimizer):
 class _Name(str):
     """The name of a wrapper's class, of which `lower()` returns another name.
 
-    Keras calls `convert_to_legacy_optimizer` if TensorFlow 2's behaviour is off. That
-    function looks for a class by its name in small letters (seen on 2.13 to 2.21). If
-    `lower()` only changed the letters, it would find Keras's own wrapper.
+    If TensorFlow 2's behaviour is off, Keras looks for a legacy class by this name in
+    small letters, and would find its own wrapper.
     """
 
     __slots__ = ()
@@ -218,11 +219,6 @@ class _Legacy(Keras2Base):
     gradient_aggregator = forwarded("gradient_aggregator")
     gradient_transformers = forwarded("gradient_transformers")
 
-    def build(self, var_list: Sequence[Variable]) -> None:
-        """Creates the inner optimizer's slots for `var_list`."""
-        self._create_all_weights(var_list)
-        self._trains(list(var_list))
-
     @do_not_convert
     def apply_gradients(
         self,
@@ -232,13 +228,8 @@ class _Legacy(Keras2Base):
     ) -> Any:
         """Applies `(gradient, variable)` pairs, or skips them on all replicas.
 
-        Args:
-          grads_and_vars: The pairs.
-          name: The name of the returned operation.
-          experimental_aggregate_gradients: Whether to sum them over replicas.
-
-        Returns:
-          In a graph an op, in eager mode `iterations`.
+        `experimental_aggregate_gradients` tells whether to sum them over replicas. In a
+        graph this returns an op of that `name`, in eager mode `iterations`.
         """
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
@@ -299,11 +290,6 @@ class _New(Keras2Base):
     _aggregate = aggregate_gradients = delegated("aggregate_gradients")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
 
-    def build(self, var_list: Sequence[Variable]) -> None:
-        """Creates the inner optimizer's slots for `var_list`."""
-        self.inner_optimizer.build(var_list)
-        self._trains(list(var_list))
-
     @do_not_convert
     def apply_gradients(
         self,
@@ -314,14 +300,9 @@ class _New(Keras2Base):
     ) -> Any:
         """Applies `(gradient, variable)` pairs, or skips them on all replicas.
 
-        Args:
-          grads_and_vars: The pairs.
-          name: Accepted and ignored, as Keras does.
-          skip_gradients_aggregation: True if they are not to be summed over replicas.
-          experimental_aggregate_gradients: The opposite, an older name.
-
-        Returns:
-          `iterations`, the number of applied steps.
+        They are summed over replicas unless `skip_gradients_aggregation` is True, or
+        the older argument is False. As Keras does, this ignores `name` and returns
+        `iterations`, the number of applied steps.
         """
         aggregates = experimental_aggregate_gradients and not skip_gradients_aggregation
         self._apply_pairs(grads_and_vars, name, aggregates)
@@ -336,7 +317,7 @@ class _New(Keras2Base):
         inner = self.inner_optimizer
         found = inner.variables
         found = list(found() if callable(found) else found)
-        # On TensorFlow 2.10 the list does not hold `iterations`.
+        # TensorFlow 2.10 does not list `iterations`.
         counted = any(variable is inner.iterations for variable in found)
         return found if counted else [inner.iterations, *found]
 

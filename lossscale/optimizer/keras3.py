@@ -25,8 +25,7 @@ from lossscale.scales.base import LossScale
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
 #: an optimizer's checkpoint holds none of them.
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
-#: The names of float8 layers' variables that hold magnitudes of scaled gradients. Keras
-#: has no other mark for them.
+#: Variables of float8 layers that hold magnitudes of scaled gradients.
 _OF_SCALED_GRADIENTS = {"outputs_grad_scale", "outputs_grad_amax_history"}
 
 
@@ -80,11 +79,12 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
         listed = {}
-        for key, variable in self._scale_variables().items():
+        for variable in loss_scale.variables:
+            key = variable.name.split(":")[0]
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
         # The variables of an inner optimizer that is built already, for a call of
-        # `apply` without variables. Not public (seen on Keras 3.3 to 3.15).
+        # `apply` without variables. Not public.
         built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
         self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
 
@@ -126,7 +126,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @property
     def applied_steps(self) -> Any:
         # From Keras 3.4 on, `iterations` is this variable divided by
-        # `gradient_accumulation_steps` (seen on Keras 3.3, 3.6 and 3.15).
+        # `gradient_accumulation_steps`.
         counts = (v for v in self.inner_optimizer.variables if v.name == "iteration")
         return next(counts, self.iterations)
 
@@ -165,8 +165,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             if not self.built:
-                # On several replicas, slots that are created within a `tf.function`
-                # cannot be initialized (seen on Keras 3.3 to 3.15).
+                # A `tf.function` cannot initialize slots on several replicas.
                 with tf.init_scope():
                     self.build(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
@@ -201,12 +200,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
 
-        Args:
-          grads_and_vars: The pairs.
-          name: Ignored. Loops that were written for Keras 2 pass a name.
-
-        Returns:
-          `iterations`, the number of applied steps.
+        It ignores `name`, which loops that were written for Keras 2 pass, and returns
+        `iterations`, the number of applied steps.
         """
         del name
         pairs = list(grads_and_vars)
@@ -251,7 +246,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
-        for name, variable in self._scale_variables().items():
+        for name, variable in self._listed.items():
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
@@ -260,31 +255,26 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         It also reads files of Keras's own wrapper and of optimizers without a wrapper.
         """
         keys = set(store.keys())  # Keras 3.3's store has no `in`
-        variables = self._scale_variables()
-        found = {name: name for name in variables if name in keys}
+        found = {name: name for name in self._listed if name in keys}
         # Keras's wrapper lists iteration, learning rate, counter and scale. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
-            found = {name: key for name, key in theirs.items() if name in variables}
+            found = {n: key for n, key in theirs.items() if n in self._listed}
         elif not found and keys:
             self.inner_optimizer.load_own_variables(store)
         # All values are read before the first one is set, so that a damaged file
         # changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
         for name, value in values.items():
-            variables[name].assign(value)
+            self._listed[name].assign(value)
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this optimizer (seen on 2.16 to 2.21). Without this method, only a warning
-        # of `apply` is lost.
+        # for this optimizer. Without this method, only a warning of `apply` is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
         return super()._lookup_dependency(name, cached_dependencies)
-
-    def _scale_variables(self) -> Dict[str, Variable]:
-        return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
 
     def _serialize_inner(self) -> Dict[str, Any]:
         return dict(keras.saving.serialize_keras_object(self.inner_optimizer))
@@ -332,7 +322,7 @@ def _check_of(values: Grads, grads: Grads) -> Check:
     """
     if all(value is None for value in values):
         return CLEAN
-    every: Grads = [g if v is None else v for v, g in zip(values, grads)]
+    every = [g if v is None else v for v, g in zip(values, grads)]
     groups = groups_of_one(len(every))
     return checked(values)._replace(worst=lambda: worst_of_each(every, groups))
 

@@ -24,9 +24,8 @@ _MARK = "_is_wrapped_by_loss_scale_optimizer"
 class Signature:
     """The signature that editors show, not that of `__new__`, which takes anything."""
 
-    def __get__(self, _: Any, owner: type) -> inspect.Signature:
-        own: Any = getattr(owner, "__init__", None)
-        signature = inspect.signature(own)
+    def __get__(self, _: Any, owner: Any) -> inspect.Signature:
+        signature = inspect.signature(owner.__init__)
         others = list(signature.parameters.values())[1:]
         return signature.replace(parameters=others, return_annotation=signature.empty)
 
@@ -71,12 +70,12 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     wrapper = _wrappers.class_for(inner_optimizer)
     if wrapper is not None:
         return wrapper
-    thing, backend = inner_optimizer, kerases.foreign_backend(inner_optimizer)
-    if backend is not None:
+    thing, keras = inner_optimizer, kerases.imported("keras")
+    if kerases.is_keras3(keras) and isinstance(thing, keras.optimizers.Optimizer):
         but_got = (
-            f" on the TensorFlow backend, got {thing!r} of Keras 3 on the {backend} "
-            "backend. Set the environment variable KERAS_BACKEND=tensorflow before you "
-            "import Keras."
+            f" on the TensorFlow backend, got {thing!r} of Keras 3 on the "
+            f"{keras.config.backend()} backend. Set the environment variable "
+            "KERAS_BACKEND=tensorflow before you import Keras."
         )
     elif isinstance(thing, tf.compat.v1.train.Optimizer):
         but_got = (
@@ -170,18 +169,16 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 def check_keras_own(optimizer: Any) -> None:
     """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    is_ours = _is_ours(optimizer)
-    if is_ours or not kerases.is_own_wrapper(optimizer):
-        advice = (
-            "It is lossscale's already: use it as it is."
-            if is_ours
-            else "Wrap an optimizer that has no loss scale: "
-            "lossscale.LossScaleOptimizer(optimizer)."
-        )
-        raise TypeError(
-            "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-            f"{arguments.shown(optimizer)}. {advice}"
-        )
+    if _is_ours(optimizer):
+        advice = "It is lossscale's already: use it as it is."
+    elif kerases.is_own_wrapper(optimizer):
+        return
+    else:
+        advice = "Wrap an inner optimizer: lossscale.LossScaleOptimizer(optimizer)."
+    raise TypeError(
+        "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
+        f"{arguments.shown(optimizer)}. {advice}"
+    )
 
 
 def _is_ours(optimizer: Any) -> bool:
@@ -198,24 +195,20 @@ def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
         if not tf.is_tensor(grad):
             continue
         shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
-        if isinstance(grad, tf.IndexedSlices):
-            fits = shape[1:].is_compatible_with(whole[1:])
-        else:
-            fits = _broadcasts(shape, whole)
+        try:
+            if isinstance(grad, tf.IndexedSlices):
+                fits = shape[1:].is_compatible_with(whole[1:])
+            else:
+                together = tf.broadcast_static_shape(shape, whole)
+                fits = together.is_compatible_with(whole)
+        except ValueError:
+            fits = False
         if not fits:
             raise ValueError(
                 f"`grads` must have the shapes of their variables, got {shape} for "
                 f"{kerases.variable_name(variable)!r} of shape {variable.shape}. Pass "
                 "each gradient with its own variable."
             )
-
-
-def _broadcasts(shape: Any, whole: Any) -> bool:
-    """Tells whether tensors of a shape can be broadcast to another shape."""
-    try:
-        return bool(tf.broadcast_static_shape(shape, whole).is_compatible_with(whole))
-    except ValueError:
-        return False
 
 
 def mark(inner_optimizer: Any, wrapped: bool = True) -> None:

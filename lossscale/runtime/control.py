@@ -34,12 +34,11 @@ def either(
 ) -> Results:
     """Returns the results of one of two functions, and runs only that, under XLA too.
 
-    By itself XLA turns a `tf.cond` into selects: it runs both sides, and then selects
-    each result and each variable's value. Adam's moments are then copied at every step.
-    XLA keeps the branch if one side draws a random number, since the next random number
-    depends on that draw. So one side draws a number here, and nobody uses it. XLA would
-    also keep a `tf.switch_case` of three branches, but computes the constants that
-    enter it while compiling: that takes minutes for the gradients of a convolution.
+    By itself XLA turns a `tf.cond` into selects: it runs both sides, and copies Adam's
+    moments at every step. It keeps the branch if one side draws a random number, since
+    the next random number depends on that draw. So one side draws a number here, and
+    nobody uses it. XLA would also keep a `tf.switch_case` of three, but computes the
+    constants that enter it while compiling: minutes for the gradients of a convolution.
 
     Both functions return as many tensors, of the same dtypes and shapes.
     """
@@ -52,8 +51,8 @@ def either(
     def with_a_draw() -> Results:
         results = false_fn()
         first, *others = tf.nest.flatten(results)
-        # A number above 2 is never drawn, but XLA does not know that. The seed of its
-        # own leaves the user's sequence of random numbers as it is.
+        # XLA does not know that no number above 2 is drawn. The seed of its own leaves
+        # the user's sequence of random numbers as it is.
         is_two = tf.random.uniform([], seed=1) > 2.0
         first = tf.where(is_two, tf.zeros_like(first), first)
         return tf.nest.pack_sequence_as(results, [first, *others])

@@ -18,12 +18,6 @@ from lossscale.runtime.aliases import Graph, Tensor
 
 Notes = TypeVar("Notes")
 
-#: The attribute of a graph that holds our notes on it.
-_NOTES = "_lossscale_notes"
-
-#: The types of operations that branch.
-_FORKS = ("If", "StatelessIf", "Case", "StatelessCase")
-
 
 def current_graph() -> Optional[Graph]:
     """Returns the graph that is being built, None in eager mode."""
@@ -66,22 +60,22 @@ def is_visible(tensor: Tensor) -> bool:
         return True
     if not any(graph is each for each in visible_graphs()):
         return False
-    context = _context_of(tensor.op)
+    context = context_of(tensor.op)
     # A loop's results are outside of it.
     if context is not None and tensor.op.type in {"Exit", "RefExit"}:
         context = context.outer_context
-    around = _context_of(graph)
+    around = context_of(graph)
     while around is not None and around is not context:
         around = around.outer_context
     return around is context
 
 
-def _context_of(where: Any) -> Any:
-    """Returns the loop or branch of `tf.compat.v1` that an operation is in, or None.
+def context_of(where: Any) -> Any:
+    """Returns the context of an operation: a loop or branch of `tf.compat.v1`, or XLA.
 
-    A graph stands for the operation that is created next in it.
+    None: it is in none. A graph stands for the operation that is created next in it.
     """
-    return where._get_control_flow_context()  # not public. `mode` uses it, too.
+    return where._get_control_flow_context()  # not public
 
 
 def is_nested() -> bool:
@@ -93,7 +87,7 @@ def is_nested() -> bool:
     graph = current_graph()
     if graph is None:
         return False
-    context = _context_of(graph)
+    context = context_of(graph)
     if context is not None and not context.IsXLAContext():
         return True
     around = getattr(graph, "outer_graph", None)
@@ -108,8 +102,7 @@ def is_nested() -> bool:
 def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
     """Tells whether tensors are computed from nothing but this function's arguments.
 
-    Args:
-      tensors: The tensors. A `None` among them changes nothing.
+    A None among the tensors changes nothing.
     """
     values = [tensor for tensor in tensors if tensor is not None]
     seen, found = set(), False
@@ -130,10 +123,9 @@ def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
 
 
 def captured_by(tensor: Tensor) -> Optional[Tensor]:
-    """Returns the tensor of an outer graph or of eager mode that a tensor stands for.
+    """Returns the tensor, of an outer graph or of eager mode, that `tensor` stands for.
 
-    Returns:
-      None if it is no placeholder for another tensor.
+    None if `tensor` is no placeholder for another one.
     """
     # Not public. Graphs that are no functions have no captures.
     captures = getattr(graph_of(tensor), "captures", ())
@@ -158,24 +150,22 @@ def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
 
 
 def _is_branch(graph: Optional[Graph]) -> bool:
-    """Tells whether a graph is a branch of a `tf.cond` or of a `tf.switch_case`."""
-    # The name is not public.
-    return type(graph).__name__ == "CondBranchFuncGraph"
+    return type(graph).__name__ == "CondBranchFuncGraph"  # the name is not public
 
 
 def branches_here() -> Dict[Tuple[Graph, int], Graph]:
     """Returns the branches of `tf.cond` and `tf.switch_case` that are being built.
 
-    Returns:
-      A dict from each fork to the branch of it. The branches of one fork have equal
-      keys: TensorFlow creates the operation that has them after all of them.
+    The branches of one fork have equal keys: how many forks are before them.
+    TensorFlow creates the operation that has the branches after all of them.
     """
+    fork_types = {"If", "StatelessIf", "Case", "StatelessCase"}
     found: Dict[Tuple[Graph, int], Graph] = {}
     graph: Any
     for graph in visible_graphs():
         if _is_branch(graph):
             around = graph.outer_graph
-            forks = [op for op in around.get_operations() if op.type in _FORKS]
+            forks = [op for op in around.get_operations() if op.type in fork_types]
             found[around, len(forks)] = graph
     return found
 
@@ -187,9 +177,9 @@ def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
     """
     # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
     # would keep the graph alive.
-    if not hasattr(graph, _NOTES):
-        setattr(graph, _NOTES, weakref.WeakKeyDictionary())
-    of_owners = getattr(graph, _NOTES)
+    if not hasattr(graph, "_lossscale_notes"):
+        graph._lossscale_notes = weakref.WeakKeyDictionary()
+    of_owners = graph._lossscale_notes
     if owner not in of_owners:
         of_owners[owner] = make()
     notes: Notes = of_owners[owner]

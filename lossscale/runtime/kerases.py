@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.util
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import tensorflow as tf
 
@@ -73,19 +73,15 @@ def keras2() -> Tuple[Any, ...]:
 
 
 def for_each_keras2(act: Callable[[Any], None]) -> None:
-    """Calls `act` with each Keras 2: now, or as soon as it is imported.
-
-    So it makes no difference whether `tf_keras` is imported before this package.
-    """
+    """Calls `act` with each Keras 2: now, or as soon as it is imported."""
     known = keras2()
     for keras in known:
         act(keras)
 
     def come() -> None:
         keras2.cache_clear()
-        for keras in keras2():
-            if keras not in known:
-                act(keras)
+        for keras in set(keras2()) - set(known):
+            act(keras)
 
     if "tf_keras" not in sys.modules:
         when_imported("tf_keras", come)
@@ -96,10 +92,7 @@ _awaited: Dict[str, List[Callable[[], None]]] = {}
 
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
-    """Calls a function once, at the end of the import of a package.
-
-    This imports nothing. If an import fails, the function waits for the next one.
-    """
+    """Calls a function once, at the end of a package's first successful import."""
     _awaited.setdefault(name, []).append(call)
     if _watch not in sys.meta_path:
         sys.meta_path.insert(0, _watch)
@@ -139,8 +132,8 @@ _watch = _Watch()
 def generations(keras: Any) -> List[Tuple[bool, type, type]]:
     """Returns the generations of optimizers that a Keras 2 has.
 
-    Each generation is a tuple: whether it is the legacy one, Keras's own loss scale
-    wrapper for it, and the base class of its optimizers.
+    Of each: whether it is the legacy one, Keras's own loss scale wrapper for it, and
+    the base class of its optimizers.
     """
     public, newest = keras.mixed_precision.LossScaleOptimizer, keras.optimizers
     # Up to TensorFlow 2.8 the public class is the legacy wrapper itself. Later it is
@@ -149,12 +142,11 @@ def generations(keras: Any) -> List[Tuple[bool, type, type]]:
         return [(True, public, newest.Optimizer)]
     spaces = [getattr(newest, name, newest) for name in ("legacy", "experimental")]
     found = []
+    bases = [space.Optimizer for space in (*spaces, newest)]
     for wrapper in public.__subclasses__():
-        if wrapper.__module__ != public.__module__:
-            continue  # a user's own
-        bases = [space.Optimizer for space in (*spaces, newest)]
-        base = next(base for base in bases if issubclass(wrapper, base))
-        found.append((not hasattr(base, "update_step"), wrapper, base))
+        if wrapper.__module__ == public.__module__:  # no user's own
+            base = next(base for base in bases if issubclass(wrapper, base))
+            found.append((not hasattr(base, "update_step"), wrapper, base))
     return sorted(found, key=lambda generation: generation[0])
 
 
@@ -163,8 +155,7 @@ def installed() -> List[Any]:
     older, newest, default = list(keras2()), keras3(), of_tensorflow()
     if newest is None:
         return older
-    default_is_newest = default is None or is_keras3(default)
-    return [newest, *older] if default_is_newest else [*older, newest]
+    return [newest, *older] if is_keras3(default or newest) else [*older, newest]
 
 
 class _AnyCallback:
@@ -206,17 +197,15 @@ def callback_class() -> Any:
 def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included.
 
-    No Keras tells a callback which others there are. So they are read from the object
-    that calls the callback. The list is empty if no `fit` calls it.
+    No Keras tells a callback of the others. So they are read from the object that calls
+    the callback. The list is empty if no `fit` calls it.
     """
     lists = tuple(keras.callbacks.CallbackList for keras in installed())
     frame = inspect.currentframe()
     while frame is not None:
         caller: Any = frame.f_locals.get("self")
-        if isinstance(caller, lists):
-            found = list(caller.callbacks)
-            if any(each is callback for each in found):
-                return found
+        if isinstance(caller, lists) and callback in caller.callbacks:
+            return list(caller.callbacks)
         frame = frame.f_back
     return []
 
@@ -237,8 +226,7 @@ def variable_name(variable: Variable) -> str:
 
 def layers_of(model: Any) -> List[Any]:
     """Returns a model or layer and all layers within it at any depth, each once."""
-    # Private, but the same in every Keras.
-    found = {id(layer): layer for layer in model._flatten_layers()}
+    found = {id(layer): layer for layer in model._flatten_layers()}  # in every Keras
     return list(found.values())
 
 
@@ -275,12 +263,3 @@ def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
     if mask is not None and tensor is not other:
         tensor._keras_mask = mask
     return tensor
-
-
-def foreign_backend(optimizer: Any) -> Optional[str]:
-    """Returns the backend of a Keras 3 optimizer. None: TensorFlow, or no Keras 3."""
-    keras = imported("keras")
-    if keras is None or not is_keras3(keras) or keras3() is not None:
-        return None
-    is_one = isinstance(optimizer, keras.optimizers.Optimizer)
-    return str(keras.config.backend()) if is_one else None

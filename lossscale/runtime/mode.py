@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from lossscale.runtime.graphs import context_of
+
 _ARGUMENTS = inspect.signature(tf.function).parameters
 #: The argument of tf.function that asks for XLA. TensorFlow 2.4 has an older name.
 COMPILED_BY_XLA = {
@@ -82,12 +84,9 @@ def _in_xla() -> bool:
     """Tells whether XLA will compile this code: `tf.function(jit_compile=True)`."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # Not public. TensorFlow's own `cond` asks in the same way. A wrong False would
-        # only make the step slower.
-        get_context = getattr(graph, "_get_control_flow_context", None)
-        context = get_context() if get_context is not None else None
-        is_xla = getattr(context, "IsXLAContext", None)
-        if is_xla is not None and is_xla():
+        # Not public. TensorFlow's own `cond` asks in the same way.
+        context = context_of(graph)
+        if context is not None and context.IsXLAContext():
             return True
         graph = getattr(graph, "outer_graph", None)
     return False

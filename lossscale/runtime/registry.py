@@ -15,13 +15,10 @@ _own: Dict[str, type] = {}
 
 
 class PerKeras:
-    """Our classes by the Keras class whose objects they serve.
-
-    Attributes:
-      pairs: Pairs of a Keras class and our class, in the order of their registration.
-    """
+    """Our classes by the Keras class whose objects they serve."""
 
     def __init__(self) -> None:
+        #: Pairs of a Keras class and our class, in the order of their registration.
         self.pairs: List[Tuple[type, Any]] = []
 
     def takes(self, base: type) -> Callable[[Class], Class]:
@@ -39,7 +36,7 @@ class PerKeras:
 
 
 def serializable(cls: Class) -> Class:
-    """Registers a class with every Keras, so that it loads without custom_objects."""
+    """Registers a class with every Keras under its own name."""
     _own[cls.__name__] = cls
     if keras3() is not None:
         register(keras3(), cls, cls.__name__)
@@ -53,14 +50,11 @@ def register(keras: Any, cls: type, name: str) -> None:
 
 
 def register_like(known: type, cls: type) -> None:
-    """Registers a class under the name of `known`, with each Keras that knows `known`.
-
-    The name has a package in it, otherwise nothing is registered.
-    """
+    """Registers a class under the name of `known`, where a Keras has registered it."""
     for keras in installed():
         name = str(keras.utils.get_registered_name(known))
         package, separator, own_name = name.partition(">")
-        if separator:
+        if separator:  # a registered name has a package in it
             decorate = keras.utils.register_keras_serializable(package, own_name)
             # TensorFlow 2.4 refuses a name that is taken. Loading then finds `known` by
             # that name, and `known` itself makes an object of the right class.
@@ -84,11 +78,7 @@ def registered_name(cls: type) -> str:
 
 def registered_class(name: str, custom_objects: Optional[Dict[str, Any]]) -> Any:
     """Returns the class that we or some Keras know by `name`, None if there is none."""
-    own = _own.get(name.replace(f"{PACKAGE}>", ""))
-    if own is not None:
-        return own
+    found: Any = _own.get(name.replace(f"{PACKAGE}>", ""))
     for keras in installed():
-        found = keras.utils.get_registered_object(name, custom_objects)
-        if found is not None:
-            return found
-    return None
+        found = found or keras.utils.get_registered_object(name, custom_objects)
+    return found

@@ -1,6 +1,4 @@
-"""The replicas: in which context the code runs, and all reductions across replicas.
-
-No other file reduces across replicas.
+"""The replicas: in which context the code runs. No other file reduces across them.
 
 Code runs in one of three places: without a strategy, in *replica context* (inside
 `strategy.run`, once for every replica) or in *cross-replica context* (once for all
@@ -59,19 +57,16 @@ def check_can_apply() -> None:
 
 def train_apart() -> bool:
     """Tells whether each worker takes its own steps, as with parameter servers."""
-    of_v1 = tf.compat.v1.distribute.experimental
-    spaces = (tf.distribute, tf.distribute.experimental, of_v1)
-    found = (getattr(each, "ParameterServerStrategy", None) for each in spaces)
-    classes = tuple(each for each in found if each is not None)
+    spaces = (tf.distribute.experimental, tf.compat.v1.distribute.experimental)
+    classes = tuple(each.ParameterServerStrategy for each in spaces)
     return isinstance(tf.distribute.get_strategy(), classes)
 
 
 def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function` on every replica with that replica's part of `args`.
 
-    In cross-replica context, `function` is called once per replica, and the results are
-    returned as `PerReplica`. Elsewhere the code runs on one replica, and `function` is
-    called once.
+    In cross-replica context, the results are returned as `PerReplica`. Elsewhere the
+    code runs on one replica, and `function` is called once.
     """
     if tf.distribute.in_cross_replica_context():
         strategy = tf.distribute.get_strategy()
@@ -99,10 +94,9 @@ def all_reduce_sum(value: Tensor) -> Tensor:
 def all_reduce_sums(values: Grads) -> Grads:
     """Sums each of several tensors over all replicas. The sums are equal on all.
 
-    Tensors of one dtype cross together. In a graph, `MultiWorkerMirroredStrategy` packs
-    them into one message. None stays None. The rows of `tf.IndexedSlices` of all
-    replicas are put together, and the optimizer sums them when it applies them. Call
-    it in replica context.
+    Tensors of one dtype cross together: in a graph, `MultiWorkerMirroredStrategy` packs
+    them into one message. None stays None. Rows of `tf.IndexedSlices` are put together:
+    the optimizer sums them when it applies them. Call it in replica context.
     """
     context, sums = tf.distribute.get_replica_context(), list(values)
     of_dtype: Dict[Any, List[int]] = {}
@@ -113,15 +107,12 @@ def all_reduce_sums(values: Grads) -> Grads:
         together = [_as_gathered(values[position]) for position in positions]
         reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, together)
         for position, total in zip(positions, reduced):
-            sums[position] = _with_bits_of(total, dtype)
+            sums[position] = _bitcast(total, dtype)
     return sums
 
 
 def can_sum(dtype: str) -> bool:
-    """Tells whether this TensorFlow's collectives can sum a dtype.
-
-    All can sum float16, those of TensorFlow 2.4 cannot sum bfloat16.
-    """
+    """Tells whether collectives can sum a dtype. Those of 2.4 cannot sum bfloat16."""
     with tf.Graph().as_default():  # where the operation does not run
         ends = {"merge_op": "Add", "final_op": "Id", "subdiv_offsets": [0]}
         keys = {"group_size": 2, "group_key": 1, "instance_key": 1}
@@ -135,15 +126,14 @@ def can_sum(dtype: str) -> bool:
 def _as_gathered(value: Grad) -> Grad:
     """Returns sparse bfloat16 rows as float16 rows with the same bits.
 
-    Any other value stays as it is. Collectives cannot gather bfloat16. A gather only
-    puts the rows of all replicas together, so the bits survive.
+    Collectives cannot gather bfloat16. A gather only puts rows together.
     """
-    if not isinstance(value, tf.IndexedSlices) or value.dtype != tf.bfloat16:
-        return value
-    return _with_bits_of(value, tf.float16)
+    is_sparse = isinstance(value, tf.IndexedSlices)
+    is_hidden = is_sparse and value.dtype == tf.bfloat16
+    return _bitcast(value, tf.float16) if is_hidden else value
 
 
-def _with_bits_of(value: Grad, dtype: Any) -> Grad:
+def _bitcast(value: Grad, dtype: Any) -> Grad:
     if value.dtype == dtype:
         return value
     bits = tf.bitcast(value.values, dtype)
@@ -153,9 +143,9 @@ def _with_bits_of(value: Grad, dtype: Any) -> Grad:
 def agree(is_finite: Flag) -> Flag:
     """Returns whether `is_finite` holds on every replica: the same answer on each.
 
-    It counts the replicas whose flag is False, since booleans cannot be reduced. One
-    `float32` scalar crosses replicas, which every collective takes on every device. In
-    cross-replica context, `is_finite` is `PerReplica`.
+    It counts the replicas whose flag is False: booleans cannot be reduced, and every
+    collective takes a `float32` scalar on every device. In cross-replica context,
+    `is_finite` is `PerReplica`.
 
     `LossScale.update` calls this. The step of an optimizer reduces its flag in
     `lossscale/optimizer/reduction.py`, which can also look at sums of gradients.
@@ -194,17 +184,15 @@ def merge_call(function: Callable[..., Any], *args: Any) -> Any:
     If replicas are threads, two things fail in replica context. A branch of a `tf.cond`
     cannot communicate with the other replicas, and each thread in turn would change a
     variable that is not mirrored. So `function` is then called in cross-replica
-    context, with `PerReplica` arguments: there it can branch, and change a variable
-    once for all. Unlike TensorFlow's `merge_call`, this one does not pass the strategy
-    to `function`.
+    context, with `PerReplica` arguments. Unlike TensorFlow's `merge_call`, this one
+    does not pass the strategy to `function`.
     """
     if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
         return function(*args)
     # Keras calls the same private function. TensorFlow 2.4 does not have it, and has no
     # strategy that can do without merge_call.
-    internal = getattr(getattr(tf, "__internal__", None), "distribute", None)
-    supports_none = getattr(internal, "strategy_supports_no_merge_call", None)
-    if supports_none is not None and supports_none():
+    internal, name = tf.__internal__.distribute, "strategy_supports_no_merge_call"
+    if getattr(internal, name, lambda: False)():
         return function(*args)
     context = tf.distribute.get_replica_context()
     return context.merge_call(lambda _, *merged: function(*merged), args=args)

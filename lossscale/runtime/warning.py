@@ -7,8 +7,6 @@ import warnings
 
 #: The packages whose lines a user did not write.
 _NOT_THE_USERS = {"lossscale", "tensorflow", "keras", "tf_keras"}
-#: A part of the name of each file that AutoGraph writes.
-_OF_AUTOGRAPH = "__autograph_generated_file"
 
 
 class LossScaleWarning(UserWarning):
@@ -20,8 +18,8 @@ def warn(message: str) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None:
         package = frame.f_globals.get("__name__", "").split(".")[0]
-        file = frame.f_code.co_filename
-        if package not in _NOT_THE_USERS and _OF_AUTOGRAPH not in file:
+        is_generated = "__autograph_generated_file" in frame.f_code.co_filename
+        if package not in _NOT_THE_USERS and not is_generated:
             break
         level, frame = level + 1, frame.f_back
     warnings.warn(message, LossScaleWarning, stacklevel=level)
