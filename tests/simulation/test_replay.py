@@ -187,7 +187,8 @@ def test_a_limit_is_compared_in_its_own_precision():
     # In float32 both limits are 2**24, and neither step would overflow or both would.
     below, above = 2.0**24 - 2.0**-20, 2.0**24 + 2.0**-20
     scale = FixedLossScale(2.0**24, skip_nonfinite=True)
-    assert simulate(scale, limit=[below, above]).is_finite.tolist() == [False, True]
+    found = simulate(scale, limit=[below, above])
+    assert found.is_finite.tolist() == found.applied.tolist() == [False, True]
 
 
 def test_limits_beyond_float32():
