@@ -78,10 +78,8 @@ def _devices() -> Dict[str, str]:
         return {"devices": f"cannot be listed: {type(error).__name__}: {error}"}
     lines = {}
     for device in found:
-        capability = None
-        if device.device_type == "CPU":
-            what = f"{os.cpu_count()} cores"
-        else:
+        what, capability = f"{os.cpu_count()} cores", None
+        if device.device_type != "CPU":
             try:
                 details = tf.config.experimental.get_device_details(device)
                 what = str(details.get("device_name", "unnamed"))

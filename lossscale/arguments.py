@@ -26,7 +26,9 @@ MOST_STEPS = 2**62
 class Declared:
     """The arguments of a constructor: checks them, keeps them, and writes the config.
 
-    The signature has each argument's name, type and default; this has its check:
+    It has the check of each argument, in the order of the config. The config holds
+    those that are `newer` only if they are not None, so that older versions of this
+    package can read it.
 
     ```
     _ARGUMENTS = Declared(period=count, ceiling=or_none(loss_scale))
@@ -37,11 +39,6 @@ class Declared:
     """
 
     def __init__(self, *newer: str, **checks: Check) -> None:
-        """Declares arguments by their checks, in the order of the config.
-
-        The config holds those that are `newer` only if they are not None, so that older
-        versions of this package can read it.
-        """
         self._newer = newer
         self._checks = checks
 
@@ -78,7 +75,7 @@ def number(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     # NumPy's timedelta64 is a subclass of its integers.
-    refused = isinstance(value, (bool, np.bool_, np.timedelta64))
+    refused = isinstance(value, (bool, np.timedelta64))
     if refused or not isinstance(value, numbers.Real):
         raise TypeError(
             f"`{name}` must be a number, got {shown(value)} of type "
@@ -143,16 +140,6 @@ def boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def array(name: str, value: Any) -> Any:
-    """Returns `value` as a NumPy array."""
-    try:
-        return np.asarray(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(
-            f"`{name}` must be an array of one number per step, got {shown(value)}."
-        ) from error
-
-
 def path(name: str, value: Any) -> str:
     """Returns `value`, a path of a file, as a string."""
     message = f"`{name}` must be the path of a file, got {shown(value)}."
@@ -181,7 +168,7 @@ def one_of(allowed: Sequence[str]) -> str:
 
 def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
     """Returns `value`, a sequence of any of the `allowed` strings, as a tuple."""
-    if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
+    if not isinstance(value, (tuple, list, set, frozenset)):
         raise TypeError(
             f"`{name}` must be a sequence of any of {one_of(allowed)}, got "
             f"{shown(value)}. Write a tuple such as ({allowed[0]!r},)."
@@ -198,32 +185,22 @@ def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
 def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     """Returns `value`, which is one of the `allowed` strings."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"`{name}` must be one of {one_of(allowed)}, got {value!r}.")
+        raise ValueError(
+            f"`{name}` must be one of {one_of(allowed)}, got {shown(value)}."
+        )
     return value
 
 
-def writable_path(name: str, value: Any) -> str:
-    """Returns `value`, the path of a file in an existing folder, as a string."""
-    found = path(name, value)
-    if os.path.isdir(found) or found.endswith(("/", os.sep)):
-        raise ValueError(
-            f"`{name}` must be the name of a file, got the folder {found!r}. Write, "
-            f"for example, {os.path.join(found, 'run.npz')!r}."
-        )
-    folder = os.path.dirname(found) or os.curdir
-    if not os.path.isdir(folder):
-        raise ValueError(
-            f"`{name}` must be in a folder that exists, got {found!r}. Create {folder}."
-        )
-    return found
+def within_bounds(given: Mapping[str, Any], name: str = "initial_loss_scale") -> None:
+    """Raises unless an argument is between `min_loss_scale` and `max_loss_scale`.
 
-
-def ordered(given: Mapping[str, Any], low_name: str, high_name: str) -> None:
-    """Raises unless one argument is at most the other, or the other is None."""
-    low, high = given[low_name], given[high_name]
-    if high is not None and low > high:
-        raise ValueError(
-            f"`{high_name}` must be at least `{low_name}`, got "
-            f"{high_name}={high!r} and {low_name}={low!r}. "
-            f"Raise `{high_name}` or lower `{low_name}`."
-        )
+    A `max_loss_scale` of None is no bound.
+    """
+    for low_name, high_name in (("min_loss_scale", name), (name, "max_loss_scale")):
+        low, high = given[low_name], given[high_name]
+        if high is not None and low > high:
+            raise ValueError(
+                f"`{high_name}` must be at least `{low_name}`, got "
+                f"{high_name}={high!r} and {low_name}={low!r}. "
+                f"Raise `{high_name}` or lower `{low_name}`."
+            )

@@ -1,14 +1,8 @@
 """A table of other systems' schedules, as arguments of DynamicLossScale.
 
-Each framework's rule is that of `DynamicLossScale` with other arguments. Use one by its
-name:
-
->>> import lossscale
->>> loss_scale = lossscale.DynamicLossScale.from_preset("torch", increment_period=100)
->>> float(loss_scale), loss_scale.increment_period
-(65536.0, 100)
-
-`PRESETS` is the table. Each entry names its source, and how the preset differs:
+Each framework's rule is that of `DynamicLossScale` with other arguments.
+`DynamicLossScale.from_preset` uses one by its name. `PRESETS` is the table. Each entry
+names its source, and how the preset differs:
 
 >>> print(PRESETS["flax"].source)
 flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale
@@ -263,11 +257,7 @@ def preset_arguments(
         raise TypeError(
             f"`name` must be the name of a preset, got {arguments.shown(name)}."
         )
-    if name not in PRESETS:
-        raise ValueError(
-            f"`name` must be one of {arguments.one_of(sorted(PRESETS))}, got {name!r}."
-        )
-    preset = PRESETS[name]
+    preset = PRESETS[arguments.choice("name", name, sorted(PRESETS))]
     call = call or f"DynamicLossScale.from_preset({name!r}"
     for argument in preset.asks_for:
         if argument not in overrides:

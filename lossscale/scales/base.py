@@ -55,14 +55,9 @@ class _Operator:
         raise NotImplementedError
 
 
-def _compared(loss_scale: LossScale) -> Tensor:
-    """Returns a loss scale as a tensor to compare. That does not count as a read."""
-    return tf.convert_to_tensor(loss_scale._value())
-
-
 def _is_number(other: object) -> bool:
     """Tells whether Python compares values, and not identities."""
-    is_number = isinstance(other, (numbers.Number, np.number, np.ndarray))
+    is_number = isinstance(other, (numbers.Number, np.ndarray))
     return (is_number and not isinstance(other, bool)) or bool(tf.is_tensor(other))
 
 
@@ -84,9 +79,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
       adjust(is_finite)                           # the rule
       should_apply_gradients = is_finite
     ```
-
-    The interface is that of TensorFlow's `LossScale`; `adjust`, `scale`, `unscale` and
-    the counters are new. It works in replica and in cross-replica context.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
@@ -114,7 +106,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         holds it. None unless `needs_largest` is set or `keep_largest` was called.
 
     Source: Micikevicius et al., "Mixed Precision Training", section 3.2; TensorFlow
-    2.21 `python/training/experimental/loss_scale.py`.
+    2.21 `python/training/experimental/loss_scale.py`. `adjust`, `scale`, `unscale` and
+    the counters are ours.
     """
 
     needs_largest: bool = False
@@ -289,7 +282,26 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
         """
-        return self._adjust_checked(*self._checked(is_finite, largest))
+        is_finite = _one_element("is_finite", is_finite, "a bool")
+        if self.needs_largest and largest is None:
+            raise TypeError(
+                "`largest` must be the greatest magnitude of the step's unscaled "
+                f"gradients, since {type(self).__name__} needs it, got None. "
+                "`update(grads)` computes it."
+            )
+        if self.last_largest is not None and largest is not None:
+            given, largest = largest, _one_element("largest", largest, "a number")
+            is_float32 = largest.dtype == tf.float32
+            wide = largest if is_float32 else tf.cast(largest, tf.float64)
+            is_magnitude = tf.logical_and(wide >= 0.0, wide < float("inf"))
+            if mode.current().knows_values and is_finite and not is_magnitude:
+                raise ValueError(
+                    "`largest` must be a finite number from 0 on if the gradients were "
+                    f"finite, got {shown(given)}. If not, pass is_finite=False."
+                )
+            is_finite = tf.logical_and(is_finite, is_magnitude)
+            largest = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
+        return self._adjust_checked(is_finite, largest)
 
     def _adjust_checked(
         self, is_finite: Flag, largest: Optional[Scalar]
@@ -328,39 +340,14 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         ]
         return group_ops(results)
 
-    def _checked(self, is_finite: Any, largest: Any) -> Tuple[Flag, Optional[Scalar]]:
-        """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
-
-        The magnitude is meaningless on a bad step. It is None if it is not kept.
-        """
-        is_finite = _one_element("is_finite", is_finite, "a bool")
-        if self.needs_largest and largest is None:
-            raise TypeError(
-                "`largest` must be the greatest magnitude of the step's unscaled "
-                f"gradients, since {type(self).__name__} needs it, got None. "
-                "`update(grads)` computes it."
-            )
-        if self.last_largest is None or largest is None:
-            return is_finite, None
-        given, largest = largest, _one_element("largest", largest, "a number")
-        wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
-        is_magnitude = tf.logical_and(wide >= 0.0, wide < float("inf"))
-        if mode.current().knows_values and is_finite and not is_magnitude:
-            raise ValueError(
-                "`largest` must be a finite number from 0 on if the gradients were "
-                f"finite, got {shown(given)}. If they were not, pass is_finite=False."
-            )
-        is_finite = tf.logical_and(is_finite, is_magnitude)
-        return is_finite, tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
-
     def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
         """Returns whether to apply the step, and further arguments for `_adjust`."""
         del largest
         return (is_finite,)
 
-    def _should_apply(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Flag:
+    def _should_apply(self, is_finite: Flag, largest: Optional[Scalar]) -> Flag:
         """Returns whether `adjust` would apply such a step. Changes nothing."""
-        return self._decide(*self._checked(is_finite, largest))[0]
+        return tf.convert_to_tensor(self._decide(is_finite, largest)[0])
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -431,42 +418,36 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return variable
 
     def __repr__(self) -> str:
-        shown = {}
-        if mode.current().knows_values:
-            for name, value in vars(self).items():
-                if isinstance(value, tf.Variable) and not value.shape.rank:
-                    shown[name] = value.numpy()
-        shown.update(self.get_config())
+        state, config = {}, dict(self.get_config())
         for name, value in vars(self).items():
-            # A loss scale within shows its own state, not its config.
-            if name in shown and isinstance(value, tf.Module):
-                shown[name] = value
-        listed = ", ".join(f"{name}={value}" for name, value in shown.items())
+            is_scalar = isinstance(value, tf.Variable) and not value.shape.rank
+            if is_scalar and mode.current().knows_values:
+                state[name] = value.numpy()
+            elif name in config and isinstance(value, tf.Module):
+                config[name] = value  # a loss scale within shows its own state
+        listed = ", ".join(f"{k}={value}" for k, value in {**state, **config}.items())
         return f"{type(self).__name__}({listed})"
 
     def numpy(self) -> Any:
         """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
-        return self._read_as_number(lambda tensor: tensor.numpy())
-
-    def _read_as_number(self, as_type: Callable[[Any], Any]) -> Any:
-        number = as_type(self._value())
-        if self._noted_by is not None:
-            self._noted_by.note_float()
-        return number
+        return np.float32(float(self))
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
         # Not `__array__`: tf.function would take an argument that has it for an array,
         # and make a constant of it.
-        number = np.array(float(self), np.float32)
+        number = self.numpy()
         data, kind = number.tobytes(), number.dtype.str
         return {"version": 3, "shape": (), "typestr": kind, "data": data}
 
     def __float__(self) -> float:
-        return float(self._read_as_number(float))
+        number = self._to_show()
+        if self._noted_by is not None:
+            self._noted_by.note_float()
+        return number
 
     def __int__(self) -> int:
-        return int(self._read_as_number(int))
+        return int(float(self))
 
     __trunc__ = __int__
 
@@ -487,18 +468,19 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _Operator(tf.convert_to_tensor)
     __floordiv__ = __mod__ = __pow__ = _Operator(tf.convert_to_tensor)
     __rfloordiv__ = __rmod__ = __rpow__ = _Operator(tf.convert_to_tensor)
-    __lt__ = __le__ = __gt__ = __ge__ = _Operator(_compared)
+    # A comparison does not count as a read.
+    __lt__ = __le__ = __gt__ = __ge__ = _Operator(lambda scale: scale._value())
 
     # Two loss scales of equal value are different keys of a dictionary.
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> Any:
-        return tf.equal(_compared(self), other) if _is_number(other) else NotImplemented
+        return tf.equal(self._value(), other) if _is_number(other) else NotImplemented
 
     def __ne__(self, other: object) -> Any:
         if not _is_number(other):
             return NotImplemented
-        return tf.not_equal(_compared(self), other)
+        return tf.not_equal(self._value(), other)
 
 
 def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
@@ -524,21 +506,20 @@ def usable(current: Scalar, floor: float, initial: float) -> Scalar:
     multiplies would never leave 0, NaN or infinity. So the next step brings such a
     value back, and moves it no further. Eager mode warns.
     """
-    if mode.current().knows_values:
-        value = float(current)
-        floor = float(np.float32(floor))  # a scale at its floor was rounded, too
-        if floor <= value < float("inf"):
-            return current
-        found = floor if 0.0 < value < floor else initial
-        warn(
-            f"The loss scale was {value!r}, below its floor or no number that it can "
-            f"be. It goes on with {found!r}. If it was restored from a file, check "
-            "where that came from."
-        )
-        return tf.constant(found)
+    knows_values = mode.current().knows_values
+    # A scale at its floor was rounded to float32, too.
+    if knows_values and float(np.float32(floor)) <= float(current) < float("inf"):
+        return current
     # The logarithm of 0, of infinity, of a negative number and of NaN is not finite.
     is_number = tf.math.is_finite(tf.math.log(current))
-    return tf.where(is_number, tf.maximum(current, floor), initial)
+    found = tf.where(is_number, tf.maximum(current, floor), initial)
+    if knows_values:
+        warn(
+            f"The loss scale was {float(current)!r}, below its floor or no number that "
+            f"it can be. It goes on with {float(found)!r}. If it was restored from a "
+            "file, check where that came from."
+        )
+    return found
 
 
 def adjust_known(

@@ -146,8 +146,7 @@ class DynamicLossScale(LossScale):
         overflow_tolerance: Optional[float] = None,
     ) -> None:
         _ARGUMENTS.keep(self, locals())
-        arguments.ordered(vars(self), "min_loss_scale", "initial_loss_scale")
-        arguments.ordered(vars(self), "initial_loss_scale", "max_loss_scale")
+        arguments.within_bounds(vars(self))
         super().__init__()
         # The first two names are also TensorFlow's: its checkpoints restore into them.
         self.current_loss_scale = self._add_weight(
@@ -224,10 +223,8 @@ class DynamicLossScale(LossScale):
             results.append(self.cooldown_steps.assign(left, read_value=False))
         moves = tf.logical_or(grows, backs_off)
         if self.overflow_tolerance is not None:
-            steps, of_bad = (
-                tf.where(moves, zero, steps),
-                tf.where(backs_off, zero, of_bad),
-            )
+            steps = tf.where(moves, zero, steps)
+            of_bad = tf.where(backs_off, zero, of_bad)
             results.append(self.window_steps.assign(steps, read_value=False))
             results.append(self.window_bad_steps.assign(of_bad, read_value=False))
 

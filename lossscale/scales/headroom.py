@@ -59,8 +59,7 @@ class HeadroomLossScale(LossScale):
     ```
 
     Gradients of activations are float16, too, and may be larger than those of weights.
-    When they overflow, the ceiling falls, and the scale with it. After
-    `increment_period` good steps the ceiling doubles.
+    When they overflow, the ceiling falls, and the scale with it.
 
     >>> loss_scale = HeadroomLossScale()
     >>> _ = loss_scale.update([tf.constant([2.0**-20, -(2.0**-10)])])
@@ -105,10 +104,8 @@ class HeadroomLossScale(LossScale):
         max_loss_scale: Optional[float] = None,
     ) -> None:
         _ARGUMENTS.keep(self, locals())
-        arguments.ordered(vars(self), "min_loss_scale", "initial_loss_scale")
         self._highest = self.max_loss_scale or _HIGHEST
-        bounds = {**vars(self), "max_loss_scale": self._highest}
-        arguments.ordered(bounds, "initial_loss_scale", "max_loss_scale")
+        arguments.within_bounds({**vars(self), "max_loss_scale": self._highest})
         super().__init__()
         self.current_loss_scale = self._add_weight(
             "current_loss_scale", self.initial_loss_scale, tf.float32

@@ -16,29 +16,20 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from lossscale import arguments, presets
-from lossscale.arguments import or_none
+from lossscale.arguments import or_none, shown
 from lossscale.scales.base import LossScale, unguarded
 from lossscale.scales.dynamic import DynamicLossScale
 
 
 class StateFormat(NamedTuple):
-    """What one system saves, and under which names.
+    """What one system saves, and under which names."""
 
-    Attributes:
-      preset: The name of the preset with that system's schedule.
-      keys: Its key -> our attribute. `bad_steps_left` is `hysteresis - bad_steps`.
-      fixed: Our argument -> its unchangeable value there. None means our None.
-      constants: Those of its keys that must have one given value.
-      inside: The key of the dict that holds the state, if it is nested.
-      in_an_array: Whether its scale is an array of one entry.
-    """
-
-    preset: str
-    keys: Mapping[str, str]
-    fixed: Mapping[str, Any] = {}
-    constants: Mapping[str, Any] = {}
-    inside: str = ""
-    in_an_array: bool = False
+    preset: str  # the one with that system's schedule
+    keys: Mapping[str, str]  # its key -> our attribute
+    fixed: Mapping[str, Any] = {}  # our argument -> the only value it has there
+    constants: Mapping[str, Any] = {}  # its key -> the only value it may have
+    inside: str = ""  # the key of the dict that holds the state, if it is nested
+    in_an_array: bool = False  # whether its scale is an array of one entry
 
 
 _TORCH_KEYS = {
@@ -51,7 +42,7 @@ _TORCH_KEYS = {
 _MEGATRON_KEYS = {
     "scale": "current_loss_scale",
     "growth_tracker": "good_steps",
-    "hysteresis_tracker": "bad_steps_left",
+    "hysteresis_tracker": "bad_steps_left",  # hysteresis - bad_steps
 }
 _PADDLE_KEYS = {
     "scale": "current_loss_scale",
@@ -138,7 +129,7 @@ def import_state(
       ValueError: The system or a key is unknown, a key is missing, or a value is out of
         its range.
     """
-    theirs = _state_format(system)
+    theirs = STATE_FORMATS[arguments.choice("system", system, [*STATE_FORMATS])]
     found, names = _read(theirs, state)
     call = f"import_state({system!r}, state"
     settings = presets.preset_arguments(theirs.preset, overrides, call)
@@ -151,8 +142,7 @@ def import_state(
     ceiling = settings.get("max_loss_scale")
     ceiling = or_none(arguments.loss_scale)("max_loss_scale", ceiling)
     bounds = {"min_loss_scale": floor, name: scale, "max_loss_scale": ceiling}
-    arguments.ordered(bounds, "min_loss_scale", name)
-    arguments.ordered(bounds, name, "max_loss_scale")
+    arguments.within_bounds(bounds, name)
     bad_steps = found.get("bad_steps", 0)
     if "bad_steps_left" in found:
         hysteresis = arguments.count("hysteresis", settings.get("hysteresis", 1))
@@ -193,12 +183,12 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
       ValueError: The system is unknown, or cannot do what `loss_scale` does, such as
         hysteresis, a ceiling, another growth than doubling, or a search.
     """
-    theirs = _state_format(system)
+    theirs = STATE_FORMATS[arguments.choice("system", system, [*STATE_FORMATS])]
     loss_scale = unguarded(loss_scale)
     if not isinstance(loss_scale, DynamicLossScale):
         raise TypeError(
-            f"`loss_scale` must be a DynamicLossScale, got "
-            f"{arguments.shown(loss_scale)}. For a manager: manager.as_loss_scale()."
+            f"`loss_scale` must be a DynamicLossScale, got {shown(loss_scale)}. For a "
+            "manager: manager.as_loss_scale()."
         )
     bad_steps = int(loss_scale.bad_steps.numpy())
     values: Dict[str, Any] = {
@@ -217,15 +207,6 @@ def export_state(system: str, loss_scale: LossScale) -> Dict[str, Any]:
     return {theirs.inside: state} if theirs.inside else state
 
 
-def _state_format(name: Any) -> StateFormat:
-    if not isinstance(name, str) or name not in STATE_FORMATS:
-        raise ValueError(
-            f"`system` must be one of {arguments.one_of([*STATE_FORMATS])}, got "
-            f"{arguments.shown(name)}."
-        )
-    return STATE_FORMATS[name]
-
-
 def _read(theirs: StateFormat, state: Any) -> Tuple[Dict[str, Any], Dict[str, str]]:
     """Returns the values of our attributes, checked, and what errors call each."""
     path = "state"
@@ -237,19 +218,17 @@ def _read(theirs: StateFormat, state: Any) -> Tuple[Dict[str, Any], Dict[str, st
         found = state[key]  # NumPy has a boolean type of its own
         if not isinstance(found, (type(value), np.bool_)) or found != value:
             raise ValueError(
-                f"`{path}[{key!r}]` must be {value}, got {arguments.shown(found)}. If "
-                "the scale never changes, use FixedLossScale."
+                f"`{path}[{key!r}]` must be {value}, got {shown(found)}. If the scale "
+                "never changes, use FixedLossScale."
             )
-    names = {ours: f"{path}[{key!r}]" for key, ours in theirs.keys.items()}
-    found = {
-        ours: _CHECKS[ours](names[ours], _plain(names[ours], state[key]))
-        for key, ours in theirs.keys.items()
-    }
-    return found, names
+    values, names = {}, {}
+    for key, ours in theirs.keys.items():
+        name = names[ours] = f"{path}[{key!r}]"
+        values[ours] = _CHECKS[ours](name, _plain(name, state[key]))
+    return values, names
 
 
 def _check_keys(path: str, state: Any, keys: Sequence[str]) -> None:
-    shown = arguments.shown
     if not isinstance(state, Mapping):
         raise TypeError(
             f"`{path}` must be a dict with the keys {keys}, got {shown(state)}."
@@ -271,9 +250,7 @@ def _plain(name: str, value: Any) -> Any:
             value = value.numpy()  # a tensor or variable of TensorFlow or Keras
         return value.item() if hasattr(value, "item") else value
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"`{name}` must be one number, got {arguments.shown(value)}."
-        ) from error
+        raise TypeError(f"`{name}` must be one number, got {shown(value)}.") from error
 
 
 def _check_it_can(system: str, theirs: StateFormat, values: Mapping[str, Any]) -> None:

@@ -49,14 +49,11 @@ class LogNormalLossScale(LossScale):
       should_apply_gradients = is_finite
     ```
 
-    OpenSeq2Seq differs in four points:
-
-    1. On a bad step it takes `x = 2**log2_max` (not its logarithm), so that one
-       overflow holds its scale at the floor for hundreds of steps. Here `x` is one
-       doubling above the largest gradient that the scale allowed.
-    2. If all gradients are zero, its logarithm is infinite. Here nothing changes.
-    3. It computes S with 16, whatever `log2_max` is.
-    4. Its state is float32.
+    On a bad step OpenSeq2Seq takes `x = 2**log2_max` (not its logarithm), so that one
+    overflow holds its scale at the floor for hundreds of steps. Here `x` is one
+    doubling above the largest gradient that the scale allowed. If all gradients are
+    zero, its logarithm is infinite. It computes S with 16, whatever `log2_max` is, and
+    its state is float32.
 
     >>> loss_scale = LogNormalLossScale()
     >>> for _ in range(3):
@@ -103,8 +100,7 @@ class LogNormalLossScale(LossScale):
         max_loss_scale: float = 2.0**24,
     ) -> None:
         _ARGUMENTS.keep(self, locals())
-        arguments.ordered(vars(self), "min_loss_scale", "initial_loss_scale")
-        arguments.ordered(vars(self), "initial_loss_scale", "max_loss_scale")
+        arguments.within_bounds(vars(self))
         super().__init__()
         self.current_loss_scale = self._add_weight(
             "current_loss_scale", self.initial_loss_scale, tf.float32

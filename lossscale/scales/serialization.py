@@ -8,8 +8,8 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from lossscale import presets
-from lossscale.arguments import one_of, shown
+from lossscale import arguments, presets
+from lossscale.arguments import shown
 from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
@@ -50,12 +50,8 @@ def get(identifier: Any) -> Optional[LossScale]:
     if isinstance(identifier, dict):
         return _deserialized("loss_scale", identifier)
     if isinstance(identifier, str):
-        if identifier in presets.PRESETS:
-            return DynamicLossScale.from_preset(identifier)
-        raise ValueError(
-            f"`loss_scale` must be one of the names {one_of(sorted(presets.PRESETS))}, "
-            f"got {identifier!r}."
-        )
+        arguments.choice("loss_scale", identifier, sorted(presets.PRESETS))
+        return DynamicLossScale.from_preset(identifier)
     if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
         return FixedLossScale(identifier)  # type: ignore[arg-type]
     ours = _as_ours(identifier)

@@ -35,9 +35,8 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
         )
     if type(found).update is not LossScale.update:
         raise TypeError(
-            "`loss_scale` must work with `adjust`, got "
-            f"{type(found).__name__}, which overrides `update` and needs the gradients "
-            "there. Write its rule in `_adjust(is_finite)`."
+            f"`loss_scale` must work with `adjust`, got {type(found).__name__}, which "
+            "overrides `update`. Write its rule in `_adjust(is_finite)`."
         )
     return found
 
@@ -88,21 +87,17 @@ class SpikeGuard(LossScale):
           should_apply_gradients = True
     ```
 
-    `largest`, `recent` and `limit` are float32, and so is the comparison `largest >
-    limit`. The arithmetic on `recent` is float64, and `limit` is rounded to the
-    nearest float32. A magnitude that float32 cannot hold counts as M. `limit`
-    begins at M, so the guard skips no finite step until `recent` is full.
+    `largest`, `recent` and `limit` are float32, and so is the comparison. The
+    arithmetic on `recent` is float64. A magnitude that float32 cannot hold counts as M.
+    `limit` begins at M, so the guard skips no finite step until `recent` is full.
 
-    A spike does not touch `loss_scale`: it neither lowers the scale nor counts as a
-    good step, and a run of good steps goes on after it. It changes only `spikes`,
-    `above_in_a_row` and `last_largest`, and, as every finite step,
-    `consecutive_skipped_steps` and `last_step_finite`. `skipped_steps` counts only
-    overflows.
+    A spike does not touch `loss_scale`: a run of good steps goes on after it. Only
+    overflows count in `skipped_steps` and `consecutive_skipped_steps`.
 
-    After `max_in_a_row` skipped steps in a row the guard applies all steps, and adds
-    them to `recent`, until one is not above the limit. So it learns a new level of
-    gradients. It never applies a NaN or an infinity, even if the loss scale within does
-    not look at gradients.
+    After `max_in_a_row` spikes in a row the guard applies all steps, and adds them to
+    `recent`, until one is not above the limit. So it learns a new level of gradients.
+    It never applies a NaN or an infinity, even if the loss scale within does not look
+    at gradients.
 
     >>> guard = SpikeGuard(1, window=4)
     >>> for largest in [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]:
@@ -136,8 +131,7 @@ class SpikeGuard(LossScale):
         in a row were above the limit, skipped or not.
 
     Raises:
-      TypeError: An argument has the wrong type, or `loss_scale` overrides `update`,
-        and so needs the gradients.
+      TypeError: An argument has the wrong type, or `loss_scale` overrides `update`.
       ValueError: An argument is out of its range, or `loss_scale` is a SpikeGuard.
 
     Source: window and threshold: OLMo-core `optim/skip_step_optimizer.py` (pull request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -20,13 +20,6 @@ from lossscale.simulation.run_file import (
     draw,
     load_run,
     per_step,
-)
-
-#: XLA raises one of these, by version and op, for an op that it does not know.
-_NOT_COMPILED = (
-    tf.errors.InvalidArgumentError,
-    tf.errors.UnimplementedError,
-    tf.errors.NotFoundError,
 )
 
 
@@ -119,8 +112,8 @@ class Simulation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        scales, lost = self.loss_scale, ~self.applied
-        return draw("Simulation.plot", ax, scales, lost, limit=self.limit)
+        lost = ~self.applied
+        return draw("Simulation.plot", ax, self.loss_scale, lost, self.limit)
 
 
 def simulate(
@@ -164,10 +157,8 @@ def simulate(
       A `Simulation`.
 
     Raises:
-      TypeError: `loss_scale` is no LossScale, or an array has the wrong dtype. Both
-        `is_finite` and `limit` are given, or none of `is_finite`, `limit` and
-        `largest`, or flags without `largest` for a loss scale that looks at the
-        gradients.
+      TypeError: `loss_scale` is no LossScale, an array has the wrong dtype or is
+        missing, or both `is_finite` and `limit` are given.
       ValueError: An array has the wrong shape, or a number that it must not hold.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
@@ -195,34 +186,38 @@ def simulate(
         check_not_negative("largest", largest)
     # Infinity will do for what float32 cannot hold.
     with np.errstate(divide="ignore", over="ignore"):
-        if is_finite is None and limit is None:
-            limit = _ratios(largest)
-        if limit is None:
+        if has_flags:
             trace = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
         else:
-            trace = _limits(limit)
+            limit = _ratios(largest) if limit is None else limit
+            trace = per_step("limit", limit, "numbers").astype(np.float64)
+            if np.isnan(trace).any():
+                raise ValueError(
+                    f"`limit` must hold no NaN, got {np.isnan(trace).sum()} of them. "
+                    "Write numpy.inf where no scale overflows, 0 where each does."
+                )
             largest = _ratios(trace) if largest is None else largest
         if not trace.size:
-            name = "is_finite" if limit is None else "limit"
+            name = "is_finite" if has_flags else "limit"
             raise ValueError(f"`{name}` must hold at least one step, got none.")
         if largest is not None:
             largest = per_step("largest", largest, "numbers", len(trace))
             largest = largest.astype(np.float32)
-    if largest is None and loss_scale.needs_largest:
-        raise TypeError(
-            f"`largest` must be given with flags, since {type(loss_scale).__name__} "
-            "looks at the gradients, got None. Pass the greatest magnitude of each "
-            "step, or a `limit` in place of flags."
-        )
-    seen = largest if loss_scale.needs_largest else None
+    told = [trace]
+    if loss_scale.needs_largest:
+        if largest is None:
+            raise TypeError(
+                f"`largest` must be given with flags, since {type(loss_scale).__name__}"
+                " looks at the gradients, got None. Pass the greatest magnitude of "
+                "each step, or a `limit` in place of flags."
+            )
+        told.append(largest)
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            scales, applied, last = _replay(
-                _copy(loss_scale), trace, seen, mode.COMPILED_BY_XLA
-            )
-        except _NOT_COMPILED:
-            scales, applied, last = _replay(_copy(loss_scale), trace, seen, {})
+            scales, applied, last = _replay(loss_scale, told, mode.COMPILED_BY_XLA)
+        except tf.errors.OpError:  # XLA does not know an op
+            scales, applied, last = _replay(loss_scale, told, {})
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
     return Simulation(scales, trace, applied, last, limit)
@@ -233,25 +228,12 @@ def _ratios(values: Array) -> Array:
     return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
 
 
-def _limits(limit: Any) -> Array:
-    """Returns the largest `float32` up to each limit: scales exceed both or none."""
-    array = per_step("limit", limit, "numbers")
-    if np.isnan(array).any():
-        raise ValueError(
-            f"`limit` must hold no NaN, got {int(np.isnan(array).sum())} of them. "
-            "Write numpy.inf where a step never overflows, 0 where it always does."
-        )
-    nearest = array.astype(np.float32)
-    below = np.nextafter(nearest, np.float32(-np.inf))
-    return np.where(nearest > array, below, nearest)
-
-
 def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy with plain variables, on one device."""
-    kept = loss_scale.last_largest
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, *([] if kept is None else [kept]))
+        for variable in (*loss_scale.variables, loss_scale.last_largest)
+        if variable is not None
     }
     for module in (loss_scale, *loss_scale.submodules):
         # TensorFlow keeps restored values here that the object lacks. A copy would hold
@@ -263,19 +245,20 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale,
-    trace: Array,
-    largest: Optional[Array],
-    options: Dict[str, bool],
+    loss_scale: LossScale, given: List[Array], options: Dict[str, bool]
 ) -> Tuple[Array, Array, float]:
-    """Returns the scale of each step, whether it was applied, and the last scale."""
-    steps = len(trace)
-    told = [trace] if largest is None else [trace, largest]
+    """Returns the scale of each step, whether it was applied, and the last scale.
+
+    `given` are the flags or limits, and the largest gradients if the rule needs them.
+    """
+    loss_scale = _copy(loss_scale)
+    steps = len(given[0])
 
     def body(i: Any, told: Any, scales: Any, applied: Any) -> Any:
         scale = tf.reshape(tf.cast(loss_scale(), tf.float32), [])
         entry, *seen = [array[i] for array in told]
-        is_finite = entry if entry.dtype.is_bool else scale <= entry
+        is_limit = not entry.dtype.is_bool
+        is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
         _, should_apply = loss_scale.adjust(is_finite, *seen)
         should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
@@ -289,7 +272,7 @@ def _replay(
         return scales.stack(), applied.stack()
 
     compiled = tf.function(replay, autograph=False, **options)
-    tensors = [tf.convert_to_tensor(array) for array in told]
+    tensors = [tf.convert_to_tensor(array) for array in given]
     # A plain call would make TensorFlow warn of a function that it traces each time.
     scales, applied = compiled.get_concrete_function(*tensors)(*tensors)
     return scales.numpy(), applied.numpy(), float(loss_scale().numpy())

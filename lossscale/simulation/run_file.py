@@ -1,17 +1,10 @@
 """A recorded run: its file format, and its picture.
 
 The format is NumPy's `.npz`, a zip archive of plain arrays, which NumPy reads and
-writes without this package. Its keys:
-
-| key          | dtype     | shape     |                                               |
-| ------------ | --------- | --------- | --------------------------------------------- |
-| `is_finite`  | `bool`    | `[steps]` | were the step's gradients finite everywhere?  |
-| `loss_scale` | `float32` | `[steps]` | the scale of the step; may be missing         |
-| `largest`    | `float32` | `[steps]` | the greatest magnitude of its unscaled        |
-|              |           |           | gradients; may be missing                     |
-
-Steps are in order and without gaps, skipped steps included. Any program that records
-can add other keys, which are ignored. Nothing is ever unpickled.
+writes without this package. Its keys are the attributes of `Run`, with their dtypes and
+shapes; all but `is_finite` may be missing. Steps are in order and without gaps, skipped
+steps included. Any program that records can add other keys, which are ignored. Nothing
+is ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,6 +18,7 @@ from typing import Any, Dict, Iterator, Optional
 import numpy as np
 
 from lossscale import arguments
+from lossscale.arguments import shown
 from lossscale.plotting import pyplot, scale_text
 from lossscale.runtime.aliases import Array
 from lossscale.scales.headroom import FLOAT16_MAX
@@ -106,14 +100,8 @@ class Run:
             largest = np.where(known, self.largest, np.nan).astype(np.float64)
             limit = FLOAT16_MAX / largest
         lost = ~np.asarray(self.is_finite, bool)
-        return draw(
-            "Run.plot",
-            ax,
-            self.loss_scale,
-            lost,
-            limit=limit,
-            limit_label="what float16 holds: 65504 / largest gradient",
-        )
+        label = "what float16 holds: 65504 / largest gradient"
+        return draw("Run.plot", ax, self.loss_scale, lost, limit, label)
 
 
 def save_run(
@@ -139,8 +127,7 @@ def save_run(
         that is neither a recorded run nor empty, which this never overwrites.
     """
     file_name = check_writable("path", path)
-    given = {"is_finite": is_finite, "loss_scale": loss_scale, "largest": largest}
-    arrays: Dict[str, Any] = _arrays_of(given)
+    arrays: Dict[str, Any] = _arrays_of(is_finite, loss_scale, largest)
     beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -185,9 +172,9 @@ def load_run(path: Any) -> Run:
             f'`path` must hold an array "is_finite", got {file_name!r} with {names}.'
         )
     try:
-        arrays = _arrays_of(found)
-        for name in [name for name in _ARRAYS[1:] if name in arrays]:
-            check_not_negative(name, arrays[name])
+        arrays = _arrays_of(**found)
+        for name, array in arrays.items():
+            check_not_negative(name, array)
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"`path` must be a recorded run, got {file_name!r}: {error}"
@@ -197,7 +184,17 @@ def load_run(path: Any) -> Run:
 
 def check_writable(name: str, value: Any) -> str:
     """Returns a path as a string if a run may be written there, else raises."""
-    found = arguments.writable_path(name, value)
+    found = arguments.path(name, value)
+    if os.path.isdir(found) or found.endswith(("/", os.sep)):
+        raise ValueError(
+            f"`{name}` must be the name of a file, got the folder {found!r}. Write, "
+            f"for example, {os.path.join(found, 'run.npz')!r}."
+        )
+    folder = os.path.dirname(found) or os.curdir
+    if not os.path.isdir(folder):
+        raise ValueError(
+            f"`{name}` must be in a folder that exists, got {found!r}. Create {folder}."
+        )
     if not os.path.exists(found) or not os.path.getsize(found):
         return found
     not_one = (zipfile.BadZipFile, ValueError, NotImplementedError)
@@ -210,13 +207,15 @@ def check_writable(name: str, value: Any) -> str:
     )
 
 
-def _arrays_of(given: Dict[str, Any]) -> Dict[str, Any]:
+def _arrays_of(
+    is_finite: Any, loss_scale: Any = None, largest: Any = None
+) -> Dict[str, Array]:
     """Returns a run's arrays by name, as the file holds them, without those missing."""
-    is_finite = per_step("is_finite", given["is_finite"], "booleans")
-    arrays = {"is_finite": is_finite.astype(np.bool_)}
-    for name in _ARRAYS[1:]:
-        if given.get(name) is not None:
-            array = per_step(name, given[name], "floats", len(is_finite))
+    flags = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
+    arrays = {"is_finite": flags}
+    for name, values in (("loss_scale", loss_scale), ("largest", largest)):
+        if values is not None:
+            array = per_step(name, values, "floats", len(flags))
             arrays[name] = array.astype(np.float32)
     return arrays
 
@@ -226,21 +225,18 @@ def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> 
 
     If `steps` is None, of any length.
     """
-    array: Array = arguments.array(name, value)
+    try:
+        array: Array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"`{name}` must be an array, got {shown(value)}.") from error
     if array.size and array.dtype.kind not in _KINDS[holds]:
-        fix = f" numpy.asarray({name}, bool) converts zeros and ones."
-        raise TypeError(
-            f"`{name}` must hold {holds}, got dtype {array.dtype}."
-            + (fix if holds == "booleans" else "")
-        )
-    if array.ndim != 1:
+        fix = f" Pass numpy.asarray({name}, bool)." if holds == "booleans" else ""
+        raise TypeError(f"`{name}` must hold {holds}, got dtype {array.dtype}.{fix}")
+    if array.ndim != 1 or steps not in {None, array.size}:
+        wanted = "steps" if steps is None else steps
         raise ValueError(
-            f"`{name}` must have one entry per step, shape [steps], got shape "
+            f"`{name}` must have one entry per step, shape [{wanted}], got shape "
             f"{list(array.shape)}."
-        )
-    if steps not in {None, array.size}:
-        raise ValueError(
-            f"`{name}` must have one entry per step, {steps}, got {array.size}."
         )
     return array
 
@@ -259,7 +255,6 @@ def draw(
     ax: Any,
     loss_scale: Optional[Any],
     lost: Any,
-    *,
     limit: Optional[Any] = None,
     limit_label: str = "limit",
 ) -> Any:
@@ -272,7 +267,7 @@ def draw(
         ax = pyplot(what).subplots(figsize=(8, 3), layout="constrained")[1]
     steps = len(lost)
     if limit is not None:
-        ax.plot(np.arange(steps), limit, color="0.7", label=limit_label)
+        ax.plot(limit, color="0.7", label=limit_label)
     if loss_scale is not None and steps:
         # Only the corners are drawn: a million equal values in a row are one line.
         corners = np.flatnonzero(np.diff(loss_scale)) + 1

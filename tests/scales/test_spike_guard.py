@@ -243,7 +243,7 @@ def test_the_arguments_it_takes():
     ("arguments", "error", "message"),
     [
         ({"loss_scale": None}, TypeError, "`loss_scale` must be a loss scale to guard"),
-        ({"loss_scale": "no"}, ValueError, "`loss_scale` must be one of the names"),
+        ({"loss_scale": "no"}, ValueError, "`loss_scale` must be one of 'apex'"),
         ({"threshold": 0.0}, ValueError, "`threshold` must be greater than 0"),
         ({"threshold": "6"}, TypeError, "`threshold` must be a number"),
         ({"window": 1}, ValueError, "`window` must be a whole number of at least 2"),

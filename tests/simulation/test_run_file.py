@@ -105,7 +105,7 @@ def test_lists_that_are_no_array_are_refused(tmp_path, value):
         ({"finite": FLAGS}, ValueError, "must hold an array \"is_finite\".*'finite'"),
         ({"is_finite": SCALES}, TypeError, "`is_finite` must hold booleans.*float32"),
         ({"is_finite": FLAGS[None]}, ValueError, r"`is_finite`.*\[1, 4\]"),
-        ({"is_finite": FLAGS, "loss_scale": SCALES[1:]}, ValueError, "4, got 3"),
+        ({"is_finite": FLAGS, "loss_scale": SCALES[1:]}, ValueError, r"\[4\].*\[3\]"),
         ({"is_finite": FLAGS, "loss_scale": FLAGS}, TypeError, "`loss_scale`.*bool"),
     ],
 )
