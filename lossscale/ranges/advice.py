@@ -57,8 +57,8 @@ class Fault:
       call: The innermost call of a layer or an operation. None: outside of the model.
       operation: The type of TensorFlow's operation, such as "MatMul". "given": no noted
         operation made the value. None: it is unknown.
-      is_cast: Whether the cast of the call's inputs overflows.
-      is_mixed: Whether tensors of two dtypes meet, rather than something overflows.
+      is_cast: Whether the cast of the call's inputs overflows, or is missing: they have
+        two dtypes.
       dtype: The name of the value's dtype.
       kinds: Which of "inf", "-inf" and "nan" the value holds.
       largest: The largest finite magnitude of the operation's inputs and its result.
@@ -68,7 +68,6 @@ class Fault:
     call: Optional[Call]
     operation: Optional[str] = None
     is_cast: bool = False
-    is_mixed: bool = False
     dtype: str = ""
     kinds: Sequence[str] = ()
     largest: float = 0.0
@@ -92,19 +91,15 @@ class Fault:
 class Advice:
     """Layers to make with dtype="float32", and operations whose inputs to cast.
 
-    Args:
-      keras: The Keras of the model.
-      faults: What to advise against. Against those in 32 bits no dtype helps.
-
-    Attributes:
-      layers: By path, the calls of the layers, in the order in which they were added.
-      casts: By path, the calls of operations and of layers with operations of their
-        own, and the types of these operations.
+    It advises against `faults`. Against those in 32 bits no dtype helps.
     """
 
     def __init__(self, keras: Any, faults: Sequence[Fault] = ()) -> None:
         self.keras = keras
+        #: By path, the calls of the layers, in the order in which they were added.
         self.layers: Dict[str, Call] = {}
+        #: By path, the calls of operations and of layers with operations of their own,
+        #: and the types of these operations.
         self.casts: Dict[str, Tuple[Call, str]] = {}
         #: The calls around a layer whose `call` may have to cast what it meets there.
         self._may_meet: Dict[str, Call] = {}
@@ -124,8 +119,7 @@ class Advice:
             return False
         call = fault.call.owner
         above = call.parent
-        is_between = call.is_written_around_layers
-        is_between = is_between and not (fault.is_cast or fault.is_mixed)
+        is_between = call.is_written_around_layers and not fault.is_cast
         if call.is_layer and above is not None and not is_between:
             wanted = _with_wrappers(call)
             new = [each for each in wanted if each.path not in self.layers]
@@ -139,22 +133,21 @@ class Advice:
         return is_new
 
     def try_out(
-        self, watch: Callable[[Advice], Any], run: Callable[[Any], Sequence[Fault]]
+        self,
+        trial_of: Callable[[Advice], Trial],
+        run: Callable[[Any], Sequence[Fault]],
     ) -> None:
         """Adds what helps against the faults that remain, until none does.
 
-        Args:
-          watch: Returns a `Trial` of this advice.
-          run: Runs the model within that trial, and returns the faults.
+        `run` runs the model within a trial of this advice, and returns the faults.
         """
         for _ in range(_TRIALS):
-            trial: Trial = watch(self)
+            trial = trial_of(self)
             try:
                 faults = run(trial)
             except (tf.errors.OpError, TypeError, ValueError):
                 # The model cannot run, since two dtypes meet in the call that failed.
-                failed = trial.failed
-                faults = [Fault(failed, is_mixed=True)] if failed else []
+                faults = [Fault(trial.failed, is_cast=True)]
             is_new = [self.add(fault) for fault in faults]
             if not any(is_new):
                 break
@@ -175,21 +168,17 @@ class Advice:
         """A sentence for each place where the user casts the inputs of operations."""
         is_keras3 = kerases.is_keras3(self.keras)
         cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
-        places = [
-            (_IN_CALL if call.is_layer else _OPERATION, path, call, operation)
-            for path, (call, operation) in self.casts.items()
+
+        def sentence(text: str, call: Call, operation: str = "") -> str:
+            name, kind = call.path, type(call.layer).__name__
+            return text.format(name=name, kind=kind, operation=operation, cast=cast)
+
+        to_cast = [
+            sentence(_IN_CALL if call.is_layer else _OPERATION, call, operation)
+            for call, operation in self.casts.values()
         ]
-        places += [
-            (_MEETS, path, call, "")
-            for path, call in self._may_meet.items()
-            if path not in self.casts
-        ]
-        return [
-            text.format(
-                name=path, kind=type(call.layer).__name__, operation=made, cast=cast
-            )
-            for text, path, call, made in places
-        ]
+        may_meet = [c for path, c in self._may_meet.items() if path not in self.casts]
+        return to_cast + [sentence(_MEETS, call) for call in may_meet]
 
     @property
     def in_one_line(self) -> str:
@@ -210,8 +199,7 @@ def _with_wrappers(call: Call) -> List[Call]:
     dtype counts. The state of a loop over time has one dtype, also in stacked cells.
     """
     found, between = [call], [call]
-    above = call.parent
-    while above is not None and above.parent is not None:
+    for above in call.around[:-1]:  # without the model's
         between.append(above)
         is_given = any(hasattr(above.layer, n) for n in ("layer", "forward_layer"))
         wraps = is_given and above.is_of_library and above is call.parent
@@ -222,15 +210,7 @@ def _with_wrappers(call: Call) -> List[Call]:
             cells = [Call(each, stack) for each in stack.layer.cells]
             made = [*between[:-1], *cells, stack, above]
             found = list({id(each.layer): each for each in made}.values())
-        above = above.parent
     return found[::-1]
-
-
-def _made_by(call: Call) -> List[Any]:
-    """Returns a layer, and the layers that it makes with its own dtype."""
-    # Bidirectional makes two of the one that it is given.
-    makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
-    return kerases.layers_of(call.layer) if makes_some else [call.layer]
 
 
 def _line(call: Call) -> str:
@@ -249,23 +229,23 @@ def _line(call: Call) -> str:
 
 
 class Trial(Watcher):
-    """A run of the model as if some advice had been followed, and its faults.
-
-    Attributes:
-      found: The faults by key of the tensor, in the order of computation.
-    """
+    """A run of the model as if some advice had been followed, and its faults."""
 
     def __init__(self, advice: Advice) -> None:
         super().__init__()
         self._advice = advice
         self._listens = False
+        #: The faults by key of the tensor, in the order of computation.
         self.found: Dict[int, Fault] = {}
 
     @contextlib.contextmanager
     def noted(self, model: Any) -> Iterator[None]:
         """Notes the operations that run, and the calls of a model that run them."""
-        advice = self._advice
-        layers = [layer for call in advice.layers.values() for layer in _made_by(call)]
+        advice, layers = self._advice, []
+        for call in advice.layers.values():
+            # A layer makes others with its dtype. Bidirectional makes two of its one.
+            makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
+            layers += kerases.layers_of(call.layer) if makes_some else [call.layer]
         layers += [call.layer for call, _ in advice.casts.values() if call.is_layer]
         self._listens = True
         try:
@@ -277,9 +257,7 @@ class Trial(Watcher):
 
     def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
         del attrs
-        for output in outputs if self._listens else ():
-            if not is_bad(output):
-                continue
+        for output in filter(is_bad, outputs if self._listens else ()):
             floats, call = floats_in(list(inputs)), self.innermost
             fault = _fault_of(call, kind, [*floats, output])
             for each in filter(is_bad, floats):
@@ -313,15 +291,14 @@ class Trial(Watcher):
         return super().end(call, outputs)
 
     def at_fault(self, loss: Any) -> List[Fault]:
-        """Returns what is at fault for a loss, or overflowed though it is finite."""
-        return self.behind(loss) if is_bad(loss) else self.overflows
+        """Returns the faults that made a loss infinite or NaN, in their order.
 
-    def behind(self, tensor: Any) -> List[Fault]:
-        """Returns the faults that made a value infinite or NaN, in their order.
-
-        They are on the way to the value. A mask of -inf before a softmax, say, is not.
+        They are on the way to the loss. A mask of -inf before a softmax, say, is not.
+        If the loss is finite, they are the overflows.
         """
-        keys, seen = [key_of(tensor)], set()
+        if not is_bad(loss):
+            return self.overflows
+        keys, seen = [key_of(loss)], set()
         while keys:
             key = keys.pop()
             if key not in seen and key in self.found:
@@ -338,9 +315,9 @@ class Trial(Watcher):
 
 def _fault_of(call: Optional[Call], operation: str, tensors: List[Any]) -> Fault:
     """Returns the fault of an operation. Its result is the last of the tensors."""
-    largest = max(look(each).largest for each in tensors)
-    kinds, dtype = look(tensors[-1]).kinds, str(tensors[-1].dtype.name)
-    return Fault(call, operation, dtype=dtype, kinds=kinds, largest=largest)
+    found, dtype = list(map(look, tensors)), str(tensors[-1].dtype.name)
+    largest = max(each.largest for each in found)
+    return Fault(call, operation, dtype=dtype, kinds=found[-1].kinds, largest=largest)
 
 
 def _copied(nest: Any, is_widened: bool) -> Any:

@@ -143,10 +143,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def watching_eagerly(self, model: Any) -> Iterator[None]:
-        """Tells this object of each call in a model, whose `tf.function`s run eagerly.
-
-        A layer may have compiled its call.
-        """
+        """Tells this object of each call in a model, also within `tf.function`s."""
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:
@@ -184,10 +181,8 @@ class Watcher:
 
 def things_of(model: Any) -> List[Any]:
     """Returns the model, its layers, and the operations between them."""
-    found = {id(layer): layer for layer in kerases.layers_of(model)}
-    for layer in list(found.values()):
-        # Only Keras 3 has operations. Keras 2 wraps them in layers.
-        inner = getattr(layer, "_functional", None) or layer
-        for each in getattr(inner, "operations", ()):
-            found.setdefault(id(each), each)
-    return list(found.values())
+    layers = kerases.layers_of(model)
+    # Only Keras 3 has operations. Keras 2 wraps them in layers.
+    holders = [getattr(layer, "_functional", None) or layer for layer in layers]
+    operations = [each for one in holders for each in getattr(one, "operations", ())]
+    return list({id(each): each for each in (*layers, *operations)}.values())

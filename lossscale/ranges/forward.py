@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import numpy as np
@@ -24,9 +25,7 @@ _Rows = Dict[Tuple[str, str], Tuple[Any, float]]
 _ALL_FIT = "None of them overflows in float16: no layer needs float32."
 _COVERED = """\
 What overflows in float16 is computed in float32 already: no other layer needs it."""
-_NEEDED = (
-    "float16 does not hold what these layers are given, compute or return. Write\n"
-)
+_NEEDED = "float16 does not hold what these layers are given, compute or return."
 _INSIDE = "Sums, squares or products inside overflow in float16: {}."
 _MANY = """\
 If they are most of the model, look for a learning rate that is too high, or data that \
@@ -73,20 +72,18 @@ class ForwardRanges(Ranges):
     _told: Tuple[str, ...] = ()
 
     loss_scale = 1.0
-    _title = "Outputs of layers,"
-    _what = "outputs of layers"
-    _is_scaled = False
+    _title, _what, _is_scaled = "Outputs of layers,", "outputs of layers", False
+    _in_repr = ("need_float32",)
 
     @property
     def policy_map(self) -> Any:
         """A `DTypePolicyMap`: float32 for `need_float32`, mixed_float16 for the rest.
 
-        If the model mixes dtypes already, its layers in float32 stay in float32.
-
-        This `keras.dtype_policies.DTypePolicyMap` has an entry for each layer in
-        float32, and for layers that such a layer creates inside. The key is the layer's
-        `path`, or its name while it has no path. Use the map to build a functional or
-        sequential model again from configs:
+        If the model mixes dtypes already, its layers in float32 stay in float32. This
+        `keras.dtype_policies.DTypePolicyMap` has an entry for each layer in float32,
+        and for those that it creates inside: under the layer's `path`, or its name
+        while it has no path. Use the map to build a functional or sequential model
+        again from configs:
 
         ```
         policies = ranges.policy_map
@@ -120,19 +117,9 @@ class ForwardRanges(Ranges):
             found[path] = float32
         return found
 
-    def __repr__(self) -> str:
-        return (
-            f"ForwardRanges(rows={len(self.names)}, batches={self.batches}, "
-            f"need_float32={self.need_float32})"
-        )
-
     @property
     def _notes(self) -> List[str]:
         return list(self._told or [_ALL_FIT])
-
-    def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
-        del loss_scale  # none multiplies the values
-        return self.counts, 0
 
 
 def forward_ranges(
@@ -194,8 +181,7 @@ def forward_ranges(
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
     keras = inputs.keras_of(model, "forward_ranges")
-    data = (x, None, None)
-    first, chosen, length = inputs.first_batches(data, batch_size, batches)
+    first, chosen, length = inputs.first_batches((x, None, None), batch_size, batches)
     inputs.check_finite(first[0])
     inputs.build(model, first[0])
     counter = _Counter(keras, model)
@@ -206,7 +192,7 @@ def forward_ranges(
 
 
 class _Counter:
-    """Counts the outputs of layers, batch by batch, and finds what overflows."""
+    """Counts the outputs of layers, and finds what overflows."""
 
     def __init__(self, keras: Any, model: Any) -> None:
         self._keras, self._model = keras, model
@@ -217,7 +203,6 @@ class _Counter:
         self._batches, self._can_try, self._overflows = 0, True, False
 
     def see(self, x: Any) -> None:
-        """Counts a batch, and finds what overflows."""
         inputs.check_finite(x)
         self._batches += 1
         first = _Float32Pass(self._rows)
@@ -225,7 +210,7 @@ class _Counter:
         in_float32 = model_state.in_float32(self._keras, layers)
         with in_float32, first.watching_eagerly(self._model):
             self._model(x, training=True)
-        outside = [call for call in first.calls if id(call) in first.overflowing]
+        outside = [call for call in first.calls if call in first.overflowing]
         self._overflows = self._overflows or bool(outside)
         with model_state.in_float16(self._keras, self._model) as can_try:
             # Keras 2 cannot try a model that is all in float32.
@@ -238,6 +223,7 @@ class _Counter:
 
     def _try(self, x: Any, first: _Float32Pass, outside: List[Call]) -> None:
         """Runs the model in float16, and tries what helps."""
+        trial_of = functools.partial(_Float16Pass, first)
 
         def overflows_in(trial: _Float16Pass) -> List[Fault]:
             with trial.noted(self._model):
@@ -246,7 +232,7 @@ class _Counter:
 
         found: List[Fault] = []
         try:
-            found = overflows_in(_Float16Pass(first, Advice(self._keras)))
+            found = overflows_in(trial_of(Advice(self._keras)))
         except tf.errors.OpError as error:  # an operation has no float16 kernel
             self._can_try = False
             warn(
@@ -259,7 +245,7 @@ class _Counter:
                 self._inside.add(fault.call.owner.path)
         # So the trial need not find one layer after the other.
         for call in outside:
-            made, is_cast = call.owner, first.overflowing[id(call)]
+            made, is_cast = call.owner, first.overflowing[call]
             is_known = is_cast or not made.is_written_around_layers
             takes_dtype = made.is_layer and made.parent is not None
             if is_known and takes_dtype and call.dtype in SIXTEEN_BITS:
@@ -268,9 +254,7 @@ class _Counter:
             for fault in found:
                 self._advice.add(fault)
         if self._can_try and self._advice:
-            self._advice.try_out(
-                lambda advice: _Float16Pass(first, advice), overflows_in
-            )
+            self._advice.try_out(trial_of, overflows_in)
 
     def result(self) -> ForwardRanges:
         if not self._rows:
@@ -291,9 +275,7 @@ class _Counter:
         inside = [path for path in needed if path in self._inside]
         notes = [_COVERED if self._overflows else _ALL_FIT]
         if advice:
-            lines = [f"    {line}" for line in advice.lines]
-            notes = [_NEEDED, *lines, ""] if lines else []
-            notes += advice.sentences
+            notes = [f"{_NEEDED} {advice}" if layers else str(advice)]
             notes += [_INSIDE.format(", ".join(inside)), _MANY] if inside else [_MANY]
         in_float32: List[Any] = []
         for layer in layers:
@@ -321,23 +303,20 @@ class _Counter:
 
 
 class _Float32Pass(Watcher):
-    """Counts the outputs of each call, and inputs not counted before.
+    """Adds to some rows the outputs of each call, and inputs not counted before.
 
     A tensor that several layers return or pass on counts only once, for the first.
-
-    Args:
-      rows: Where to add the counts.
     """
 
     def __init__(self, rows: _Rows) -> None:
         super().__init__()
         self._rows = rows
-        #: The ids of calls whose inputs or outputs overflow in float16, and whether
-        #: those are inputs, which the call casts.
-        self.overflowing: Dict[int, bool] = {}
-        #: How often each layer was called, and the name of each call, by its id.
+        #: The calls whose inputs or outputs overflow in float16, and whether those are
+        #: inputs, which the call casts.
+        self.overflowing: Dict[Call, bool] = {}
+        #: How often each layer was called, and the name of each call.
         self._numbers: Dict[Tuple[str, int], int] = {}
-        self._names: Dict[int, str] = {}
+        self._names: Dict[Call, str] = {}
         #: Whether a tensor overflows. It is kept, since Python reuses the ids.
         self._seen: Dict[int, Tuple[Any, bool]] = {}
 
@@ -347,7 +326,7 @@ class _Float32Pass(Watcher):
             key = (name, id(call.layer))
             number = self._numbers[key] = self._numbers.get(key, 0) + 1
             name += f" (call {number})" if number > 1 else ""
-        self._names[id(call)] = name
+        self._names[call] = name
         args, kwargs = super().begin(call, args, kwargs)
         self._see(call, call.inputs, is_input=True)
         return args, kwargs
@@ -360,7 +339,7 @@ class _Float32Pass(Watcher):
     def _see(self, call: Call, tensors: List[Any], is_input: bool) -> None:
         if call.parent is None:
             return  # the model's inputs and outputs are those of its layers
-        row = call.path, self._names[id(call)] + (", inputs" if is_input else "")
+        row = call.path, self._names[call] + (", inputs" if is_input else "")
         for tensor in tensors:
             is_new = id(tensor) not in self._seen
             if is_new:
@@ -373,7 +352,7 @@ class _Float32Pass(Watcher):
             overflows = self._seen[id(tensor)][1]
             is_cast = is_input and kerases.casts_inputs(call.layer)
             if overflows and ((is_new and not is_input) or is_cast):
-                self.overflowing.setdefault(id(call), is_input)
+                self.overflowing.setdefault(call, is_input)
 
 
 def _overflows(values: Any) -> bool:
@@ -385,8 +364,7 @@ def _overflows(values: Any) -> bool:
     # A mask has one negative number, -1e9 or -inf, for all hidden places, and others.
     low, high = bad.min(), bad.max()
     is_one = low == high or low > high * 1.001
-    is_mask = high < 0 and is_one and len(bad) < len(values)
-    return not is_mask
+    return not (high < 0 and is_one and len(bad) < len(values))
 
 
 class _Float16Pass(Trial):

@@ -26,8 +26,8 @@ class GradientRanges(Ranges):
     """What float16 would do to a model's gradients at a loss scale.
 
     `flushed`, `subnormal` and `overflowing` are shares of the values that are finite
-    and not zero in float32, NaN if there are no such values. All arrays but
-    `counts` and `histogram` have shape `[rows]`, in the order of `names`.
+    and not zero in float32, NaN if there are no such values. All arrays but `counts`
+    and `histogram` have shape `[rows]`, in the order of `names`.
 
     Attributes:
       names: The names of the rows: variables, and with `activations=True` layers'
@@ -49,8 +49,8 @@ class GradientRanges(Ranges):
     batches: int
     blocks: Tuple[str, ...] = ()
 
-    _title, _what = "Gradients of", "gradients"
-    _is_scaled = True
+    _title, _what, _is_scaled = "Gradients of", "gradients", True
+    _in_repr = ("loss_scale", "recommended_scale")
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
@@ -116,33 +116,21 @@ class GradientRanges(Ranges):
         lost = found.at(scale).flushed
         names = []
         for number, name in enumerate(found.names):
-            alone: GradientRanges = found._joined({name: [number]})
+            alone = found._joined({name: [number]})
             left = alone.at(alone.recommended_scale or 1.0).flushed[0]
             if lost[number] > 0.1 and 2 * left < lost[number]:
                 names.append(name)
         return tuple(names)
 
-    def __repr__(self) -> str:
-        return (
-            f"GradientRanges(rows={len(self.names)}, batches={self.batches}, "
-            f"loss_scale={self.loss_scale:g}, "
-            f"recommended_scale={self.recommended_scale})"
-        )
-
-    def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
-        significand, exponent = math.frexp(loss_scale)
-        return self.counts[significand * 2], exponent - 1
-
     @property
     def _notes(self) -> List[str]:
-        bad = [
+        bad = ", ".join(
             f"{name} ({infinities:,} infinite, {nans:,} NaN)"
             for name, infinities, nans in zip(self.names, self.infinities, self.nans)
             if infinities + nans
-        ]
+        )
         if bad:
-            listed = ", ".join(bad)
-            return [f"Not finite in float32, so no loss scale helps: {listed}."]
+            return [f"Not finite in float32, so no loss scale helps: {bad}."]
         safe, recommended = self.largest_safe_scale, self.recommended_scale
         if safe is None or recommended is None:
             return ["All gradients are zero."]
@@ -152,11 +140,11 @@ class GradientRanges(Ranges):
             f"Recommended: {scale_text(recommended)}, at which "
             f"{cell('flushed', lost)} are flushed to zero."
         ]
-        if self.need_own_scale:
+        blocks = ", ".join(self.need_own_scale)
+        if blocks:
             notes.append(
                 "No single scale serves these blocks. Wrap each in a ScaledBlock: "
-                + ", ".join(self.need_own_scale)
-                + "."
+                f"{blocks}."
             )
         return notes
 
@@ -227,11 +215,20 @@ def gradient_ranges(
     arguments.boolean("activations", activations)
     data = (x, y, sample_weight)
     first, chosen, length = inputs.first_batches(data, batch_size, batches)
-    inputs.check_loss(model, loss, first[1], "gradient_ranges")
-    _build(model, first[0])
-    loss_of = inputs.loss_function(keras, model, loss)
-    layers = layers_of(model) if activations else []
-    watched = [layer for layer in layers if layer is not model]
+    loss_of = inputs.loss_function(keras, model, loss, first[1])
+    # The model's own policy sets the dtype of missing weights.
+    inputs.build(model, first[0])
+    if not model.trainable_variables:
+        raise ValueError("`model` must have trainable weights, got none.")
+    for variable in model.trainable_variables:
+        dtype = tf.as_dtype(variable.dtype).name
+        if dtype in SIXTEEN_BITS:
+            raise ValueError(
+                "`model` must have float32 weights, got "
+                f"{_path_of(model, variable)} in {dtype}. The policy "
+                '"mixed_float16" computes in float16 and keeps its weights in float32.'
+            )
+    watched = [each for each in layers_of(model) if activations and each is not model]
     watcher = Watcher()
     significands = sorted({1.0, math.frexp(scale)[0] * 2})
     # Of each row the name, by the id of the variable or the layer.
@@ -246,30 +243,27 @@ def gradient_ranges(
             loss = loss_of(x, y, model(x, training=True), sample_weight)
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
-        # Of each gradient: the key and the name of its row, and its tensor.
-        rows: List[Tuple[int, str, Any]] = [
-            (id(each), _path_of(model, each), kerases.tensor_of(each))
+        # Of each gradient: the key and the name of its row, and what it belongs to.
+        sources: Dict[int, Tuple[int, str, Any]] = {
+            id(each): (id(each), _path_of(model, each), kerases.tensor_of(each))
             for each in model.trainable_variables
-        ]
-        returned: Dict[int, Tuple[int, str, Any]] = {}
+        }
         for call in watcher.calls:
             for each in call.outputs:
                 # A tensor in a loop, as in a recurrent layer, is of another graph.
                 if each.graph is graph:
-                    name = f"output of {call.layer.name}"
-                    returned.setdefault(id(each), (id(call.layer), name, each))
-        rows += returned.values()
-        grads = tape.gradient(loss, [tensor for _, _, tensor in rows])
-        in_16_bits.clear()
-        in_16_bits.extend(
+                    row = (id(call.layer), f"output of {call.layer.name}", each)
+                    sources.setdefault(id(each), row)
+        grads = tape.gradient(loss, [tensor for _, _, tensor in sources.values()])
+        in_16_bits[:] = [
             op.name
             for op in graph.get_operations()[before:]
             if any(out.dtype.base_dtype.name in SIXTEEN_BITS for out in op.outputs)
-        )
+        ]
         names.clear()
         # A layer that is called twice has several gradients.
         parts: Dict[int, List[Any]] = {}
-        for (key, name, _), grad in zip(rows, grads):
+        for (key, name, _), grad in zip(sources.values(), grads):
             if grad is not None:
                 names[key] = name
                 parts.setdefault(key, []).append(tf.reshape(dense_part(grad), [-1]))
@@ -311,21 +305,6 @@ def gradient_ranges(
         batches=number,
         blocks=tuple(block_of.get(key, name) for key, name in names.items()),
     )
-
-
-def _build(model: Any, x: Any) -> None:
-    """Creates missing weights, under the model's own policy, which sets their dtype."""
-    inputs.build(model, x)
-    if not model.trainable_variables:
-        raise ValueError("`model` must have trainable weights, got none.")
-    for variable in model.trainable_variables:
-        dtype = tf.as_dtype(variable.dtype).name
-        if dtype in SIXTEEN_BITS:
-            raise ValueError(
-                "`model` must have float32 weights, got "
-                f"{_path_of(model, variable)} in {dtype}. The policy "
-                '"mixed_float16" computes in float16 and keeps its weights in float32.'
-            )
 
 
 def _path_of(model: Any, variable: Any) -> str:

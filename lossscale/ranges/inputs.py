@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.gradients.check import dense_part
 from lossscale.ranges.magnitudes import floats_in, look
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
@@ -53,11 +54,10 @@ def owner_of(model: Any) -> Any:
 
 def build(model: Any, x: Any) -> None:
     """Creates missing weights by calling the model, or raises a ValueError."""
-    has_weights = bool(model.built and model.weights)
-    if len(kerases.layers_of(model)) == 1 and not has_weights:
-        raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
-    if has_weights:
+    if model.built and model.weights:
         return
+    if len(kerases.layers_of(model)) == 1:
+        raise ValueError(f"`model` must have layers, got {model.name!r} with none.")
     try:
         model(x, training=False)
     except Exception as error:
@@ -67,33 +67,32 @@ def build(model: Any, x: Any) -> None:
         ) from error
 
 
-def check_loss(model: Any, loss: Any, y: Any, asked_by: str) -> None:
-    """Raises a ValueError if there is no loss to compute, or it has no targets."""
-    if loss is None and getattr(model, "optimizer", None) is None:
-        raise ValueError(_NO_LOSS)
-    has_loss = loss is not None or getattr(model, "loss", None)
-    if y is None and has_loss and not _overrides_loss(model):
-        raise ValueError(
-            "`y` must be the targets that the loss needs, got None. Write "
-            f"{asked_by}(model, x, y), or pass batches that hold both."
-        )
-
-
-def loss_function(keras: Any, model: Any, loss: Any) -> Callable[..., Any]:
+def loss_function(keras: Any, model: Any, loss: Any, y: Any) -> Callable[..., Any]:
     """Returns a function that computes the loss of a batch, as `fit` does.
 
     It takes `(x, y, outputs, sample_weight)`, and returns a float tensor: with the
     losses that the model's last forward pass added. `loss` is as `compile` takes it,
-    None for the compiled one.
+    None for the compiled one. Raises a ValueError if there is no loss to compute, or
+    it needs targets and `y`, those of the first batch, are missing.
     """
+    if loss is None and getattr(model, "optimizer", None) is None:
+        raise ValueError(_NO_LOSS)
+    method = getattr(type(model), "compute_loss", None)
+    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
+    is_overridden = home not in ("keras", "tf_keras", "tensorflow")
+    has_loss = loss is not None or bool(getattr(model, "loss", None))
+    if y is None and has_loss and not is_overridden:
+        raise ValueError(
+            "`y` must be the targets that the loss needs, got None. Pass y, or let `x` "
+            "yield batches that hold both."
+        )
     compiled = model
     if loss is not None:
         compiled = keras.Sequential()
         compiled.compile(loss=loss)
 
     def compute(x: Any, y: Any, outputs: Any, sample_weight: Any) -> Any:
-        has_loss = loss is not None or getattr(model, "loss", None) or model.losses
-        if not has_loss and not _overrides_loss(model):
+        if not (has_loss or is_overridden or model.losses):
             raise ValueError(_NO_LOSS)
         if not hasattr(compiled, "compute_loss"):  # up to TensorFlow 2.4
             found = compiled.compiled_loss(y, outputs, sample_weight, compiled.losses)
@@ -105,13 +104,6 @@ def loss_function(keras: Any, model: Any, loss: Any) -> Callable[..., Any]:
         return found if compiled is model else tf.add_n([found, *model.losses])
 
     return compute
-
-
-def _overrides_loss(model: Any) -> bool:
-    """Tells whether the model's class overrides `compute_loss`."""
-    method = getattr(type(model), "compute_loss", None)
-    home = (getattr(method, "__module__", None) or "keras").split(".")[0]
-    return home not in ("keras", "tf_keras", "tensorflow")
 
 
 def scale_of(model: Any) -> float:
@@ -132,8 +124,7 @@ def first_batches(
 ) -> Tuple[Batch, Iterator[Batch], int]:
     """Returns the first batch, an iterator that begins with it, and its length.
 
-    Raises a TypeError or ValueError unless `data`, which is `(x, y, sample_weight)` as
-    the user passed them, and the other arguments are such as the public tools take.
+    It checks all arguments as the public tools take them, `data` as `(x, y, weights)`.
     """
     count = arguments.or_none(arguments.count)
     batches, batch_size = count("batches", batches), count("batch_size", batch_size)
@@ -147,8 +138,7 @@ def first_batches(
     first = next(found, None)
     if first is None:
         raise ValueError("`x` must hold at least one batch, got none.")
-    limits = [number for number in (length, batches) if number is not None]
-    return first, itertools.chain([first], found), min(limits)
+    return first, itertools.chain([first], found), min(filter(None, (length, batches)))
 
 
 def _all_batches(
@@ -195,8 +185,7 @@ def _all_batches(
 def _check_arrays(name: str, x: Any) -> None:
     """Raises unless `x` is an array, or a nest of arrays.
 
-    Call this before NumPy: it would read an object with `__len__` and `__getitem__`,
-    but without an end, for ever.
+    This comes before NumPy, which reads a list-like object without an end for ever.
     """
     leaves = tf.nest.flatten(x)
     for leaf in leaves:
@@ -236,11 +225,7 @@ def _tensors(batch: Any) -> Batch:
 def check_finite(*batch: Any) -> None:
     """Raises a ValueError if a batch holds inf or NaN."""
     for name, part in zip(_NAMES, batch):
-        # Ragged tensors hold values, and sparse ones.
-        values = [
-            getattr(each, "flat_values", getattr(each, "values", each))
-            for each in tf.nest.flatten(part)
-        ]
+        values = list(map(dense_part, tf.nest.flatten(part)))
         bad = sum(look(each).bad for each in floats_in(values))
         if bad:
             raise ValueError(

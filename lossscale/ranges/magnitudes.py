@@ -54,16 +54,13 @@ def kind_of(magnitude: float) -> Optional[str]:
 
 
 class Look(NamedTuple):
-    """What a tensor of eager mode holds.
+    """What a tensor of eager mode holds."""
 
-    Attributes:
-      largest: The largest finite magnitude, 0 if there is none.
-      kinds: Which of "inf", "-inf" and "nan" it holds.
-      bad: How many values are not finite.
-    """
-
+    #: The largest finite magnitude, 0 if there is none.
     largest: float
+    #: Which of "inf", "-inf" and "nan" it holds.
     kinds: List[str]
+    #: How many values are not finite.
     bad: int
 
 

@@ -7,7 +7,7 @@ Until a context ends, its layers have another policy or other methods.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Iterable, Iterator, List, Sequence, Tuple
+from typing import Any, ContextManager, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -37,9 +37,8 @@ def changed(changes: List[Change]) -> Iterator[None]:
                 object.__setattr__(one, name, value)
 
 
-def in_float32(keras: Any, layers: Iterable[Any]) -> ContextManager[None]:
+def in_float32(keras: Any, layers: List[Any]) -> ContextManager[None]:
     """Lets those of some layers that compute in 16 bits compute in float32."""
-    layers = list(layers)
     inputs = [change for layer in layers for change in _inputs(layer)]
     return changed([*_to(keras, layers, "float32", SIXTEEN_BITS), *inputs])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -44,8 +44,7 @@ them. Go back to a checkpoint, and lower the learning rate.""",
     "gradient": """\
 {layer} ({layer_class}, {dtype}): its gradient is {kind}, beside finite values up to \
 {largest}; the gradient that it received was finite, and so is the forward pass. No \
-loss scale helps.\
-""",
+loss scale helps.""",
 }
 _CAST = """\
 {layer} ({layer_class}, {dtype}): its inputs are {kind}, beside finite values up to \
@@ -57,7 +56,7 @@ small number to its argument. Give the last layer dtype="float32"."""
 _HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True)
 class NonfiniteReport:
     """The first value in a training step that is not finite. Print the report.
 
@@ -88,13 +87,13 @@ class NonfiniteReport:
     layer: Optional[str] = None
     layer_class: Optional[str] = None
     kind: Optional[str] = None
-    operation: Optional[str] = None
+    operation: Optional[str] = dataclasses.field(default=None, repr=False)
     dtype: Optional[str] = None
-    largest: float = 0.0
-    loss_scale: float = 1.0
-    variables: Tuple[str, ...] = ()
-    is_hidden: bool = False
-    to_write: str = ""
+    largest: float = dataclasses.field(default=0.0, repr=False)
+    loss_scale: float = dataclasses.field(default=1.0, repr=False)
+    variables: Tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    is_hidden: bool = dataclasses.field(default=False, repr=False)
+    to_write: str = dataclasses.field(default="", repr=False)
 
     def __bool__(self) -> bool:
         return self.where not in {None, "scale"}
@@ -117,11 +116,6 @@ class NonfiniteReport:
         )
         hidden = _HIDDEN if self.is_hidden else ""
         return " ".join(filter(None, [text + hidden, self.to_write]))
-
-    def __repr__(self) -> str:
-        fields = ("where", "layer", "layer_class", "kind", "dtype")
-        listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
-        return f"NonfiniteReport({listed})"
 
 
 def find_nonfinite(
@@ -190,9 +184,8 @@ def find_nonfinite(
     keras = inputs.keras_of(model, "find_nonfinite")
     batch, _, _ = inputs.first_batches((x, y, sample_weight), batch_size, 1)
     inputs.check_finite(*batch)
-    inputs.check_loss(model, loss, batch[1], "find_nonfinite")
+    compute = inputs.loss_function(keras, model, loss, batch[1])
     inputs.build(model, batch[0])
-    compute = inputs.loss_function(keras, model, loss)
     scale = inputs.scale_of(model)
 
     def loss_in(step: Trial) -> Any:
@@ -221,7 +214,7 @@ def find_nonfinite(
             found = _of_forward(faults[0], data)
         elif is_bad(computed):
             found = NonfiniteReport("loss", kind=_kind_of([computed]))
-        elif not any(map(is_bad, _gradients(tape, scaled, step.calls, model).values())):
+        elif not _kind_of(_gradients(tape, scaled, step.calls, model).values()):
             found = NonfiniteReport()
         else:
             grads = _gradients(tape, computed, step.calls, model)
@@ -284,20 +277,17 @@ def _of_gradients(
         things = [*call.inputs, *getattr(call.layer, "trainable_variables", ())]
         return [grads[id(each)] for each in things if id(each) in grads]
 
-    if not any(map(is_bad, grads.values())):
+    if not _kind_of(grads.values()):
         return NonfiniteReport("scale")
     guilty = [
         call
         for call in calls
-        if received(call)
-        and not any(map(is_bad, received(call)))
-        and any(map(is_bad, left_by(call)))
+        if received(call) and not _kind_of(received(call)) and _kind_of(left_by(call))
     ]
     innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
     if not innermost:  # they were infinite or NaN already at the model's outputs
-        last = [received(call) for call in calls if any(map(is_bad, received(call)))]
-        at_fault = last[-1] if last else list(grads.values())
-        return NonfiniteReport("gradient", kind=_kind_of(at_fault))
+        kinds = [_kind_of(grads.values()), *map(_kind_of, map(received, calls))]
+        return NonfiniteReport("gradient", kind=[k for k in kinds if k][-1])
     call = innermost[-1]  # the first on the way back
     return NonfiniteReport(
         "gradient",
@@ -310,7 +300,7 @@ def _of_gradients(
     )
 
 
-def _kind_of(values: List[Any]) -> Optional[str]:
-    """Returns the kind of values that are not finite: NaN if none is infinite."""
+def _kind_of(values: Iterable[Any]) -> Optional[str]:
+    """Returns the kind of values that are not finite, NaN only if none is infinite."""
     kinds = {kind for each in values for kind in look(each).kinds}
     return next((kind for kind in WORDS if kind in kinds), None)

@@ -21,8 +21,6 @@ _REGIONS = (
     ("normal", exponents.NORMAL, "tab:green", 0.12),
     ("infinite in float16", exponents.TOP + 1, "black", 0.22),
 )
-#: The height of a histogram in inches.
-_ROW = 0.45
 #: A longer name is cut.
 _LONGEST = 40
 
@@ -65,9 +63,9 @@ def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
 
 
 class Ranges(abc.ABC):
-    """A result with figures, a histogram, a table and a picture for each of its rows.
+    """Figures, a histogram, a table and a picture for each row of counted values.
 
-    Subclasses are dataclasses with these fields.
+    Subclasses are dataclasses with these fields, in an order of their own.
     """
 
     names: Tuple[str, ...]
@@ -75,19 +73,12 @@ class Ranges(abc.ABC):
     largest: Any
     batches: int
     loss_scale: float
-    #: What the table begins with, the name of the values in plural, and whether a loss
-    #: scale multiplies them.
+    #: What the table begins with, the name of the values in plural, whether a loss
+    #: scale multiplies them, and what `repr` shows besides the rows and batches.
     _title: ClassVar[str]
     _what: ClassVar[str]
     _is_scaled: ClassVar[bool]
-
-    @abc.abstractmethod
-    def _counts_at(self, loss_scale: float) -> Tuple[Any, int]:
-        """Returns counts of shape `[rows, BINS]`, and a power of two.
-
-        These are the counts of the values that the power multiplies, so that they are
-        scaled by `loss_scale`.
-        """
+    _in_repr: ClassVar[Tuple[str, ...]]
 
     @property
     @abc.abstractmethod
@@ -96,7 +87,13 @@ class Ranges(abc.ABC):
 
     @property
     def _tally(self) -> Dict[str, Any]:
-        return exponents.tally(*self._counts_at(self.loss_scale))
+        significand, exponent = math.frexp(self.loss_scale)
+        return exponents.tally(self._by_significand[significand * 2], exponent - 1)
+
+    @property
+    def _by_significand(self) -> Dict[float, Any]:
+        """The counts, of shape `[rows, BINS]`, by the loss scale's significand."""
+        return self.counts if isinstance(self.counts, dict) else {1.0: self.counts}
 
     def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
         """Returns a report with these rows, each made of several rows of this one."""
@@ -155,11 +152,9 @@ class Ranges(abc.ABC):
         """The figures above by row name. `"all"` has those of all rows together."""
         rows = {name: [number] for number, name in enumerate(self.names)}
         every = self._joined({**rows, "all": range(len(self.names))})
-        columns = {name: getattr(every, name).tolist() for name in COLUMNS}
-        return {
-            row: {name: column[number] for name, column in columns.items()}
-            for number, row in enumerate(every.names)
-        }
+        columns = [getattr(every, name).tolist() for name in COLUMNS]
+        figures = (dict(zip(COLUMNS, row)) for row in zip(*columns))
+        return dict(zip(every.names, figures))
 
     @property
     def histogram(self) -> Tuple[Any, Any]:
@@ -168,12 +163,17 @@ class Ranges(abc.ABC):
         Two `int64` arrays: the exponents from -127, which stands for float32's
         subnormals, to 127, and the counts, of shape `[rows, 255]`.
         """
-        return exponents.by_exponent(self._counts_at(1.0)[0])
+        return exponents.by_exponent(self._by_significand[1.0])
+
+    def __repr__(self) -> str:
+        shown = {"rows": len(self.names), "batches": self.batches}
+        shown.update((name, getattr(self, name)) for name in self._in_repr)
+        listed = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({listed})"
 
     def __str__(self) -> str:
         summary = self.summary
         width = max(map(len, summary))
-        # "inf, NaN" only if there are such values.
         any_bad = self.nonfinite.any()
         shown = [name for name in COLUMNS if any_bad or name != "nonfinite"]
         number = f"{self.batches} {'batches' if self.batches > 1 else 'batch'}"
@@ -213,7 +213,7 @@ class Ranges(abc.ABC):
         shown = {"all": counts.sum(0), **{self.names[i]: counts[i] for i in worst}}
         beside, where = ax, {}
         if ax is None:
-            heights = [1.1 + _ROW * len(shown), 0.6]
+            heights = [1.1 + 0.45 * len(shown), 0.6]  # in inches
             _, (ax, beside) = pyplot("plot").subplots(
                 2,
                 figsize=(9, sum(heights)),
@@ -240,15 +240,13 @@ class Ranges(abc.ABC):
 def _draw_regions(ax: Any, shift: float, used: Any) -> None:
     # The axis shows all values, and the range of float16.
     zero, top = exponents.ZERO, exponents.TOP
-    limits = (
-        min([zero - shift, zero, *used[:1]]) - 3,
-        max([top - shift, *used[-1:]]) + 4,
-    )
-    starts = [region[1] - shift for region in _REGIONS] + [np.inf]
-    edges = np.clip(starts, *limits)
+    low = min([zero - shift, zero, *used[:1]]) - 3
+    high = max([top - shift, *used[-1:]]) + 4
+    starts = [region[1] - shift for region in _REGIONS]
+    edges = np.clip([*starts, np.inf], low, high)
     for (label, _, color, alpha), start, end in zip(_REGIONS, edges, edges[1:]):
         ax.axvspan(start, end, color=color, alpha=alpha, linewidth=0, label=label)
-    ax.set_xlim(*limits)
+    ax.set_xlim(low, high)
     if shift:
         label = "without loss scaling, zero from here down"
         ax.axvline(zero, color="tab:red", linestyle="--", label=label)
