@@ -35,7 +35,7 @@ from lossscale.runtime.graphs import (
 )
 
 #: The most retries after an overflow, each at a smaller scale.
-RETRIES = 3
+_RETRIES = 3
 #: How much smaller the scale is after an overflow: 8 doublings.
 _BACKOFF = 2.0**-8
 #: The bits of a float32's exponent.
@@ -52,14 +52,7 @@ def unscaled_gradients(
 ) -> Grads:
     """Returns `backward(grads)`, computed at the scale that fits `grads`.
 
-    ```
-    scale = the greatest power of two that keeps grads within 65504 / 2**headroom
-    found = backward(grads * scale)
-    up to three times, while found is not finite although grads are:
-      scale = scale / 2**8
-      found = backward(grads * scale)
-    return found / scale
-    ```
+    The docstring of `ScaledBlock` has the rule.
 
     Args:
       backward: A linear function. It returns a list of gradients, some of which may be
@@ -74,7 +67,7 @@ def unscaled_gradients(
     scale = fitting_scale(grads, headroom)
     found = at(scale)
     if mode.current().knows_values:
-        for _ in range(RETRIES):
+        for _ in range(_RETRIES):
             if all_finite(found) or not all_finite(grads):
                 break
             scale = _lower(scale)
@@ -89,7 +82,7 @@ def fitting_scale(grads: Grads, headroom: int) -> Scalar:
 
     It is the greatest power of two at which the largest entry is `headroom` doublings
     or more below float16's largest number; 1 if an entry is not finite, so that it
-    stays infinite or NaN. It is computed from bits only, so it is exact, and on a GPU
+    stays infinite or NaN. It is computed from bits, so it is exact, and on a GPU
     nothing goes to the host. It has no derivative.
     """
     largest = largest_magnitude(grads)
@@ -139,7 +132,7 @@ def _again_in_graph(
             return (scale, *again)
 
         return tuple(
-            tf.while_loop(is_to_be_tried, attempt, first, maximum_iterations=RETRIES)
+            tf.while_loop(is_to_be_tried, attempt, first, maximum_iterations=_RETRIES)
         )
 
     first = (scale, *parts_of(found))
@@ -201,8 +194,8 @@ def call(
     them, and divides the gradients of arguments and variables by it, in `float32`.
 
     Args:
-      function: The function. It is called once. It may read and change variables, and
-        draw random numbers.
+      function: It is called once. It may read and change variables, and draw random
+        numbers.
       args: A nest of anything.
       kwargs: A nest of anything.
       headroom: As for `fitting_scale`.
@@ -367,9 +360,9 @@ def _refused_gradients(outside: List[Tensor], outputs: List[Tensor]) -> List[Ten
 
     unknown = []
     for tensor in outside:
-        origin, outer = tensor, captured_by(tensor)
-        while outer is not None:  # a graph around it may have captured it, too
-            origin, outer = outer, captured_by(outer)
+        origin = tensor
+        while (outer := captured_by(origin)) is not None:  # perhaps by several graphs
+            origin = outer
         if is_recorded(origin):
             raise error(tensor)
         # Eager mode's other tensors are constants, and so are a graph's constants. Of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any, Callable, Dict, List
 
@@ -25,10 +26,10 @@ class ScaledBlock:
     """A layer whose gradients are computed at a scale of their own.
 
     float16 reaches from 2**-24 to 65504, which is 40 doublings. If the gradients of a
-    deep network are further apart, no single loss scale serves all of them: at a scale
-    at which the gradients of the first layers are above zero, those of the last layers
-    overflow. Put a `ScaledBlock` around each block of layers, and each block fits its
-    own gradients into float16:
+    deep network are further apart, no single loss scale serves all of them: where those
+    of the first layers are above zero, those of the last layers overflow. Put a
+    `ScaledBlock` around each block of layers, and each block fits its own gradients
+    into float16:
 
     ```
     x = x + lossscale.ScaledBlock(keras.Sequential([norm, dense]))(x)
@@ -47,15 +48,13 @@ class ScaledBlock:
     the gradients of inputs and weights = outgoing / scale, in their dtypes
     ```
 
-    The gradients that leave the block are already divided by its scale, and `float32`
-    for `float32` inputs. So no code outside of the block changes: a block works with
-    any optimizer, with or without a loss scale. On several replicas each has its own
-    scales. The block has no variables besides those of its layer.
+    So no code outside of the block changes: a block works with any optimizer, with or
+    without a loss scale. On several replicas each has its own scales. The block has no
+    variables besides those of its layer.
 
     The block computes the gradients of its arguments and of the variables that its
-    layer reads. If the layer uses another tensor whose gradient you need, pass it as an
-    argument. To give it to the layer in another way, as by `layer.w = v * 2.0`, is an
-    error.
+    layer reads. Pass it any other tensor whose gradient you need as an argument: to
+    give it to the layer otherwise, as by `layer.w = v * 2.0`, is an error.
 
     Values between blocks should be `float32`, as the sum above is. If a gradient passes
     through float16 between blocks, it can become zero there, as without blocks. A layer
@@ -91,9 +90,8 @@ class ScaledBlock:
     has_own_scale = True
     #: Whether the backward pass runs the forward pass again now.
     _is_recomputing = False
-    #: Keras's functions between a layer and its config.
-    _serialize: Callable[[Any], Dict[str, Any]]
-    _deserialize: Callable[[Any, Any], Any]
+    #: The module of the layer's Keras.
+    _keras: Any
 
     def __new__(cls, layer: Any = None, *_: Any, **__: Any) -> Any:
         """Picks the class for the Keras that `layer` belongs to."""
@@ -203,7 +201,7 @@ class ScaledBlock:
         """Returns the constructor's arguments, in a form that JSON can hold."""
         config = {
             **super().get_config(),  # type: ignore[misc]
-            "layer": self._serialize(self.layer),
+            "layer": self._keras.layers.serialize(self.layer),
             "headroom": self.headroom,
             "recompute": self.recompute,
         }
@@ -218,11 +216,11 @@ class ScaledBlock:
           custom_objects: A dict from names to your own classes that the layer needs.
             Classes that are registered with Keras need no entry.
         """
-        others = {name: value for name, value in config.items() if name != "layer"}
-        others.pop("dtype", None)
-        wanted = [kind for _, kind in _blocks.pairs] if cls is ScaledBlock else [cls]
-        layer = wanted[0]._deserialize(config["layer"], custom_objects)
-        return cls(layer, **others)
+        own = ("layer", *_FIXED)
+        others = {name: value for name, value in config.items() if name not in own}
+        layer = copy.deepcopy(config["layer"])  # Keras 2 changes what it deserializes
+        kind = _blocks.pairs[0][1] if cls is ScaledBlock else cls
+        return cls(kind._keras.layers.deserialize(layer, custom_objects), **others)
 
 
 def _block_for(layer: Any) -> Any:
@@ -239,10 +237,8 @@ def _block_for(layer: Any) -> Any:
 
 def _refuse_synchronized(layers: List[Any]) -> None:
     """Raises for a layer that sums gradients over replicas within the block."""
-    if replicas.count() == 1:
-        return
     for layer in layers:
-        if getattr(layer, "synchronized", False):
+        if getattr(layer, "synchronized", False) and replicas.count() > 1:
             raise ValueError(
                 f"`layer` must not hold {layer.name!r} on {replicas.count()} replicas: "
                 "it sums gradients of all replicas, but each replica has its own "
@@ -258,8 +254,7 @@ def _refuse_watched(layer: Any) -> None:
     if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
         return  # no tape is open here, and variables have no handles
     for variable in layer.non_trainable_variables:
-        handle = getattr(kerases.tensor_of(variable), "handle", None)
-        if is_recorded(handle):
+        if is_recorded(getattr(kerases.tensor_of(variable), "handle", None)):
             raise ValueError(
                 "`layer` must have trainable variables where a tape watches them, got "
                 f"{kerases.variable_name(variable)!r}, which is not trainable. Make it "

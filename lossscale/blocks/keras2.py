@@ -6,7 +6,6 @@ soon as that Keras is imported later.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from lossscale.blocks.base import ScaledBlock, block_of
@@ -15,19 +14,12 @@ from lossscale.runtime import kerases, registry
 
 def _mix_into(keras: Any) -> None:
     """Creates and registers the block for one Keras 2."""
-
-    def deserialize(config: Any, custom_objects: Any) -> Any:
-        # Keras 2 changes the config that it deserializes, so it gets a copy.
-        config = copy.deepcopy(config)
-        return keras.layers.deserialize(config, custom_objects=custom_objects)
-
     members = {
         "__doc__": ScaledBlock.__doc__,
         "__module__": __name__,
         # The layer sets the masks of the results.
         "_compute_output_and_mask_jointly": True,
-        "_serialize": staticmethod(keras.layers.serialize),
-        "_deserialize": staticmethod(deserialize),
+        "_keras": keras,
     }
     base = keras.layers.Layer
     block = type(base)("ScaledBlock", (ScaledBlock, base), members)

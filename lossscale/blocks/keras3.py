@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import keras
 
@@ -14,20 +14,11 @@ from lossscale.runtime import registry
 @base.block_of(keras.layers.Layer)
 class ScaledBlock(base.ScaledBlock, keras.layers.Layer):  # noqa: D101 - it has the public class's
     __doc__ = base.ScaledBlock.__doc__
+    _keras = keras
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         # Keras's own method asks for shapes only, and assumes this layer's dtype.
         return keras.Operation.compute_output_spec(self, *args, **kwargs)
-
-    @staticmethod
-    def _serialize(layer: Any) -> Dict[str, Any]:
-        return dict(keras.saving.serialize_keras_object(layer))
-
-    @staticmethod
-    def _deserialize(config: Any, custom_objects: Any) -> Any:
-        return keras.saving.deserialize_keras_object(
-            config, custom_objects=custom_objects
-        )
 
 
 registry.register(keras, ScaledBlock, "ScaledBlock")

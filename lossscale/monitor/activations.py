@@ -93,8 +93,8 @@ class Activations(Watcher):
 
         # At the end: the trace of this `fit` would go on measuring.
         self._fit.callback(setattr, model, "train_function", None)
-        ours = {"train_step": train_step, "make_train_function": make_train_function}
-        changes = [(model, name, function) for name, function in ours.items()]
+        ours = (train_step, make_train_function)
+        changes = [(model, each.__name__, each) for each in ours]
         self._fit.enter_context(changed(changes))
         model.train_function = None  # the old trace measures nothing
         make()
@@ -129,8 +129,8 @@ class Activations(Watcher):
             return outputs
         number, returned = self._number(call), floats_in(outputs)
         self.first_calls.setdefault(number, call)
-        for each in returned[:1]:
-            self._dtypes[number] = each.dtype.name
+        if returned:
+            self._dtypes[number] = returned[0].dtype.name
         rows = [number] * len(returned) + [self.count + number] * len(given)
         if rows:
             values = tf.stack(list(map(on_device, [*returned, *given])))
@@ -145,11 +145,10 @@ class Activations(Watcher):
         output = last[: self.count]
         is_finite = output < MASK
         was_applied = tf.constant(False)  # whether the step was good for every scale
-        if all(scale.checks_gradients for scale in self._loss_scales):
-            flags = [scale.last_step_finite for scale in self._loss_scales]
-            was_applied = tf.reduce_all(
-                tf.stack(list(map(tf.convert_to_tensor, flags)))
-            )
+        scales = self._loss_scales
+        if all(each.checks_gradients for each in scales):
+            flags = [tf.convert_to_tensor(each.last_step_finite) for each in scales]
+            was_applied = tf.reduce_all(tf.stack(flags))
         is_meant = tf.logical_and(was_applied, tf.logical_not(is_finite))
         later = tf.concat([output[None], recent[:-1]], axis=0)
         is_new = tf.logical_and(is_finite, output > 0.0)  # 0 if it was not called
@@ -164,14 +163,14 @@ class Activations(Watcher):
         last, given = np.split(self._read(self.last), 2)
         called = [number for number in self.first_calls if last[number] > 0]
         bad = [number for number in called if last[number] >= MASK]
+        finite = [number for number in called if last[number] < MASK]
+        # -inf alone may be a mask, but not as the model's output, whose call ends last.
+        is_output = bad and bad[-1] == called[-1]
+        least = MASK if is_output and max(last[bad]) == MASK else INF
         meant = self._read(self.meant) > 0
-        # The call that ends last is the model's. Its output is no mask.
-        least = MASK if called and last[called[-1]] >= MASK else INF
-        least = INF if any(last[number] >= INF for number in called) else least
         new = [number for number in bad if last[number] >= least and not meant[number]]
         if new:
             return self._of_first(new[0], last, given, bad)
-        finite = [number for number in called if number not in bad]
         if not finite:
             return _NONE
         largest = max(finite, key=lambda number: float(last[number]))
@@ -183,8 +182,7 @@ class Activations(Watcher):
         )
 
     def _of_first(self, first: int, last: Any, given: Any, bad: List[int]) -> str:
-        call, advice = self.first_calls[first], _DATA
-        of_model = [call, *call.around][-1]
+        call = self.first_calls[first]
         faults = self._faults(call, last, given)
         if given[first] == MASK and bad[0] != first:
             advice = _MASKED.format(path=self.first_calls[bad[0]].path)
@@ -193,8 +191,9 @@ class Activations(Watcher):
             made = (faults[0].call or call).owner
             if given[first] >= MASK and made in call.around and made.parent:
                 first = self._number(made)  # an operation or a state of it
-        elif given[self._number(of_model)] < MASK:
-            advice = _LARGE_DATA
+        else:
+            of_model = self._number([call, *call.around][-1])
+            advice = _LARGE_DATA if given[of_model] < MASK else _DATA
         recent = self._read(self.recent)[:, first].max()
         said = _FIRST.format(
             path=self.first_calls[first].path,
@@ -220,23 +219,21 @@ class Activations(Watcher):
             faults[-1].is_cast = is_cast
             return faults
 
-        while given[self._number(call)] >= MASK and call.parent is not None:
-            if given[self._number(call.parent)] < MASK:
-                break
-            call = call.parent
         above = call.parent
-        if given[self._number(call)] < MASK:
+        while given[self._number(call)] >= MASK:
+            if above is None:
+                return []
+            if given[self._number(above)] < MASK:
+                break
+            call, above = above, above.parent
+        if above is None or given[self._number(call)] < MASK or above.hides_operations:
             return made_by(call)
-        if above is None:
-            return []
-        beside = [
-            last[number]
+        is_large = any(
+            LARGEST < last[number] < MASK
             for number, each in self.first_calls.items()
             if each.parent is not None and each.parent.layer is above.layer
-        ]
-        if above.hides_operations:
-            return made_by(call)
-        if any(LARGEST < each < MASK for each in beside):
+        )
+        if is_large:
             return made_by(call, is_cast=True)
         if above.parent is None and given[self._number(above)] > LARGEST:
             return []

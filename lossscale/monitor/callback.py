@@ -30,10 +30,8 @@ _ARGUMENTS = arguments.Declared(
 )
 
 _SEVERAL_STEPS = """\
-`record` must be None if several steps run between two calls of on_train_batch_end, as \
-with steps_per_execution: then the flags of single steps are unknown. Got {} steps in \
-one call. Compile the model with steps_per_execution=1."""
-
+`record` must be None if several steps run in one call, as with steps_per_execution: \
+their flags are unknown. Got {} steps in one. Compile with steps_per_execution=1."""
 _SEVERAL_OPTIMIZERS = """\
 `record` must be None with several optimizers, since a file holds the steps of one, \
 got {}. Create a LossScaleMonitor(optimizers=...) for each one to record."""
@@ -51,7 +49,6 @@ it. So a run that the monitor stopped cannot be resumed. Write \
 LossScaleMonitor(on_stall="raise"), since an error keeps the backup{other}."""
 _OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
 
-
 _Callback: Any = kerases.callback_class()
 
 
@@ -66,12 +63,12 @@ class LossScaleMonitor(_Callback):
     ```
 
     It adds `loss_scale` and `skipped_steps` (counted since the loss scale was created)
-    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger`
-    and `TensorBoard`. If it finds that the last `patience` steps or more were
-    skipped, one warning says why. That warning comes again only after an applied
-    step, or in another `fit`. Another warning says that a step that overflowed has
-    left inf or NaN in statistics such as BatchNormalization's. When training ends,
-    one line is printed for each optimizer.
+    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
+    `TensorBoard`. If it finds that the last `patience` steps or more were skipped, one
+    warning says why. That warning comes again only after an applied step, or in another
+    `fit`. Another warning says that a step that overflowed has left inf or NaN in
+    statistics such as BatchNormalization's. When training ends, one line is printed for
+    each optimizer.
 
     The loss scale counts every batch as a step, even under Keras 3's
     `gradient_accumulation_steps`, where `iterations` counts updates from several
@@ -79,21 +76,19 @@ class LossScaleMonitor(_Callback):
 
     A loss scale that starts too high falls until it fits. Until the first step is
     applied, `patience` counts only steps that did not lower the scale. No scale can
-    help if the loss is NaN or infinite before it is scaled. The monitor warns of that
-    if it finds that the last three losses were so.
+    help if the loss is NaN or infinite before it is scaled: the monitor warns if it
+    finds that the last three losses were so.
 
     For a loss scale that needs the largest gradient, as `HeadroomLossScale`, it also
     logs two figures of the last good step that it read. `largest_gradient` is the
-    largest unscaled gradient. `headroom` says how many doublings this gradient,
-    times the loss scale after that step, is below float16's 65504. It warns of
-    underflow once, after `patience` epochs without a skipped step and with a
-    headroom above 16.
+    largest unscaled gradient. `headroom` says how many doublings this gradient, times
+    the loss scale after that step, is below float16's 65504. It warns of underflow
+    once, after `patience` epochs without a skipped step and with a headroom above 16.
 
-    For a `SpikeGuard` it logs `spikes`. When it first sees one it warns, once, with the
-    last one's size and variable. The line at the end names the last one, too.
+    For a `SpikeGuard` it logs `spikes`. It warns once, when it first sees one, with the
+    last one's size and variable. The line at the end names that, too.
 
-    It reads a few scalars from the device at the end of each epoch. With `every=n` it
-    also reads and checks them every n steps.
+    It reads a few scalars from the device at the end of each epoch.
 
     Args:
       patience: How many skipped steps in a row trigger `on_stall`. Also the epochs
@@ -102,9 +97,9 @@ class LossScaleMonitor(_Callback):
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
         as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup,
         unless `delete_checkpoint=False`.
-      every: Also read whenever this many steps have passed, and add the last values to
-        the logs of batches. Keras's progress bar then shows averages over an epoch's
-        batches.
+      every: Also read and check whenever this many steps have passed, and add the last
+        values to the logs of batches. Keras's progress bar then shows averages over an
+        epoch's batches.
       record: A path. After each epoch, writes for each step whether its gradients were
         finite, its loss scale and, if known, its largest gradient, as
         `lossscale.simulate` and `lossscale.load_run` read them. It reads the device
@@ -133,9 +128,6 @@ class LossScaleMonitor(_Callback):
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """
 
-    #: The last reading of the recorded optimizer.
-    _before: watched.Reading
-
     def __init__(
         self,
         patience: int = 10,
@@ -155,12 +147,10 @@ class LossScaleMonitor(_Callback):
             self.on_train_batch_end = self._after_batch
         if self.record:
             self.on_train_batch_begin = self._before_batch
+        #: The first one is the one that is recorded.
         self._watched: List[Watched] = []
         self._is_begun = False
-        #: The last batch that has run, and how many since the device was read.
-        self._batch, self._unseen = -1, 0
         self._activations: Optional[Activations] = None
-        self._recorded: Any = None
         #: Of each step: whether it was applied, its loss scale, its largest gradient.
         self._steps: List[Tuple[bool, float, Optional[float]]] = []
 
@@ -207,12 +197,11 @@ class LossScaleMonitor(_Callback):
                 raise ValueError(_NOT_CHECKED.format("record", None, scale))
             if self.check_underflow and not scale.checks_gradients:
                 raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
-        if self._steps and optimizers[0] is not self._recorded:
+        if self._steps and optimizers[0] is not self._watched[0].optimizer:
             raise ValueError(
                 f"`record` must hold one run, got a second optimizer for {self.record}."
                 " Create a LossScaleMonitor for each."
             )
-        self._recorded = optimizers[0]
 
     def _warnings(self) -> Iterator[str]:
         """Yields what to warn of when training begins."""
@@ -227,16 +216,16 @@ class LossScaleMonitor(_Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
-        self._batch = -1
         self._begin()
+        self._looked_after = -1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del epoch
         self._begin()
         self._save()
-        self._look()
+        self._look(after_batch=-1)
         _warn(*[each.underflow() for each in self._watched])
-        if self._skipped != self._skipped_when_checked:
+        if any(each.skipped_in_epoch for each in self._watched):
             self._check_statistics()
         self._add_to(logs)
 
@@ -252,33 +241,6 @@ class LossScaleMonitor(_Callback):
             if self.verbose:
                 print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
 
-    def _before_batch(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
-        self._begin()
-        self._taken_with = self._recorded.loss_scale._to_show()
-
-    def _after_batch(self, batch: int, logs: Any = None) -> None:
-        self._begin()
-        # Keras counts batches from 0, and passes the number of the last one that ran.
-        self._unseen += batch - self._batch
-        self._batch = batch
-        if self.record:
-            before, now = self._before, watched.read(self._recorded)
-            skipped = now.skipped - before.skipped
-            steps = now.applied - before.applied + skipped
-            self._before = now
-            if steps > 1:
-                raise ValueError(_SEVERAL_STEPS.format(steps))
-            self._steps.append((not skipped, self._taken_with, now.largest))
-        if self.every:
-            if self._unseen >= self.every:
-                self._look()
-            self._add_to(logs)
-
-    def _end_activations(self) -> None:
-        if self._activations is not None:
-            self._activations.end_fit()
-
     def _begin(self) -> None:
         """Reads the starting values, once in each training.
 
@@ -291,22 +253,42 @@ class LossScaleMonitor(_Callback):
         self._is_begun = True
         for each in self._watched:
             each.begin(watched.read(each.optimizer))
-        self._skipped_when_checked = self._skipped
         self._before = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
-        self._unseen = 0
+        self._looked_after = -1
 
-    @property
-    def _skipped(self) -> List[int]:
-        return [each.last.skipped for each in self._watched]
+    def _before_batch(self, batch: int, logs: Any = None) -> None:
+        del batch, logs
+        self._begin()
+        self._taken_with = self._watched[0].optimizer.loss_scale._to_show()
+
+    def _after_batch(self, batch: int, logs: Any = None) -> None:
+        self._begin()
+        if self.record:
+            now = watched.read(self._watched[0].optimizer)
+            skipped = now.skipped - self._before.skipped
+            steps = now.applied - self._before.applied + skipped
+            self._before = now
+            if steps > 1:
+                raise ValueError(_SEVERAL_STEPS.format(steps))
+            self._steps.append((not skipped, self._taken_with, now.largest))
+        if self.every:
+            # Keras counts from 0, and passes the number of the last batch that ran.
+            if batch - self._looked_after >= self.every:
+                self._look(after_batch=batch)
+            self._add_to(logs)
+
+    def _end_activations(self) -> None:
+        if self._activations is not None:
+            self._activations.end_fit()
 
     def _add_to(self, logs: Any) -> None:
         if isinstance(logs, dict):  # a train_step of Keras 2 may return anything
             for each in self._watched:
                 each.add_to(logs)
 
-    def _look(self) -> None:
-        self._unseen = 0
+    def _look(self, after_batch: int) -> None:
+        self._looked_after = after_batch
         for each in self._watched:
             each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
@@ -322,7 +304,6 @@ class LossScaleMonitor(_Callback):
 
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the last warning did."""
-        self._skipped_when_checked = self._skipped
         found = watched.of_statistics(self.model)
         if found != self._told_of_statistics:
             _warn(found)

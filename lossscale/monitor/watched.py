@@ -17,13 +17,14 @@ from lossscale.scales.base import unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
 
 #: Warn after this many losses in a row that are not finite before they are scaled.
-BAD_LOSSES = 3
-
+_BAD_LOSSES = 3
 #: The doublings in float16's range, from 2**-24 to 65504.
 _DOUBLINGS = 40
 #: The largest scaled gradient may be this many doublings below 65504. The doublings
 #: that remain suffice for all gradients that change a weight.
-FAR_BELOW = 16
+_FAR_BELOW = 16
+#: The most variables that a message names.
+_NAMED = 5
 
 _UNDERFLOW = """\
 Gradients may underflow: for {epochs} epochs no step was skipped, and the largest \
@@ -45,9 +46,6 @@ or, for optimizers that are not attributes of the model,
 """
 _WRAPPED_BY_KERAS = """\
 , Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
-#: The most variables that a message names.
-_NAMED = 5
-
 _LOSS = """\
 The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
 Look for inf and NaN in the data, for a learning rate that is too high, for a \
@@ -87,27 +85,16 @@ them, and keep the data and that layer's inputs finite."""
 
 
 class Reading(NamedTuple):
-    """The state of a `LossScaleOptimizer` at one time, in plain Python.
-
-    The loss scale counts every batch as a step, even if an optimizer accumulates the
-    gradients of several batches before it updates the weights.
-
-    Attributes:
-      loss_scale: The loss scale.
-      skipped: The number of skipped steps.
-      applied: The number of applied steps.
-      own: The steps that this optimizer itself skipped, and not one that shares its
-        loss scale.
-      largest: The greatest magnitude of the last step's unscaled gradients, infinite if
-        it was skipped. None: the loss scale does not keep it.
-      spikes: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
-    """
+    """The state of a `LossScaleOptimizer` at one time, in plain Python."""
 
     loss_scale: float
     skipped: int
     applied: int
     own: OwnSteps
+    #: The greatest magnitude of the last step's unscaled gradients, infinite if it was
+    #: skipped. None: the loss scale does not keep it.
     largest: Optional[float] = None
+    #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
 
     @property
@@ -118,8 +105,7 @@ class Reading(NamedTuple):
         """
         if self.largest is None or not 0.0 < self.largest < math.inf:
             return None
-        scaled = math.log2(self.largest) + math.log2(self.loss_scale)
-        return math.log2(FLOAT16_MAX) - scaled
+        return math.log2(FLOAT16_MAX / self.largest) - math.log2(self.loss_scale)
 
 
 def read(optimizer: Any) -> Reading:
@@ -142,35 +128,13 @@ def read(optimizer: Any) -> Reading:
 class Watched:
     """One optimizer that a monitor watches: its readings, and when to warn.
 
-    A stall is `patience` skipped steps in a row. Until the first step is applied, it
-    counts only steps that did not lower the loss scale, since a scale that starts too
-    high must fall until it fits. No scale helps a loss that is not finite before it is
-    scaled, so the third such loss is a stall, too.
-
-    ```
-    is_stall:                  # whenever it was read
-      if applied == 0:
-        lowered = how many of the steps since the last reading lowered the scale
-        stuck = (stuck if lowered == 0 else 0) + steps - lowered
-      is_stall = in_a_row >= patience and (applied > 0 or stuck >= patience)
-      is_stall = is_stall or bad_losses >= BAD_LOSSES
-      return is_stall and it has not reported this run of skipped steps
-
-    underflow:                 # at the end of each epoch
-      if the epoch skipped a step, or headroom <= FAR_BELOW: epochs = 0
-      elif headroom is known: epochs += 1
-      return epochs == patience, and never again
-    ```
-
-    After an overflow the scale is not too low for all gradients: those of activations
-    count, too.
-
     Attributes:
       optimizer: A `LossScaleOptimizer`.
       name: The prefix of its messages and logs; empty if it is the only one.
       shares: Whether another watched optimizer shares its loss scale.
       start: The reading from when training began.
       last: The last reading.
+      skipped_in_epoch: Whether the last epoch that ended skipped a step.
     """
 
     start: Reading
@@ -178,7 +142,7 @@ class Watched:
 
     def __init__(self, optimizer: Any, name: str, patience: int) -> None:
         self.optimizer, self.name = optimizer, name
-        self.shares = False
+        self.shares = self.skipped_in_epoch = False
         self._patience = patience
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
@@ -188,9 +152,8 @@ class Watched:
 
     def begin(self, reading: Reading) -> None:
         """Begins, or begins again. Then it reports a stall that goes on once more."""
-        self.start = self.last = self._judged = reading
+        self.start = self.last = self._judged = self._epoch_began = reading
         self._lowest = self._highest = reading.loss_scale
-        self._skipped_before = reading.skipped
         self._told: Optional[int] = None
 
     def see(self, reading: Reading) -> None:
@@ -202,45 +165,45 @@ class Watched:
         self._highest = max(self._highest, reading.loss_scale)
 
     def is_stall(self) -> bool:
-        """Returns whether to report a stall now, after a new reading."""
+        """Returns whether to report a stall now, after a new reading.
+
+        A stall is `patience` skipped steps in a row. Until the first step is applied,
+        only steps count that did not lower the loss scale, since a scale that starts
+        too high must fall until it fits. No scale helps a loss that is not finite
+        before it is scaled, so the third such loss is a stall, too.
+        """
         before, now = self._judged, self.last
         self._judged, own = now, now.own
         is_stall = own.in_a_row >= self._patience
         if now.applied == 0:
-            lowered = _steps_that_lowered(
-                unguarded(self.optimizer.loss_scale), before.loss_scale, now.loss_scale
-            )
+            lowered = _steps_that_lowered(self.optimizer.loss_scale, before, now)
             stuck = max(own.skipped - before.own.skipped - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
             is_stall = is_stall and self._stuck >= self._patience
-        if not is_stall and own.bad_losses < BAD_LOSSES:
+        if not is_stall and own.bad_losses < _BAD_LOSSES:
             return False
         # The number of steps skipped before it identifies each run of skipped steps.
         told, self._told = self._told, own.skipped - own.in_a_row
         return told != self._told
 
-    def stall(self, model: Any, activations: Any = None) -> Optional[str]:
+    def stall(self, model: Any, activations: Any) -> Optional[str]:
         """Returns the message about a stall, None if there is none now.
 
-        The first line says what happened, each other is a finding. `activations` has
-        the one about the layers' outputs, None if they are not watched.
+        The first line says what happened, each other is a finding. `activations` is
+        None if the layers' outputs are not watched.
         """
         if not self.is_stall():
             return None
-        optimizer, own = self.optimizer, self.last.own
-        loss_scale, loss = optimizer.loss_scale, optimizer.nonfinite_loss()
+        optimizer, own, now = self.optimizer, self.last.own, self.last.loss_scale
+        loss_scale, loss = unguarded(optimizer.loss_scale), optimizer.nonfinite_loss()
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
         findings: List[Optional[str]] = []
         if loss:
-            often = f", at each of the last {own.bad_losses} steps"
-            findings.append(
-                _LOSS.format(
-                    kind=WORDS[loss],
-                    name=_name_of_loss(model),
-                    often=often if own.bad_losses > 1 else "",
-                )
-                + ("" if activations else _ASK)
-            )
+            text = _LOSS if activations else _LOSS + _ASK
+            steps = f", at each of the last {own.bad_losses} steps"
+            often = steps if own.bad_losses > 1 else ""
+            name = _name_of_loss(model)
+            findings.append(text.format(kind=WORDS[loss], name=name, often=often))
         if activations:
             findings.append(activations.finding())
         if faults:
@@ -249,8 +212,7 @@ class Watched:
             findings.append(_BACKWARD)
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
         findings.append(of_statistics(model))
-        floor = getattr(unguarded(loss_scale), "min_loss_scale", 0.0)
-        now = loss_scale._to_show()
+        floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if not loss and not loss_scale._can_change:
             findings.append(_FIXED)
         elif not loss and now <= floor:
@@ -264,10 +226,12 @@ class Watched:
 
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
-        now, before = self.last, self._skipped_before
-        self._skipped_before = now.skipped
-        is_near = now.headroom is not None and now.headroom <= FAR_BELOW
-        if now.skipped != before or is_near:
+        before, now = self._epoch_began, self.last
+        self._epoch_began = now
+        self.skipped_in_epoch = now.skipped != before.skipped
+        is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
+        # A scale that overflows is not too low: gradients of activations count, too.
+        if self.skipped_in_epoch or is_near:
             self._epochs, self._least = 0, math.inf
         elif now.headroom is not None:
             self._epochs += 1
@@ -306,18 +270,17 @@ class Watched:
         spike = self.optimizer.last_spike()
         if spike is None:  # it was another optimizer's, or came before a restart
             return "of unknown size"
-        times = (
+        return (
+            f"with a gradient of {spike.largest:.3g} in {spike.name}, "
             f"{spike.largest / spike.limit:.3g} times the limit of {spike.limit:.3g}"
         )
-        return f"with a gradient of {spike.largest:.3g} in {spike.name}, {times}"
 
     @property
     def _unit(self) -> str:
         """Text that says what a step is, empty unless gradients accumulate."""
         steps = getattr(self.optimizer, "gradient_accumulation_steps", None)
-        return f" (each a batch, with gradient_accumulation_steps={steps})" * bool(
-            steps
-        )
+        text = f" (each a batch, with gradient_accumulation_steps={steps})"
+        return text if steps else ""
 
     def add_to(self, logs: Dict[str, Any]) -> None:
         prefix = f"{self.name}_" if self.name else ""
@@ -354,16 +317,17 @@ class Watched:
         return reading.own.skipped if self.shares else reading.skipped
 
 
-def _steps_that_lowered(loss_scale: Any, high: float, low: float) -> float:
-    """Returns how many bad steps lowered the scale from `high` to `low`."""
+def _steps_that_lowered(loss_scale: Any, before: Reading, now: Reading) -> float:
+    """Returns how many bad steps lowered the loss scale between two readings."""
+    high, low, rule = before.loss_scale, now.loss_scale, unguarded(loss_scale)
     if low >= high:
         return 0
-    multiplier = getattr(loss_scale, "multiplier", None)
-    backoff = getattr(loss_scale, "backoff_factor", None) or 1 / (multiplier or 1)
+    multiplier = getattr(rule, "multiplier", None)
+    backoff = getattr(rule, "backoff_factor", None) or 1 / (multiplier or 1)
     if backoff >= 1:  # not DynamicLossScale's rule: perhaps all steps lowered it
         return math.inf
     falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
-    return falls * int(getattr(loss_scale, "hysteresis", 1))
+    return falls * int(getattr(rule, "hysteresis", 1))
 
 
 def _name_of_loss(model: Any) -> str:
@@ -404,22 +368,22 @@ def _listed(faults: Sequence[Tuple[Any, str]]) -> str:
 
 def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
     """Returns the optimizers of the argument `name`. A single one has an empty name."""
-    found = value
-    if isinstance(value, (list, tuple)):
-        found = {f"optimizer_{i}": each for i, each in enumerate(value)}
-        found = {"": value[0]} if len(value) == 1 else found
-    elif not isinstance(value, dict):
-        found = {"": value}
-    for each, optimizer in found.items():
-        if not isinstance(each, str) or not isinstance(optimizer, LossScaleOptimizer):
-            raise TypeError(
-                f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or "
-                f"a dict of them by name, got {shown(value)}. Pass the wrapper: "
-                "lossscale.LossScaleOptimizer(optimizer)."
-            )
-    if not found:
-        raise TypeError(f"`{name}` must hold an optimizer, got {shown(value)}.")
-    return dict(found)
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, dict):
+        found = dict(value)
+    elif len(listed) == 1:
+        found = {"": listed[0]}
+    else:
+        found = {f"optimizer_{i}": each for i, each in enumerate(listed)}
+    are_named = all(isinstance(each, str) for each in found)
+    are_ours = all(isinstance(each, LossScaleOptimizer) for each in found.values())
+    if not (found and are_named and are_ours):
+        raise TypeError(
+            f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or a "
+            f"dict of them by name, got {shown(value)}. Pass the wrapper: "
+            "lossscale.LossScaleOptimizer(optimizer)."
+        )
+    return found
 
 
 def optimizers_of(model: Any) -> Dict[str, Any]:
@@ -450,7 +414,6 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
         for name, each in pairs
         if hasattr(each, "apply_gradients") and each is not compiled
     ]
-    by_keras = kerases.is_own_wrapper(compiled) and not others
     got = ", ".join(others) or repr(compiled)
-    why = _WRAPPED_BY_KERAS if by_keras else ""
+    why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(compiled) and not others else ""
     raise TypeError(_NONE_FOUND.format(got=got, why=why))

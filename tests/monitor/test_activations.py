@@ -5,22 +5,16 @@ It measures on the device, and reads it when the monitor speaks.
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard
 from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
 from models import policy_of
 
-from lossscale import (
-    DynamicLossScale,
-    LossScaleMonitor,
-    LossScaleOptimizer,
-    LossScaleWarning,
-)
+from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 
 pytestmark = pytest.mark.either_keras2
 
@@ -30,20 +24,10 @@ WAYS = {"graph": {}, "eager": {"run_eagerly": True}, "xla": {"jit_compile": True
 def told(model, x, y, epochs=3, **kwargs):
     """Returns what a monitor said in a fit."""
     kwargs = {"patience": 2, "verbose": 0, "check_activations": True, **kwargs}
-    monitor = LossScaleMonitor(**kwargs)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.fit(
-            x,
-            y,
-            batch_size=4,
-            epochs=epochs,
-            shuffle=False,
-            verbose=0,
-            callbacks=[monitor],
-        )
-    ours = [w for w in caught if issubclass(w.category, LossScaleWarning)]
-    return "\n".join(str(warning.message) for warning in ours)
+    fitted = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
+    with heard() as messages:
+        model.fit(x, y, callbacks=[LossScaleMonitor(**kwargs)], **fitted)
+    return "\n".join(messages)
 
 
 def named(message):

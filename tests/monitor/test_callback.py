@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import functools
 import re
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard, warned
 from faulty import FAULTS, Faulty
 from installed import families
 from limits import skip_without
@@ -20,7 +20,6 @@ from lossscale import (
     FixedLossScale,
     LossScaleMonitor,
     LossScaleOptimizer,
-    LossScaleWarning,
     load_run,
     simulate,
 )
@@ -61,11 +60,9 @@ def anywhere(request):
 
 def fit(faulty, run, monitor, **kwargs):
     """Returns the messages of a fit, and its history."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as messages:
         history = faulty.fit(run, monitor, **kwargs).history
-    ours = [w for w in caught if issubclass(w.category, LossScaleWarning)]
-    return [str(warning.message) for warning in ours], history
+    return messages, history
 
 
 def quiet_monitor(**kwargs):
@@ -82,11 +79,10 @@ def test_a_healthy_run_shows_its_loss_scale_and_says_nothing(
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1e-3), DynamicLossScale(2**30))
     model = regression(family, optimizer, "mixed_float16")
     start, record = optimizer.loss_scale.numpy(), tmp_path / "run.npz"
-    before = simulate_copy(optimizer.loss_scale)
+    before = DynamicLossScale.from_config(optimizer.loss_scale.get_config())
     monitor = LossScaleMonitor(record=record)
     log = family.keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", LossScaleWarning)
+    with warned(0):
         fitted = model.fit(x, y, batch_size=4, epochs=3, callbacks=[monitor, log])
     printed = capsys.readouterr().out
 
@@ -135,11 +131,6 @@ def test_tensorboard_reads_both_curves(faulty, tmp_path):
     faulty.fit(run, quiet_monitor(), board, epochs=3)
     assert curve(tmp_path, "epoch_loss_scale") == [512.0, 256.0, 128.0]
     assert curve(tmp_path, "epoch_skipped_steps") == [1.0, 2.0, 3.0]
-
-
-def simulate_copy(loss_scale):
-    """Returns a new loss scale of the same arguments."""
-    return type(loss_scale).from_config(loss_scale.get_config())
 
 
 def curve(folder, tag):

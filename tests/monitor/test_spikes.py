@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
+from exact import heard
 from models import data, regression
 
 import lossscale
@@ -14,25 +13,17 @@ from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, Sp
 pytestmark = pytest.mark.either_keras2
 
 
-def spiky(rng):
-    """Returns data of which the last but one of sixteen batches has wrong targets."""
-    x, y = data(rng, 256)
-    y[-32:-16] += 1e4
-    return x, y
-
-
 def fit(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
     """Returns the optimizer, the history and the warnings of a fit."""
-    x, y = spiky(rng)
+    x, y = data(rng, 256)
+    y[-32:-16] += 1e4  # the last but one of sixteen batches has wrong targets
     loss_scale = loss_scale or SpikeGuard(DynamicLossScale(1.0), window=12)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
     model = regression(family, optimizer)
     quiet = {"batch_size": 16, "epochs": epochs, "shuffle": False, "verbose": 0}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as messages:
         found = model.fit(x, y, callbacks=[monitor], **quiet)
-    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
-    return optimizer, found.history, [str(warning.message) for warning in ours]
+    return optimizer, found.history, messages
 
 
 def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard
 from impossible import why_not
 from installed import STRATEGY
 from models import data, regression, variable_of
@@ -32,29 +32,25 @@ TINY = 2.0**-40
 BEFORE = 3
 
 
-def tiny(family, optimizer, **compiled_by):
+def tiny(family, optimizer):
     """Returns a model whose loss is the mean square times `TINY`."""
     model = regression(family, optimizer)
 
     def loss(expected, predicted):
         return TINY * tf.reduce_mean((expected - predicted) ** 2, axis=-1)
 
-    model.compile(optimizer, loss=loss, **compiled_by)
+    model.compile(optimizer, loss=loss)
     return model
 
 
-def trained(family, rng, loss_scale, monitor, epochs=4, **compiled_by):
+def trained(family, rng, loss_scale, monitor, epochs=4):
     """Returns the history of a model whose gradients are tiny, and the warnings."""
     x, y = data(rng)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
-    model = tiny(family, optimizer, **compiled_by)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = model.fit(
-            x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[monitor]
-        )
-    ours = [w for w in caught if issubclass(w.category, lossscale.LossScaleWarning)]
-    return model, found.history, [str(warning.message) for warning in ours]
+    model = tiny(family, optimizer)
+    with heard() as messages:
+        found = model.fit(x, y, 16, epochs, verbose=0, callbacks=[monitor])
+    return found.history, messages
 
 
 def reading(log2_scale, log2_largest, skipped=0):
@@ -97,7 +93,7 @@ def test_after_so_many_epochs_once(readings, told_at):
 def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
     monitor = LossScaleMonitor(patience=3, check_underflow=True, verbose=0)
     scale = DynamicLossScale()
-    _, history, messages = trained(family, rng, scale, monitor)
+    history, messages = trained(family, rng, scale, monitor)
     (message,) = messages
     assert "Gradients may underflow: for 3 epochs" in message
     assert "The loss scale is 2**15" in message
@@ -117,7 +113,7 @@ def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
 def test_nothing_is_said_unasked(family, rng):
     scale = DynamicLossScale()
     monitor = LossScaleMonitor(patience=1, verbose=0)
-    _, history, messages = trained(family, rng, scale, monitor)
+    history, messages = trained(family, rng, scale, monitor)
     assert messages == []
     assert scale.last_largest is None
     assert "headroom" not in history
@@ -148,12 +144,12 @@ def test_the_largest_gradient_is_a_good_steps_and_true(family):
 
 def test_a_loss_scale_that_looks_is_told_of_unasked(family, rng, capsys):
     low = LogNormalLossScale(max_loss_scale=2.0**10)
-    _, _, messages = trained(family, rng, low, LossScaleMonitor(patience=2))
+    _, messages = trained(family, rng, low, LossScaleMonitor(patience=2))
     assert len(messages) == 1
     assert "Headroom: " in capsys.readouterr().out
     right = HeadroomLossScale()
     monitor = LossScaleMonitor(patience=2)
-    _, history, messages = trained(family, rng, right, monitor)
+    history, messages = trained(family, rng, right, monitor)
     assert messages == []
     assert all(3.9 < room < 8 for room in history["headroom"])
     assert "doublings." in capsys.readouterr().out

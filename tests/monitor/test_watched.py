@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import re
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard
 from models import FEATURES, data, policy_of, regression
 
-from lossscale import (
-    DynamicLossScale,
-    LossScaleMonitor,
-    LossScaleOptimizer,
-    LossScaleWarning,
-)
+from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 from lossscale.runtime import kerases
 
 pytestmark = pytest.mark.either_keras2
 
 
-def two_optimizers(family, wrap, attributes=("d_optimizer", "g_optimizer"), **kwargs):
+def two_optimizers(family, wrap):
     """Returns a model like a GAN: its `compile` takes two optimizers, and its own none.
 
     The gradients of the second are infinite where an input is.
@@ -34,11 +29,9 @@ def two_optimizers(family, wrap, attributes=("d_optimizer", "g_optimizer"), **kw
             self.first = keras.layers.Dense(1)
             self.second = keras.layers.Dense(1)
 
-        def compile(self, optimizers, **kwargs):
-            super().compile(**kwargs)
-            for name, optimizer in zip(attributes, optimizers):
-                setattr(self, name, optimizer)
-            self.both = optimizers
+        def compile(self, optimizers):
+            super().compile()
+            self.d_optimizer, self.g_optimizer = self.both = optimizers
 
         def call(self, x):
             return self.first(x) + self.second(x)
@@ -46,9 +39,8 @@ def two_optimizers(family, wrap, attributes=("d_optimizer", "g_optimizer"), **kw
         def train_step(self, batch):
             (x,) = batch if isinstance(batch, tuple) else (batch,)
             inputs = (tf.ones_like(x), x)
-            for layer, optimizer, x in zip(
-                (self.first, self.second), self.both, inputs
-            ):
+            layers = (self.first, self.second)
+            for layer, optimizer, x in zip(layers, self.both, inputs):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_mean(layer(x) ** 2)
                     scaled_loss = optimizer.scale_loss(loss)
@@ -60,7 +52,7 @@ def two_optimizers(family, wrap, attributes=("d_optimizer", "g_optimizer"), **kw
 
     model = Gan()
     model(tf.ones([1, FEATURES]))
-    model.compile([wrap(family.optimizers.SGD(2.0**-9)) for _ in range(2)], **kwargs)
+    model.compile([wrap(family.optimizers.SGD(2.0**-9)) for _ in range(2)])
     return model
 
 
@@ -98,12 +90,8 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
         "g_optimizer_skipped_steps": [2, 4],
     }
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(
-        "Loss scale of d_optimizer: 12 steps applied, 0 skipped; it"
-    )
-    assert second.startswith(
-        "Loss scale of g_optimizer: 8 steps applied, 4 skipped; it"
-    )
+    assert first.startswith("Loss scale of d_optimizer: 12 steps applied, 0 skipped; ")
+    assert second.startswith("Loss scale of g_optimizer: 8 steps applied, 4 skipped; ")
 
 
 @pytest.mark.parametrize(
@@ -123,14 +111,6 @@ def test_those_that_are_given_are_watched(gan, given, names):
     logged = [name + what for name in names for what in ("loss_scale", "skipped_steps")]
     assert list(history) == logged
     assert history[f"{names[-1]}skipped_steps"] == [1]
-
-
-def test_a_stall_says_whose_it_is(gan):
-    monitor = LossScaleMonitor(3, on_stall="raise", every=1, verbose=0)
-    with pytest.raises(FloatingPointError) as caught:
-        fit(gan, monitor, 2, 3, 4)
-    message = str(caught.value)
-    assert message.startswith("g_optimizer: 3 steps in a row were skipped. The loss ")
 
 
 def test_one_of_several_is_recorded(gan, tmp_path):
@@ -211,8 +191,6 @@ def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
 def test_one_of_a_shared_loss_scale_is_not_blamed_for_the_other(sharing, name):
     optimizer = getattr(sharing, name)
     monitor = LossScaleMonitor(3, every=1, verbose=0, optimizers=optimizer)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with heard() as messages:
         fit(sharing, monitor, 1, 2, 3, 4, 5)
-    told = [str(w.message) for w in caught if w.category is LossScaleWarning]
-    assert len(told) == (name == "g_optimizer")
+    assert len(messages) == (name == "g_optimizer")

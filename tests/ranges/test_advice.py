@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from advised import MODELS, Follower, data_for
+from exact import heard
 from installed import each_keras
 from limits import skip_without
 from models import policy_of
@@ -16,7 +15,6 @@ from lossscale import (
     DynamicLossScale,
     LossScaleMonitor,
     LossScaleOptimizer,
-    LossScaleWarning,
     find_nonfinite,
     forward_ranges,
 )
@@ -112,11 +110,9 @@ def test_what_the_monitor_says_helps(family, name):
         model.run_eagerly = name not in IN_GRAPHS
         x, y = data_for(name)
         monitor = LossScaleMonitor(1, every=1, verbose=0, check_activations=True)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with heard() as messages:
             model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=[monitor])
-        texts = [str(w.message) for w in caught if w.category is LossScaleWarning]
-        found = [t for t in texts if "whose output was not finite" in t]
+        found = [each for each in messages if "whose output was not finite" in each]
         if not found:
             break
         (line,) = [each for each in found[0].split("\n") if "The first layer" in each]

@@ -349,36 +349,28 @@ def test_no_module_takes_the_functions_name():
     assert not hasattr(ranges, "gradient_ranges")
 
 
-class Shared:
-    """Makes a model with Python's control flow, one layer used twice, an embedding."""
-
-    def __new__(cls, family):
-        layers = family.keras.layers
-
-        class Model(family.keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.embedding = layers.Embedding(10, 4, name="embedding")
-                self.dense = layers.Dense(4, name="twice")
-                self.last = layers.Dense(1, name="last")
-                self.unused = layers.Dense(2, name="unused")
-
-            def build(self, _=None):
-                self.unused.build([None, 2])
-                self.built = True
-
-            def call(self, x):
-                inner = tf.reduce_sum(self.embedding(x), 1)
-                return self.last(self.dense(self.dense(inner)))
-
-        return Model()
-
-
 def test_layers_shared_sparse_and_unused(family):
-    model = Shared(family)
+    layers = family.keras.layers
+
+    class Shared(family.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layers.Embedding(10, 4, name="embedding")
+            self.dense = layers.Dense(4, name="twice")
+            self.last = layers.Dense(1, name="last")
+            self.unused = layers.Dense(2, name="unused")
+
+        def build(self, _=None):
+            self.unused.build([None, 2])
+            self.built = True
+
+        def call(self, x):
+            inner = tf.reduce_sum(self.embedding(x), 1)
+            return self.last(self.dense(self.dense(inner)))
+
     x = np.array([[1, 1, 2], [3, 1, 1]])
     y = np.ones([2, 1], np.float32)
-    found = gradient_ranges(model, x, y, loss="mse", activations=True, verbose=0)
+    found = gradient_ranges(Shared(), x, y, loss="mse", activations=True, verbose=0)
     values = dict(zip(found.names, found.values.tolist()))
     named = {name.split("/", 1)[-1]: n for name, n in values.items()}
     assert named["embeddings"] == 6 * 4 or named["embedding/embeddings"] == 6 * 4

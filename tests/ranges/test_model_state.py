@@ -23,25 +23,23 @@ TOOLS = {
 X, Y = np.ones([16, FEATURES], np.float32), np.full([16, 1], 7.0, np.float32)
 
 
-class Drawing:
-    """Makes a layer that draws from every global stream."""
+def drawing(family):
+    """Returns a layer that draws from every global stream."""
+    keras = family.keras
+    # Older Kerases do not seed their global generator.
+    is_seeded = has_ops(keras) and not is_older(family, (3, 15))
 
-    def __new__(cls, family):
-        keras = family.keras
-        # Older Kerases do not seed their global generator.
-        is_seeded = has_ops(keras) and not is_older(family, (3, 15))
+    class Draws(keras.layers.Layer):
+        def call(self, x):
+            generator = tf.random.get_global_generator()
+            x *= tf.cast(tf.random.uniform([], 0.5, 1.5), x.dtype)
+            x *= tf.cast(generator.uniform([], 0.5, 1.5), x.dtype)
+            if is_seeded:  # from Keras 3's own global generator
+                x *= tf.cast(keras.random.uniform([], 0.5, 1.5), x.dtype)
+            drawn = random.random() + np.random.uniform()  # noqa: S311, NPY002
+            return x * (1 + drawn)
 
-        class Draws(keras.layers.Layer):
-            def call(self, x):
-                generator = tf.random.get_global_generator()
-                x *= tf.cast(tf.random.uniform([], 0.5, 1.5), x.dtype)
-                x *= tf.cast(generator.uniform([], 0.5, 1.5), x.dtype)
-                if is_seeded:  # from Keras 3's own global generator
-                    x *= tf.cast(keras.random.uniform([], 0.5, 1.5), x.dtype)
-                drawn = random.random() + np.random.uniform()  # noqa: S311, NPY002
-                return x * (1 + drawn)
-
-        return Draws()
+    return Draws()
 
 
 def seeded(family, is_built=True, **compiled_by):
@@ -52,7 +50,7 @@ def seeded(family, is_built=True, **compiled_by):
     parts = [dense(8), keras.layers.Dropout(0.5), keras.layers.GaussianNoise(0.1)]
     parts += [keras.layers.BatchNormalization(), dense(1)]
     # What a layer draws in Python while `fit` builds it, it does not draw again.
-    given = [keras.Input((FEATURES,)), Drawing(family)] if is_built else []
+    given = [keras.Input((FEATURES,)), drawing(family)] if is_built else []
     model = keras.Sequential([*given, *parts])
     model.compile(
         family.optimizers.SGD(0.01), loss="mse", metrics=["mae"], **compiled_by

@@ -79,10 +79,19 @@ def sharing(family, loss_scale=None):
 
 
 @contextmanager
-def warned(times=0):
-    """Checks how often lossscale warns within."""
+def heard():
+    """Yields a list. At the end it has the messages of lossscale's warnings within."""
+    messages = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield
+        yield messages
     ours = [w for w in caught if issubclass(w.category, LossScaleWarning)]
-    assert len(ours) == times, [str(each.message)[:60] for each in ours]
+    messages += [str(warning.message) for warning in ours]
+
+
+@contextmanager
+def warned(times=0):
+    """Checks how often lossscale warns within."""
+    with heard() as messages:
+        yield
+    assert len(messages) == times, [each[:60] for each in messages]
