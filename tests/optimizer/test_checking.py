@@ -120,3 +120,5 @@ def test_the_largest_is_that_before_anybody_clipped():
     assert float(largest_unscaled(clipped.but(check=before))) == 9.0
     assert float(largest_unscaled(mixed.but(check=before))) == 16.0
     assert float(largest_unscaled(mixed.but(check=before, is_checked=True))) == 9.0
+    enlarged = mixed.but(grads=[tf.constant([99.0]), *scaled.grads], check=before)
+    assert float(largest_unscaled(enlarged)) == 16.0
