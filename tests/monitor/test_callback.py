@@ -250,6 +250,8 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
         assert f"{name} (NaN)" in message
     assert "in a row" not in message
     assert capsys.readouterr().out.startswith("Loss scale: 4 steps applied, 2 skipped;")
+    monitor.on_train_end = lambda _: None  # it is told when the epoch ends
+    assert fit(faulty.reset(), run, monitor)[0] == [message]
 
 
 @pytest.mark.slow_on_the_newest
