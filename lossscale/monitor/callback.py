@@ -86,7 +86,7 @@ class LossScaleMonitor(_Callback):
     once, after `patience` epochs without a skipped step and with a headroom above 16.
 
     For a `SpikeGuard` it logs `spikes`. It warns once, when it first sees one, with the
-    last one's size and variable. The line at the end names that, too.
+    last one's size and variable. The line at the end names the last one, too.
 
     It reads a few scalars from the device at the end of each epoch.
 

@@ -150,7 +150,8 @@ def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
         )
     if scale is None:
         raise ValueError(
-            "`initial_scale` must be a number with dynamic=False, got None. Write "
+            "`initial_scale` must be a number with dynamic=False, which a `loss_scale` "
+            "of False means, too, got None. Write "
             "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale."
         )
     config["loss_scale_value"] = checks.loss_scale("initial_scale", scale)

@@ -79,8 +79,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
         listed = {}
-        for variable in loss_scale.variables:
-            key = variable.name.split(":")[0]
+        for key, variable in self._scale_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
         # The variables of an inner optimizer that is built already, for a call of
@@ -246,7 +245,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
-        for name, variable in self._listed.items():
+        for name, variable in self._scale_variables().items():
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
@@ -255,19 +254,20 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         It also reads files of Keras's own wrapper and of optimizers without a wrapper.
         """
         keys = set(store.keys())  # Keras 3.3's store has no `in`
-        found = {name: name for name in self._listed if name in keys}
+        variables = self._scale_variables()
+        found = {name: name for name in variables if name in keys}
         # Keras's wrapper lists iteration, learning rate, counter and scale. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
-            found = {n: key for n, key in theirs.items() if n in self._listed}
+            found = {name: key for name, key in theirs.items() if name in variables}
         elif not found and keys:
             self.inner_optimizer.load_own_variables(store)
         # All values are read before the first one is set, so that a damaged file
         # changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
         for name, value in values.items():
-            self._listed[name].assign(value)
+            variables[name].assign(value)
 
     def _lookup_dependency(self, name: str, cached_dependencies: Any = None) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
@@ -275,6 +275,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if cached_dependencies is not None:
             self._looked_up.add(name)
         return super()._lookup_dependency(name, cached_dependencies)
+
+    def _scale_variables(self) -> Dict[str, Variable]:
+        # Asked each time: a loss scale of the user's may create some at its first step.
+        return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
 
     def _serialize_inner(self) -> Dict[str, Any]:
         return dict(keras.saving.serialize_keras_object(self.inner_optimizer))

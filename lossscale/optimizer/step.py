@@ -225,7 +225,8 @@ def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
     if mode.current().knows_values:
         step.left = _values(loss_scale)
     # An op within a branch cannot be waited for: it is done when the branch is.
-    step.update_ops = [update_op] if current_graph() is step.graph else []
+    may_wait = update_op is not None and current_graph() is step.graph
+    step.update_ops = [update_op] if may_wait else []
     return update_op, should_apply
 
 

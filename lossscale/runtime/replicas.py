@@ -57,8 +57,10 @@ def check_can_apply() -> None:
 
 def train_apart() -> bool:
     """Tells whether each worker takes its own steps, as with parameter servers."""
-    spaces = (tf.distribute.experimental, tf.compat.v1.distribute.experimental)
-    classes = tuple(each.ParameterServerStrategy for each in spaces)
+    of_v1 = tf.compat.v1.distribute.experimental
+    spaces = (tf.distribute, tf.distribute.experimental, of_v1)
+    found = (getattr(each, "ParameterServerStrategy", None) for each in spaces)
+    classes = tuple(each for each in found if each is not None)
     return isinstance(tf.distribute.get_strategy(), classes)
 
 

@@ -80,6 +80,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
       should_apply_gradients = is_finite
     ```
 
+    It works in replica and in cross-replica context.
+
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
     Python's and NumPy's functions get a number, which only eager mode has. Two loss

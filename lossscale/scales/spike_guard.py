@@ -88,11 +88,13 @@ class SpikeGuard(LossScale):
     ```
 
     `largest`, `recent` and `limit` are float32, and so is the comparison. The
-    arithmetic on `recent` is float64. A magnitude that float32 cannot hold counts as M.
-    `limit` begins at M, so the guard skips no finite step until `recent` is full.
+    arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
+    magnitude that float32 cannot hold counts as M. `limit` begins at M, so the guard
+    skips no finite step until `recent` is full.
 
-    A spike does not touch `loss_scale`: a run of good steps goes on after it. Only
-    overflows count in `skipped_steps` and `consecutive_skipped_steps`.
+    A spike does not touch `loss_scale`: a run of good steps goes on after it. To
+    `skipped_steps`, `consecutive_skipped_steps` and `last_step_finite` it is a finite
+    step.
 
     After `max_in_a_row` spikes in a row the guard applies all steps, and adds them to
     `recent`, until one is not above the limit. So it learns a new level of gradients.

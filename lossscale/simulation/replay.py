@@ -158,7 +158,8 @@ def simulate(
 
     Raises:
       TypeError: `loss_scale` is no LossScale, an array has the wrong dtype or is
-        missing, or both `is_finite` and `limit` are given.
+        missing, as `largest` beside flags for a loss scale that looks at the gradients,
+        or both `is_finite` and `limit` are given.
       ValueError: An array has the wrong shape, or a number that it must not hold.
       RuntimeError: Called in a graph or under a `tf.distribute` strategy.
     """
