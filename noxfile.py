@@ -76,7 +76,7 @@ BETWEEN = (
 KERAS = (
     *BETWEEN,
     *("tests/monitor/test_callback.py", "tests/ranges"),
-    *("tests/test_examples.py", "tests/test_pages.py", "tests/optimizer/test_loops.py"),
+    *("tests/test_examples.py", "tests/test_pages.py"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in ("composition", "keras_arguments", "keras_calls", "keras_state")
