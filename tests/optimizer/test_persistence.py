@@ -259,6 +259,24 @@ class TestKerasFile:
         assert answer.stdout.split("\n")[-2] == expected
 
 
+def test_a_variable_that_a_loss_scale_creates_later_is_saved(family, rng, tmp_path):
+    if family.name != "keras3":
+        pytest.skip("Keras 2 lists the variables when it saves")
+
+    def made(value):
+        model = regression(family, LossScaleOptimizer(family.optimizers.SGD(), 2.0))
+        model.train_on_batch(*data(rng, 16))
+        scale = model.optimizer.loss_scale
+        scale.later = scale._add_weight("later", value, tf.float32)
+        return model
+
+    first, second = made(3.0), made(0.0)
+    path = str(tmp_path / "model.weights.h5")
+    first.save_weights(path)
+    second.load_weights(path)
+    assert second.optimizer.loss_scale.later.numpy() == 3.0
+
+
 def test_weights_can_be_got_and_set(family, trained):
     model, x, y = trained
     other = regression(family, make(family))
