@@ -75,11 +75,8 @@ BETWEEN = (
 #: Where Keras 2 ends and Keras 3 begins: also what reads what only one of them has.
 KERAS = (
     *BETWEEN,
-    *(
-        "tests/monitor/test_callback.py",
-        "tests/test_examples.py",
-        "tests/test_pages.py",
-    ),
+    *("tests/monitor/test_callback.py", "tests/test_examples.py"),
+    "tests/test_pages.py",
     *(
         f"tests/optimizer/test_{name}.py"
         for name in ("composition", "keras_arguments", "keras_calls", "keras_state")
@@ -92,7 +89,7 @@ MATRIX = {
     "2.4": Version(
         "3.8",
         ["tensorflow-cpu==2.4.*", "protobuf<3.21"],
-        # What reports advise is about layers, which 2.16 and the newest have, too.
+        # The advice of reports is about layers: 2.16 and the newest try it.
         tests=("tests", "--ignore=tests/ranges/test_advice.py"),
     ),
     "2.8": Version(
@@ -101,11 +98,7 @@ MATRIX = {
     "2.10": Version("3.10", ["tensorflow-cpu==2.10.*", "numpy<2"], tests=BETWEEN),
     "2.11": Version("3.10", ["tensorflow-cpu==2.11.*", "numpy<2"], tests=BETWEEN),
     "2.13": Version("3.10", ["tensorflow-cpu==2.13.*", "numpy<2"], tests=BETWEEN),
-    "2.15": Version(
-        "3.11",
-        ["tensorflow-cpu==2.15.*", "numpy<2"],
-        tests=KERAS,
-    ),
+    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], tests=KERAS),
     "2.16": Version(
         "3.12",
         ["tensorflow-cpu==2.16.*", "keras==3.3.*"],

@@ -216,7 +216,7 @@ class ScaledBlock:
           custom_objects: A dict from names to your own classes that the layer needs.
             Classes that are registered with Keras need no entry.
         """
-        own = ("layer", *_FIXED)
+        own = ("layer", "dtype")
         others = {name: value for name, value in config.items() if name not in own}
         layer = copy.deepcopy(config["layer"])  # Keras 2 changes what it deserializes
         kind = _blocks.pairs[0][1] if cls is ScaledBlock else cls

@@ -110,7 +110,15 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
                 f"`{each}` must be given once, got {shown(value)} by position and "
                 f"{each}={shown(others[each])} by name. Leave out one of the two."
             )
-    return {**others, **placed}
+    found = {**others, **placed}
+    is_fixed = "dynamic" in placed and not placed["dynamic"]
+    if is_fixed and found.get("initial_scale") is None:
+        raise ValueError(
+            "`loss_scale` must not be False without a value, got False. Write "
+            "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale, which "
+            "is dynamic=False with initial_scale=128.0 in Keras 2's words."
+        )
+    return found
 
 
 def _refuse_other(name: str, value: Any) -> None:
@@ -150,8 +158,7 @@ def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:
         )
     if scale is None:
         raise ValueError(
-            "`initial_scale` must be a number with dynamic=False, which a `loss_scale` "
-            "of False means, too, got None. Write "
+            "`initial_scale` must be a number with dynamic=False, got None. Write "
             "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale."
         )
     config["loss_scale_value"] = checks.loss_scale("initial_scale", scale)

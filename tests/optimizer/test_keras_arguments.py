@@ -190,7 +190,7 @@ def test_a_name_is_a_name_in_any_order(family, args, kwargs):
     ("args", "kwargs", "error", "message"),
     [
         ((), {"dynamic": False}, ValueError, "`initial_scale` .* got None. Write Loss"),
-        ((False,), {}, ValueError, "`initial_scale` .* got None. Write Loss"),
+        ((False,), {}, ValueError, "`loss_scale` must .* got False. Write"),
         (
             (False, 64, 7),
             {},
