@@ -17,7 +17,7 @@ import tensorflow as tf
 from exact import START, S, Trained, gradients, heard, sharing, warned
 from limits import skip_without
 from models import compiled, variable_of
-from strategies import copies
+from strategies import agreed, last_replica_gets
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
@@ -66,7 +66,7 @@ def in_a_for(get, factors, size=4):
     return [total]
 
 
-def in_both_branches(get, factors, **_):
+def in_both_branches(get, factors):
     if factors[0] > factors[1]:
         grads = get(tf.reduce_sum(factors))
     else:
@@ -81,21 +81,24 @@ SMALL = [0.25, 0.25, 0.5]
 @and_xla
 @collections
 @pytest.mark.parametrize(
-    ("way", "change", "expected"),
+    ("get", "unscales", "change", "expected"),
     [
-        ("unscaled", by_norm, 0.5),
-        ("unscaled", lambda grads: [grads[0] + grads[0]], 2.0),
-        ("scaled", as_it_is, 1.0),
-        ("scaled", lambda grads: [grads[0] * 0.25 + grads[0] * 0.25], 0.5),
-        ("scaled, then unscaled", by_norm, 0.5),
+        (Trained.unscaled, False, by_norm, 0.5),
+        (Trained.unscaled, False, lambda grads: [grads[0] + grads[0]], 2.0),
+        (Trained.scaled, False, as_it_is, 1.0),
+        (Trained.scaled, False, lambda grads: [grads[0] * 0.25 + grads[0] * 0.25], 0.5),
+        (Trained.scaled, True, by_norm, 0.5),
+        # No flag leaves a loop that has ended: what was not finite became NaN there.
+        (clipped, False, as_it_is, 1.0),
     ],
-    ids=["clipped", "summed", "scaled", "averaged", "unscaled after"],
+    ids=["clipped", "summed", "scaled", "averaged", "unscaled after", "clipped within"],
 )
-def test_made_in_a_loop_or_branches(trained, collect, way, change, expected, mode):
+def test_made_in_a_loop_or_branches(
+    trained, collect, get, unscales, change, expected, mode
+):
     def step(factors):
-        get = trained.unscaled if way == "unscaled" else trained.scaled
-        grads = collect(get, factors)
-        if way == "scaled, then unscaled":
+        grads = collect(functools.partial(get, trained), factors)
+        if unscales:
             grads = trained.optimizer.get_unscaled_gradients(grads)
         trained.apply(change(grads))
 
@@ -103,12 +106,14 @@ def test_made_in_a_loop_or_branches(trained, collect, way, change, expected, mod
     with warned(0):
         step(tf.constant(SMALL))
         assert trained.subtracted() == expected
-        step(tf.constant([0.25, 0.25, INF]))
-        assert trained.subtracted() == expected
-        assert trained.state() == (S / 2, 0, 1)
+        for bad in ([INF, 0.25, 0.5], [0.25, INF, 0.5], [0.25, 0.25, INF]):
+            before, _, skipped = trained.state()
+            step(tf.constant(bad))
+            assert trained.subtracted() == expected
+            assert trained.state() == (before / 2, 0, skipped + 1)
         step(tf.constant(SMALL))
         assert trained.subtracted() == 2 * expected
-        assert trained.state() == (S / 2, 1, 1)
+        assert trained.state() == (S / 8, 1, 3)
 
 
 @every_mode
@@ -131,25 +136,6 @@ def test_made_outside_and_in_a_loop_or_branches(trained, collect, way, mode):
         assert trained.state() == (S / 2, 0, 1)
         step(tf.constant(SMALL))
         assert trained.subtracted() == 2.5
-
-
-@every_mode
-@collections
-def test_what_is_clipped_within_the_loop_hides_nothing(trained, collect, mode):
-    """No flag leaves a loop that has ended: what was not finite became NaN there."""
-
-    def step(factors):
-        trained.apply(collect(functools.partial(clipped, trained), factors))
-
-    step = compiled(step, mode)
-    step(tf.constant(SMALL))
-    assert trained.subtracted() == 1.0
-    for at in range(3):
-        factors = list(SMALL)
-        factors[at] = INF
-        step(tf.constant(factors))
-        assert trained.subtracted() == 1.0
-        assert trained.state() == (S / 2 ** (at + 1), 0, at + 1)
 
 
 # Gradients that are looked at, or dropped, and not applied.
@@ -336,15 +322,14 @@ def test_one_list_is_unscaled_and_the_other_is_not(family, order, mode):
     assert trained.state()[2] == order.count(APPLIED) + 1
 
 
-def norm_of_all(first, second, factors, *, both_scale, first_applies=True):
+def norm_of_all(first, second, factor, both_scale, first_applies=True):
     """One optimizer unscales for both; each applies its part, halved."""
     if both_scale:
-        mine, others = first.scaled(factors[0]), second.scaled(factors[1])
+        grads = [*first.scaled(factor), *second.scaled(factor)]
     else:
         variables = [*first.variables, *second.variables]
-        each = gradients(first.optimizer.scale_loss, factors[0], variables)
-        mine, others = each[:1], each[1:]
-    grads = first.optimizer.get_unscaled_gradients([*mine, *others])
+        grads = gradients(first.optimizer.scale_loss, factor, variables)
+    grads = first.optimizer.get_unscaled_gradients(grads)
     grads = by_norm(grads, 2.0)  # 16 ones: their norm is 4
     parts = [(first, grads[:1]), (second, grads[1:])]
     for trained, part in parts if first_applies else parts[::-1]:
@@ -357,19 +342,18 @@ def norm_of_all(first, second, factors, *, both_scale, first_applies=True):
 def test_one_optimizer_unscales_for_both(family, both_scale, first_applies, mode):
     first, second = sharing(family)
 
-    def step(factors):
-        arguments = {"both_scale": both_scale, "first_applies": first_applies}
-        norm_of_all(first, second, factors, **arguments)
+    def step(factor):
+        norm_of_all(first, second, factor, both_scale, first_applies)
 
     step = compiled(step, mode)
     with warned(0):
         for times in (1, 2):
-            step(tf.constant([1.0, 1.0]))
+            step(tf.constant(1.0))
             assert first.subtracted() == second.subtracted() == times * 0.5
         assert first.state() == (S, 2, 0)
-        step(tf.constant([INF, INF]))
+        step(tf.constant(INF))
         assert first.state() == (S / 2, 0, 1)
-        step(tf.constant([1.0, 1.0]))
+        step(tf.constant(1.0))
         assert first.subtracted() == second.subtracted() == 1.5
 
 
@@ -432,17 +416,6 @@ def test_apply_is_traced_before_anything_was_scaled(family, differentiates):
     assert (good, *trained.state()) == (4, S / 2, 0, 1)
 
 
-def multiplied(trained, factor):
-    """Returns gradients of a loss that was multiplied by hand."""
-    scale = trained.optimizer.loss_scale
-    return gradients(lambda loss: loss * scale, factor, trained.variables)
-
-
-def scaled_by_the_loss_scale(trained, factor):
-    scale = trained.optimizer.loss_scale.scale
-    return gradients(scale, factor, trained.variables)
-
-
 def by_hand(divide):
     def divide_all(grads, optimizer):
         return [divide(grad, optimizer.loss_scale) for grad in grads]
@@ -465,11 +438,16 @@ DIVISIONS = {
 
 
 @every_mode
-@pytest.mark.parametrize("get", [multiplied, scaled_by_the_loss_scale])
+@pytest.mark.parametrize("multiplies", [True, False], ids=["product", "scale"])
 @pytest.mark.parametrize("divide", DIVISIONS.values(), ids=DIVISIONS)
-def test_other_ways_to_multiply_and_to_divide(trained, get, divide, mode):
+def test_other_ways_to_multiply_and_to_divide(trained, multiplies, divide, mode):
+    loss_scale = trained.optimizer.loss_scale
+
+    def scale(loss):
+        return loss * loss_scale if multiplies else loss_scale.scale(loss)
+
     def step(factor):
-        grads = get(trained, factor)
+        grads = gradients(scale, factor, trained.variables)
         if divide is not None:
             grads = by_norm(divide(grads, trained.optimizer))
         trained.apply(grads)
@@ -510,29 +488,6 @@ def test_of_two_lists_nobody_looked_at_one(family, mode):
 
 def growing():
     return DynamicLossScale(S, increment_period=1)
-
-
-@every_mode
-@collections
-@pytest.mark.parametrize("unscales", [False, True])
-@pytest.mark.slow
-def test_two_share_and_the_first_one_moves_the_scale(family, collect, unscales, mode):
-    first, second = sharing(family, growing())
-
-    def step(factors):
-        of_first = collect(first.scaled, factors, size=8)
-        of_second = collect(second.scaled, factors, size=8)
-        first.apply(of_first)
-        if unscales:
-            of_second = second.optimizer.get_unscaled_gradients(of_second)
-        second.apply(of_second)
-
-    step = compiled(step, mode)
-    with warned(0):
-        for number in range(1, 4):
-            step(tf.constant(SMALL))
-            assert (first.subtracted(), second.subtracted()) == (number, number)
-            assert first.state()[0] == S * 2**number
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])
@@ -769,12 +724,6 @@ def test_nothing_grows_with_the_steps(trained):
 # Two replicas. The infinity is on the last one only.
 
 
-def on_last(factor):
-    context = tf.distribute.get_replica_context()
-    last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-    return tf.where(last, factor, 0.25)
-
-
 @pytest.fixture
 def distributed(family, mirrored):
     """Runs a step on each replica: good, bad on the last one, good."""
@@ -789,7 +738,7 @@ def distributed(family, mirrored):
             each.build()
 
         def replica(factor):
-            step(*every, on_last(factor))
+            step(*every, last_replica_gets(factor, 0.25))
 
         @tf.function
         def whole(factor):
@@ -798,11 +747,8 @@ def distributed(family, mirrored):
         subtracted = []
         for factor in (0.25, INF, 0.25):
             whole(tf.constant(factor))
-            found = [copies(mirrored, variable) for variable in variables]
-            for first, *others in found:
-                for other in others:
-                    np.testing.assert_array_equal(first, other)
-            subtracted.append([float(START - first[0]) for first, *_ in found])
+            left = [agreed(mirrored, variable)[0] for variable in variables]
+            subtracted.append([float(START - each) for each in left])
         # A good step subtracts 0.25 of each replica.
         assert subtracted == [[each] * len(variables) for each in (0.5, 0.5, 1.0)]
         assert every[0].state() == state
@@ -841,19 +787,21 @@ def test_replicas_apply_one_list_unscaled_and_one_as_it_came(distributed):
 @pytest.mark.slow
 def test_replicas_unscale_for_both(distributed, both_scale):
     def step(first, second, factor):
-        factors = tf.stack([factor, factor])
-        norm_of_all(first, second, factors, both_scale=both_scale)
+        norm_of_all(first, second, factor, both_scale)
 
     distributed(sharing, step)
 
 
+@pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.slow
-def test_replicas_share_and_the_first_one_moves_the_scale(distributed):
+def test_replicas_share_and_the_first_one_moves_the_scale(distributed, unscales):
     def step(first, second, factor):
         factors = tf.stack([factor, 0.0, 0.0])
         of_first = in_a_for(first.scaled, factors, size=8)
         of_second = in_a_for(second.scaled, factors, size=8)
         first.apply(of_first)
+        if unscales:
+            of_second = second.optimizer.get_unscaled_gradients(of_second)
         second.apply(of_second)
 
     distributed(lambda family: sharing(family, growing()), step, state=(2 * S, 0, 1))

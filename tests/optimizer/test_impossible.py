@@ -108,26 +108,17 @@ class TPUStrategyWithoutTPU(tf.distribute.TPUStrategy):
         return tf.distribute.Strategy.run(self, fn, args)
 
 
-class TestOnATPU:
-    """One sentence, ours, on every Keras."""
+def test_on_a_tpu_no_optimizer_is_made_and_no_gradient_applied(family):
+    says = "must not be used with TPUStrategy: TPUs compute in bfloat16"
+    optimizer, strategy = ours(family), TPUStrategyWithoutTPU()
+    with strategy.scope():
+        variable, inner = variable_of(family, [1.0]), bare(family)
+        with pytest.raises(ValueError, match=says):
+            LossScaleOptimizer(inner)
 
-    SENTENCE = "must not be used with TPUStrategy: TPUs compute in bfloat16"
+    def each():
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
 
-    def test_no_optimizer_is_made(self, family):
-        with TPUStrategyWithoutTPU().scope():
-            inner = bare(family)
-            with pytest.raises(ValueError, match=self.SENTENCE):
-                LossScaleOptimizer(inner)
-
-    def test_no_gradient_is_applied(self, family):
-        optimizer = ours(family)
-        strategy = TPUStrategyWithoutTPU()
-        with strategy.scope():
-            variable = variable_of(family, [1.0])
-
-        def each():
-            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-
-        with pytest.raises(ValueError, match=self.SENTENCE):
-            strategy.run(each)
-        np.testing.assert_array_equal(variable.numpy(), [1.0])
+    with pytest.raises(ValueError, match=says):
+        strategy.run(each)
+    np.testing.assert_array_equal(variable.numpy(), [1.0])

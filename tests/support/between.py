@@ -508,7 +508,7 @@ FUNCTIONS.update(WITH_WEIGHT)
 
 
 def call(name, gradient, weight):
-    """Returns what a function makes of a gradient: values of its shape, or their sum."""
+    """Returns what a function makes of a gradient: its values, or else their sum."""
     arguments = (gradient, weight) if name in WITH_WEIGHT else (gradient,)
     value = tf.cast(FUNCTIONS[name](*arguments), tf.float32)
     if value.shape.rank is not None and value.shape.num_elements() == 9:
