@@ -88,7 +88,7 @@ SMALL = [0.25, 0.25, 0.5]
         (Trained.scaled, False, as_it_is, 1.0),
         (Trained.scaled, False, lambda grads: [grads[0] * 0.25 + grads[0] * 0.25], 0.5),
         (Trained.scaled, True, by_norm, 0.5),
-        # No flag leaves a loop that has ended: what was not finite became NaN there.
+        # Only the state on the device knows of what overflowed, and was clipped there.
         (clipped, False, as_it_is, 1.0),
     ],
     ids=["clipped", "summed", "scaled", "averaged", "unscaled after", "clipped within"],
