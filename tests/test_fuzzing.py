@@ -225,8 +225,8 @@ TARGETS = {
     ),
     "get": (
         lossscale.get,
-        st.fixed_dictionaries({"loss_scale": scales | anything}),
-        ("loss_scale_value", "config", *DYNAMIC),
+        st.fixed_dictionaries({"identifier": scales | anything}),
+        ("loss_scale", "config", *DYNAMIC),
     ),
     "deserialize": (
         lossscale.deserialize,

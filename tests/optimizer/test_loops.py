@@ -404,8 +404,9 @@ def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("make", [Doubling, ByTwo])
-@pytest.mark.parametrize("clip", [None, 0.25])
+@pytest.mark.parametrize(
+    ("make", "clip"), [(each, clip) for each in (Doubling, ByTwo) for clip in (0, 0.25)]
+)
 def test_a_users_own_loss_scale_drives_the_optimizer(family, make, mode, clip):
     optimizer, variable = sgd(family, make())
     loop = "keras2" if clip else "keras3"
