@@ -1,20 +1,20 @@
 """Any argument at all: a loss scale that stays finite, or an error that names it.
 
-fuzzing.py draws what is right, mixed with what is not. Either an object comes back
-whose scale stays finite and positive for 25 random steps, or a ValueError or TypeError
-that names an argument, before any variable exists.
+What is right is drawn, mixed with what a caller could pass by mistake. Either an object
+comes back whose scale stays finite and positive for 25 random steps, or a ValueError or
+TypeError that names an argument, before any variable exists.
 """
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
 from collections import Counter
-from typing import Any, NamedTuple
 
-import fuzzing
 import numpy as np
 import pytest
 import tensorflow as tf
-from fuzzing import DYNAMIC, FIXED, MANAGER, anything, mixed, some_of
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from installed import families
@@ -22,97 +22,252 @@ from limits import IS_NEWEST
 
 import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, presets
+from lossscale.scales.interchange import STATE_FORMATS
 
 STEPS = 25
 #: Inputs of each target.
 EXAMPLES = 60 if IS_NEWEST else 16
 
+FLOAT32 = np.finfo(np.float32)
+#: Numbers at which something changes; they are drawn with their neighbours.
+EDGES = [0.0, 0.5, 1.0, 2.0, 2.0**15, 2.0**63, 2.0**127, 2.0**-149]
+EDGES += [float(FLOAT32.tiny), float(FLOAT32.max), float(np.finfo(np.float64).max)]
+EDGES += [1.0 + 2.0**-23, 1.0 + 2.0**-24, 1.0 - 2.0**-24, 1.0 - 2.0**-25]
+SPECIAL = [np.nan, np.inf, -np.inf, 2**63 - 1, 2**63, 2**64, 10**38, 10**39, 10**400]
+SPECIAL += [sign * edge * by for edge in EDGES for sign in (1, -1) for by in (1, 1.001)]
+SPECIAL += [edge * (1 + by) for edge in EDGES[:-5] for by in (-(2.0**-52), 2.0**-52)]
+NUMPY = [np.dtype(code).type for code in "?bhilqBHILQefdgFDGSUmM"]
+WORDS = [
+    *presets.PRESETS,
+    *STATE_FORMATS,
+    "good",
+    "growth",
+    "backoff",
+    "static",
+    "",
+    "a\0b",
+]
+ODD = [
+    Ellipsis,
+    object(),
+    int,
+    len,
+    range(3),
+    datetime.timedelta(3),
+    np.timedelta64(3, "s"),
+    np.timedelta64(3, "ns"),
+    np.timedelta64("NaT", "s"),
+    np.datetime64("2020-01-01"),
+    decimal.Decimal("8"),
+    decimal.Decimal("sNaN"),
+    fractions.Fraction(17, 2),
+    fractions.Fraction(10**400),
+    fractions.Fraction(1, 10**400),
+    np.array(8.0),
+    np.array([8.0]),
+    np.array(["8", "good"]),
+    np.array(None),
+    np.ma.masked,
+    np.zeros([0]),
+    memoryview(b"8"),
+    bytearray(b"8"),
+    *map(tf.constant, [8, 8.0, True, [8.0, 9.0], "8"]),
+]
 
-class Target(NamedTuple):
-    """What is called.
 
-    Attributes:
-      drawn: Dicts of arguments.
-      call: Takes such a dict.
-      inner: What errors may name besides: parts of arguments, and what these ask for.
-    """
-
-    drawn: Any
-    call: Any
-    inner: Any = ()
+def _numpy_scalar(kind, value):
+    with np.errstate(all="ignore"):
+        try:
+            return kind(value)
+        except (TypeError, ValueError, OverflowError):
+            return np.float64(np.nan)
 
 
-def of(function, right, needed=()):
-    """Returns the target of a function, of which `right` says what it takes."""
-    return Target(some_of(right, needed), lambda arguments: function(**arguments))
+numbers = st.one_of(
+    st.sampled_from(SPECIAL),
+    st.integers(-3, 3000),
+    st.sampled_from([1, -1]).map(lambda sign: sign * 10**5000),  # it has no repr
+    st.floats(),
+)
+leaves = st.one_of(
+    numbers,
+    st.builds(_numpy_scalar, st.sampled_from(NUMPY), numbers),
+    st.sampled_from([None, True, False, np.True_]),
+    st.complex_numbers(),
+    st.sampled_from(WORDS) | st.text(max_size=3),
+    st.binary(max_size=3),
+    st.sampled_from(ODD),
+)
+#: Anything at all.
+anything = st.one_of(
+    leaves,
+    leaves,
+    st.lists(leaves, max_size=3),
+    leaves.map(lambda leaf: (leaf, [leaf])),
+    st.dictionaries(st.sampled_from([*WORDS, 3, None]), leaves, max_size=2),
+    st.frozensets(st.integers(0, 3), max_size=2),
+)
+#: The same without what a file could be named. The tests would write there.
+no_paths = anything.filter(lambda value: not isinstance(value, (str, bytes)))
+
+scales = st.one_of(st.floats(1, 2.0**127), st.integers(1, 2**70))
+counts = st.integers(1, 7)
+growths = st.floats(1.0 + 2.0**-20, 1e9)
+backoffs = st.floats(2.0**-60, 1.0 - 2.0**-20)
+#: What the arguments of `DynamicLossScale` should be.
+DYNAMIC = {
+    "initial_loss_scale": scales,
+    "increment_period": counts,
+    "multiplier": growths,
+    "backoff_factor": st.none() | backoffs,
+    "hysteresis": counts,
+    "hysteresis_reset": st.lists(st.sampled_from(["good", "growth", "backoff"])),
+    "min_loss_scale": st.floats(float(FLOAT32.tiny), 1.0),
+    "max_loss_scale": st.none() | st.floats(2.0**127, float(FLOAT32.max)),
+    "search_period": st.none() | counts,
+    "backoff_cooldown": st.none() | counts,
+}
+FIXED = {"loss_scale_value": scales, "skip_nonfinite": st.booleans()}
+MANAGER = {
+    "init_loss_scale": scales,
+    "incr_every_n_steps": counts,
+    "decr_every_n_nan_or_inf": counts,
+    "incr_ratio": growths,
+    "decr_ratio": backoffs,
+}
+#: What a state should hold, by our attributes.
+STATE = {
+    **DYNAMIC,
+    "backoff_factor": backoffs,
+    "current_loss_scale": scales,
+    "good_steps": st.integers(0, 9) | st.sampled_from([2**62, 2**63 - 1]),
+    "bad_steps": st.integers(0, 9) | st.sampled_from([2**62, 2**63 - 1]),
+    "bad_steps_left": st.integers(-9, 2) | st.sampled_from([-(2**62), -(2**63)]),
+}
 
 
-def optimizer_of(family):
-    """Returns the target of one Keras's wrapper."""
+def mixed(right):
+    """Draws what is right, most of the time, or anything."""
+    return st.integers(0, 7).flatmap(lambda number: right if number else anything)
+
+
+def some_of(right, needed=()):
+    """Draws arguments, each of them right, most of the time, or anything."""
+    return st.fixed_dictionaries(
+        {name: mixed(right[name]) for name in needed},
+        optional={n: mixed(drawn) for n, drawn in right.items() if n not in needed},
+    )
+
+
+def configs():
+    """Draws configs of our classes."""
+    fixed = {"class_name": mixed(st.just("FixedLossScale"))}
+    dynamic = {"class_name": mixed(st.just("lossscale>DynamicLossScale"))}
+    fixed["config"] = mixed(some_of(FIXED, ["loss_scale_value"]))
+    dynamic["config"] = mixed(some_of(DYNAMIC))
+    optional = {"registered_name": mixed(st.none()), "module": anything}
+    return st.one_of(
+        *(
+            st.fixed_dictionaries(each, optional=optional)
+            for each in (fixed, dynamic, {**dynamic, "config": mixed(some_of(FIXED))})
+        )
+    )
+
+
+@st.composite
+def states(draw):
+    """Draws arguments of `import_state`."""
+    system = draw(st.sampled_from(list(STATE_FORMATS)))
+    state_format = STATE_FORMATS[system]
+    values = {key: mixed(STATE[ours]) for key, ours in state_format.keys.items()}
+    for key, constant in state_format.constants.items():
+        values[key] = mixed(st.just(constant))
+    state = mixed(st.fixed_dictionaries(values))
+    if state_format.inside:
+        state = mixed(st.fixed_dictionaries({state_format.inside: state}))
+    overrides = draw(some_of(DYNAMIC)) if draw(st.integers(0, 3)) == 0 else {}
+    return {"system": draw(mixed(st.just(system))), "state": draw(state), **overrides}
+
+
+def of_optimizer(family):
+    """Draws arguments of one Keras's wrapper."""
     right = {
         "inner_optimizer": st.builds(family.optimizers.SGD, st.just(0.1)),
-        "loss_scale": st.one_of(fuzzing.scales, st.sampled_from(["dynamic", "torch"])),
+        "loss_scale": st.one_of(scales, st.sampled_from(["dynamic", "torch"])),
         "name": st.none() | st.text("ab/", max_size=3),
     }
-    # Behind a number a number is Keras 3's second argument.
-    inner = ("dynamic_growth_steps", "loss_scale_value", "config", *DYNAMIC)
-    return of(LossScaleOptimizer, right, ["inner_optimizer"])._replace(inner=inner)
+    return some_of(right, ["inner_optimizer"])
 
 
 FLAGS = st.lists(st.booleans(), min_size=1, max_size=4)
 LIMITS = st.lists(st.floats(0, 1e9), min_size=1, max_size=4)
 PATHS = st.integers(0, 3).flatmap(
-    lambda number: st.just("run.npz") if number else fuzzing.no_paths
+    lambda number: st.just("run.npz") if number else no_paths
 )
+#: Name -> what is called, the arguments, and what errors may name besides: parts of
+#: arguments, and what these ask for.
 TARGETS = {
-    "FixedLossScale": of(lossscale.FixedLossScale, FIXED, ["loss_scale_value"]),
-    "DynamicLossScale": of(DynamicLossScale, DYNAMIC),
-    "FixedLossScaleManager": of(
-        lossscale.FixedLossScaleManager, {"loss_scale": fuzzing.scales}, ["loss_scale"]
+    "FixedLossScale": (
+        lossscale.FixedLossScale,
+        some_of(FIXED, ["loss_scale_value"]),
+        (),
     ),
-    "ExponentialUpdateLossScaleManager": of(
+    "DynamicLossScale": (DynamicLossScale, some_of(DYNAMIC), ()),
+    "FixedLossScaleManager": (
+        lossscale.FixedLossScaleManager,
+        some_of({"loss_scale": scales}, ["loss_scale"]),
+        (),
+    ),
+    "ExponentialUpdateLossScaleManager": (
         lossscale.ExponentialUpdateLossScaleManager,
-        MANAGER,
-        ["init_loss_scale", "incr_every_n_steps"],
+        some_of(MANAGER, ["init_loss_scale", "incr_every_n_steps"]),
+        (),
     ),
-    "get": Target(
-        st.fixed_dictionaries({"loss_scale": fuzzing.scales | anything}),
-        lambda arguments: lossscale.get(arguments["loss_scale"]),
-        ("loss_scale_value", "config", *DYNAMIC),
+    "get": (
+        lossscale.get,
+        st.fixed_dictionaries({"identifier": scales | anything}),
+        ("loss_scale", "config", *DYNAMIC),
     ),
-    "deserialize": of(
-        lossscale.deserialize, {"config": fuzzing.configs()}, ["config"]
-    )._replace(inner=(*FIXED, *DYNAMIC)),
-    "from_preset": of(
+    "deserialize": (
+        lossscale.deserialize,
+        some_of({"config": configs()}, ["config"]),
+        (*FIXED, *DYNAMIC),
+    ),
+    "from_preset": (
         DynamicLossScale.from_preset,
-        {"name": st.sampled_from(list(presets.PRESETS)), **DYNAMIC},
-        ["name"],
-    )._replace(inner=DYNAMIC),
-    "import_state": Target(
-        fuzzing.states(),
-        lambda arguments: lossscale.import_state(**arguments),
+        some_of({"name": st.sampled_from(list(presets.PRESETS)), **DYNAMIC}, ["name"]),
         DYNAMIC,
     ),
-    **{f"LossScaleOptimizer-{each.name}": optimizer_of(each) for each in families()},
-    "save_run": Target(
+    "import_state": (lossscale.import_state, states(), DYNAMIC),
+    **{
+        f"LossScaleOptimizer-{each.name}": (
+            LossScaleOptimizer,
+            of_optimizer(each),
+            # Behind a number a number is Keras 3's second argument.
+            ("dynamic_growth_steps", "loss_scale_value", "config", *DYNAMIC),
+        )
+        for each in families()
+    },
+    "save_run": (
+        lossscale.save_run,
         st.fixed_dictionaries(
             {"path": PATHS, "is_finite": mixed(FLAGS)},
             optional={"loss_scale": mixed(st.none())},
         ),
-        lambda arguments: lossscale.save_run(**arguments),
+        (),
     ),
-    "simulate": Target(
+    "simulate": (
+        lossscale.simulate,
         st.fixed_dictionaries(
             {"loss_scale": mixed(st.just(lossscale.FixedLossScale(8)))},
-            optional={"is_finite": FLAGS | fuzzing.no_paths, "limit": mixed(LIMITS)},
+            optional={"is_finite": FLAGS | no_paths, "limit": mixed(LIMITS)},
         ),
-        lambda arguments: lossscale.simulate(**arguments),
         ("is_finite", "limit"),
     ),
 }
 
 
-def attempt(target, arguments):
+def attempt(function, arguments, inner):
     """Returns what comes back, or None if the arguments are refused as promised."""
     made = []
 
@@ -122,27 +277,12 @@ def attempt(target, arguments):
 
     try:
         with tf.variable_creator_scope(creator):
-            return target.call(arguments) or "nothing, as it should"
+            return function(**arguments) or "nothing, as it should"
     except (TypeError, ValueError) as error:
         message = str(error)
     assert not made, f"{made} existed before: {message}"
-    assert any(f"`{name}" in message for name in (*arguments, *target.inner)), message
+    assert any(f"`{name}" in message for name in (*arguments, *inner)), message
     return None
-
-
-def flags(seed):
-    """Returns which steps are finite: most, half, few, none or all of them."""
-    share = (0.95, 0.5, 0.1, 0.0, 1.0)[seed % 5]
-    return np.random.default_rng(seed).random(STEPS) < share
-
-
-def drive(loss_scale, seed):
-    """Returns the scale before and after each step."""
-    seen = [loss_scale.numpy()]
-    for flag in flags(seed):
-        loss_scale.adjust(flag)
-        seen.append(loss_scale.numpy())
-    return seen
 
 
 def hold(found, seed):
@@ -151,13 +291,24 @@ def hold(found, seed):
     if isinstance(found, lossscale.LossScaleManager):
         found = found.as_loss_scale()
     if isinstance(found, LossScale):
-        seen = np.asarray(drive(found, seed))
-        assert len(seen) == STEPS + 1
-        assert (np.isfinite(seen) & (seen > 0)).all(), found
+        # Most steps are finite, half of them, few, none or all.
+        share = (0.95, 0.5, 0.1, 0.0, 1.0)[seed % 5]
+        seen = [found.numpy()]
+        for is_finite in np.random.default_rng(seed).random(STEPS) < share:
+            found.adjust(is_finite)
+            seen.append(found.numpy())
+        assert np.isfinite(seen).all(), found
+        assert min(seen) > 0, found
 
 
-def fuzz(target, examples):
-    """Tries that many inputs, and returns how many were accepted and refused."""
+@pytest.mark.slow_on_the_newest
+@pytest.mark.parametrize("name", TARGETS)
+def test_an_object_that_stays_finite_or_an_error_that_names(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    function, drawn, inner = TARGETS[name]
+    examples = 30 if name == "simulate" else EXAMPLES
     tried = Counter()
 
     @settings(
@@ -168,23 +319,12 @@ def fuzz(target, examples):
         phases=[Phase.generate],  # the first example that fails is small enough
         suppress_health_check=list(HealthCheck),
     )
-    @given(arguments=target.drawn, seed=st.integers(0, 2**31))
+    @given(arguments=drawn, seed=st.integers(0, 2**31))
     def each(arguments, seed):
-        found = attempt(target, arguments)
+        found = attempt(function, arguments, inner)
         tried["refused" if found is None else "accepted"] += 1
         hold(found, seed)
 
     each()
-    return tried
-
-
-@pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("name", TARGETS)
-def test_an_object_that_stays_finite_or_an_error_that_names(
-    name, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    examples = 30 if name == "simulate" else EXAMPLES
-    tried = fuzz(TARGETS[name], examples)
     assert min(tried["accepted"], tried["refused"]) >= max(examples // 20, 1)
     assert sum(tried.values()) >= examples

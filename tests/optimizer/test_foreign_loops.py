@@ -8,15 +8,16 @@ Eagerly not everything can be known. Where it cannot, one warning says so.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, gradients, sharing, warned
+from exact import START, S, Trained, gradients, heard, sharing, warned
 from limits import skip_without
 from models import compiled, variable_of
-from strategies import copies
+from strategies import agreed, last_replica_gets
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
@@ -48,11 +49,18 @@ def as_it_is(grads):
     return grads
 
 
+def clipped(trained, factor):
+    return by_value(trained.unscaled(factor))
+
+
+#: In both kinds of loops.
+gets = pytest.mark.parametrize("get", [Trained.scaled, clipped])
+
 # Accumulation: gradients that were made in a loop, or in the branches of a tensor `if`.
 
 
-def in_a_for(get, factors):
-    total = tf.zeros([4])
+def in_a_for(get, factors, size=4):
+    total = tf.zeros([size])
     for i in tf.range(tf.size(factors)):
         total += get(factors[i])[0]
     return [total]
@@ -73,21 +81,24 @@ SMALL = [0.25, 0.25, 0.5]
 @and_xla
 @collections
 @pytest.mark.parametrize(
-    ("way", "change", "expected"),
+    ("get", "unscales", "change", "expected"),
     [
-        ("unscaled", by_norm, 0.5),
-        ("unscaled", lambda grads: [grads[0] + grads[0]], 2.0),
-        ("scaled", as_it_is, 1.0),
-        ("scaled", lambda grads: [grads[0] * 0.25 + grads[0] * 0.25], 0.5),
-        ("scaled, then unscaled", by_norm, 0.5),
+        (Trained.unscaled, False, by_norm, 0.5),
+        (Trained.unscaled, False, lambda grads: [grads[0] + grads[0]], 2.0),
+        (Trained.scaled, False, as_it_is, 1.0),
+        (Trained.scaled, False, lambda grads: [grads[0] * 0.25 + grads[0] * 0.25], 0.5),
+        (Trained.scaled, True, by_norm, 0.5),
+        # Only the state on the device knows of what overflowed, and was clipped there.
+        (clipped, False, as_it_is, 1.0),
     ],
-    ids=["clipped", "summed", "scaled", "averaged", "unscaled after"],
+    ids=["clipped", "summed", "scaled", "averaged", "unscaled after", "clipped within"],
 )
-def test_made_in_a_loop_or_branches(trained, collect, way, change, expected, mode):
+def test_made_in_a_loop_or_branches(
+    trained, collect, get, unscales, change, expected, mode
+):
     def step(factors):
-        get = trained.unscaled if way == "unscaled" else trained.scaled
-        grads = collect(get, factors)
-        if way == "scaled, then unscaled":
+        grads = collect(functools.partial(get, trained), factors)
+        if unscales:
             grads = trained.optimizer.get_unscaled_gradients(grads)
         trained.apply(change(grads))
 
@@ -95,12 +106,14 @@ def test_made_in_a_loop_or_branches(trained, collect, way, change, expected, mod
     with warned(0):
         step(tf.constant(SMALL))
         assert trained.subtracted() == expected
-        step(tf.constant([0.25, 0.25, INF]))
-        assert trained.subtracted() == expected
-        assert trained.state() == (S / 2, 0, 1)
+        for bad in ([INF, 0.25, 0.5], [0.25, INF, 0.5], [0.25, 0.25, INF]):
+            before, _, skipped = trained.state()
+            step(tf.constant(bad))
+            assert trained.subtracted() == expected
+            assert trained.state() == (before / 2, 0, skipped + 1)
         step(tf.constant(SMALL))
         assert trained.subtracted() == 2 * expected
-        assert trained.state() == (S / 2, 1, 1)
+        assert trained.state() == (S / 8, 1, 3)
 
 
 @every_mode
@@ -125,49 +138,28 @@ def test_made_outside_and_in_a_loop_or_branches(trained, collect, way, mode):
         assert trained.subtracted() == 2.5
 
 
-@every_mode
-@collections
-def test_what_is_clipped_within_the_loop_hides_nothing(trained, collect, mode):
-    """No flag leaves a loop that has ended: what was not finite became NaN there."""
-
-    def step(factors):
-        get = lambda factor: by_value(trained.unscaled(factor))  # noqa: E731
-        trained.apply(collect(get, factors))
-
-    step = compiled(step, mode)
-    step(tf.constant(SMALL))
-    assert trained.subtracted() == 1.0
-    for at in range(3):
-        factors = list(SMALL)
-        factors[at] = INF
-        step(tf.constant(factors))
-        assert trained.subtracted() == 1.0
-        assert trained.state() == (S / 2 ** (at + 1), 0, at + 1)
-
-
 # Gradients that are looked at, or dropped, and not applied.
 
 
 @every_mode
-@pytest.mark.parametrize("then", [as_it_is, by_value], ids=["scaled", "unscaled"])
+@gets
 @pytest.mark.parametrize("together", [True, False], ids=["one step", "two steps"])
-def test_unscaled_only_to_log_a_norm(trained, then, together, mode):
+def test_unscaled_only_to_log_a_norm(trained, get, together, mode):
     def log(factor):
         return tf.linalg.global_norm(trained.unscaled(factor))
 
     def train(factor):
-        get = trained.scaled if then is as_it_is else trained.unscaled
-        trained.apply(then(get(factor)))
+        trained.apply(get(trained, factor))
+
+    def both(factor):
+        norm = log(factor)
+        train(factor)
+        return norm
 
     if together:
-        both = compiled(lambda factor: [log(factor), train(factor)][0], mode)
+        both = compiled(both, mode)
     else:
         log, train = compiled(log, mode), compiled(train, mode)
-
-        def both(factor):
-            norm = log(factor)
-            train(factor)
-            return norm
 
     with warned(0):
         for times in (1, 2):
@@ -201,39 +193,15 @@ def test_the_norm_of_the_very_gradients_that_are_applied_scaled(trained, mode):
     assert (trained.subtracted(), trained.state()) == (1.0, (S / 2, 1, 1))
 
 
-def is_good(grads):
-    return tf.math.is_finite(tf.linalg.global_norm(grads))
-
-
-@every_mode
-@pytest.mark.parametrize("change", [as_it_is, by_value])
-def test_a_batch_that_is_dropped_counts_at_the_next_step(trained, change, mode):
-    """Its overflow was seen, and the loss scale has to fall."""
-
-    def step(bad):
-        if not is_good(trained.unscaled(bad)):
-            trained.unscaled(1.0)
-        trained.apply(change(trained.unscaled(1.0)))
-
-    step = compiled(step, mode)
-    with warned(0):
-        step(tf.constant(NAN))
-        assert trained.subtracted() == 0.0
-        assert trained.state() == (S / 2, 0, 1)
-        step(tf.constant(1.0))
-        assert trained.subtracted() == 1.0
-        assert trained.state() == (S / 2, 1, 1)
-
-
 @every_mode
 @pytest.mark.parametrize("change", [as_it_is, by_value])
 def test_bad_batches_are_dropped_in_a_loop(trained, change, mode):
-    """Each step after one of them is skipped, too."""
+    """Each step after one of them is skipped, too: the loss scale has to fall."""
 
     def steps(factors):
         for i in tf.range(tf.size(factors)):
             grads = trained.unscaled(factors[i])
-            if is_good(grads):
+            if tf.math.is_finite(tf.linalg.global_norm(grads)):
                 trained.apply(change(grads))
 
     with warned(0):
@@ -312,20 +280,20 @@ def test_unscaled_in_a_branch_and_applied_after(trained, unscale, expected, mode
 
 # Several lists of gradients of one loss, and several optimizers with one loss scale.
 
-UNSCALED, APPLIED, AS_IT_CAME = "unscale a", "apply a", "apply b"
-
-
-#: Eagerly what came, applied before the unscaled list, may be that one, changed.
-ORDERS = {
-    (UNSCALED, APPLIED, AS_IT_CAME): ["eager", "graph"],
-    (AS_IT_CAME, UNSCALED, APPLIED): ["eager", "graph"],
-    (UNSCALED, AS_IT_CAME, APPLIED): ["graph"],
-}
+UNSCALED, APPLIED, AS_IT_CAME, BOTH = "unscale a", "apply a", "apply b", "apply both"
 
 
 @pytest.mark.parametrize(
     ("order", "mode"),
-    [(order, mode) for order, modes in ORDERS.items() for mode in modes],
+    [
+        ((UNSCALED, APPLIED, AS_IT_CAME), "eager"),
+        ((UNSCALED, APPLIED, AS_IT_CAME), "graph"),
+        ((AS_IT_CAME, UNSCALED, APPLIED), "eager"),
+        ((AS_IT_CAME, UNSCALED, APPLIED), "graph"),
+        # Eagerly what came, applied before the unscaled list, may be that one, changed.
+        ((UNSCALED, AS_IT_CAME, APPLIED), "graph"),
+        ((UNSCALED, BOTH), "graph"),
+    ],
 )
 def test_one_list_is_unscaled_and_the_other_is_not(family, order, mode):
     trained = Trained(family, sizes=(4, 9))
@@ -339,8 +307,10 @@ def test_one_list_is_unscaled_and_the_other_is_not(family, order, mode):
                 (one,) = optimizer.get_unscaled_gradients([one])
             elif what == APPLIED:
                 optimizer.apply_gradients(zip(by_norm([one]), [first]))
-            else:
+            elif what == AS_IT_CAME:
                 optimizer.apply_gradients([(two, second)])
+            else:
+                trained.apply([*by_norm([one]), two])
 
     step = compiled(step, mode)
     with warned(0):
@@ -349,36 +319,17 @@ def test_one_list_is_unscaled_and_the_other_is_not(family, order, mode):
             assert trained.subtracted() == [times * 0.5, times * 1.0]
         step(tf.constant(INF))
     assert trained.subtracted() == [1.0, 2.0]
-    assert trained.state()[2] == 2
+    assert trained.state()[2] == order.count(APPLIED) + 1
 
 
-def test_one_is_clipped_and_the_other_still_scaled_in_one_list(family):
-    trained = Trained(family, sizes=(4, 4))
-    trained.build()
-
-    def step(factor):
-        first, second = trained.scaled(factor)
-        (unscaled,) = trained.optimizer.get_unscaled_gradients([first])
-        trained.apply([*by_norm([unscaled]), second])
-
-    step = tf.function(step)
-    with warned(0):
-        step(tf.constant(1.0))
-        assert trained.subtracted() == [0.5, 1.0]
-        step(tf.constant(INF))
-    assert trained.subtracted() == [0.5, 1.0]
-    assert trained.state() == (S / 2, 0, 1)
-
-
-def norm_of_all(first, second, factors, *, both_scale, first_applies=True):
+def norm_of_all(first, second, factor, both_scale, first_applies=True):
     """One optimizer unscales for both; each applies its part, halved."""
     if both_scale:
-        mine, others = first.scaled(factors[0]), second.scaled(factors[1])
+        grads = [*first.scaled(factor), *second.scaled(factor)]
     else:
         variables = [*first.variables, *second.variables]
-        each = gradients(first.optimizer.scale_loss, factors[0], variables)
-        mine, others = each[:1], each[1:]
-    grads = first.optimizer.get_unscaled_gradients([*mine, *others])
+        grads = gradients(first.optimizer.scale_loss, factor, variables)
+    grads = first.optimizer.get_unscaled_gradients(grads)
     grads = by_norm(grads, 2.0)  # 16 ones: their norm is 4
     parts = [(first, grads[:1]), (second, grads[1:])]
     for trained, part in parts if first_applies else parts[::-1]:
@@ -391,19 +342,18 @@ def norm_of_all(first, second, factors, *, both_scale, first_applies=True):
 def test_one_optimizer_unscales_for_both(family, both_scale, first_applies, mode):
     first, second = sharing(family)
 
-    def step(factors):
-        arguments = {"both_scale": both_scale, "first_applies": first_applies}
-        norm_of_all(first, second, factors, **arguments)
+    def step(factor):
+        norm_of_all(first, second, factor, both_scale, first_applies)
 
     step = compiled(step, mode)
     with warned(0):
         for times in (1, 2):
-            step(tf.constant([1.0, 1.0]))
+            step(tf.constant(1.0))
             assert first.subtracted() == second.subtracted() == times * 0.5
         assert first.state() == (S, 2, 0)
-        step(tf.constant([INF, INF]))
+        step(tf.constant(INF))
         assert first.state() == (S / 2, 0, 1)
-        step(tf.constant([1.0, 1.0]))
+        step(tf.constant(1.0))
         assert first.subtracted() == second.subtracted() == 1.5
 
 
@@ -411,49 +361,36 @@ def test_one_optimizer_unscales_for_both(family, both_scale, first_applies, mode
 
 
 @every_mode
-def test_another_function_is_traced_between(trained, mode):
+@pytest.mark.parametrize("way", ["scaled", "unscaled"])
+def test_another_function_is_traced_between(trained, way, mode):
+    """It unscales where the step does not, and else scales."""
+
     @tf.function
     def validate(factor):
+        if way == "scaled":
+            return trained.unscaled(factor)
         return trained.optimizer.scale_loss(factor)
 
     def step(factor):
-        grads = trained.unscaled(factor)
-        seen = validate(factor)
-        trained.apply(by_norm(grads))
+        grads = getattr(trained, way)(factor)
+        seen = validate(tf.constant(1.0))
+        trained.apply(grads if way == "scaled" else by_norm(grads))
         return seen
 
     step = compiled(step, mode)
+    each = 1.0 if way == "scaled" else 0.5
     with warned(0):
         for times in (1, 2):
-            assert float(step(tf.constant(1.0))) == S
-            assert trained.subtracted() == times * 0.5
+            step(tf.constant(1.0))
+            assert trained.subtracted() == times * each
         step(tf.constant(INF))
-    assert trained.subtracted() == 1.0
+    assert trained.subtracted() == 2 * each
     assert trained.state() == (S / 2, 0, 1)
 
 
-@every_mode
-def test_another_function_is_traced_between_scale_and_apply(trained, mode):
-    @tf.function
-    def validate(factor):
-        return tf.linalg.global_norm(trained.unscaled(factor))
-
-    def step(factor):
-        grads = trained.scaled(factor)
-        seen = validate(factor)
-        trained.apply(grads)
-        return seen
-
-    step = compiled(step, mode)
-    with warned(0):
-        for times in (1, 2):
-            assert float(step(tf.constant(1.0))) == 2.0
-            assert trained.subtracted() == times
-
-
-@pytest.mark.parametrize("how", ["concrete", "warm-up"])
+@pytest.mark.peer_defect(8)
 @pytest.mark.parametrize("differentiates", ["eager", "graph"])
-def test_apply_is_traced_before_anything_was_scaled(family, how, differentiates):
+def test_apply_is_traced_before_anything_was_scaled(family, differentiates):
     """Its gradients are arguments: what Keras's own `apply` does is done.
 
     It warns, since most programs that get here have forgotten to scale the loss.
@@ -461,30 +398,22 @@ def test_apply_is_traced_before_anything_was_scaled(family, how, differentiates)
     trained = Trained(family)
     trained.build()
     apply = tf.function(lambda grad: trained.apply([grad]))
-    with warned(1):
-        if how == "concrete":
-            apply = apply.get_concrete_function(tf.TensorSpec([4]))
-        else:
-            apply(tf.zeros([4]))
+    with heard() as told:
+        for _ in range(2):
+            apply(tf.fill([4], 0.5))
+    (message,) = told
+    assert "# <- add" in message
+    before = 1.0 / S if family.name == "keras3" else 1.0
+    assert trained.subtracted() == before
     get = trained.scaled if family.name == "keras3" else trained.unscaled
     differentiate = compiled(lambda factor: get(factor)[0], differentiates)
     for times in (1, 2):
         apply(differentiate(tf.constant(0.5)))
-        assert trained.subtracted() == times * 0.5
+        assert trained.subtracted() == before + times * 0.5
+    good = trained.state()[1]
     apply(differentiate(tf.constant(INF)))
-    assert trained.subtracted() == 1.0
-    assert trained.state()[::2] == (S / 2, 1)
-
-
-def multiplied(trained, factor):
-    """Returns gradients of a loss that was multiplied by hand."""
-    scale = trained.optimizer.loss_scale
-    return gradients(lambda loss: loss * scale, factor, trained.variables)
-
-
-def scaled_by_the_loss_scale(trained, factor):
-    scale = trained.optimizer.loss_scale.scale
-    return gradients(scale, factor, trained.variables)
+    assert trained.subtracted() == before + 1.0
+    assert (good, *trained.state()) == (4, S / 2, 0, 1)
 
 
 def by_hand(divide):
@@ -509,11 +438,16 @@ DIVISIONS = {
 
 
 @every_mode
-@pytest.mark.parametrize("get", [multiplied, scaled_by_the_loss_scale])
+@pytest.mark.parametrize("multiplies", [True, False], ids=["product", "scale"])
 @pytest.mark.parametrize("divide", DIVISIONS.values(), ids=DIVISIONS)
-def test_other_ways_to_multiply_and_to_divide(trained, get, divide, mode):
+def test_other_ways_to_multiply_and_to_divide(trained, multiplies, divide, mode):
+    loss_scale = trained.optimizer.loss_scale
+
+    def scale(loss):
+        return loss * loss_scale if multiplies else loss_scale.scale(loss)
+
     def step(factor):
-        grads = get(trained, factor)
+        grads = gradients(scale, factor, trained.variables)
         if divide is not None:
             grads = by_norm(divide(grads, trained.optimizer))
         trained.apply(grads)
@@ -548,6 +482,46 @@ def test_of_two_lists_nobody_looked_at_one(family, mode):
     assert trained.state() == (S / 2, 1, 1)
 
 
+# The loss scale grows at every good step: gradients are divided by what multiplied
+# their loss. They are made where its tensor cannot be used later.
+
+
+def growing():
+    return DynamicLossScale(S, increment_period=1)
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.slow
+def test_a_function_scales_in_each_run_of_a_training_loop(family, mode):
+    trained = Trained(family, growing())
+    make = tf.function(trained.scaled)
+
+    def steps(factors):
+        for i in tf.range(tf.size(factors)):
+            trained.apply(make(factors[i]))
+
+    with warned(0):
+        compiled(steps, mode)(tf.constant(SMALL))
+    assert (trained.subtracted(), trained.state()[0]) == (1.0, S * 8)
+
+
+@pytest.mark.slow
+def test_each_gradient_of_a_function_that_has_ended_is_applied_by_itself(family):
+    # The first apply moves the scale. The step's state knows what multiplied the loss.
+    trained = Trained(family, growing(), sizes=(8, 8))
+    trained.build()
+    make = tf.function(trained.scaled)
+
+    @tf.function
+    def step(factor):
+        for pair in zip(make(factor), trained.variables):
+            trained.optimizer.apply_gradients([pair])
+
+    with warned(0):
+        step(tf.constant(1.0))
+    assert trained.subtracted() == [1.0, 1.0]
+
+
 # One loss scale for two optimizers: its state.
 
 
@@ -571,31 +545,24 @@ def test_a_checkpoint_that_is_restored_between_two_applies_stays(
     assert first.state() == (good if factor == 0.5 else (2048.0, 0, 1))
 
 
-GETS = {
-    "scaled": lambda trained: trained.scaled,
-    "unscaled": lambda trained: lambda factor: by_value(trained.unscaled(factor)),
-}
-
-
 @every_mode
-@pytest.mark.parametrize("get", GETS)
+@gets
 @pytest.mark.parametrize("first_leads", [True, False], ids=["D first", "G first"])
 @pytest.mark.parametrize("scaled_within", [True, False], ids=["within", "outside"])
 def test_one_of_two_is_trained_now_and_then(
     family, get, first_leads, scaled_within, mode
 ):
     first, second = sharing(family)
-    get_first, get_second = GETS[get](first), GETS[get](second)
 
     def train_second(factor, now):
-        grads = None if scaled_within else get_second(factor)
+        grads = None if scaled_within else get(second, factor)
         if now:
-            second.apply(get_second(factor) if scaled_within else grads)
+            second.apply(get(second, factor) if scaled_within else grads)
 
     def step(factors, now):
         if not first_leads:
             train_second(factors[1], now)
-        first.apply(get_first(factors[0]))
+        first.apply(get(first, factors[0]))
         if first_leads:
             train_second(factors[1], now)
 
@@ -619,23 +586,20 @@ def test_one_of_two_is_trained_now_and_then(
 
 
 @every_mode
-@pytest.mark.parametrize("get", GETS)
+@gets
 @pytest.mark.parametrize("leads", [True, False], ids=["before", "after"])
 def test_one_of_two_applies_in_both_branches(family, get, leads, mode):
     first, second = sharing(family)
 
-    def apply_first(factors):
-        first.apply(GETS[get](first)(factors[0]))
-
     def step(factors, flag):
         if leads:
-            apply_first(factors)
+            first.apply(get(first, factors[0]))
         if flag:
-            second.apply(GETS[get](second)(factors[1]))
+            second.apply(get(second, factors[1]))
         else:
             second.apply(second.scaled(factors[1]))
         if not leads:
-            apply_first(factors)
+            first.apply(get(first, factors[0]))
 
     step = compiled(step, mode)
     with warned(0):
@@ -655,13 +619,12 @@ def test_one_of_two_applies_in_both_branches(family, get, leads, mode):
 
 
 @every_mode
-@pytest.mark.parametrize("get", GETS)
-def test_the_same_variable_twice(family, get, mode):
-    trained = Trained(family)
+@gets
+def test_the_same_variable_twice(trained, get, mode):
     (variable,) = trained.variables
 
     def step(factor):
-        (grad,) = GETS[get](trained)(factor)
+        (grad,) = get(trained, factor)
         trained.optimizer.apply_gradients([(grad, variable), (grad, variable)])
 
     step = compiled(step, mode)
@@ -684,7 +647,7 @@ def test_an_inner_optimizer_that_was_built_before(family, mode):
     inner.build(trained.variables)
     trained.optimizer = LossScaleOptimizer(inner, DynamicLossScale(S, 1000))
     step = compiled(
-        lambda factor: trained.optimizer.apply(by_value(trained.unscaled(factor))), mode
+        lambda factor: trained.optimizer.apply(clipped(trained, factor)), mode
     )
     with warned(0):
         for factor, subtracted in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
@@ -761,18 +724,12 @@ def test_nothing_grows_with_the_steps(trained):
 # Two replicas. The infinity is on the last one only.
 
 
-def on_last(factor):
-    context = tf.distribute.get_replica_context()
-    last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-    return tf.where(last, factor, 0.25)
-
-
 @pytest.fixture
 def distributed(family, mirrored):
     """Runs a step on each replica: good, bad on the last one, good."""
     skip_without("adding up over replicas", family)
 
-    def run(make, step):
+    def run(make, step, state=(S / 2, 1, 1)):
         with mirrored.scope():
             trained = make(family)
         every = trained if isinstance(trained, tuple) else (trained,)
@@ -781,7 +738,7 @@ def distributed(family, mirrored):
             each.build()
 
         def replica(factor):
-            step(*every, on_last(factor))
+            step(*every, last_replica_gets(factor, 0.25))
 
         @tf.function
         def whole(factor):
@@ -790,14 +747,11 @@ def distributed(family, mirrored):
         subtracted = []
         for factor in (0.25, INF, 0.25):
             whole(tf.constant(factor))
-            found = [copies(mirrored, variable) for variable in variables]
-            for first, *others in found:
-                for other in others:
-                    np.testing.assert_array_equal(first, other)
-            subtracted.append([float(START - first[0]) for first, *_ in found])
+            left = [agreed(mirrored, variable)[0] for variable in variables]
+            subtracted.append([float(START - each) for each in left])
         # A good step subtracts 0.25 of each replica.
         assert subtracted == [[each] * len(variables) for each in (0.5, 0.5, 1.0)]
-        assert every[0].state() == (S / 2, 1, 1)
+        assert every[0].state() == state
 
     return run
 
@@ -815,37 +769,39 @@ def test_replicas_make_them_in_loops_and_branches(distributed, collect, way):
 
 
 @pytest.mark.slow
-def test_replicas_apply_one_list_unscaled_and_one_as_it_came(family, mirrored):
+def test_replicas_apply_one_list_unscaled_and_one_as_it_came(distributed):
     """Each list is an attempt: both are skipped."""
-    skip_without("adding up over replicas", family)
-    with mirrored.scope():
-        trained = Trained(family, sizes=(4, 4))
-    optimizer, (first, second) = trained.optimizer, trained.variables
-    trained.build()
 
-    def replica(factor):
-        one, two = trained.scaled(on_last(factor))
+    def step(trained, factor):
+        optimizer, (first, second) = trained.optimizer, trained.variables
+        one, two = trained.scaled(factor)
         one = optimizer.get_unscaled_gradients([one])
         optimizer.apply_gradients(zip(by_value(one), [first]))
         optimizer.apply_gradients([(two, second)])
 
-    @tf.function
-    def step(factor):
-        mirrored.run(replica, args=(factor,))
-
-    for factor, expected in ((0.25, 0.5), (INF, 0.5), (0.25, 1.0)):
-        step(tf.constant(factor))
-        for variable in trained.variables:
-            for each in copies(mirrored, variable):
-                np.testing.assert_array_equal(each, [START - expected] * 4)
-    assert trained.state() == (S / 4, 2, 2)
+    make = functools.partial(Trained, sizes=(4, 4))
+    distributed(make, step, state=(S / 4, 2, 2))
 
 
 @pytest.mark.parametrize("both_scale", [True, False], ids=["both", "one"])
 @pytest.mark.slow
 def test_replicas_unscale_for_both(distributed, both_scale):
     def step(first, second, factor):
-        factors = tf.stack([factor, factor])
-        norm_of_all(first, second, factors, both_scale=both_scale)
+        norm_of_all(first, second, factor, both_scale)
 
     distributed(sharing, step)
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.slow
+def test_replicas_share_and_the_first_one_moves_the_scale(distributed, unscales):
+    def step(first, second, factor):
+        factors = tf.stack([factor, 0.0, 0.0])
+        of_first = in_a_for(first.scaled, factors, size=8)
+        of_second = in_a_for(second.scaled, factors, size=8)
+        first.apply(of_first)
+        if unscales:
+            of_second = second.optimizer.get_unscaled_gradients(of_second)
+        second.apply(of_second)
+
+    distributed(lambda family: sharing(family, growing()), step, state=(2 * S, 0, 1))

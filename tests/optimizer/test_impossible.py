@@ -13,12 +13,9 @@ from models import variable_of
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
-QUIET = {"verbose": 0, "shuffle": False}
 
-
-def assert_fails_as_listed(action, strategy, family, entry):
-    with pytest.raises(Exception, match=why_not(strategy, family.name, entry)):
-        action()
+def fails_as_listed(strategy, family, entry):
+    return pytest.raises(Exception, match=why_not(strategy, family.name, entry))
 
 
 def bare(family):
@@ -54,7 +51,7 @@ def fit_once(strategy, family, make, **compile_arguments):
     with strategies.scope_of(strategy):
         model = strategies.linear(family, make(family), "float32", **compile_arguments)
     x, y = strategies.rows(strategies.RUN[:1])
-    model.fit(x, y, batch_size=strategies.ROWS // 2, **QUIET)
+    model.fit(x, y, batch_size=strategies.ROWS // 2, verbose=0, shuffle=False)
 
 
 @pytest.mark.parametrize("make", [bare, ours])
@@ -63,12 +60,8 @@ def test_keras3_always_aggregates(family, make):
     if family.name != "keras3":
         pytest.skip("Keras 2 can leave it to the caller")
     arguments = {"experimental_aggregate_gradients": False}
-    assert_fails_as_listed(
-        lambda: apply_once(None, family, make, arguments),
-        "none",
-        family,
-        "unaggregated",
-    )
+    with fails_as_listed("none", family, "unaggregated"):
+        apply_once(None, family, make, arguments)
 
 
 @pytest.mark.slow
@@ -76,12 +69,8 @@ def test_keras3_always_aggregates(family, make):
 @pytest.mark.parametrize("make", [bare, ours])
 @pytest.mark.skipif(STRATEGY != "mirrored", reason="is about MirroredStrategy")
 def test_xla_compiles_for_one_device(mirrored, family, make):
-    assert_fails_as_listed(
-        lambda: apply_once(mirrored, family, make, **COMPILED_BY_XLA),
-        "mirrored",
-        family,
-        "xla",
-    )
+    with fails_as_listed("mirrored", family, "xla"):
+        apply_once(mirrored, family, make, **COMPILED_BY_XLA)
 
 
 @pytest.mark.slow
@@ -90,12 +79,8 @@ def test_xla_compiles_for_one_device(mirrored, family, make):
 def test_keras3_runs_one_step_per_execution(mirrored, family, make):
     if family.name != "keras3":
         pytest.skip("Keras 2 runs several")
-    assert_fails_as_listed(
-        lambda: fit_once(mirrored, family, make, steps_per_execution=2),
-        "mirrored",
-        family,
-        "steps_per_execution",
-    )
+    with fails_as_listed("mirrored", family, "steps_per_execution"):
+        fit_once(mirrored, family, make, steps_per_execution=2)
 
 
 @pytest.mark.parametrize("make", [keras_own, ours])
@@ -104,9 +89,8 @@ def test_keras3_runs_one_step_per_execution(mirrored, family, make):
 def test_keras2_refuses_central_storage(mirrored, family, make, attempt):
     if family.name == "keras3":
         pytest.skip("Keras 3 can")
-    assert_fails_as_listed(
-        lambda: attempt(mirrored, family, make), "central", family, "fit"
-    )
+    with fails_as_listed("central", family, "fit"):
+        attempt(mirrored, family, make)
 
 
 class TPUStrategyWithoutTPU(tf.distribute.TPUStrategy):
@@ -124,26 +108,17 @@ class TPUStrategyWithoutTPU(tf.distribute.TPUStrategy):
         return tf.distribute.Strategy.run(self, fn, args)
 
 
-class TestOnATPU:
-    """One sentence, ours, on every Keras."""
+def test_on_a_tpu_no_optimizer_is_made_and_no_gradient_applied(family):
+    says = "must not be used with TPUStrategy: TPUs compute in bfloat16"
+    optimizer, strategy = ours(family), TPUStrategyWithoutTPU()
+    with strategy.scope():
+        variable, inner = variable_of(family, [1.0]), bare(family)
+        with pytest.raises(ValueError, match=says):
+            LossScaleOptimizer(inner)
 
-    SENTENCE = "must not be used with TPUStrategy: TPUs compute in bfloat16"
+    def each():
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
 
-    def test_no_optimizer_is_made(self, family):
-        with TPUStrategyWithoutTPU().scope():
-            inner = bare(family)
-            with pytest.raises(ValueError, match=self.SENTENCE):
-                LossScaleOptimizer(inner)
-
-    def test_no_gradient_is_applied(self, family):
-        optimizer = ours(family)
-        strategy = TPUStrategyWithoutTPU()
-        with strategy.scope():
-            variable = variable_of(family, [1.0])
-
-        def each():
-            optimizer.apply_gradients([(tf.constant([1.0]), variable)])
-
-        with pytest.raises(ValueError, match=self.SENTENCE):
-            strategy.run(each)
-        np.testing.assert_array_equal(variable.numpy(), [1.0])
+    with pytest.raises(ValueError, match=says):
+        strategy.run(each)
+    np.testing.assert_array_equal(variable.numpy(), [1.0])

@@ -87,7 +87,7 @@ STEPS = st.one_of(
 
 
 def run(steps, kinds, s, number):
-    """Returns the values of a program, and which of them are exactly of their kind."""
+    """Returns the values of a program."""
     scale = tf.identity(s)
     kinds.note(scale, Kind(SCALE, (scale,)))
     unscaled = tf.identity(number)
@@ -140,10 +140,6 @@ def test_what_is_said_of_a_value_is_so(mode, steps):
             )
 
 
-def number(value):
-    return lambda _: np.asarray(value)
-
-
 @pytest.mark.parametrize(
     ("operation", "kinds", "value", "expected"),
     [
@@ -184,8 +180,8 @@ def number(value):
     ],
 )
 def test_what_an_operation_makes(operation, kinds, value, expected):
-    numbers = number(value) if value is not None else (lambda _: None)
-    assert made_of(operation, kinds, numbers) == expected
+    number = None if value is None else np.asarray(value)
+    assert made_of(operation, kinds, lambda _: number) == expected
 
 
 def test_listening_ends_a_thousand_operations_after_the_last_use():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, gradients, sharing, warned
-from models import compiled, variable_of
-
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from exact import START, S, Trained, sharing, warned
+from models import compiled
 
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 
@@ -35,7 +33,6 @@ def changes_nothing(grads):
 @pytest.mark.parametrize("mode", MODES)
 def test_each_row_of_the_table(family, trained, mode):
     """The last call of ours decides what apply does with gradients of no kind."""
-    optimizer = trained.optimizer
 
     def scaled():
         trained.apply(changes_nothing(trained.scaled(0.5)))
@@ -59,7 +56,7 @@ def test_each_row_of_the_table(family, trained, mode):
     another.apply(changes_nothing([tf.fill([4], 1.0)]))
     divides = family.name == "keras3"
     assert another.subtracted() == (1.0 / S if divides else 1.0)
-    assert optimizer.loss_scale.skipped_steps.numpy() == 0
+    assert trained.state()[2] == 0
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])
@@ -138,22 +135,19 @@ def test_a_function_that_nobody_heard_is_no_number(trained):
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_each_example_are_clipped(family, mode):
     """`tf.vectorized_map` converts only what its outputs need, and no assignment."""
-    weights = variable_of(family, np.full([3], START, np.float32))
-    loss_scale = DynamicLossScale(S, 1000)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
-    optimizer.build([weights])
+    trained = Trained(family, sizes=(3,))
+    trained.build()
     examples = np.array([[0.25, 0.0, 0.5], [3.0, 4.0, 0.0]], np.float32)
 
     def of_one(example):
-        grads = gradients(optimizer.scale_loss, example, [weights])
-        (grad,) = optimizer.get_unscaled_gradients(grads)
+        (grad,) = trained.unscaled(example)
         return grad / tf.maximum(tf.norm(grad), 1.0)
 
     def step(examples):
-        grads = tf.vectorized_map(of_one, examples)
-        optimizer.apply_gradients([(tf.reduce_sum(grads, 0), weights)])
+        trained.apply([tf.reduce_sum(tf.vectorized_map(of_one, examples), 0)])
 
     step = compiled(step, mode)
+    (weights,) = trained.variables
     expected = np.full([3], START, np.float32)
     with warned(0):
         for _ in range(2):
@@ -163,7 +157,7 @@ def test_gradients_of_each_example_are_clipped(family, mode):
         # An infinity over an infinite norm is NaN, which the step sees.
         step(tf.constant(examples * [[1.0, 1.0, 1.0], [INF, 1.0, 1.0]], tf.float32))
     np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-5)
-    assert int(loss_scale.skipped_steps) == 1
+    assert trained.state()[2] == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -244,22 +238,15 @@ def test_it_is_in_no_checkpoint_and_in_no_list_of_variables(trained, tmp_path):
     assert not [v for v in variables if v.name.split(":")[0] in state]
 
 
-def test_a_training_step_that_was_exported_goes_on(family, tmp_path):
-    weight = tf.Variable(np.full([4], START, np.float32))
+def test_a_training_step_that_was_exported_goes_on(family, trained, tmp_path):
     if family.name == "keras3":
         pytest.skip("a SavedModel tracks no variable of Keras 3's")
-    optimizer = LossScaleOptimizer(
-        family.optimizers.SGD(1.0), DynamicLossScale(S, 1000)
-    )
-    optimizer.build([weight])
-    module = tf.Module()
-    module.weight, module.optimizer = weight, optimizer
+    module, (weight,) = tf.Module(), trained.variables
+    module.weight, module.optimizer = weight, trained.optimizer
 
     @tf.function(input_signature=[tf.TensorSpec([])])
     def step(factor):
-        grads = gradients(optimizer.scale_loss, factor, [weight])
-        grads = changes_nothing(clip(optimizer.get_unscaled_gradients(grads)))
-        optimizer.apply_gradients(zip(grads, [weight]))
+        trained.apply(changes_nothing(clip(trained.unscaled(factor))))
         return tf.identity(weight)
 
     module.step = step

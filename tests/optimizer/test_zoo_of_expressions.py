@@ -11,17 +11,17 @@ for the others.
 from __future__ import annotations
 
 import os
-import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import heard
 from expressions import EXPRESSIONS, FEATURES, GROUPS, IMPUTES
 from installed import families
 from limits import skip_without
-from models import compiled_by
+from models import compiled, compiled_by
 
-from lossscale import LossScaleOptimizer, LossScaleWarning
+from lossscale import LossScaleOptimizer
 
 pytestmark = pytest.mark.slow_on_the_newest
 
@@ -52,82 +52,74 @@ def loss_of(y, predictions):
     return tf.reduce_sum((predictions - y) ** 2, -1)
 
 
-def forward(name, x, weights):
-    """Returns what two layers make of a batch, each behind the expression.
+def gradients(name, x, y, weights):
+    """Returns the gradients of two layers, each behind the expression.
 
     The first expression is a factor of weights' gradients, the second one is on their
     way back, too.
     """
-    for weight in weights:
-        x = EXPRESSIONS[name](x) @ weight
-    return x
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        for weight in weights:
+            x = EXPRESSIONS[name](x) @ weight
+        loss = tf.reduce_mean(loss_of(y, x))
+    return tape.gradient(loss, weights, unconnected_gradients="zero")
 
 
-def kernels(name, x):
-    """Returns the weights at the beginning."""
-    width = EXPRESSIONS[name](x).shape[1]
-    return [kernel([width, FEATURES]), kernel([width, 1])]
+def reference(name, is_compiled):
+    """Returns the weights after gradient descent without any Keras.
 
-
-def reference(name, is_static):
-    """Returns the weights after gradient descent without any Keras."""
+    None if this TensorFlow has not all of it, or if asked, XLA has not.
+    """
+    step = compiled(gradients, "xla" if is_compiled else "eager")
     weights = None
-    for x, y in batches_of([name], is_static):
-        weights = weights or kernels(name, x)
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss = tf.reduce_mean(loss_of(y, forward(name, x, weights)))
-        grads = tape.gradient(loss, weights, unconnected_gradients="zero")
-        weights = [w - RATE * g for w, g in zip(weights, grads)]
+    try:
+        for x, y in batches_of([name], is_compiled):
+            if weights is None:
+                width = EXPRESSIONS[name](x).shape[1]
+                weights = [kernel([width, FEATURES]), kernel([width, 1])]
+            grads = step(name, x, y, weights)
+            weights = [w - RATE * g for w, g in zip(weights, grads)]
+    except Exception:
+        return None
     return [weight.numpy() for weight in weights]
 
 
-class Network:
-    """For each expression a branch of its own, from the same input."""
-
-    def __init__(self, keras, names, is_static):
-        class Expression(keras.layers.Layer):
-            def __init__(self, function):
-                super().__init__()
-                self.function = function
-
-            def call(self, x):
-                return self.function(x)
-
-        inputs = keras.Input((FEATURES,), batch_size=6 if is_static else None)
-        self.layers, outputs = {}, []
-        for name in names:
-            x, self.layers[name] = inputs, []
-            for width in (FEATURES, 1):
-                x = Expression(EXPRESSIONS[name])(x)
-                dense = keras.layers.Dense(
-                    width, use_bias=False, kernel_initializer=kernel
-                )
-                x = dense(x)
-                self.layers[name].append(dense)
-            outputs.append(x)
-        self.model = keras.Model(inputs, keras.layers.Concatenate()(outputs))
-
-    def weights(self):
-        """Returns each expression's."""
-        return {
-            name: [np.array(w) for layer in layers for w in layer.get_weights()]
-            for name, layers in self.layers.items()
-        }
-
-
 def trained(family, names, mode, wrap):
-    """Returns each expression's weights after `fit`, and what our warnings say."""
-    is_static = mode == "xla"
-    network = Network(family.keras, names, is_static)
+    """Returns each expression's weights after `fit`, and what our warnings say.
+
+    Each has a branch of its own, from the same input.
+    """
+    keras, is_static = family.keras, mode == "xla"
+
+    class Expression(keras.layers.Layer):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def call(self, x):
+            return self.function(x)
+
+    inputs = keras.Input((FEATURES,), batch_size=6 if is_static else None)
+    layers, outputs = {}, []
+    for name in names:
+        x, layers[name] = inputs, []
+        for width in (FEATURES, 1):
+            how = {"use_bias": False, "kernel_initializer": kernel}
+            layers[name].append(keras.layers.Dense(width, **how))
+            x = layers[name][-1](Expression(EXPRESSIONS[name])(x))
+        outputs.append(x)
+    model = keras.Model(inputs, keras.layers.Concatenate()(outputs))
     optimizer = family.optimizers.SGD(RATE)
     optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
-    network.model.compile(optimizer, loss=loss_of, **compiled_by(mode))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        network.model.fit(batches_of(names, is_static), verbose=0)
-    ours = [str(w.message) for w in caught if w.category is LossScaleWarning]
-    return network.weights(), ours
+    model.compile(optimizer, loss=loss_of, **compiled_by(mode))
+    with heard() as ours:
+        model.fit(batches_of(names, is_static), verbose=0)
+    weights = {
+        name: [np.array(w) for layer in both for w in layer.get_weights()]
+        for name, both in layers.items()
+    }
+    return weights, ours
 
 
 def agree(first, second):
@@ -135,24 +127,6 @@ def agree(first, second):
         np.allclose(one, other, rtol=1e-5, atol=1e-6)
         for one, other in zip(first, second)
     )
-
-
-def is_possible(name, compiled):
-    """Tells whether this TensorFlow has all of it, and if asked, XLA too."""
-
-    def slopes(x):
-        weights = kernels(name, x)
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            loss = tf.reduce_sum(forward(name, x, weights))
-        return tape.gradient(loss, weights)
-
-    x = tf.constant(np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, FEATURES))
-    try:
-        (tf.function(slopes, jit_compile=True) if compiled else slopes)(x)
-    except Exception:
-        return False
-    return True
 
 
 #: All groups in all modes: for a quarter of an hour.
@@ -164,25 +138,19 @@ IN_TURN = ["eager", "graph", "eager", "eager", "graph", "xla"]
 
 def each_group():
     """Returns parameters: quick ones, and of the first Keras each group in a mode."""
-    chosen = [
-        (family, group, mode)
-        for number, group in enumerate(GROUPS)
-        for family in families()
-        for mode in MODES
-        if EXPLORED
-        or (group, mode) in QUICK
-        or (
-            mode == IN_TURN[number % len(IN_TURN)] and family.name == families()[0].name
-        )
-    ]
-    return [
-        pytest.param(
-            *(family, group, mode),
-            id=f"{family.name}-{group}-{mode}",
-            marks=[] if (group, mode) in QUICK else [pytest.mark.slow],
-        )
-        for family, group, mode in chosen
-    ]
+    found = []
+    for number, group in enumerate(GROUPS):
+        for family in families():
+            is_first = family.name == families()[0].name
+            for mode in MODES:
+                is_quick = (group, mode) in QUICK
+                is_its_turn = is_first and mode == IN_TURN[number % len(IN_TURN)]
+                if EXPLORED or is_quick or is_its_turn:
+                    each_id = f"{family.name}-{group}-{mode}"
+                    marks = [] if is_quick else [pytest.mark.slow]
+                    one = pytest.param(family, group, mode, id=each_id, marks=marks)
+                    found.append(one)
+    return found
 
 
 @pytest.mark.either_keras2
@@ -190,10 +158,10 @@ def each_group():
 def test_trains_as_the_bare_optimizer(family, group, mode):
     if mode == "xla":
         skip_without("compile(jit_compile=...)", family)
-    names = [name for name in GROUPS[group] if is_possible(name, mode == "xla")]
+    expected = {name: reference(name, mode == "xla") for name in GROUPS[group]}
+    names = [name for name, weights in expected.items() if weights is not None]
     weights, warned = trained(family, names, mode, wrap=True)
     assert not warned, warned[0]
-    expected = {name: reference(name, mode == "xla") for name in names}
     wrong = [name for name in names if not agree(weights[name], expected[name])]
     if wrong:  # by the optimizer, or by Keras's mode alone?
         expected, _ = trained(family, names, mode, wrap=False)

@@ -90,11 +90,9 @@ def _loop(x):
 
 
 def _recurrence(x):
-    def step(state, inputs):
-        return tf.tanh(state + inputs)
-
-    columns = tf.transpose(x)
-    return tf.transpose(tf.scan(step, columns, tf.zeros_like(columns[0])))
+    columns, start = tf.transpose(x), tf.zeros_like(x[:, 0])
+    states = tf.scan(lambda state, each: tf.tanh(state + each), columns, start)
+    return tf.transpose(states)
 
 
 def _tensor_array(x):
@@ -131,22 +129,14 @@ LOOPS = {
 }
 
 
-def _complex(x):
-    return tf.complex(x, zeros(x))
-
-
-def _transformed(x):
-    return tf.signal.fft(tf.complex(x, 0.5 * x))
-
-
 COMPLEX = {
     "abs-complex": lambda x: tf.abs(tf.complex(x, x)),
-    "abs-complex-zeros_like": lambda x: tf.abs(_complex(x)),
+    "abs-complex-zeros_like": lambda x: tf.abs(tf.complex(x, zeros(x))),
     "angle": lambda x: tf.math.angle(tf.complex(x, tf.ones_like(x))),
     "complex-matmul": lambda x: tf.math.real(
         tf.complex(x, x) @ tf.cast(MATRIX, tf.complex64)
     ),
-    "fft-abs": lambda x: tf.abs(_transformed(x)),
+    "fft-abs": lambda x: tf.abs(tf.signal.fft(tf.complex(x, 0.5 * x))),
     "rfft-there-and-back": lambda x: of_width(x, tf.signal.irfft(tf.signal.rfft(x))),
 }
 
