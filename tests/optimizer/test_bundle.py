@@ -1,4 +1,4 @@
-"""Bundles: gradients divided, packed and given back, and taken across replicas."""
+"""Bundles: gradients packed, checked as quotients, and taken across replicas."""
 
 from __future__ import annotations
 
@@ -9,68 +9,55 @@ from models import compiled
 
 from lossscale import FixedLossScale
 from lossscale.gradients.check import CLEAN
-from lossscale.optimizer.bundle import Bundle
+from lossscale.optimizer.bundle import Bundle, check_of_quotients, unscale_and_check
 from lossscale.runtime import replicas
 
+INF = float("inf")
 SCALE = FixedLossScale(4.0)
-
-
-def grads():
-    """Small ones of two shapes, a sparse one, one that is missing, and a count."""
-    sparse = tf.IndexedSlices(
-        tf.fill([2, 3], 8.0), tf.constant([0, 1]), tf.constant([5, 3])
-    )
-    return [tf.fill([2], 8.0), None, tf.fill([3], 8.0), sparse, tf.fill([2], 16.0)]
-
-
-def numbers(grads):
-    return [
-        None if grad is None else float(tf.reduce_max(getattr(grad, "values", grad)))
-        for grad in grads
-    ]
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.parametrize("packs", [False, True])
-def test_each_is_divided_by_its_own(mode, packs):
-    two, four = tf.constant(2.0), tf.constant(4.0)
-    for divisors, expected in (
-        ([four] * 5, [2.0, None, 2.0, 2.0, 4.0]),
-        ([None] * 5, [8.0, None, 8.0, 8.0, 16.0]),
-        ([two, four, None, four, two], [4.0, None, 8.0, 2.0, 8.0]),
-    ):
-
-        def unscaled(divisors=divisors):
-            bundle = Bundle(SCALE, grads(), divisors)
-            bundle = bundle.packed() if packs else bundle
-            return bundle.unscaled(), bundle.divided().unscaled()
-
-        for found in compiled(unscaled, mode)():
-            assert numbers(found) == expected
 
 
 def test_what_is_divided_by_the_same_is_packed():
     four = tf.constant(4.0)
-    bundle = Bundle(SCALE, grads(), [four, four, four, four, four])
+    sparse = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]), tf.constant([5, 3]))
+    grads = [tf.ones([2]), None, tf.ones([3]), sparse, tf.ones([2])]
+    bundle = Bundle(SCALE, grads, [four] * 5)
     packed = bundle.packed()
     assert packed.groups == [[0, 4], [1], [2], [3]]
     assert packed.count == bundle.count == 5
     assert [tuple(each.shape) for each in packed.grads[::2]] == [(2, 2), (3,)]
-    mixed = Bundle(SCALE, grads(), [four, None, None, four, four])
+    mixed = Bundle(SCALE, grads, [four, None, None, four, four])
     assert mixed.packed() is mixed
 
 
-def test_nothing_is_left_to_divide_once_it_is_divided():
-    divided = Bundle(SCALE, grads(), [tf.constant(4.0)] * 5).packed().divided()
-    assert divided.distinct_divisors() == [None]
-    assert divided.quotients() is divided.grads
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(
+    ("values", "divisor", "quick", "exact"),
+    [
+        ([[1.0, 2.0], [3.0]], 4.0, True, True),
+        ([[1.0, INF], [3.0]], 4.0, False, False),
+        ([[3e38, 3e38], [3.0]], 4.0, False, True),  # the sum overflows
+        ([[1.0, 2.0], [3.0]], 0.5, False, True),  # a quotient might
+        ([[2e38, 1.0], [3.0]], 0.5, False, False),  # and does
+        ([[1.0, 2.0], [3.0]], None, True, True),
+    ],
+)
+def test_the_quick_check_of_quotients_and_the_exact_one(
+    values, divisor, quick, exact, mode
+):
+    def checked():
+        by = None if divisor is None else tf.constant(divisor)
+        bundle = Bundle(SCALE, list(map(tf.constant, values)), [by, by])
+        check = check_of_quotients(bundle)
+        return check.quick, check.exact(), check.exact_in_branch()
+
+    assert [bool(each) for each in compiled(checked, mode)()] == [quick, exact, exact]
 
 
-def test_it_begins_with_nothing_known_and_changes_in_copies():
-    bundle = Bundle(SCALE, [tf.constant(1.0)], [None])
-    assert (bundle.check, bundle.is_checked, bundle.losses) == (CLEAN, False, [])
-    assert bundle.but(is_checked=True).is_checked
-    assert not bundle.is_checked
+def test_a_loss_scale_that_checks_nothing():
+    bundle = Bundle(SCALE, [tf.constant([8.0])], [tf.constant(4.0)])
+    (grad,), check = unscale_and_check(bundle)
+    assert float(grad[0]) == 2.0
+    assert check is CLEAN
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])

@@ -15,17 +15,18 @@ import strategies
 import tensorflow as tf
 from installed import DEVICES
 from limits import skip_without
-from models import assert_same, variable_of
-from strategies import RUN, SHORT_RUN, applied, rule
+from models import variable_of
+from strategies import RUN, SHORT_RUN, assert_right, last_replica_gets
 
 import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale.runtime import replicas
 
 pytestmark = pytest.mark.either_keras2
 
 REPLICAS = len(DEVICES)
-#: Finite in float32, where scaled by 2**6, and not in float16: on one replica; and on
-#: none of them, but added up.
+#: A run that begins at the loss scale 2**6. Scaled, two steps are finite in float32 and
+#: not in float16: one on the last replica, the other on none of them, but added up.
 TOO_LARGE = [
     ("none", None),
     ("last", np.float32(2**12)),
@@ -35,15 +36,14 @@ TOO_LARGE = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _adds_up(request):
-    """Skips bfloat16 where TensorFlow adds none up."""
-    parameters = getattr(request.node, "callspec", None)
-    if parameters and parameters.params.get("dtype") == "bfloat16":
-        from lossscale.runtime import replicas
-
-        if not replicas.can_sum("bfloat16"):
-            pytest.skip("this TensorFlow's collectives add up no bfloat16")
+BFLOAT16 = pytest.param(
+    "bfloat16",
+    marks=pytest.mark.skipif(
+        not replicas.can_sum("bfloat16"),
+        reason="this TensorFlow's collectives add up no bfloat16",
+    ),
+)
+each_dtype = pytest.mark.parametrize("dtype", ["float16", BFLOAT16])
 
 
 def wrapped(family, loss_scale=None, dtype="float16", inner=None):
@@ -65,15 +65,9 @@ def built(mirrored, family, *starts, **options):
 def step_of(strategy, optimizer, variables, gradients, unscale=None, eagerly=False):
     """Returns a step, traced if not `eagerly`.
 
-    Args:
-      strategy: The strategy.
-      optimizer: The optimizer.
-      variables: What it trains.
-      gradients: Called with the number of the replica, returns gradients of a loss of
-        which the scaled one is given.
-      unscale: Called with the unscaled gradients, returns those to apply. None: they
-        are applied as they are.
-      eagerly: Whether it is no `tf.function`.
+    `gradients` is called with the number of the replica and the loss scale, and returns
+    scaled gradients. `unscale` changes them once they are unscaled. None: they are
+    applied as they are.
     """
 
     def each():
@@ -102,51 +96,35 @@ def values(strategy, *variables):
 
 
 @pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each_dtype
 def test_fit(mirrored, family, dtype):
     skip_without("fit over replicas", family)
     skip_without("adding up over replicas", family)
     seen = strategies.fit(mirrored, family, RUN, communication_dtype=dtype)
-    assert seen.states == rule(applied(RUN))
-    for ours, theirs in zip(seen.weights, strategies.fit_on_one(family, RUN)):
-        assert_same(ours, theirs)
+    assert_right(seen, RUN, strategies.fit_on_one(family, RUN))
 
 
 @pytest.mark.parametrize("way", ["keras2", "keras3"])
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 def test_a_loop(mirrored, family, way, eagerly):
-    run = SHORT_RUN if eagerly else RUN
+    run = [*TOO_LARGE, *(SHORT_RUN if eagerly else RUN)]
     options = {"eagerly": eagerly, "communication_dtype": "float16"}
     seen = strategies.loop(mirrored, family, run, way, **options)
-    assert seen.states == rule(applied(run))
-    assert seen.iterations == list(np.cumsum(applied(run)))
-    expected = strategies.loop_on_one(family, run, REPLICAS)
-    for ours, theirs in zip(seen.weights, expected):
-        assert_same(ours, theirs)
+    assert_right(seen, run, strategies.loop_on_one(family, run, REPLICAS))
 
 
-@pytest.mark.parametrize("way", ["keras2", "keras3"])
-def test_what_overflows_in_the_cast_or_in_the_sum_alone_is_skipped(
-    mirrored, family, way
-):
-    options = {"communication_dtype": "float16"}
-    seen = strategies.loop(mirrored, family, TOO_LARGE, way, **options)
-    assert seen.states == rule(applied(TOO_LARGE))
-    expected = strategies.loop_on_one(family, TOO_LARGE, REPLICAS)
-    for ours, theirs in zip(seen.weights, expected):
-        assert_same(ours, theirs)
+def test_what_is_too_large_is_not_in_float32(mirrored, family):
     skip_without("adding up over replicas", family)
-    in_float32 = strategies.loop(mirrored, family, TOO_LARGE, way)
-    assert all(is_finite for *_, is_finite in in_float32.states)
+    seen = strategies.loop(mirrored, family, TOO_LARGE)
+    assert all(is_finite for *_, is_finite in seen.states)
 
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 def test_an_overflow_that_is_clipped_away_is_seen_on_all(mirrored, family, eagerly):
     optimizer, variables = built(mirrored, family, [1.0, 2.0], [3.0])
 
-    def gradients(number, scale):
-        is_last = tf.cast(tf.equal(number, REPLICAS - 1), tf.float32)
-        bad = tf.where(is_last > 0.0, float("inf"), 0.0)
+    def gradients(_, scale):
+        bad = last_replica_gets(float("inf"), 0.0)
         return [tf.stack([scale + bad, scale]), tf.reshape(scale, [1])]
 
     def clip(grads):
@@ -163,8 +141,8 @@ def test_an_overflow_that_is_clipped_away_is_seen_on_all(mirrored, family, eager
 def test_only_what_is_at_fault_is_named(mirrored, family):
     optimizer, variables = built(mirrored, family, [1.0, 2.0], [3.0])
 
-    def gradients(number, scale):
-        large = 2048.0 * tf.cast(tf.equal(number, REPLICAS - 1), tf.float32)
+    def gradients(_, scale):
+        large = last_replica_gets(2048.0, 0.0)
         return [tf.stack([scale, scale]), tf.reshape(scale * large, [1])]
 
     step_of(mirrored, optimizer, variables, gradients)()
@@ -174,7 +152,7 @@ def test_only_what_is_at_fault_is_named(mirrored, family):
 
 
 @pytest.mark.parametrize("unscale", [None, list], ids=["scaled", "unscaled"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each_dtype
 def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
     dtypes = ["float32", "float64", "float16", "float32"]
     with mirrored.scope():
@@ -204,7 +182,7 @@ def test_sparse_none_and_other_dtypes(mirrored, family, unscale, dtype):
     np.testing.assert_array_equal(found[3], np.ones([3, 2]))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
+@pytest.mark.parametrize("dtype", [BFLOAT16])
 def test_a_fixed_scale_without_a_check_adds_up_too(mirrored, family, dtype):
     fixed = FixedLossScale(2.0**8)
     optimizer, variables = built(mirrored, family, [1.0], loss_scale=fixed, dtype=dtype)
@@ -255,7 +233,7 @@ def crossing_dtypes(nodes):
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each_dtype
 def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype):
     found = {}
     for each in (None, dtype):
@@ -268,7 +246,7 @@ def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype
     assert found == {None: {"float32"}, dtype: {dtype}}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each_dtype
 def test_sparse_values_have_its_precision(mirrored, family, dtype):
     optimizer, variables = built(mirrored, family, np.zeros([2, 1]), dtype=dtype)
     value = 1.0 + 2.0**-9  # which float16 holds, and bfloat16 does not
@@ -357,16 +335,14 @@ def test_a_subclass_that_looks_itself_is_given_the_sum(mirrored, family):
 
 
 def test_a_multi_optimizer(mirrored, family):
-    make = getattr(family.keras.optimizers, "MultiOptimizer", None)
-    if family.name != "keras3" or make is None:
-        pytest.skip("this Keras has none")
-    optimizers = family.keras.optimizers
+    skip_without("MultiOptimizer", family)
+    optimizers = family.optimizers
     with mirrored.scope():
         names = ("one", "other")
         variables = [family.keras.Variable([0.0], name=name) for name in names]
         table = optimizers.OptimizerMap(optimizers.SGD(1.0))
         table["other"] = optimizers.SGD(0.5)
-        optimizer = wrapped(family, inner=make(table))
+        optimizer = wrapped(family, inner=optimizers.MultiOptimizer(table))
         optimizer.build(variables)
     step_of(mirrored, optimizer, variables, equal([1.0], [1.0]))()
     found = values(mirrored, *variables)
@@ -383,25 +359,18 @@ def test_a_wrong_dtype_is_refused(family, value):
 
 
 def test_it_is_in_the_config_and_in_repr(family):
-    optimizer = wrapped(family, dtype=tf.bfloat16 if bfloat16_adds_up() else "float16")
-    name = optimizer.communication_dtype
-    assert f"communication_dtype={name!r}" in repr(optimizer)
+    optimizer = wrapped(family, dtype=tf.float16)
+    assert "communication_dtype='float16'" in repr(optimizer)
     config = json.loads(json.dumps(optimizer.get_config()))
     again = LossScaleOptimizer.from_config(config)
-    assert again.communication_dtype == name
+    assert again.communication_dtype == "float16"
     assert again.get_config() == optimizer.get_config()
     if family.name != "keras2-new":  # Keras copies none of these, bare ones neither
-        assert copy.deepcopy(optimizer).communication_dtype == name
+        assert copy.deepcopy(optimizer).communication_dtype == "float16"
     without = wrapped(family, dtype=None)
     assert without.communication_dtype is None
     assert "communication_dtype" not in repr(without)
     assert "communication_dtype" not in without.get_config()
-
-
-def bfloat16_adds_up():
-    from lossscale.runtime import replicas
-
-    return replicas.can_sum("bfloat16")
 
 
 def test_a_checkpoint_restores_without_it(mirrored, family, tmp_path):
@@ -415,8 +384,7 @@ def test_a_checkpoint_restores_without_it(mirrored, family, tmp_path):
 
 
 def test_an_aggregation_of_the_callers_own_is_refused(family):
-    if family.name == "keras3":
-        pytest.skip("Keras 3 has no such argument")
+    skip_without("experimental_aggregate_gradients", family)
     variable = variable_of(family, [1.0])
     optimizer = wrapped(family)
     pairs = [(tf.constant([1.0]), variable)]
@@ -469,8 +437,7 @@ def test_one_that_never_asks_for_the_sum_is_refused(mirrored, family):
 
 
 def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
-    if family.name == "keras3":
-        pytest.skip("Keras 3 has no such argument")
+    skip_without("experimental_aggregate_gradients", family)
 
     class Drops(family.optimizers.SGD):
         def apply_gradients(self, grads_and_vars, name=None, **_):
@@ -507,20 +474,19 @@ def test_an_inner_optimizer_by_itself_adds_up_as_ever(mirrored, family):
 
 
 def test_accumulation_of_keras3_is_refused(family):
-    if family.name != "keras3":
-        pytest.skip("Keras 2 has none")
+    skip_without("gradient_accumulation_steps", family)
     inner = family.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="has gradient_accumulation_steps=2"):
         wrapped(family, inner=inner)
 
 
 def test_a_parameter_server_is_refused(family, monkeypatch):
-    monkeypatch.setattr(lossscale.runtime.replicas, "train_apart", lambda: True)
+    monkeypatch.setattr(replicas, "train_apart", lambda: True)
     with pytest.raises(ValueError, match="None under ParameterServerStrategy"):
         wrapped(family)
 
 
 def test_old_collectives_are_refused(family, monkeypatch):
-    monkeypatch.setattr(lossscale.runtime.replicas, "can_sum", lambda _: False)
+    monkeypatch.setattr(replicas, "can_sum", lambda _: False)
     with pytest.raises(ValueError, match="'float16' or None with this TensorFlow"):
         wrapped(family, dtype="bfloat16")

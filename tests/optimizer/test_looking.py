@@ -9,9 +9,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from impossible import why_not
-from installed import STRATEGY
-from limits import skip_without
 from models import compiled, data, regression, variable_of
 from strategies import last_replica_gets
 
@@ -83,7 +80,7 @@ def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told a
     def step(first, second):
         grads = [optimizer.scale_loss(each) for each in (first, second)]
         grads[:1] = optimizer.get_unscaled_gradients(grads[:1])
-        grads[0] = tf.clip_by_value(grads[0], -1.0, 1.0)
+        grads[0] = 16.0 * grads[0]  # what the user makes of it does not count
         optimizer.apply_gradients(zip(grads, variables))
 
     step = tf.function(step)
@@ -119,8 +116,6 @@ def test_fit(family, rng):
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
-    if why_not(STRATEGY, family.name, "loop"):
-        pytest.skip("impossible, see impossible.py")
     with mirrored.scope():
         loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
         (optimizer,), (variable,) = make(family, loss_scale)
@@ -129,10 +124,7 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         grad = last_replica_gets(grad, [0.0, 2.0**-22])
         step_of(optimizer, variable, loop)(grad)
 
-    def step(grad):
-        mirrored.run(replica, args=(grad,))
-
-    step = tf.function(step) if mode == "graph" else step
+    step = compiled(lambda grad: mirrored.run(replica, args=(grad,)), mode)
     for largest in (2.0**-12, 2.0**-2):
         step(tf.constant([-largest, 0.0]))
         assert loss_scale.last_largest.numpy() == largest
@@ -146,8 +138,6 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
 
 
 def test_no_more_messages_cross_replicas(family, mirrored):
-    if why_not(STRATEGY, family.name, "loop"):
-        pytest.skip("impossible, see impossible.py")
 
     def reductions(loss_scale_class):
         with mirrored.scope():
@@ -159,9 +149,7 @@ def test_no_more_messages_cross_replicas(family, mirrored):
 
         graph = step.get_concrete_function(tf.constant([1.0, 2.0])).graph
         kinds = [operation.type for operation in graph.get_operations()]
-        return sum("Reduce" in kind and "Collective" in kind for kind in kinds), sum(
-            kind in ("NcclAllReduce", "AddN") for kind in kinds
-        )
+        return sorted(kind for kind in kinds if "Reduce" in kind or kind == "AddN")
 
     assert reductions(HeadroomLossScale) == reductions(DynamicLossScale)
 
@@ -170,14 +158,13 @@ def test_no_more_messages_cross_replicas(family, mirrored):
 def test_two_optimizers_share_one(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
     optimizers, variables = make(family, loss_scale, 2)
+    steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
 
-    def step(factors):
-        for optimizer, variable, factor in zip(
-            optimizers, variables, tf.unstack(factors)
-        ):
-            step_of(optimizer, variable, "keras3")(tf.stack([factor, 0.0]))
+    def both(factors):
+        for step, factor in zip(steps, tf.unstack(factors)):
+            step(tf.stack([factor, 0.0]))
 
-    step = compiled(step, mode)
+    step = compiled(both, mode)
     for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [2.0**-9, 2.0**-8]):
         step(tf.constant(factors))
         assert float(loss_scale.last_largest) == max(factors)
@@ -207,30 +194,6 @@ def test_one_of_two_applied_in_a_branch(family):
     for factors, both in (([8.0, 2.0], True), ([8.0, 2.0], False), ([8.0, 1.0], True)):
         step(tf.constant(factors), tf.constant(both))
         assert float(loss_scale.last_largest) == (factors[0] if both else factors[1])
-
-
-def test_in_a_graph_and_session(family):
-    skip_without("a tf.compat.v1 graph", family)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        loss_scale = HeadroomLossScale(half_life=1e4)
-        optimizers, _ = make(family, loss_scale, 2)
-        variables = [tf.Variable([1.0]), tf.Variable([1.0])]
-        factors = tf.compat.v1.placeholder(tf.float32, [2])
-        train = [
-            optimizer.minimize(lambda f=factor, v=variable: f * v, [variable])
-            for optimizer, variable, factor in zip(
-                optimizers, variables, tf.unstack(factors)
-            )
-        ]
-        current = loss_scale()
-        session.run(tf.compat.v1.global_variables_initializer())
-        for fed in ([2.0**-3, 2.0**-9], [2.0**-9, 1.0], [2.0**-9, 2.0**-8]):
-            session.run(train, {factors: fed})
-            assert session.run(loss_scale.last_largest) == max(fed)
-        assert session.run(current) == 2.0**11
-        session.run(train, {factors: [np.inf, 1.0]})
-        assert session.run(loss_scale.last_largest) == np.inf
-        assert session.run(loss_scale.skipped_steps) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)

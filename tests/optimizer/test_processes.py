@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,29 +26,18 @@ pytestmark = [
     pytest.mark.either_keras2,
     pytest.mark.peer_defect(2),
 ]
+with_one_keras = pytest.mark.parametrize(
+    "family", families()[:1], ids=lambda family: family.name
+)
 
 
-def commands(folder, keras, entries, *options):
-    ports = ",".join(map(str, free_ports(2)))
-    fixed = [SUPPORT / "worker.py"]
-    return [[*fixed, rank, ports, folder, keras, entries, *options] for rank in (0, 1)]
-
-
-def train(folder, keras, entries):
-    """Trains each way to the end, and returns what each worker saw."""
-    with started(commands(folder, keras, entries), folder, SECONDS) as processes:
-        codes = [process.wait() for process in processes]
-    assert codes == [0, 0], logs(folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
-
-
-def interrupt(folder, keras):
-    """Kills two workers: the second between two steps, the first in one: it waits."""
-    interrupted = commands(folder, keras, "loop", "--save-at", 6, "--wait-at", 8)
-    interrupted[0] = interrupted[0][:-2]
-    with started(interrupted, folder, SECONDS) as processes:
-        assert processes[1].stdout.readline() == "waiting\n", logs(folder)
-        kill(reversed(processes))
+def workers(folder, keras, ways, save_at=None, waits_at=(None, None)):
+    """Starts two workers. Each waits to be killed after a step of its own, or not."""
+    given = {"folder": str(folder), "keras": keras, "ways": ways, "save_at": save_at}
+    given["ports"] = free_ports(2)
+    each = [{**given, "rank": rank, "wait_at": waits_at[rank]} for rank in (0, 1)]
+    commands = [[SUPPORT / "worker.py", json.dumps(one)] for one in each]
+    return started(commands, folder, SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -61,37 +51,42 @@ def told(tmp_path_factory):
     def find(family):
         if family.name not in seen:
             seen[family.name], folder = None, tmp_path_factory.mktemp("workers")
-            ways = "fit"
+            ways = ["fit"]
             if family.name == families()[0].name:
-                interrupt(folder, family.name)
+                # The second dies between two steps, the first in one: it waits.
+                interrupted = workers(folder, family.name, ["loop"], 6, (None, 8))
+                with interrupted as processes:
+                    assert processes[1].stdout.readline() == "waiting\n", logs(folder)
+                    kill(reversed(processes))
                 # Keras 3 cannot run `fit` there.
-                full = "loop,failing-fits" if family.name == "keras3" else "fit"
-                ways = f"resumed,float16,tell,{full}"
-            seen[family.name] = train(folder, family.name, ways)
+                is_keras3 = family.name == "keras3"
+                full = ["loop", "failing-fits"] if is_keras3 else ["fit"]
+                ways = ["resumed", "float16", "tell", *full]
+            with workers(folder, family.name, ways) as processes:
+                codes = [process.wait() for process in processes]
+            assert codes == [0, 0], logs(folder)
+            texts = [(folder / f"{rank}.json").read_text() for rank in (0, 1)]
+            seen[family.name] = list(map(json.loads, texts))
         assert seen[family.name], "the workers have failed in another test"
         return seen[family.name]
 
     return find
 
 
-def one_replica(family, entry):
-    """Returns what one replica comes to without a wrapper and without the bad steps."""
-    if entry == "fit":
-        return strategies.fit_on_one(family, RUN)
-    return strategies.loop_on_one(family, RUN, 2)
-
-
 def test_both_workers_skip_what_either_cannot_apply(family, told):
     for worker in told(family):
-        for entry in {"loop", "fit", "float16"} & {*worker}:
-            seen, flags = worker[entry], strategies.applied(RUN)
-            assert [tuple(state) for state in seen["states"]] == strategies.rule(flags)
-            assert seen["iterations"] == list(np.cumsum(flags))
-            for ours, theirs in zip(seen["weights"], one_replica(family, entry)):
-                assert_same(ours, theirs)
+        for way in {"loop", "fit", "float16"} & {*worker}:
+            seen = SimpleNamespace(**worker[way])
+            seen.states = list(map(tuple, seen.states))
+            # What one replica comes to without a wrapper and without the bad steps.
+            if way == "fit":
+                weights = strategies.fit_on_one(family, RUN)
+            else:
+                weights = strategies.loop_on_one(family, RUN, 2)
+            strategies.assert_right(seen, RUN, weights)
 
 
-@pytest.mark.parametrize("family", families()[:1], ids=lambda family: family.name)
+@with_one_keras
 def test_both_see_the_largest_gradient_with_one_collective_more(family, told):
     one, other = (worker["tell"] for worker in told(family))
     for counts in (one["crossings"], other["crossings"]):
@@ -106,13 +101,13 @@ def test_both_see_the_largest_gradient_with_one_collective_more(family, told):
     ]
 
 
-@pytest.mark.parametrize("family", families()[:1], ids=lambda family: family.name)
+@with_one_keras
 def test_killed_and_restarted_it_ends_as_if_uninterrupted(family, told):
-    expected = one_replica(family, "loop")
+    expected = strategies.loop_on_one(family, RUN, 2)
+    flags = strategies.applied(RUN)
     for seen in (worker["resumed"] for worker in told(family)):
         assert len(seen["weights"]) == len(RUN) - 7
         assert_same(seen["weights"][-1], expected[-1])
-        flags = strategies.applied(RUN)
         assert tuple(seen["states"][-1]) == strategies.rule(flags)[-1]
         assert seen["iterations"][-1] == sum(flags)
 

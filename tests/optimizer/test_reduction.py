@@ -1,4 +1,4 @@
-"""What replicas know together, where no strategy of the tests has enough of them."""
+"""What replicas know together, also where no strategy here has so many of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import pytest
 import tensorflow as tf
 
 from lossscale import FixedLossScale
+from lossscale.gradients.check import Check
 from lossscale.optimizer.bundle import Bundle
-from lossscale.optimizer.reduction import SeveralReplicas
+from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
 from lossscale.runtime import replicas
+
+
+def test_what_nobody_has_changed_is_checked_once():
+    bad = Check(tf.constant(False))
+    bundle = Bundle(FixedLossScale(1.0), [tf.constant([1.0])], [None], bad)
+    for is_checked in (True, False):
+        checked, _ = EqualReplicas().check(bundle.but(is_checked=is_checked))
+        assert not bool(checked.check.exact())
+        assert (checked.check is bad) == is_checked
 
 
 @pytest.mark.parametrize(("count", "added"), [(2, -4e4), (3, 4e4), (8, 4e4)])

@@ -20,14 +20,13 @@ import numpy as np
 import pytest
 import strategies
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from driving import EAGER_REPLICAS, MODES, drive
 from impossible import why_not
 from installed import DEVICES, ROOT, STRATEGY
 from limits import skip_without
-from models import assert_same, variable_of
+from models import variable_of
 from reference import reference
-from strategies import RUN, SHORT_RUN, applied, rule
+from strategies import RUN, SCALE, SHORT_RUN, applied, assert_right, rule
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime.mode import COMPILED_BY_XLA
@@ -64,14 +63,6 @@ def run_for(place, eagerly):
     return SHORT_RUN if eagerly and place == ON_REPLICAS else RUN
 
 
-def assert_right(seen, run, weights):
-    assert seen.states == rule(applied(run))
-    assert seen.iterations == list(np.cumsum(applied(run)))
-    assert len(seen.weights) == len(run)
-    for ours, theirs in zip(seen.weights, weights):
-        assert_same(ours, theirs)
-
-
 @pytest.mark.peer_defect(1)
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 def test_fit(place, strategy, family, eagerly):
@@ -101,56 +92,70 @@ def test_strategy_run(place, strategy, family, way):
     assert_right(seen, run, strategies.loop_on_one(family, run, replicas))
 
 
+#: What the optimizers that can leave the aggregation to the caller are told.
+UNAGGREGATED = {
+    "keras2-legacy": {"experimental_aggregate_gradients": False},
+    "keras2-new": {"skip_gradients_aggregation": True},
+}
+
+
 @pytest.mark.peer_defect(23)
-@pytest.mark.parametrize("way", ["keras2", "keras3"])
+@pytest.mark.parametrize("way", ["keras3-in-scope", "keras2-out-of-scope", "eager"])
 @pytest.mark.every_combination
 @pytest.mark.slow_on_the_newest
 def test_strategy_run_without_the_optimizers_aggregation(mirrored, family, way):
     skip_impossible(ON_REPLICAS, family, "unaggregated")
-    seen = strategies.loop(mirrored, family, RUN, way, aggregate=False)
-    assert_right(seen, RUN, strategies.loop_on_one(family, RUN, 1))
+    run, arguments = run_for(ON_REPLICAS, way == "eager"), UNAGGREGATED[family.name]
+    seen = strategies.loop(mirrored, family, run, arguments=arguments, **WAYS[way])
+    assert_right(seen, run, strategies.loop_on_one(family, run, 1))
 
 
 @pytest.mark.peer_defect(22)
-@pytest.mark.parametrize("context", ["replica", "cross-replica"])
-@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
-def test_update(place, strategy, context, eagerly):
-    run = run_for(place, eagerly)
-    seen = strategies.update(strategy, run, context, eagerly)
-    assert seen.states == rule(applied(run))
-    assert seen.answers == [{flag} for flag in applied(run)]
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "replica" in mode])
+def test_update(place, strategy, mode):
+    flags = applied(run_for(place, mode in EAGER_REPLICAS))
+    strategy = strategy or tf.distribute.get_strategy()
+    found = drive(lambda: DynamicLossScale(**SCALE), flags, mode, strategy)
+    assert found == ([scale for scale, *_ in rule(flags)], flags)
 
 
 @pytest.mark.peer_defect(30)
-def test_an_overflow_of_the_sum_moves_nothing(mirrored, family):
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("way", ["keras2", "keras3"])
+def test_an_overflow_of_the_sum_moves_nothing(mirrored, family, dtype, way):
     """Of gradients that are finite in every partial sum but the whole one."""
-    skip_impossible(ON_REPLICAS, family, "loop")
-    replicas = len(DEVICES)
+    if why_not(ON_REPLICAS, family.name, "loop"):
+        pytest.skip("impossible, see impossible.py")
     with mirrored.scope():
-        variable = variable_of(family, [1.0, 2.0], "float16")
+        variables = [variable_of(family, [1.0, 2.0], dtype) for _ in range(2)]
         loss_scale = DynamicLossScale(1.0)
         optimizer = LossScaleOptimizer(strategies.momentum(family), loss_scale)
-        optimizer.build([variable])
+        optimizer.build(variables)
 
     def each(grad):
-        one = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float16)
-        optimizer.apply_gradients([(grad * one, variable)])
+        one = tf.cast(optimizer.scale_loss(tf.constant(1.0)), dtype)
+        grads = [one * tf.ones([2], dtype), grad * one]
+        if way == "keras2":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(list(zip(grads, variables)))
 
     step = tf.function(lambda grad: mirrored.run(each, (grad,)))
-    largest = 65504.0 / replicas
+    largest = np.finfo(dtype).max / len(DEVICES)
     for _ in range(2):
-        step(tf.constant([1.1 * largest, 0.0], tf.float16))
-        np.testing.assert_array_equal(strategies.agreed(mirrored, variable), [1, 2])
+        step(tf.constant([1.1 * largest, 0.0], dtype))
+        for variable in variables:
+            np.testing.assert_array_equal(strategies.agreed(mirrored, variable), [1, 2])
         assert int(optimizer.iterations.numpy()) == 0
     assert loss_scale.skipped_steps.numpy() == 2
-    for slot in strategies.slots(optimizer.inner_optimizer):
+    (fault,) = optimizer.nonfinite_gradients()
+    assert (fault.kind, fault.variable) == ("inf", variables[1])
+    assert optimizer.nonfinite_loss() is None
+    for slot in strategies.slots(optimizer):
         assert not strategies.agreed(mirrored, slot).any()
-    step(tf.constant([0.9 * largest, 0.0], tf.float16))
+    step(tf.constant([0.9 * largest, 0.0], dtype))
     assert int(optimizer.iterations.numpy()) == 1
-    strategies.assert_bit_equal(mirrored, [variable])
+    strategies.assert_bit_equal(mirrored, variables)
 
-
-# Random runs
 
 RULE = {
     "initial_loss_scale": 2.0**10,
@@ -164,74 +169,38 @@ RULE = {
 }
 
 
-class Training:
-    """A traced step that many runs can be driven through."""
+def test_a_random_run(mirrored, family, rng):
+    """With few bad gradients first, so that it reaches the ceiling, and then many."""
+    skip_impossible(ON_REPLICAS, family, "loop")
+    with mirrored.scope():
+        variable, loss_scale = variable_of(family, [0.0, 0.0]), DynamicLossScale(**RULE)
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), loss_scale)
+        optimizer.build([variable])
 
-    def __init__(self, strategy, family):
-        self.strategy, self.family = strategy, family
-        with strategy.scope():
-            self.variable = variable_of(family, [0.0, 0.0])
-            self.loss_scale = DynamicLossScale(**RULE)
-            self.optimizer = LossScaleOptimizer(
-                family.optimizers.SGD(0.25), self.loss_scale
-            )
-            self.optimizer.build([self.variable])
-        self.first = [v.numpy() for v in self.loss_scale.variables]
-        self.step = tf.function(lambda added: strategy.run(self.each, (added,)))
-
-    def each(self, added):
+    def each(added):
         number = strategies.replica()
         grad = strategies.gradient(number, tf.gather(added, number))
-        grad *= self.optimizer.scale_loss(tf.constant(1.0))
-        self.optimizer.apply_gradients([(grad, self.variable)])
+        grad *= optimizer.scale_loss(tf.constant(1.0))
+        optimizer.apply_gradients([(grad, variable)])
 
-    def run(self, specials):
-        """Runs from the beginning, and returns the scale after each step."""
-        for variable, value in zip(self.loss_scale.variables, self.first):
-            variable.assign(value)
-        self.variable.assign([0.0, 0.0])
-        self.optimizer.inner_optimizer.iterations.assign(0)
-        scales = []
-        for added in specials:
-            self.step(tf.constant(added))
-            scales.append(float(self.loss_scale.numpy()))
-        return scales
-
-
-@pytest.fixture(scope="module")
-def trainings():
-    return {}
-
-
-def random_run(number, steps, share):
-    """Returns what is added to each replica's gradient in each step."""
-    rng = np.random.default_rng(number)
-    shape = [steps, len(DEVICES)]
+    step = tf.function(lambda added: mirrored.run(each, (added,)))
+    shape = [200, len(DEVICES)]
     special = rng.choice(np.float32([np.inf, -np.inf, np.nan]), shape)
-    return np.where(rng.random(shape) < share, special, np.float32(0))
-
-
-@settings(
-    max_examples=4,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(number=st.integers(0, 2**32 - 1), share=st.sampled_from([0.01, 0.1, 0.6]))
-def test_a_random_run(trainings, mirrored, family, number, share):
-    skip_impossible(ON_REPLICAS, family, "loop")
-    specials = random_run(number, 50, share)
-    training = trainings.get(family.name)
-    if training is None:
-        training = trainings[family.name] = Training(mirrored, family)
-    flags = [bool(np.isfinite(added).all()) for added in specials]
-    assert training.run(specials) == reference(RULE, flags)
-    assert training.loss_scale.skipped_steps.numpy() == flags.count(False)
-    assert int(training.optimizer.iterations.numpy()) == flags.count(True)
-    own = [*training.loss_scale.variables, training.variable]
+    share = np.repeat([0.01, 0.1, 0.6, 0.1], 50)[:, None]
+    run, scales = np.where(rng.random(shape) < share, special, np.float32(0)), []
+    for added in run:
+        step(tf.constant(added))
+        scales.append(float(loss_scale.numpy()))
+    flags = np.isfinite(run).all(axis=1).tolist()
+    assert scales == reference(RULE, flags)
+    assert {RULE["min_loss_scale"], RULE["max_loss_scale"]} <= {*scales}
+    assert loss_scale.skipped_steps.numpy() == flags.count(False)
+    assert int(optimizer.iterations.numpy()) == flags.count(True)
+    own = [*loss_scale.variables, variable]
     strategies.assert_bit_equal(mirrored, own)
     total = sum(strategies.gradient(n, 0.0) for n in range(len(DEVICES))).numpy()
     expected = -0.25 * total * flags.count(True)
-    np.testing.assert_array_equal(strategies.agreed(mirrored, own[-1]), expected)
+    np.testing.assert_array_equal(strategies.agreed(mirrored, variable), expected)
 
 
 # This file once more, in processes of its own

@@ -10,63 +10,41 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import is_older, skip_without
-from models import differ, variable_of
+from models import compiled, differ, variable_of
 from strategies import assert_bit_equal, copies, last_replica_gets
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
-
-MODES = ["eager", "graph"]
-LOOPS = ["keras2", "keras3"]
+from lossscale import DynamicLossScale, LossScaleOptimizer
 
 
 @pytest.fixture
 def setup(family, mirrored):
     """Returns an optimizer and a variable on both replicas."""
 
-    def make(loss_scale=None, dtype="float32", start=(1.0, 2.0), inside=True):
-        scale = None if inside else DynamicLossScale(8.0, 1000)
+    def make(initial_loss_scale=8.0, dtype="float32", start=(1.0, 2.0)):
         with mirrored.scope():
             variable = variable_of(family, list(start), dtype)
-            if inside:
-                scale = loss_scale or DynamicLossScale(8.0, 1000)
+            scale = DynamicLossScale(initial_loss_scale, 1000)
             optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), scale)
         return optimizer, variable
 
     return make
 
 
-def make_step(mirrored, optimizer, variable, loop, mode, clip=None, **arguments):
+def make_step(mirrored, optimizer, variable):
     """Returns a step whose gradients are `special` on the last replica."""
 
     def replica(special, ordinary):
         optimizer.scale_loss(tf.constant(1.0))
         grads = [last_replica_gets(special, ordinary)]
-        if loop == "keras2":
-            grads = optimizer.get_unscaled_gradients(grads)
-            if clip:
-                grads = [tf.clip_by_value(grad, -clip, clip) for grad in grads]
-        optimizer.apply_gradients(list(zip(grads, [variable])), **arguments)
+        optimizer.apply_gradients(list(zip(grads, [variable])))
 
-    def step(special, ordinary):
-        pair = tf.convert_to_tensor(special), tf.convert_to_tensor(ordinary)
-        mirrored.run(replica, args=pair)
-
-    return tf.function(step) if mode == "graph" else step
+    return tf.function(lambda *pair: mirrored.run(replica, args=pair))
 
 
 @pytest.mark.peer_defect(24)
-@pytest.mark.parametrize("mode", MODES)
-def test_clipping_on_one_replica_hides_nothing(mirrored, setup, mode):
-    optimizer, variable = setup()
-    step = make_step(mirrored, optimizer, variable, "keras2", mode, clip=0.5)
-    step([np.inf, 0.0], [1.0, 0.0])
-    np.testing.assert_array_equal(copies(mirrored, variable)[0], [1.0, 2.0])
-    assert optimizer.loss_scale.skipped_steps.numpy() == 1
-
-
-@pytest.mark.peer_defect(24)
-@pytest.mark.parametrize("mode", MODES)
-def test_the_flag_survives_from_one_strategy_run_to_the_next(mirrored, setup, mode):
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("runs", ["in one run", "from one run to the next"])
+def test_clipping_on_one_replica_hides_nothing(mirrored, setup, mode, runs):
     optimizer, variable = setup()
 
     def differentiate(special):
@@ -79,12 +57,16 @@ def test_the_flag_survives_from_one_strategy_run_to_the_next(mirrored, setup, mo
         optimizer.apply_gradients([(grad, variable)])
 
     def step(special):
-        grads = mirrored.run(differentiate, args=(special,))
-        mirrored.run(apply, args=(grads,))  # in new threads
+        if runs == "in one run":
+            mirrored.run(lambda special: apply(differentiate(special)), args=(special,))
+        else:
+            grads = mirrored.run(differentiate, args=(special,))
+            mirrored.run(apply, args=(grads,))  # in new threads
 
-    step = tf.function(step) if mode == "graph" else step
+    step = compiled(step, mode)
     step(tf.constant([np.inf, 0.0]))
     np.testing.assert_array_equal(copies(mirrored, variable)[0], [1.0, 2.0])
+    assert optimizer.loss_scale.skipped_steps.numpy() == 1
     step(tf.constant([8.0, 0.0]))
     assert differ([copies(mirrored, variable)[0]], [[1.0, 2.0]])
 
@@ -94,75 +76,36 @@ def test_slots_may_be_created_within_a_step(family, mirrored):
     with mirrored.scope():
         variable = variable_of(family, [1.0, 2.0])
         optimizer = LossScaleOptimizer(family.optimizers.Adam(0.5), 8.0)
-    make_step(mirrored, optimizer, variable, "keras3", "graph")([8.0, 0.0], [8.0, 0.0])
+    make_step(mirrored, optimizer, variable)([8.0, 0.0], [8.0, 0.0])
     assert_bit_equal(mirrored, [variable])
     np.testing.assert_allclose(copies(mirrored, variable)[0], [0.5, 2.0], rtol=1e-5)
 
 
-class TestOverflowOfTheSum:
-    """Gradients that are finite on each replica, and whose sum may not be."""
-
-    @pytest.mark.peer_defect(30)
-    @pytest.mark.parametrize("loop", LOOPS)
-    @pytest.mark.parametrize(("dtype", "large"), [("float16", 4e4), ("float32", 2e38)])
-    def test_it_is_skipped(self, mirrored, setup, loop, dtype, large):
-        optimizer, variable = setup(DynamicLossScale(1.0), dtype)
-        step = make_step(mirrored, optimizer, variable, loop, "graph")
-        grad = np.array([large, 0.0], dtype)
-        step(grad, grad)
-        np.testing.assert_array_equal(copies(mirrored, variable)[0], [1.0, 2.0])
-        assert optimizer.loss_scale.skipped_steps.numpy() == 1
-        assert int(optimizer.iterations.numpy()) == 0
-
-    @pytest.mark.peer_defect(25)
-    @pytest.mark.parametrize(("dtype", "large"), [("float16", 4e4), ("float32", 2e38)])
-    def test_large_gradients_of_a_finite_sum_are_applied(
-        self, mirrored, setup, dtype, large
-    ):
-        optimizer, variable = setup(DynamicLossScale(1.0), dtype, start=(0.0, 0.0))
-        step = make_step(mirrored, optimizer, variable, "keras3", "graph")
-        step(np.array([large, 0.0], dtype), np.array([0.0, large], dtype))
-        assert int(optimizer.iterations.numpy()) == 1
-        step(np.array([large, large], dtype), np.array([-large, -large], dtype))
-        assert int(optimizer.iterations.numpy()) == 2
-        assert optimizer.loss_scale.skipped_steps.numpy() == 0
-
-
-@pytest.mark.peer_defect(23)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.every_combination
-def test_the_flag_is_agreed_whoever_aggregates(family, mirrored, setup, mode):
-    """As new optimizers of Keras 2 are told; legacy ones are in test_strategies.py."""
-    argument = {"skip_gradients_aggregation": True}
-    skip_without(*argument, family)
-    optimizer, variable = setup()
-    step = make_step(mirrored, optimizer, variable, "keras2", mode, **argument)
-    step([np.inf, 0.0], [8.0, 0.0])
-    for copy in copies(mirrored, variable):
-        np.testing.assert_array_equal(copy, [1.0, 2.0])
-    step([4.0, 0.0], [4.0, 0.0])
-    for copy in copies(mirrored, variable):
-        np.testing.assert_array_equal(copy, [0.0, 2.0])
-    assert optimizer.loss_scale.skipped_steps.numpy() == 1
+@pytest.mark.peer_defect(25)
+@pytest.mark.parametrize(("dtype", "large"), [("float16", 4e4), ("float32", 2e38)])
+def test_large_gradients_of_a_finite_sum_are_applied(mirrored, setup, dtype, large):
+    optimizer, variable = setup(1.0, dtype, start=(0.0, 0.0))
+    step = make_step(mirrored, optimizer, variable)
+    grads = [np.array(each, dtype) for each in ([large, 0.0], [0.0, large])]
+    step(*map(tf.constant, grads))
+    assert int(optimizer.iterations.numpy()) == 1
+    step(tf.constant(grads[0] + grads[1]), tf.constant(-grads[0] - grads[1]))
+    assert int(optimizer.iterations.numpy()) == 2
+    assert optimizer.loss_scale.skipped_steps.numpy() == 0
 
 
 def test_sparse_gradients_on_replicas(family, mirrored):
     with mirrored.scope():
         table = variable_of(family, np.ones([5, 2], np.float32))
-        optimizer = LossScaleOptimizer(
-            family.optimizers.SGD(1.0), DynamicLossScale(8.0)
-        )
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), "dynamic")
 
     def replica(special):
         optimizer.scale_loss(tf.constant(1.0))
         values = tf.fill([1, 2], last_replica_gets(special, 1.0))
-        grads = [tf.IndexedSlices(values, tf.constant([3]), tf.constant([5, 2]))]
-        optimizer.apply_gradients(list(zip(grads, [table])))
+        grad = tf.IndexedSlices(values, tf.constant([3]), tf.constant([5, 2]))
+        optimizer.apply_gradients([(grad, table)])
 
-    @tf.function
-    def step(special):
-        mirrored.run(replica, args=(special,))
-
+    step = tf.function(lambda special: mirrored.run(replica, args=(special,)))
     step(tf.constant(np.inf))
     np.testing.assert_array_equal(copies(mirrored, table)[0], np.ones([5, 2]))
     step(tf.constant(1.0))
@@ -177,16 +120,15 @@ def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored):
     skip_without("adding up over replicas", family)
     with mirrored.scope():
         table = variable_of(family, np.ones([5, 2], np.float16), "float16")
-        optimizer = LossScaleOptimizer(
-            family.optimizers.SGD(2.0**-10), DynamicLossScale(1.0)
-        )
+        inner = family.optimizers.SGD(2.0**-10)
+        optimizer = LossScaleOptimizer(inner, DynamicLossScale(1.0))
 
     def replica(indices, indices_of_last):
         optimizer.scale_loss(tf.constant(1.0))
         values = tf.constant([[2e4, 0], [2e4, 1]], tf.float16)
         indices = last_replica_gets(indices_of_last, indices)
-        grads = [tf.IndexedSlices(values, indices, tf.constant([5, 2]))]
-        optimizer.apply_gradients(list(zip(grads, [table])))
+        grad = tf.IndexedSlices(values, indices, tf.constant([5, 2]))
+        optimizer.apply_gradients([(grad, table)])
 
     @tf.function
     def step(*args):
@@ -267,12 +209,6 @@ def _on_both(mirrored, family, wrap, setting):
         optimizer.apply_gradients(list(zip(grads, [variable])))
 
     return variable, each
-
-
-def test_a_fixed_scale_on_replicas(mirrored, setup):
-    optimizer, variable = setup(FixedLossScale(8.0))
-    make_step(mirrored, optimizer, variable, "keras3", "graph")([2.0, 0.0], [2.0, 0.0])
-    assert differ([copies(mirrored, variable)[0]], [[1.0, 2.0]])
 
 
 def test_apply_in_cross_replica_context_is_refused(mirrored, setup):

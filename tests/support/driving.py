@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 from models import compiled
+from strategies import assert_bit_equal, last_replica_gets
 
 #: Every way in which `update` can run.
 MODES = [
@@ -51,7 +52,7 @@ def drive(make, run, mode, mirrored=None):
         two replicas the infinity of a bad step is on the last one only, and so is the
         largest gradient of a good one, if it is at least `ON_OTHERS`.
       mode: One of `MODES`.
-      mirrored: The strategy of the modes with replicas.
+      mirrored: The strategy of the modes with replicas, of one or more.
 
     Returns:
       `(scales, applied)`, two lists.
@@ -104,9 +105,7 @@ def _drive_replicas(make, grads, mode, mirrored):
         loss_scale = make()
 
     def gradients(grad):
-        context = tf.distribute.get_replica_context()
-        last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-        return [tf.where(last, grad, [0.0, ON_OTHERS]), None]
+        return [last_replica_gets(grad, [0.0, ON_OTHERS]), None]
 
     def in_replica(grad):
         return loss_scale.update(gradients(grad))[1]
@@ -126,7 +125,5 @@ def _drive_replicas(make, grads, mode, mirrored):
         assert len({bool(answer) for answer in answers}) == 1
         applied.append(bool(answers[0]))
         scales.append(float(loss_scale.numpy()))
-        for variable in loss_scale.variables:
-            copies = mirrored.experimental_local_results(variable)
-            assert len({copy.numpy().tobytes() for copy in copies}) == 1
+        assert_bit_equal(mirrored, loss_scale.variables)
     return scales, applied

@@ -171,23 +171,21 @@ PATHS = {
     "recurrent": "each/hot",
     "cell": "rnn/cell/hot",
 }
-_ROWS_WANTED = ("recurrent", "cell", "attention", "masked")
 
 
-def data_for(name, rows=8):
+def data_for(name):
     """Returns a model's inputs and its targets."""
-    x = np.random.default_rng(1).uniform(1, 3, [rows, *FLAT])
-    x = x.astype(np.float32)
-    if name in _ROWS_WANTED:
+    x = np.random.default_rng(1).uniform(1, 3, [8, *FLAT]).astype(np.float32)
+    if name in ("recurrent", "cell", "attention", "masked"):
         x = np.repeat(x[:, None], ROWS[0], axis=1)
     inputs = {"left": x, "right": x} if name == "dictionary" else x
-    return inputs, np.ones([rows, 8 if name == "sequential" else 1], np.float32)
+    return inputs, np.ones([8, 8 if name == "sequential" else 1], np.float32)
 
 
-def made(family, name, is_hot, policy="mixed_float16", scale=16.0, **compile_arguments):
+def made(family, name, is_hot, policy="mixed_float16"):
     """Returns a compiled model, and its data."""
     with policy_of(family.keras, policy):
         model = MODELS[name](Parts(family.keras, is_hot))
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-20), scale)
-    model.compile(optimizer, loss="mse", **compile_arguments)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-20), 16.0)
+    model.compile(optimizer, loss="mse")
     return model, *data_for(name)

@@ -33,10 +33,19 @@ def started(commands, folder, seconds, **environment):
     They end, with all that they have started, when this context does, or after so many
     seconds: then the test fails. What they write to stderr is kept in `folder`.
     """
-    processes = [
-        _start(command, folder / f"{number}.log", environment)
-        for number, command in enumerate(commands)
-    ]
+    processes = []
+    for number, command in enumerate(commands):
+        with (folder / f"{number}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        processes.append(process)
     barked = threading.Event()
 
     def bark():
@@ -53,19 +62,6 @@ def started(commands, folder, seconds, **environment):
         for process in processes:
             process.communicate()
     assert not barked.is_set(), f"hung\n{logs(folder)}"
-
-
-def _start(command, log, environment):
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            start_new_session=True,
-        )
 
 
 def kill(processes):

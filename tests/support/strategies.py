@@ -6,14 +6,14 @@ order: what two replicas compute must equal what one does to the last bit.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from types import SimpleNamespace
+from contextlib import nullcontext
 
 import numpy as np
 import tensorflow as tf
-from models import policy_of, variable_of
+from models import assert_same, inner_variables, policy_of, variable_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
 
 #: Where a step is not finite, and what is there instead.
 RUN = [
@@ -52,9 +52,9 @@ def at(place, special, parts):
     return added
 
 
-def rule(flags, good=0, scale=SCALE["initial_loss_scale"]):
+def rule(flags):
     """Returns scale, good steps and skipped steps after each step, in plain Python."""
-    skipped, seen = 0, []
+    scale, good, skipped, seen = SCALE["initial_loss_scale"], 0, 0, []
     for is_finite in flags:
         if is_finite:
             good += 1
@@ -66,14 +66,9 @@ def rule(flags, good=0, scale=SCALE["initial_loss_scale"]):
     return seen
 
 
-@contextmanager
 def scope_of(strategy):
-    """Enters the scope of `strategy`, if there is one."""
-    if strategy is None:
-        yield
-    else:
-        with strategy.scope():
-            yield
+    """Returns the scope of `strategy`, if there is one."""
+    return nullcontext() if strategy is None else strategy.scope()
 
 
 def count(strategy):
@@ -99,10 +94,10 @@ def run_on(strategy, function, *args):
 
 def copies(strategy, variable):
     """Returns every copy of a TensorFlow or Keras 3 variable."""
-    variable = variable if isinstance(variable, tf.Variable) else variable.value
+    variable = kerases.tensor_of(variable)
     if strategy is None:
         return [variable.numpy()]
-    return [c.numpy() for c in strategy.experimental_local_results(variable)]
+    return [copy.numpy() for copy in strategy.experimental_local_results(variable)]
 
 
 def agreed(strategy, variable):
@@ -136,16 +131,26 @@ def momentum(family):
     return family.optimizers.SGD(0.25, momentum=0.5)
 
 
-class Uninterrupted:
-    """A run that begins at the beginning and is not looked at."""
+class Seen:
+    """What is seen after each step: `weights` and slots, `states`, `iterations`."""
 
-    def begin(self, **trackables):
-        """Returns the first step to run, given what a checkpoint would hold."""
-        del trackables
-        return 0
+    def __init__(self):
+        self.weights, self.states, self.iterations = [], [], []
 
-    def after(self, step):
-        """Is called after each step."""
+    def look(self, strategy, optimizer, weights):
+        trained = [*weights, *slots(optimizer)]
+        self.weights.append([agreed(strategy, each) for each in trained])
+        self.states.append(state_of(strategy, optimizer.loss_scale))
+        self.iterations.append(int(optimizer.iterations.numpy()))
+
+
+def assert_right(seen, run, weights):
+    """Checks that all of a run is as by the rule, with these weights and slots."""
+    assert seen.states == rule(applied(run))
+    assert seen.iterations == list(np.cumsum(applied(run)))
+    assert len(seen.weights) == len(run)
+    for ours, theirs in zip(seen.weights, weights):
+        assert_same(ours, theirs)
 
 
 # `fit`
@@ -175,60 +180,34 @@ def _product(y_true, y_pred):
 
 
 def fit(
-    strategy,
-    family,
-    run,
-    hook=None,
-    data=None,
-    communication_dtype=None,
-    **compile_arguments,
+    strategy, family, run, data=None, communication_dtype=None, **compile_arguments
 ):
-    """Fits a model to a run.
-
-    Args:
-      strategy: The strategy, or None.
-      family: The Keras.
-      run: The steps.
-      hook: What is told of the steps.
-      data: Called with the first step, returns the dataset. None: arrays.
-      communication_dtype: The optimizer's.
-      **compile_arguments: For `compile`.
-
-    Returns:
-      What is seen after each step: `weights` and slots, `states`, `iterations`.
-    """
-    hook = hook or Uninterrupted()
+    """Fits a model to a run, or to a dataset that has one, and returns what is seen."""
     with scope_of(strategy):
-        loss_scale = DynamicLossScale(**SCALE)
         optimizer = LossScaleOptimizer(
-            momentum(family), loss_scale, communication_dtype=communication_dtype
+            momentum(family),
+            DynamicLossScale(**SCALE),
+            communication_dtype=communication_dtype,
         )
         model = linear(family, optimizer, "mixed_float16", **compile_arguments)
         optimizer.build(model.trainable_variables)
-    seen = SimpleNamespace(weights=[], states=[], iterations=[])
-    first = hook.begin(model=model, optimizer=optimizer)
+    seen = Seen()
 
     class Recorder(family.keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):  # noqa: ARG002 - Keras's names
-            trained = [*model.weights, *slots(optimizer.inner_optimizer)]
-            seen.weights.append([agreed(strategy, each) for each in trained])
-            seen.states.append(state_of(strategy, loss_scale))
-            seen.iterations.append(int(optimizer.iterations.numpy()))
-            hook.after(first + batch)
+            seen.look(strategy, optimizer, model.weights)
 
     quiet = {"verbose": 0, "shuffle": False, "callbacks": [Recorder()]}
     if data is None:
         model.fit(*rows(run), batch_size=ROWS, **quiet)
     else:
-        model.fit(data(first), steps_per_epoch=len(run) - first, **quiet)
+        model.fit(data, steps_per_epoch=len(run), **quiet)
     return seen
 
 
 def slots(optimizer):
-    """Returns the variables that an inner optimizer keeps for each weight."""
-    found = optimizer.variables
-    found = list(found() if callable(found) else found)
-    return [variable for variable in found if len(variable.shape)]
+    """Returns the variables that an optimizer keeps for each weight."""
+    return [variable for variable in inner_variables(optimizer) if len(variable.shape)]
 
 
 def fit_on_one(family, run):
@@ -261,12 +240,13 @@ def loop(
     run,
     way="keras3",
     inside=True,
-    aggregate=True,
+    arguments=None,
     hook=None,
     communication_dtype=None,
+    eagerly=False,
     **options,
 ):
-    """Drives an optimizer in a custom loop.
+    """Drives an optimizer in a custom loop, and returns what is seen.
 
     Args:
       strategy: The strategy, or None.
@@ -274,16 +254,13 @@ def loop(
       run: The steps.
       way: "keras2" unscales and then applies, "keras3" applies.
       inside: Whether the loss scale is made inside the strategy's scope.
-      aggregate: Whether the optimizer adds the gradients up. If not, all replicas have
-        the same ones, but for the infinities.
-      hook: What is told of the steps.
+      arguments: For `apply_gradients`, so that it does not add the gradients up: all
+        replicas have the same ones then, but for the infinities.
+      hook: Told of the beginning, where it returns the first step, and of each step.
       communication_dtype: The optimizer's.
-      **options: of `tf.function`; or `eagerly`, without one.
-
-    Returns:
-      What is seen after each step: `weights` and slots, `states`, `iterations`.
+      eagerly: Whether the step is no `tf.function`.
+      **options: of `tf.function`.
     """
-    hook = hook or Uninterrupted()
     loss_scale = None if inside else DynamicLossScale(**SCALE)
     with scope_of(strategy):
         variable = variable_of(family, [1.0, 2.0])
@@ -292,31 +269,28 @@ def loop(
             momentum(family), loss_scale, communication_dtype=communication_dtype
         )
         optimizer.build([variable])
-    arguments = {} if aggregate else {"experimental_aggregate_gradients": False}
 
     def each(added):
         number = replica()
-        grad = gradient(number if aggregate else 0, tf.gather(added, number))
+        grad = gradient(0 if arguments else number, tf.gather(added, number))
         grads = [grad * optimizer.scale_loss(tf.constant(1.0))]
         if way == "keras2":
             grads = optimizer.get_unscaled_gradients(grads)
-        optimizer.apply_gradients(list(zip(grads, [variable])), **arguments)
+        optimizer.apply_gradients(list(zip(grads, [variable])), **(arguments or {}))
 
     def step(added):
         run_on(strategy, each, added)
 
-    if not options.pop("eagerly", False):
-        step = tf.function(step, **options)
-    seen = SimpleNamespace(weights=[], states=[], iterations=[])
-    plain = variable if isinstance(variable, tf.Variable) else variable.value
-    first = hook.begin(variable=plain, optimizer=optimizer)
+    step = step if eagerly else tf.function(step, **options)
+    first = 0
+    if hook:
+        first = hook.begin(variable=kerases.tensor_of(variable), optimizer=optimizer)
+    seen = Seen()
     for number, (place, special) in enumerate(run[first:], first):
         step(tf.constant(at(place, special, count(strategy))))
-        trained = [variable, *slots(optimizer.inner_optimizer)]
-        seen.weights.append([agreed(strategy, each) for each in trained])
-        seen.states.append(state_of(strategy, loss_scale))
-        seen.iterations.append(int(optimizer.iterations.numpy()))
-        hook.after(number)
+        seen.look(strategy, optimizer, [variable])
+        if hook:
+            hook.after(number)
     return seen
 
 
@@ -331,40 +305,4 @@ def loop_on_one(family, run, replicas):
             optimizer.apply_gradients([(total, variable)])
         trained = [variable, *slots(optimizer)]
         seen.append([each.numpy() for each in trained])
-    return seen
-
-
-# `LossScale.update`
-
-
-def update(strategy, run, context, eagerly=False):
-    """Drives a loss scale alone, in "replica" or "cross-replica" context.
-
-    Returns:
-      What is seen after each step: `answers` and `states`.
-    """
-    with scope_of(strategy):
-        loss_scale = DynamicLossScale(**SCALE)
-
-    def grads(added):
-        return [gradient(replica(), tf.gather(added, replica())), None]
-
-    def step(added):
-        if context == "replica":
-            return run_on(strategy, lambda a: loss_scale.update(grads(a))[1], added)
-        per_replica = run_on(strategy, grads, added)
-        with scope_of(strategy):
-            return loss_scale.update(per_replica)[1]
-
-    step = step if eagerly else tf.function(step)
-    seen = SimpleNamespace(answers=[], states=[])
-    for place, special in run:
-        answer = step(tf.constant(at(place, special, count(strategy))))
-        local = (
-            [answer]
-            if strategy is None
-            else strategy.experimental_local_results(answer)
-        )
-        seen.answers.append({bool(one) for one in local})
-        seen.states.append(state_of(strategy, loss_scale))
     return seen

@@ -1,18 +1,20 @@
 """One of two workers that train in step: a program that test_processes.py starts.
 
-    python worker.py RANK PORT,PORT FOLDER KERAS WAY,WAY [--save-at N] [--wait-at N]
+    python worker.py JSON
 
-It trains each way, one after the other: `resumed` goes on from what `loop` has saved.
-Writes what it saw to FOLDER/RANK.json.
+The JSON has its "rank", the "ports" of all, a "folder", the "keras" and the "ways" to
+train, one after the other: "resumed" goes on from what "loop" has saved after the step
+"save_at". After the step "wait_at" it waits to be killed. Writes what it saw to
+`FOLDER/RANK.json`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import benchmark
 import installed
@@ -28,18 +30,6 @@ RUN[5] = ("first", float("inf"))
 RUN[9] = ("last", float("nan"))
 
 
-def arguments():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("rank", type=int)
-    parser.add_argument("ports")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("keras")
-    parser.add_argument("ways", type=lambda ways: ways.split(","))
-    parser.add_argument("--save-at", type=int)
-    parser.add_argument("--wait-at", type=int)
-    return parser.parse_args()
-
-
 class Interruption:
     """Saves after one step, and waits to be killed after another."""
 
@@ -47,7 +37,7 @@ class Interruption:
         self.given, self.resumes = given, resumes
 
     def path(self, rank):
-        return str(self.given.folder / f"checkpoint-{rank}" / "state")
+        return str(Path(self.given.folder) / f"checkpoint-{rank}" / "state")
 
     def begin(self, **trackables):
         self.step = tf.Variable(0, dtype=tf.int64)
@@ -65,23 +55,19 @@ class Interruption:
             sys.stdin.read()
 
 
-def dataset_of(strategy, rank):
-    """Returns a function that makes this worker's half of each batch."""
-    x, y = strategies.rows(RUN)
+def half_batches(strategy, rank):
+    """Returns a dataset of this worker's half of each batch."""
     half = strategies.ROWS // 2
 
-    def part(values, first):
-        batches = values.reshape(len(RUN), 2, half, -1)[first:, rank]
+    def part(values):
+        batches = values.reshape(len(RUN), 2, half, -1)[:, rank]
         return batches.reshape(-1, batches.shape[-1])
 
-    def make(first):
-        def pipeline(_):
-            pair = part(x, first), part(y, first)
-            return tf.data.Dataset.from_tensor_slices(pair).batch(half, True)
+    def pipeline(_):
+        pair = tuple(map(part, strategies.rows(RUN)))
+        return tf.data.Dataset.from_tensor_slices(pair).batch(half, True)
 
-        return strategy.distribute_datasets_from_function(pipeline)
-
-    return make
+    return strategy.distribute_datasets_from_function(pipeline)
 
 
 def look(strategy, family, rank):
@@ -109,61 +95,51 @@ def look(strategy, family, rank):
     return seen
 
 
-def main():
-    given = arguments()
-    workers = [f"localhost:{port}" for port in given.ports.split(",")]
-    task = {"type": "worker", "index": given.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == len(workers)
-    family = {each.name: each for each in installed.families()}[given.keras]
-    data = dataset_of(strategy, given.rank)
-    told = {way: answer(strategy, family, given, data, way) for way in given.ways}
-    (given.folder / f"{given.rank}.json").write_text(json.dumps(told))
+def error_of_fit(strategy, family, rank, wrap):
+    """Returns what `fit` says, which fails."""
+    with strategy.scope():
+        model = strategies.linear(family, wrap(strategies.momentum(family)), "float32")
+    try:
+        model.fit(half_batches(strategy, rank), steps_per_epoch=len(RUN))
+    except Exception as error:
+        return str(error)
+    return ""
 
 
-def answer(strategy, family, given, data, way):
+def answer(strategy, family, given, way):
     """Returns what is seen one way."""
     if way == "failing-fits":
+        wraps = {"bare": lambda inner: inner, "wrapped": lossscale.LossScaleOptimizer}
         return {
-            name: error_of_fit(strategy, family, data, wrap)
-            for name, wrap in (
-                ("bare", lambda inner: inner),
-                ("wrapped", lossscale.LossScaleOptimizer),
-            )
+            name: error_of_fit(strategy, family, given.rank, wrap)
+            for name, wrap in wraps.items()
         }
     if way == "tell":
         return {
             "looked": look(strategy, family, given.rank),
             "crossings": benchmark.count(strategy, family, [(2,), (3, 4)]),
         }
-    return trained(strategy, family, given, data, way)
-
-
-def error_of_fit(strategy, family, data, wrap):
-    """Returns what `fit` says, which fails."""
-    with strategy.scope():
-        model = strategies.linear(family, wrap(strategies.momentum(family)), "float32")
-    try:
-        model.fit(data(0), steps_per_epoch=len(RUN))
-    except Exception as error:
-        return str(error)
-    return ""
-
-
-def trained(strategy, family, given, data, way):
-    """Returns what is seen after each step."""
-    hook = Interruption(given, way == "resumed")
-    options = {"communication_dtype": "float16"} if way == "float16" else {}
     if way == "fit":
-        seen = strategies.fit(strategy, family, RUN, hook=hook, data=data, **options)
+        data = half_batches(strategy, given.rank)
+        seen = strategies.fit(strategy, family, RUN, data)
     else:
+        hook = Interruption(given, resumes=way == "resumed")
+        options = {"communication_dtype": "float16"} if way == "float16" else {}
         seen = strategies.loop(strategy, family, RUN, hook=hook, **options)
-    return {
-        "weights": [[one.tolist() for one in step] for step in seen.weights],
-        "states": seen.states,
-        "iterations": seen.iterations,
-    }
+    weights = [[one.tolist() for one in step] for step in seen.weights]
+    return {**vars(seen), "weights": weights}
+
+
+def main():
+    given = SimpleNamespace(**json.loads(sys.argv[1]))
+    workers = [f"localhost:{port}" for port in given.ports]
+    task = {"type": "worker", "index": given.rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    assert strategy.num_replicas_in_sync == len(workers)
+    family = {each.name: each for each in installed.families()}[given.keras]
+    told = {way: answer(strategy, family, given, way) for way in given.ways}
+    Path(given.folder, f"{given.rank}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
