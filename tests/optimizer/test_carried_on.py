@@ -64,21 +64,6 @@ def clip(grad):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_of_what_is_added_up_counts_until_it_is_applied(trained, mode):
-    trained.build()
-
-    def steps():
-        for _ in range(2):
-            grads = [clip(trained.unscaled(x)[0]) for x in (float("inf"), 0.5, 0.5)]
-            trained.apply([tf.add_n(grads)])
-        return 0
-
-    compiled(steps, mode)()
-    assert trained.state() == (S / 4, 0, 2)
-    assert trained.subtracted() == 0.0
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
     trained = Trained(family, sizes=(4, 4))
     trained.build()

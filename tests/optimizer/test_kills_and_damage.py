@@ -18,9 +18,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainee
-from interrupted import checkpoint, fresh
+from interrupted import fresh
 from limits import skip_without
-from models import assert_same, compiled, inner_variables, variable_of
+from models import (
+    assert_same,
+    checkpoint_of,
+    compiled,
+    inner_variables,
+    variable_of,
+    whole_state,
+)
 from processes import SUPPORT, logs, started
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
@@ -70,9 +77,10 @@ def test_a_killed_run_ends_as_one_that_was_never_killed(family, tmp_path):
         assert next_life(lines)[0] >= safe > 0
         assert ["end"] in lines
     model = trainee.make(family)
-    trainee.train(model, 0)
+    for _ in trainee.train(model):
+        pass
     with np.load(str(tmp_path / "end.npz")) as end:
-        assert_same([end[name] for name in end.files], trainee.state(model))
+        assert_same([end[name] for name in end.files], whole_state(model))
 
 
 #: A step's gradients are its loss's slope times one of these, if it is to be bad.
@@ -168,22 +176,22 @@ def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
     path = str(tmp_path / "checkpoint")
     model, other = fresh(family, built=True), fresh(family)
     other.optimizer.build(other.trainable_variables)
-    before = trainee.state(other)
-    untouched = checkpoint(other).write(str(tmp_path / "untouched"))
-    checkpoint(model).write(path)
+    before = whole_state(other)
+    untouched = checkpoint_of(other).write(str(tmp_path / "untouched"))
+    checkpoint_of(model).write(path)
     file = Path(f"{path}.{suffix}")
     whole = file.read_bytes()
     for offset, content in damaged(whole, rng):
         file.write_bytes(content)
         try:
-            checkpoint(other).read(path)
+            checkpoint_of(other).read(path)
         except (tf.errors.OpError, IndexError):
-            assert_same(trainee.state(other), before)
+            assert_same(whole_state(other), before)
         else:  # the index ends with bits that mean nothing: then all is restored
             assert suffix == "index"
             assert offset > len(whole) - 100
-            assert_same(trainee.state(other), trainee.state(model))
-            checkpoint(other).read(untouched)
+            assert_same(whole_state(other), whole_state(model))
+            checkpoint_of(other).read(untouched)
 
 
 @pytest.mark.slow
@@ -191,7 +199,7 @@ def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
     skip_without("an optimizer in a .weights.h5 file", family)
     model, other = fresh(family, built=True), fresh(family)
     other.optimizer.build(other.trainable_variables)
-    before = trainee.state(other)
+    before = whole_state(other)
     weights, archive = tmp_path / "m.weights.h5", tmp_path / "m.keras"
     model.save_weights(str(weights))
     model.save(str(archive))
@@ -202,4 +210,4 @@ def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
             file.write_bytes(whole[:offset])
             with pytest.raises((OSError, ValueError, BadZipFile)):
                 load(str(file))
-            assert_same(trainee.state(other), before)
+            assert_same(whole_state(other), before)
