@@ -23,14 +23,11 @@ def trained(family):
     return Trained(family)
 
 
-def is_finite(grad):
-    return tf.reduce_all(tf.math.is_finite(grad))
-
-
 def momentum(grad, state):
     """Keeps a mean of gradients, which bad ones leave as it is."""
     before = tf.zeros_like(grad) if state is None else state
-    after = tf.where(is_finite(grad), 0.5 * before + grad, before)
+    is_finite = tf.reduce_all(tf.math.is_finite(grad))
+    after = tf.where(is_finite, 0.5 * before + grad, before)
     return after, after
 
 
@@ -108,14 +105,11 @@ def test_a_division_by_hand_into_a_variable_is_told(trained, function):
     assert abs(trained.subtracted()) == 0.5 / S
 
 
-def elements(trained):
-    return tf.data.Dataset.range(3).map(lambda _: trained.scaled(0.5)[0])
-
-
 @pytest.mark.parametrize("unscales", [False, True])
 def test_elements_of_a_dataset_are_divided_by_what_multiplied_them(trained, unscales):
+    elements = tf.data.Dataset.range(3).map(lambda _: trained.scaled(0.5)[0])
     with warned(0):
-        for grad in elements(trained):
+        for grad in elements:
             unscale = trained.optimizer.get_unscaled_gradients if unscales else list
             trained.apply(unscale([grad]))
     assert trained.subtracted() == 1.5

@@ -27,21 +27,15 @@ OWN = {"built", "inner_optimizer", "loss_scale", "loss_scale_factor", "name"}
 OWN |= {"variables", "weights"}
 #: Keras's methods that do the same on a wrapper.
 INHERITED = {
-    "add_slot": "Keras's wrapper calls the inner optimizer's",
-    "add_weight": "makes a variable that no optimizer keeps",
-    "assign": "changes the variable that it is given",
-    "assign_add": "changes the variable that it is given",
-    "assign_sub": "changes the variable that it is given",
-    "check_finite": "looks at the gradients that it is given",
-    "compute_gradients": "calls our scaling and the inner optimizer's",
-    "finalize_variable_values": "Keras's wrapper calls the inner optimizer's",
-    "get_gradients": "calls our scaling and the inner optimizer's",
-    "get_slot": "Keras's wrapper calls the inner optimizer's",
-    "get_slot_names": "Keras's wrapper calls the inner optimizer's",
-    "get_updates": "calls get_gradients and apply_gradients",
-    "minimize": "computes gradients and calls apply_gradients",
-    "save_own_variables": "saves `variables`",
-    "update_step": "raises: a wrapper has none",
+    # Keras's wrapper calls the inner optimizer's.
+    *("add_slot", "finalize_variable_values", "get_slot", "get_slot_names"),
+    # They change the variable, or look at the gradients, that they are given.
+    *("assign", "assign_add", "assign_sub", "check_finite"),
+    # They call our scaling and the inner optimizer's, or our `apply_gradients`.
+    *("compute_gradients", "get_gradients", "get_updates", "minimize"),
+    "add_weight",  # makes a variable that no optimizer keeps
+    "save_own_variables",  # saves `variables`
+    "update_step",  # raises: a wrapper has none
 }
 
 

@@ -119,11 +119,6 @@ def gradients(dtype, rows):
     return [*dense, sparse]
 
 
-def clipped(grad):
-    """Returns a gradient clipped by its norm, which float16 may not hold."""
-    return tf.cast(tf.clip_by_norm(tf.cast(grad, tf.float32), 1e3), grad.dtype)
-
-
 def stepper(family, dtype="float32", clips=False, loss_scale=None):
     """Returns an optimizer, its variables, and its step as a function of gradients."""
     loss_scale = loss_scale or lossscale.DynamicLossScale(8.0)
@@ -140,7 +135,10 @@ def stepper(family, dtype="float32", clips=False, loss_scale=None):
         if clips or family.name != "keras3":
             grads = optimizer.get_unscaled_gradients(grads)
         if clips:
-            grads = [clipped(grad) for grad in grads[:-1]] + grads[-1:]
+            *dense, sparse = grads
+            # float16 may not hold the norm.
+            dense = [tf.clip_by_norm(tf.cast(each, tf.float32), 1e3) for each in dense]
+            grads = [*(tf.cast(each, dtype) for each in dense), sparse]
         optimizer.apply_gradients(list(zip(grads, variables)))
 
     return optimizer, variables, step

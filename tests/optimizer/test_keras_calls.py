@@ -247,13 +247,7 @@ def test_learning_rates_that_are_properties_are_forwarded(family):
             if hasattr(self, "_inner_sgd"):
                 self._inner_sgd.learning_rate = value
 
-        @property
-        def lr(self):
-            return self.learning_rate
-
-        @lr.setter
-        def lr(self, value):
-            self.learning_rate = value
+        lr = learning_rate
 
     base = family.optimizers.SGD(0.25)
     optimizer = LossScaleOptimizer(Outer(base))

@@ -109,21 +109,6 @@ class TestCheckpoint:
             for model in models:
                 train(model, x, y, "TT")
 
-    def test_holds_the_scale_in_a_session(self, tmp_path):
-        prefix = str(tmp_path / "checkpoint")
-        for start, expected in ((8.0, 4.0), (64.0, 4.0)):
-            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-                scale = DynamicLossScale(start)
-                update_op, _ = scale.update([tf.constant([np.inf])])
-                checkpoint = tf.compat.v1.train.Checkpoint(scale=scale)
-                session.run(tf.compat.v1.global_variables_initializer())
-                if start == 8.0:
-                    session.run(update_op)
-                    path = checkpoint.save(prefix, session=session)
-                else:
-                    checkpoint.restore(path).run_restore_ops(session)
-                assert session.run(scale()) == expected
-
 
 class TestConfig:
     """get_config and from_config through JSON."""

@@ -113,14 +113,13 @@ def read_weights(family, path, built=True):
     return model
 
 
-def load(family, path):
-    return family.keras.models.load_model(str(path))
-
-
 #: Route -> (the feature in limits.py, how to read it).
 ROUTES = {
     "manager, after build": (None, read_newest),
-    ".h5": ("an optimizer in an .h5 file", lambda f, d: load(f, d / "m.h5")),
+    ".h5": (
+        "an optimizer in an .h5 file",
+        lambda f, d: f.keras.models.load_model(str(d / "m.h5")),
+    ),
     "SavedModel": (None, read_savedmodel),
     ".weights.h5": (
         "an optimizer in a .weights.h5 file",
@@ -133,7 +132,7 @@ ROUTES = {
     # .keras files
     "ModelCheckpoint": (
         "an optimizer in a .keras file",
-        lambda f, d: load(f, d / "each.keras"),
+        lambda f, d: f.keras.models.load_model(str(d / "each.keras")),
     ),
     "ModelCheckpoint, weights": (
         None,
