@@ -48,7 +48,6 @@ def test_an_overflow_costs_one_step(trained, change, mode):
             (grad,) = trained.unscaled(factor)
             grad, state = change(grad, state)
             trained.apply([grad])
-        return 0
 
     with warned(0):
         compiled(steps, mode)()
@@ -72,7 +71,6 @@ def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
         pairs = list(zip([clip(bad), good * total], trained.variables))
         for pair in pairs:
             trained.optimizer.apply_gradients([pair])
-        return 0
 
     compiled(step, mode)()
     assert trained.subtracted() == [0.0, 0.0]
@@ -90,7 +88,6 @@ def test_another_optimizer_decides_for_itself(family, mode):
         total = tf.minimum(tf.norm(tf.concat([bad, good], 0)), 1.0)
         first.apply([clip(bad)])
         second.apply([good * total])
-        return 0
 
     compiled(step, mode)()
     assert first.subtracted() == second.subtracted() == 0.0
@@ -161,7 +158,6 @@ def test_a_loss_that_is_scaled_in_a_branch_or_a_loop(family, where, is_fixed, mo
             tape.watch(variables)
             loss = loss_of(tf.reduce_sum(variables[0]))
         trained.apply(tape.gradient(loss, variables))
-        return 0
 
     with warned(0):
         compiled(step, mode)()
