@@ -79,7 +79,7 @@ KERAS = (
     "tests/test_pages.py",
     *(
         f"tests/optimizer/test_{name}.py"
-        for name in ("composition", "keras_arguments", "keras_calls", "keras_state")
+        for name in ("composition", "keras_arguments", "keras_calls")
     ),
 )
 

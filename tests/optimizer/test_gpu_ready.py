@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from installed import ROOT, families
 from limits import TENSORFLOW
-from models import policy_of, variable_of
+from models import compiled, policy_of, variable_of
 from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21)
     kernels,
     op_def_registry,
@@ -45,22 +45,16 @@ def host_reads(concrete):
       AssertionError: An op has no GPU kernel for its dtypes.
     """
     graph_def = concrete.graph.as_graph_def()
-    found = _host_reads(graph_def.node)
-    for function in graph_def.library.function:
-        found |= _host_reads(function.node_def)
-    return found
-
-
-def _host_reads(nodes):
-    constant = _constants(nodes)
     found = set()
-    for node in nodes:
-        is_call = node.op.endswith("PartitionedCall")
-        if node.op in STRUCTURE or is_call or node.name in constant:
-            continue
-        needs = [_host_arguments(node, k, constant) for k in _gpu_kernels(node)]
-        assert needs, f"no GPU kernel for {node.op} of {_types(node)}"
-        found |= {(node.op, argument) for argument in min(needs, key=len)}
+    for nodes in (graph_def.node, *(f.node_def for f in graph_def.library.function)):
+        constant = _constants(nodes)
+        for node in nodes:
+            is_call = node.op.endswith("PartitionedCall")
+            if node.op in STRUCTURE or is_call or node.name in constant:
+                continue
+            needs = [_host_arguments(node, k, constant) for k in _gpu_kernels(node)]
+            assert needs, f"no GPU kernel for {node.op} of {_types(node)}"
+            found |= {(node.op, argument) for argument in min(needs, key=len)}
     return found
 
 
@@ -125,19 +119,10 @@ def gradients(dtype, rows):
     return [*dense, sparse]
 
 
-def clipped(grad):
-    """Returns a gradient clipped by its norm, which float16 may not hold."""
-    return tf.cast(tf.clip_by_norm(tf.cast(grad, tf.float32), 1e3), grad.dtype)
-
-
-def stepper(
-    family, optimizer_name="SGD", dtype="float32", clips=False, loss_scale=None
-):
+def stepper(family, dtype="float32", clips=False, loss_scale=None):
     """Returns an optimizer, its variables, and its step as a function of gradients."""
-    optimizer = lossscale.LossScaleOptimizer(
-        getattr(family.optimizers, optimizer_name)(0.5),
-        loss_scale or lossscale.DynamicLossScale(8.0),
-    )
+    loss_scale = loss_scale or lossscale.DynamicLossScale(8.0)
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
     variables = [
         variable_of(family, tf.ones(shape, dtype), dtype)
         for shape in ([100, 100], [16], [16], [16], [5, 8])
@@ -150,20 +135,13 @@ def stepper(
         if clips or family.name != "keras3":
             grads = optimizer.get_unscaled_gradients(grads)
         if clips:
-            grads = [clipped(grad) for grad in grads[:-1]] + grads[-1:]
+            *dense, sparse = grads
+            # float16 may not hold the norm.
+            dense = [tf.clip_by_norm(tf.cast(each, tf.float32), 1e3) for each in dense]
+            grads = [*(tf.cast(each, dtype) for each in dense), sparse]
         optimizer.apply_gradients(list(zip(grads, variables)))
 
     return optimizer, variables, step
-
-
-def _host_reads_of_bare(family):
-    optimizer, variables, _ = stepper(family)
-    inner = optimizer.inner_optimizer
-
-    def step(rows):
-        inner.apply_gradients(list(zip(gradients("float32", rows), variables)))
-
-    return host_reads(tf.function(step).get_concrete_function(ROWS))
 
 
 @needs_cuda_build
@@ -174,28 +152,32 @@ def _host_reads_of_bare(family):
 @pytest.mark.parametrize("clips", [False, True])
 def test_only_the_branchs_predicate_goes_to_the_host(family, clips, policy):
     _, _, step = stepper(family, clips=clips, loss_scale=policy())
+    other, variables, _ = stepper(family)
 
-    def trace(rows):
-        step(gradients("float32", rows))
+    def bare(grads):
+        other.inner_optimizer.apply_gradients(list(zip(grads, variables)))
 
-    reads = host_reads(tf.function(trace).get_concrete_function(ROWS))
-    assert reads & PREDICATES, "no branch was found"
+    def reads(apply):
+        def of_rows(rows):
+            apply(gradients("float32", rows))
+
+        return host_reads(tf.function(of_rows).get_concrete_function(ROWS))
+
+    found = reads(step)
+    assert found & PREDICATES, "no branch was found"
     # Keras 2 looks at the shape of sparse gradients, wrapped or not.
-    assert reads - _host_reads_of_bare(family) <= PREDICATES
-
-
-def wrapped(family, by):
-    """Returns an optimizer: "bare", in "its own" Keras's wrapper, or in "ours"."""
-    inner = family.optimizers.SGD(0.5)
-    if by == "bare":
-        return inner
-    owner = family.keras.mixed_precision if by == "its own" else lossscale
-    return owner.LossScaleOptimizer(inner)
+    assert found - reads(bare) <= PREDICATES
 
 
 def waits(family, by, count, clips=False):
-    """Returns how often the host waits, in the loop that its own wrapper wants."""
-    optimizer = wrapped(family, by)
+    """Returns how often the host waits, in the loop that its own wrapper wants.
+
+    The optimizer is "bare", or in "its own" Keras's wrapper, or in "ours".
+    """
+    optimizer = family.optimizers.SGD(0.5)
+    if by != "bare":
+        owner = family.keras.mixed_precision if by == "its own" else lossscale
+        optimizer = owner.LossScaleOptimizer(optimizer)
     variables = [variable_of(family, tf.ones([64, 64])), variable_of(family, [1.0])]
     if hasattr(optimizer, "build"):
         optimizer.build(variables)
@@ -269,7 +251,7 @@ def test_what_is_not_finite_is_seen_as_on_a_gpu(family, dtype, clips):
     before = [np.array(each) for each in variables]
 
     @tf.function(**COMPILED_BY_XLA)
-    def compiled(value):
+    def with_last(value):
         rows = tf.constant([0, 1])
         *dense, sparse = gradients(dtype, rows)
         dense[-1] = tf.tensor_scatter_nd_update(dense[-1], [[15]], [value])
@@ -277,7 +259,7 @@ def test_what_is_not_finite_is_seen_as_on_a_gpu(family, dtype, clips):
 
     large = {"float16": 6e4, "float32": 1e38}[dtype]
     for number, last in enumerate([float("inf"), float("nan"), large, 1.0]):
-        compiled(tf.constant(last, dtype))
+        with_last(tf.constant(last, dtype))
         is_bad = last != 1.0
         assert int(loss_scale.skipped_steps.numpy()) == min(number + 1, 3)
         for old, variable in zip(before, variables):
@@ -327,15 +309,12 @@ def test_a_read_on_the_host_would_be_found():
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_steps_run_on_a_gpu(family, mode):
     optimizer, variables, step = stepper(family)
-    if mode != "eager":
-        options = COMPILED_BY_XLA if mode == "xla" else {}
-        step = tf.function(step, autograph=False, **options)
+    step = compiled(step, mode)
     with tf.device("GPU:0"):
-        good = gradients("float32", tf.constant([1, 3]))
-        step(good)
-        step(
-            [*good[:-2], tf.constant(np.r_[np.ones(15), np.inf], tf.float32), good[-1]]
-        )
+        *dense, sparse = gradients("float32", tf.constant([1, 3]))
+        step([*dense, sparse])
+        dense[-1] = tf.constant(np.r_[np.ones(15), np.inf], tf.float32)
+        step([*dense, sparse])
     assert float(optimizer.loss_scale) == 4.0
     for variable in variables[:-1]:
         value = tf.convert_to_tensor(variable)

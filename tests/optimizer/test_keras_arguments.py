@@ -1,4 +1,4 @@
-"""Configs and arguments of Keras's own wrappers are taken as they are there."""
+"""Arguments, configs and states of Keras's own wrappers are taken as they are there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import data, regression
+from models import assert_same, checkpoint_of, data, regression, whole_state
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.scales import base
@@ -24,13 +24,13 @@ OF_OLD_KERAS_3 = {
     "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }
+BATCHES = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 
-def keras_own(family, **kwargs):
+def keras_own(family, name="SGD", **kwargs):
     """Returns Keras's own wrapper around an optimizer."""
-    return family.keras.mixed_precision.LossScaleOptimizer(
-        family.optimizers.SGD(0.25), **kwargs
-    )
+    inner = getattr(family.optimizers, name)(0.25)
+    return family.keras.mixed_precision.LossScaleOptimizer(inner, **kwargs)
 
 
 def taken(config):
@@ -48,55 +48,56 @@ def assert_wraps_sgd(family, optimizer):
     assert type(optimizer.inner_optimizer).__name__ == "SGD"
 
 
-def test_the_config_of_keras_own_wrapper_is_taken(family):
-    wrapper = keras_own(family, initial_scale=64.0, dynamic_growth_steps=7)
-    optimizer = taken(json.loads(json.dumps(wrapper.get_config(), default=float)))
-    scale = optimizer.loss_scale
-    assert isinstance(scale, DynamicLossScale)
-    assert (float(scale), scale.increment_period, scale.multiplier) == (64.0, 7, 2.0)
-    assert_wraps_sgd(family, optimizer)
-    assert float(optimizer.learning_rate.numpy()) == 0.25
-    again = taken({**wrapper.get_config(), **OF_OLD_KERAS_3})
-    assert again.loss_scale.get_config() == scale.get_config()
+def dynamic(**settings):
+    return DynamicLossScale(**settings).get_config()
 
 
-def test_a_fixed_scale_of_keras_2s_is_taken(family):
-    if family.name == "keras3":
-        pytest.skip("Keras 3's own wrapper has no fixed loss scale")
-    wrapper = keras_own(family, dynamic=False, initial_scale=64.0)
-    optimizer = taken(wrapper.get_config())
-    assert isinstance(optimizer.loss_scale, FixedLossScale)
-    assert float(optimizer.loss_scale) == 64.0
+def fixed(value):
+    return FixedLossScale(value).get_config()
 
 
-def test_a_scale_below_one_is_taken(family):
-    scale = taken(keras_own(family, initial_scale=0.25).get_config()).loss_scale
-    assert float(scale) == scale.min_loss_scale == 0.25
+def test_keras_own_wrapper_and_its_config_are_taken(family):
+    """Before the wrapper is built. Keras 3's has no fixed loss scale."""
+    cases = [
+        (
+            {"initial_scale": 64.0, "dynamic_growth_steps": 7},
+            dynamic(initial_loss_scale=64, increment_period=7),
+        ),
+        (
+            {"initial_scale": 0.25},
+            dynamic(initial_loss_scale=0.25, min_loss_scale=0.25),
+        ),
+        ({"dynamic": False, "initial_scale": 64.0}, fixed(64)),
+    ]
+    for arguments, expected in cases[:2] if family.name == "keras3" else cases:
+        wrapper = keras_own(family, **arguments)
+        config = wrapper.get_config()
+        for optimizer in (
+            taken(config),
+            taken(json.loads(json.dumps(config, default=float))),
+            taken({**config, **OF_OLD_KERAS_3}),
+            LossScaleOptimizer.from_keras(wrapper),
+        ):
+            assert optimizer.loss_scale.get_config() == expected
+            assert float(optimizer.loss_scale) == arguments["initial_scale"]
+            assert float(optimizer.learning_rate.numpy()) == 0.25
+            assert_wraps_sgd(family, optimizer)
+        assert optimizer.inner_optimizer is wrapper.inner_optimizer
 
 
-@pytest.mark.parametrize(
-    "loss_scale",
-    [
-        {
-            "class_name": "DynamicLossScale",
-            "config": {
-                "initial_loss_scale": 64.0,
-                "increment_period": 7,
-                "multiplier": 4.0,
-            },
-        },
-        {"class_name": "FixedLossScale", "config": {"loss_scale_value": 64.0}},
-    ],
-    ids=lambda config: config["class_name"],
-)
-def test_the_config_of_tensorflow_2_3_is_taken(family, loss_scale):
+def test_the_config_of_tensorflow_2_3_is_taken(family):
     # TensorFlow 2.3, LossScaleOptimizer.get_config: "optimizer" and "loss_scale".
     inner = keras_own(family).get_config()["inner_optimizer"]
-    optimizer = taken({"optimizer": inner, "loss_scale": loss_scale})
-    found = optimizer.loss_scale
-    assert type(found).__name__ == loss_scale["class_name"]
-    assert loss_scale["config"].items() <= found.get_config().items()
-    assert_wraps_sgd(family, optimizer)
+    settings = {"initial_loss_scale": 64.0, "increment_period": 7, "multiplier": 4.0}
+    for name, config in (
+        ("DynamicLossScale", settings),
+        ("FixedLossScale", {"loss_scale_value": 64.0}),
+    ):
+        loss_scale = {"class_name": name, "config": config}
+        optimizer = taken({"optimizer": inner, "loss_scale": loss_scale})
+        assert type(optimizer.loss_scale).__name__ == name
+        assert config.items() <= optimizer.loss_scale.get_config().items()
+        assert_wraps_sgd(family, optimizer)
 
 
 @pytest.mark.parametrize(
@@ -111,56 +112,42 @@ def test_what_is_no_config_is_told(family, config):
             cls.from_config(config)
 
 
-def dynamic(**settings):
-    return DynamicLossScale(**settings).get_config()
+def given(*args, **kwargs):
+    """Returns arguments as a program writes them, after the inner optimizer."""
+    return args, kwargs
 
 
-def fixed(value):
-    return FixedLossScale(value).get_config()
-
-
-#: Positional and named arguments as programs write them, and the loss scale they mean.
+#: What programs write, and the loss scale that they mean.
 CALLS = [
-    ((), {"dynamic": True}, dynamic()),  # dreamerv2
-    ((), {"dynamic": False, "initial_scale": 64}, fixed(64)),  # Model Garden, DLRM
-    ((), {"initial_scale": 64.0}, dynamic(initial_loss_scale=64)),
-    ((), {"dynamic_growth_steps": 7}, dynamic(increment_period=7)),
-    (
-        (),
-        {"dynamic": True, "initial_scale": None, "dynamic_growth_steps": None},
-        dynamic(),
-    ),
-    (
-        (),
-        {"initial_scale": 0.25},
-        dynamic(initial_loss_scale=0.25, min_loss_scale=0.25),
-    ),
-    ((), {"use_ema": False, "clipnorm": None}, dynamic()),
+    (given(dynamic=True), dynamic()),  # dreamerv2
+    (given(dynamic=False, initial_scale=64), fixed(64)),  # Model Garden, DLRM
+    (given(initial_scale=64.0), dynamic(initial_loss_scale=64)),
+    (given(dynamic_growth_steps=7), dynamic(increment_period=7)),
+    (given(dynamic=True, initial_scale=None, dynamic_growth_steps=None), dynamic()),
+    (given(initial_scale=0.25), dynamic(initial_loss_scale=0.25, min_loss_scale=0.25)),
+    (given(use_ema=False, clipnorm=None), dynamic()),
     # Keras 2's order.
-    ((True,), {}, dynamic()),
-    ((np.True_, 64), {}, dynamic(initial_loss_scale=64)),
-    ((False, 64), {}, fixed(64)),
-    ((False,), {"initial_scale": 64}, fixed(64)),
-    ((True, 64.0, 7), {}, dynamic(initial_loss_scale=64, increment_period=7)),
-    ((True, None, 7), {}, dynamic(increment_period=7)),
+    (given(True), dynamic()),
+    (given(np.True_, 64), dynamic(initial_loss_scale=64)),
+    (given(False, 64), fixed(64)),
+    (given(False, initial_scale=64), fixed(64)),
+    (given(True, 64.0, 7), dynamic(initial_loss_scale=64, increment_period=7)),
+    (given(True, None, 7), dynamic(increment_period=7)),
     # Keras 3's, and TensorFlow 2.0's to 2.3's.
-    ((64.0, 7), {}, dynamic(initial_loss_scale=64, increment_period=7)),
-    ((64.0,), {}, fixed(64)),
-    (("dynamic",), {}, dynamic()),
+    (given(64.0, 7), dynamic(initial_loss_scale=64, increment_period=7)),
+    (given(64.0), fixed(64)),
+    (given("dynamic"), dynamic()),
 ]
 
 
 @pytest.mark.either_keras2
-@pytest.mark.parametrize(("args", "kwargs", "expected"), CALLS, ids=repr)
-def test_arguments_of_keras_own_are_taken(family, args, kwargs, expected):
+@pytest.mark.parametrize(("arguments", "expected"), CALLS, ids=repr)
+def test_arguments_of_keras_own_are_taken(family, arguments, expected):
     own = type(LossScaleOptimizer(family.optimizers.SGD(0.25)))
+    args, kwargs = arguments
     for cls in (LossScaleOptimizer, own):
         optimizer = cls(family.optimizers.SGD(0.25), *args, **kwargs)
         assert optimizer.loss_scale.get_config() == expected
-        is_dynamic = "increment_period" in expected
-        assert type(optimizer.loss_scale) is (
-            DynamicLossScale if is_dynamic else FixedLossScale
-        )
         assert optimizer.name == "loss_scale_optimizer"
         # The config is in our words, and says the same.
         config = json.loads(json.dumps(optimizer.get_config()))
@@ -170,57 +157,50 @@ def test_arguments_of_keras_own_are_taken(family, args, kwargs, expected):
 
 @pytest.mark.either_keras2
 @pytest.mark.parametrize(
-    ("args", "kwargs"),
+    "arguments",
     [
-        (("dynamic", "mine"), {}),
-        ((64.0, 7, "mine"), {}),
-        ((True, "mine", 7), {}),
-        ((True,), {"name": "mine"}),
-        ((), {"name": "mine", "initial_scale": 8.0}),
+        given("dynamic", "mine"),
+        given(64.0, 7, "mine"),
+        given(True, "mine", 7),
+        given(True, name="mine"),
+        given(name="mine", initial_scale=8.0),
     ],
     ids=repr,
 )
-def test_a_name_is_a_name_in_any_order(family, args, kwargs):
+def test_a_name_is_a_name_in_any_order(family, arguments):
+    args, kwargs = arguments
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), *args, **kwargs)
     assert optimizer.name == "mine"
     assert isinstance(optimizer.loss_scale, DynamicLossScale)
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "error", "message"),
+    ("arguments", "error", "message"),
     [
-        ((), {"dynamic": False}, ValueError, "`initial_scale` .* got None. Write Loss"),
-        ((False,), {}, ValueError, "`loss_scale` must .* got False. Write"),
+        (given(dynamic=False), ValueError, "`initial_scale` .* got None. Write Loss"),
+        (given(False), ValueError, "`loss_scale` must .* got False. Write"),
         (
-            (False, 64, 7),
-            {},
+            given(False, 64, 7),
             ValueError,
             "`dynamic_growth_steps` must be None with dynamic=False, got 7. Leave",
         ),
-        ((), {"dynamic": "dynamic"}, TypeError, "`dynamic` .* got 'dynamic'"),
-        ((), {"dynamic": 1}, TypeError, "`dynamic` must be True or False, got 1"),
-        ((), {"initial_scale": "8"}, TypeError, "`initial_scale` .* got '8'"),
-        ((True, -1), {}, ValueError, "`initial_scale` must be positive.* got -1"),
-        ((8.0, 0), {}, ValueError, "`dynamic_growth_steps` .* got 0"),
-        ((True,), {"dynamic": False}, TypeError, "`dynamic` .* once, got True by pos"),
+        (given(dynamic="dynamic"), TypeError, "`dynamic` .* got 'dynamic'"),
+        (given(dynamic=1), TypeError, "`dynamic` must be True or False, got 1"),
+        (given(initial_scale="8"), TypeError, "`initial_scale` .* got '8'"),
+        (given(True, -1), ValueError, "`initial_scale` must be positive.* got -1"),
+        (given(8.0, 0), ValueError, "`dynamic_growth_steps` .* got 0"),
+        (given(True, dynamic=False), TypeError, "`dynamic` .* once, got True by pos"),
         (
-            (),
-            {"loss_scale": "dynamic", "dynamic": True},
+            given(loss_scale="dynamic", dynamic=True),
             TypeError,
             "`dynamic` must not .* `loss_scale`, got dynamic=True and .* Leave out",
         ),
+        (given(8.0, initial_scale=8.0), TypeError, "`initial_scale` must not .*_scale"),
+        (given(None, dynamic=True), TypeError, "`dynamic` must not .*_scale=None"),
+        (given("dynamic", 5), TypeError, "`name` must be a string, got 5"),
+        (given(clipnorm=1.0), ValueError, "`clipnorm` must be set on .*inner.*= ..."),
         (
-            (8.0,),
-            {"initial_scale": 8.0},
-            TypeError,
-            "`initial_scale` must not .*_scale",
-        ),
-        ((None,), {"dynamic": True}, TypeError, "`dynamic` must not .*_scale=None"),
-        (("dynamic", 5), {}, TypeError, "`name` must be a string, got 5"),
-        ((), {"clipnorm": 1.0}, ValueError, "`clipnorm` must be set on .*inner.*= ..."),
-        (
-            (),
-            {"dynamik": True},
+            given(dynamik=True),
             TypeError,
             "`dynamik` .*one of .*communication_dtype, got",
         ),
@@ -229,8 +209,9 @@ def test_a_name_is_a_name_in_any_order(family, args, kwargs):
 )
 @pytest.mark.either_keras2
 def test_wrong_arguments_are_told_before_anything_exists(
-    family, monkeypatch, args, kwargs, error, message
+    family, monkeypatch, arguments, error, message
 ):
+    args, kwargs = arguments
     inner = family.optimizers.SGD(0.25)
     own = type(LossScaleOptimizer(family.optimizers.SGD(0.25)))
 
@@ -245,32 +226,68 @@ def test_wrong_arguments_are_told_before_anything_exists(
     LossScaleOptimizer(inner)  # nobody has marked it as wrapped
 
 
-def test_programs_of_others_train(family, rng):
-    """Lines of Model Garden, DLRM and dreamerv2, and their custom loops."""
-
-    def configure_optimizer(optimizer, use_float16=False, loss_scale=None):
-        if use_float16 and loss_scale in (None, "dynamic"):
-            return LossScaleOptimizer(optimizer)
-        return LossScaleOptimizer(optimizer, dynamic=False, initial_scale=loss_scale)
-
+@pytest.mark.slow_on_the_newest
+def test_it_goes_on_as_if_keras_own_had_gone_on(family, rng, tmp_path):
     x, y = data(rng)
-    made = [
-        configure_optimizer(family.optimizers.SGD(0.125), True, "dynamic"),
-        configure_optimizer(family.optimizers.SGD(0.125), True, 1024),
-        LossScaleOptimizer(family.optimizers.SGD(0.125), dynamic=True),
-        LossScaleOptimizer(family.optimizers.SGD(0.125), 1024.0, 2000),
-    ]
-    weights = []
-    for optimizer in made:
-        model = regression(family, optimizer, run_eagerly=True)
-        model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
-        with tf.GradientTape() as tape:
-            loss = optimizer.get_scaled_loss(tf.reduce_mean((model(x) - y) ** 2))
-        trained = model.trainable_variables
-        grads = optimizer.get_unscaled_gradients(tape.gradient(loss, trained))
-        optimizer.apply_gradients(zip(grads, trained))
-        assert float(optimizer.loss_scale) in (1024.0, 2.0**15)
-        weights.append(model.get_weights())
-    for others in weights[1:]:
-        for one, other in zip(weights[0], others):
-            np.testing.assert_array_equal(one, other)
+    arguments = {"initial_scale": 64.0, "dynamic_growth_steps": 6}
+    own, twin = (keras_own(family, "Adam", **arguments) for _ in range(2))
+    model, twin = regression(family, own), regression(family, twin)
+    for each in (model, twin):
+        each.fit(x, y, **BATCHES)  # four steps
+    assert_same(model.get_weights(), twin.get_weights())
+
+    optimizer = LossScaleOptimizer.from_keras(own)
+    assert optimizer.inner_optimizer is own.inner_optimizer
+    scale = optimizer.loss_scale
+    assert (float(scale), int(scale.good_steps.numpy())) == (64.0, 4)
+    assert (scale.initial_loss_scale, scale.increment_period) == (64.0, 6)
+    assert int(optimizer.iterations.numpy()) == 4
+    model.compile(optimizer, "mse")
+    for each in (model, twin):
+        each.fit(x, y, **BATCHES)
+    assert model.optimizer is optimizer
+    assert (float(scale), int(scale.good_steps.numpy())) == (128.0, 2)
+    assert int(optimizer.iterations.numpy()) == 8
+    assert_same(model.get_weights(), twin.get_weights())
+
+    # What it saves is read by one of our own.
+    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
+    fresh = LossScaleOptimizer(family.optimizers.Adam(0.25), DynamicLossScale(2.0))
+    other = regression(family, fresh)
+    checkpoint_of(other).read(path).expect_partial()
+    fresh.build(other.trainable_variables)
+    assert_same(whole_state(other), whole_state(model))
+
+
+def test_a_scale_below_the_floor_stays(family):
+    if family.name != "keras3":
+        pytest.skip("Keras 2's own wrapper has a floor")
+    own = keras_own(family)
+    own.build([family.keras.Variable([1.0])])
+    own.dynamic_scale.assign(0.5)
+    scale = LossScaleOptimizer.from_keras(own).loss_scale
+    assert float(scale) == scale.min_loss_scale == 0.5
+    own = keras_own(family)
+    own.build([family.keras.Variable([1.0])])
+    own.dynamic_scale.assign(0.0)
+    with pytest.raises(ValueError, match=r"`dynamic_scale` must be positive.* got 0.0"):
+        LossScaleOptimizer.from_keras(own)
+
+
+@pytest.mark.either_keras2
+def test_what_is_no_wrapper_of_keras_is_told(family):
+    ours = LossScaleOptimizer(family.optimizers.SGD(0.25))
+    with pytest.raises(TypeError, match=r"`optimizer` must be .*lossscale's already"):
+        LossScaleOptimizer.from_keras(ours)
+    for other in (family.optimizers.SGD(0.25), None, 8.0):
+        with pytest.raises(TypeError, match=r"`optimizer` must be .* got .*Wrap an"):
+            LossScaleOptimizer.from_keras(other)
+
+
+def test_in_a_graph_it_is_told(family):
+    if family.name != "keras2-legacy":
+        pytest.skip("other optimizers are of no use in a graph")
+    with tf.Graph().as_default():
+        own = keras_own(family)
+        with pytest.raises(RuntimeError, match=r"`from_keras` must be called eagerly"):
+            LossScaleOptimizer.from_keras(own)

@@ -18,9 +18,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainee
-from interrupted import checkpoint, fresh
+from interrupted import fresh
 from limits import skip_without
-from models import assert_same, compiled, inner_variables, variable_of
+from models import (
+    assert_same,
+    checkpoint_of,
+    compiled,
+    inner_variables,
+    variable_of,
+    whole_state,
+)
 from processes import SUPPORT, logs, started
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
@@ -70,9 +77,10 @@ def test_a_killed_run_ends_as_one_that_was_never_killed(family, tmp_path):
         assert next_life(lines)[0] >= safe > 0
         assert ["end"] in lines
     model = trainee.make(family)
-    trainee.train(model, 0)
+    for _ in trainee.train(model):
+        pass
     with np.load(str(tmp_path / "end.npz")) as end:
-        assert_same([end[name] for name in end.files], trainee.state(model))
+        assert_same([end[name] for name in end.files], whole_state(model))
 
 
 #: A step's gradients are its loss's slope times one of these, if it is to be bad.
@@ -82,17 +90,15 @@ SOAKED = {"graph": 100_000, "xla": 10_000} if SOAK else {"graph": 20_000, "xla":
 AT_ONCE = 1000
 
 
-def resident():
-    """Returns how many bytes of memory this process holds."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def soak(family, mode):
-    """Returns a function of many steps, and what it leaves behind.
+@pytest.mark.slow
+@pytest.mark.compiled_once
+@either_keras2
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_a_very_long_run(family, mode):
+    """After each step everything that is kept must be finite.
 
     A fifth of the steps is bad, in runs and alone, and a gradient beyond float16's end
-    makes some more so. After each step everything that is kept must be finite.
+    makes some more so.
     """
     bounds = (2.0, 2.0**20)
     scale = DynamicLossScale(
@@ -128,22 +134,14 @@ def soak(family, mode):
             all_is_well = tf.logical_and(all_is_well, step(number))
         return all_is_well
 
-    return compiled(steps, mode), optimizer
-
-
-@pytest.mark.slow
-@pytest.mark.compiled_once
-@either_keras2
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_a_very_long_run(family, mode):
-    steps, optimizer = soak(family, mode)
-    memory = []
+    steps, memory = compiled(steps, mode), []
     for first in range(0, SOAKED[mode], AT_ONCE):
         assert bool(steps(tf.constant(first)))
         if first + AT_ONCE in (SOAKED[mode] // 5, SOAKED[mode]):
             gc.collect()
-            memory.append(resident())
-    skipped = int(optimizer.loss_scale.skipped_steps.numpy())
+            pages = Path("/proc/self/statm").read_text().split()[1]
+            memory.append(int(pages) * os.sysconf("SC_PAGE_SIZE"))
+    skipped = int(scale.skipped_steps.numpy())
     assert skipped + int(optimizer.iterations.numpy()) == SOAKED[mode]
     assert 0.15 < skipped / SOAKED[mode] < 0.6
     assert steps.experimental_get_tracing_count() == 1
@@ -153,37 +151,32 @@ def test_a_very_long_run(family, mode):
         assert memory[1] - memory[0] < 320 * SOAKED[mode] + 4 * 2**20
 
 
-def damaged(whole, rng):
-    """Yields at which byte a file is damaged, and its bytes: a bit flipped, cut off."""
-    for offset in rng.integers(0, len(whole), 24):
-        flipped = bytearray(whole)
-        flipped[offset] ^= 1 << int(rng.integers(8))
-        yield offset, bytes(flipped)
-        yield 0, whole[:offset]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["data-00000-of-00001", "index"])
 def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
     path = str(tmp_path / "checkpoint")
     model, other = fresh(family, built=True), fresh(family)
     other.optimizer.build(other.trainable_variables)
-    before = trainee.state(other)
-    untouched = checkpoint(other).write(str(tmp_path / "untouched"))
-    checkpoint(model).write(path)
+    before = whole_state(other)
+    untouched = checkpoint_of(other).write(str(tmp_path / "untouched"))
+    checkpoint_of(model).write(path)
     file = Path(f"{path}.{suffix}")
     whole = file.read_bytes()
-    for offset, content in damaged(whole, rng):
-        file.write_bytes(content)
-        try:
-            checkpoint(other).read(path)
-        except (tf.errors.OpError, IndexError):
-            assert_same(trainee.state(other), before)
-        else:  # the index ends with bits that mean nothing: then all is restored
-            assert suffix == "index"
-            assert offset > len(whole) - 100
-            assert_same(trainee.state(other), trainee.state(model))
-            checkpoint(other).read(untouched)
+    for offset in rng.integers(0, len(whole), 24):
+        flipped = bytearray(whole)
+        flipped[offset] ^= 1 << int(rng.integers(8))
+        for content in (flipped, whole[:offset]):
+            file.write_bytes(content)
+            try:
+                checkpoint_of(other).read(path)
+            except (tf.errors.OpError, IndexError):
+                assert_same(whole_state(other), before)
+            else:  # the index ends with bits that mean nothing: then all is restored
+                assert suffix == "index"
+                assert content is flipped
+                assert offset > len(whole) - 100
+                assert_same(whole_state(other), whole_state(model))
+                checkpoint_of(other).read(untouched)
 
 
 @pytest.mark.slow
@@ -191,7 +184,7 @@ def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
     skip_without("an optimizer in a .weights.h5 file", family)
     model, other = fresh(family, built=True), fresh(family)
     other.optimizer.build(other.trainable_variables)
-    before = trainee.state(other)
+    before = whole_state(other)
     weights, archive = tmp_path / "m.weights.h5", tmp_path / "m.keras"
     model.save_weights(str(weights))
     model.save(str(archive))
@@ -202,4 +195,4 @@ def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
             file.write_bytes(whole[:offset])
             with pytest.raises((OSError, ValueError, BadZipFile)):
                 load(str(file))
-            assert_same(trainee.state(other), before)
+            assert_same(whole_state(other), before)

@@ -20,7 +20,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 from installed import ROOT, families
-from models import compiled, variable_of
+from models import checkpoint_of, compiled, variable_of
 
 import lossscale
 from lossscale.runtime import kerases
@@ -45,6 +45,12 @@ STARTS = {"float32": 2.0**5, "float16": 2.0**12}
 def sgd(family):
     """Returns the inner optimizer of all runs."""
     return family.optimizers.SGD(0.25, momentum=0.5)
+
+
+def wrapped(family):
+    """Returns the wrapper whose state and config the files hold."""
+    scale = lossscale.DynamicLossScale(STARTS["float32"], **RULE)
+    return lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
 
 
 def targets():
@@ -141,14 +147,12 @@ def write_run(found):
     (DATA / "run.json").write_text(json.dumps(runs) + "\n")
 
 
-#: The routes of a whole model to one file, by kind of optimizer.
+#: The routes of a model with its optimizer to one file, by kind of optimizer.
 MODEL_FILES = {
-    "keras3": ["model.keras"],
+    "keras3": ["model.keras", "model.weights.h5"],
     "keras2-new": ["model.keras", "model.h5"],
     "keras2-legacy": ["model.h5"],  # its .keras files hold no optimizer's state
 }
-#: What is of the optimizer in these is read into a model that is there.
-WEIGHTS_FILES = {"keras3": ["model.weights.h5"]}
 
 
 def write_files(found):
@@ -157,16 +161,13 @@ def write_files(found):
     for family in found:
         home = folder / family.name
         home.mkdir(parents=True, exist_ok=True)
-        scale = lossscale.DynamicLossScale(2.0**5, **RULE)
-        optimizer = lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
-        model = compiled_model(family, optimizer)
+        model = compiled_model(family, wrapped(family))
+        optimizer, scale = model.optimizer, model.optimizer.loss_scale
         fit(model, 0, STEPS // 2)
         for name in MODEL_FILES[family.name]:
-            model.save(str(home / name))
-        for name in WEIGHTS_FILES.get(family.name, []):
-            model.save_weights(str(home / name))
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-        checkpoint.write(str(home / "checkpoint"))
+            save = model.save_weights if ".weights." in name else model.save
+            save(str(home / name))
+        checkpoint_of(model).write(str(home / "checkpoint"))
         half = state(model, counters(scale))
         fit(model, STEPS // 2, STEPS)
         expected = {

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import tensorflow as tf
 from models import data, regression
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
 BATCH = 8
 EPOCHS, HALF = 4, 2
-RULE = {
-    "initial_loss_scale": 2.0**12,
-    "increment_period": 3,
-    "multiplier": 4.0,
-    "backoff_factor": 0.5,
-    "hysteresis": 3,
-    "hysteresis_reset": ["backoff"],
-}
 
 
 def adam(family):
     """Returns the inner optimizer."""
     return family.optimizers.Adam(0.05)
-
-
-def wrapped(family):
-    """Returns it with a loss scale whose every argument matters."""
-    return LossScaleOptimizer(adam(family), DynamicLossScale(**RULE))
 
 
 def model_of(family, optimizer):
@@ -36,8 +22,19 @@ def model_of(family, optimizer):
 
 
 def fresh(family, built=False):
-    """Returns a new model; if `built`, it has trained on other data."""
-    model = model_of(family, wrapped(family))
+    """Returns a model with a loss scale whose every argument matters.
+
+    If `built`, it has trained on other data.
+    """
+    scale = DynamicLossScale(
+        initial_loss_scale=2.0**12,
+        increment_period=3,
+        multiplier=4.0,
+        backoff_factor=0.5,
+        hysteresis=3,
+        hysteresis_reset=["backoff"],
+    )
+    model = model_of(family, LossScaleOptimizer(adam(family), scale))
     if built:
         x, y = data(np.random.default_rng(11), BATCH)
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
@@ -60,8 +57,3 @@ def fit(model, first, last, *callbacks, bad=True):
         shuffle=False,
         verbose=0,
     )
-
-
-def checkpoint(model):
-    """Returns a checkpoint of a model and its optimizer."""
-    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)

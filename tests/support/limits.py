@@ -63,14 +63,6 @@ LIMITS = {
         lambda family: family.name != "keras3",
         "only Keras 3's optimizers accumulate gradients",
     ),
-    "add_variable": (
-        lambda family: family.name == "keras2-legacy",
-        "legacy optimizers have add_weight, whose variables none keeps",
-    ),
-    "iterations to set": (
-        lambda family: family.name == "keras3",
-        "Keras 3's optimizers have no iterations to set",
-    ),
     "stateless_apply": (
         lambda family: family.name != "keras3",
         "Keras 3's optimizers and wrapper only",

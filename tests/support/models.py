@@ -141,6 +141,22 @@ def optimizer_state(optimizer, variables):
     return [np.array(inner.iterations.numpy()), *slots]
 
 
+def scale_state(optimizer):
+    """Returns the values of the loss scale's variables by name."""
+    variables = optimizer.loss_scale.variables
+    return {v.name.split(":")[0]: v.numpy().item() for v in variables}
+
+
+def whole_state(model):
+    """Returns copies of all that a file holds: `training_state` and the loss scale."""
+    return [*scale_state(model.optimizer).values(), *training_state(model)]
+
+
+def checkpoint_of(model):
+    """Returns a checkpoint of a model and its optimizer."""
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
 def assert_same(first, second):
     assert len(first) == len(second)
     for one, other in zip(first, second):

@@ -20,17 +20,12 @@ from pathlib import Path
 import installed
 import numpy as np
 import tensorflow as tf
-from models import data, regression, training_state, with_infinity
+from models import data, regression, whole_state, with_infinity
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
 STEPS = 150
 SAVE_EVERY = 3
-
-
-def flags():
-    """Returns whether each step is finite."""
-    return np.random.default_rng(5).random(STEPS) < 0.8
 
 
 def make(family):
@@ -40,25 +35,15 @@ def make(family):
     return regression(family, LossScaleOptimizer(family.optimizers.Adam(0.01), scale))
 
 
-def ignore(step):
-    """Does nothing at a step."""
-
-
-def train(model, first, before=ignore, after=ignore):
-    """Trains from a step to the end."""
+def train(model, first=0):
+    """Trains from a step to the end, and yields the number of each step before it."""
     x, y = data(np.random.default_rng(7), 16)
-    bad, all_flags = with_infinity(x), flags()
+    bad = with_infinity(x)
+    is_finite = np.random.default_rng(5).random(STEPS) < 0.8
     for step in range(first, STEPS):
-        before(step)
-        batch = x if all_flags[step] else bad
+        yield step
+        batch = x if is_finite[step] else bad
         model.train_on_batch(np.roll(batch, step, axis=1), y)
-        after(step)
-
-
-def state(model):
-    """Returns all that must be equal at the end."""
-    scale = model.optimizer.loss_scale
-    return [np.array(v.numpy()) for v in scale.variables] + training_state(model)
 
 
 def live(family, folder):
@@ -69,18 +54,13 @@ def live(family, folder):
     manager.restore_or_initialize()
     first = int(done.numpy())
     print("from", first, os.getpid(), flush=True)
-
-    def before(step):
-        print("step", step, flush=True)
-
-    def after(step):
-        if (step + 1) % SAVE_EVERY == 0:
+    for step in train(model, first):
+        if step > first and step % SAVE_EVERY == 0:
             print("saving", step, flush=True)
-            done.assign(step + 1)
+            done.assign(step)
             manager.save()
-
-    train(model, first, before, after)
-    np.savez(str(folder / "end.npz"), *state(model))
+        print("step", step, flush=True)
+    np.savez(str(folder / "end.npz"), *whole_state(model))
     print("end", flush=True)
     sys.stdin.readline()
 
