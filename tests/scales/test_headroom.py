@@ -115,14 +115,6 @@ def test_zero_gradients_move_nothing():
     assert float(loss_scale) == 2.0**6
 
 
-def test_without_the_largest_it_says_what_is_missing():
-    loss_scale = HeadroomLossScale()
-    before = [variable.numpy() for variable in loss_scale.variables]
-    with pytest.raises(TypeError, match="`largest` must be the greatest magnitude"):
-        loss_scale.adjust(True)
-    assert [variable.numpy() for variable in loss_scale.variables] == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [

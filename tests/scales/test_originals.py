@@ -305,50 +305,42 @@ class TestDocumentedDifferences:
             differ += found != theirs
         assert 0 < differ < RUNS
 
-    def test_static_paddle_has_two_bounds(self, ask):
-        down, up = [False] * 6, [True] * 4
-        for start, flags in ((2.0, down), (2.0**126, up)):
-            ours = DynamicLossScale.from_preset(
-                "paddle_static",
-                initial_loss_scale=start,
-                increment_period=1,
-                backoff_factor=0.5,
-            )
-            parameters = {"scale": start, "period": 1, "backoff": 0.5}
-            assert run(ours, flags) == ask("paddle_static").run(parameters, flags)
-
-    @pytest.mark.parametrize("name", ["torch", "paddle", "keras3"])
-    def test_theirs_falls_to_zero(self, name, ask):
-        flags = [False] * 30
-        assert ask(name).run({"scale": 2.0**-125}, flags)[-1] == 0.0
-        ours = DynamicLossScale.from_preset(name, initial_loss_scale=2.0**-125)
-        assert run(ours, flags)[-1] == FLOAT32_TINY
-
-    @pytest.mark.parametrize("name", ["paddle", "keras3"])
-    def test_theirs_grows_to_infinity(self, name, ask):
-        flags = [True] * 4
-        parameters = {"scale": 2.0**126, "period": 1}
-        assert ask(name).run(parameters, flags)[-1] == np.inf
+    @pytest.mark.parametrize(
+        ("name", "scale", "flags"),
+        [
+            ("torch", 2.0**126, [True] * 4),
+            ("jmp", 2.0**126, [True] * 4),
+            ("flax", 2.0**126, [True] * 4 + [False] * 270),
+            ("paddle_static", 2.0**126, [True] * 4),
+            ("paddle_static", 2.0, [False] * 6),
+        ],
+    )
+    def test_both_stay_within_the_same_bounds(self, name, scale, flags, ask):
+        parameters = {"scale": scale, "period": 0 if name == "flax" else 1}
+        if name == "paddle_static":
+            parameters["backoff"] = 0.5
         ours = DynamicLossScale.from_preset(
-            name, initial_loss_scale=2.0**126, increment_period=1
+            name, initial_loss_scale=scale, increment_period=1, backoff_factor=0.5
         )
-        assert run(ours, flags)[-1] == 2.0**127
+        assert run(ours, flags) == ask(name).run(parameters, flags)
 
-    @pytest.mark.parametrize("name", ["torch", "jmp"])
-    def test_both_keep_the_scale_where_it_would_be_infinite(self, name, ask):
-        parameters = {"scale": 2.0**126, "period": 1}
-        ours = DynamicLossScale.from_preset(
-            name, initial_loss_scale=2.0**126, increment_period=1
+    @pytest.mark.parametrize(
+        ("name", "scale", "flag", "theirs", "ours"),
+        [
+            ("torch", 2.0**-125, False, 0.0, FLOAT32_TINY),
+            ("paddle", 2.0**-125, False, 0.0, FLOAT32_TINY),
+            ("keras3", 2.0**-125, False, 0.0, FLOAT32_TINY),
+            ("paddle", 2.0**126, True, np.inf, 2.0**127),
+            ("keras3", 2.0**126, True, np.inf, 2.0**127),
+        ],
+    )
+    def test_theirs_has_no_bound(self, name, scale, flag, theirs, ours, ask):
+        parameters = {"scale": scale, "period": 1}
+        assert ask(name).run(parameters, [flag] * 30)[-1] == theirs
+        loss_scale = DynamicLossScale.from_preset(
+            name, initial_loss_scale=scale, increment_period=1
         )
-        assert run(ours, [True] * 4) == ask(name).run(parameters, [True] * 4)
-
-    def test_both_have_flaxs_two_bounds(self, ask):
-        flags = [True] * 4 + [False] * 270
-        ours = DynamicLossScale.from_preset(
-            "flax", initial_loss_scale=2.0**126, increment_period=1
-        )
-        expected = ask("flax").run({"scale": 2.0**126, "period": 0}, flags)
-        assert run(ours, flags) == expected
+        assert run(loss_scale, [flag] * 30)[-1] == ours
 
     def test_a_counter_beyond_its_period(self, ask):
         state = {
