@@ -287,12 +287,6 @@ def test_a_mirrored_state(mirrored):
             ValueError,
             "`state['hysteresis_tracker']` must be at most the hysteresis, 2, got 3",
         ),
-        (
-            "nemo",
-            {"_hysteresis_tracker": 3},
-            ValueError,
-            "`state['_hysteresis_tracker']` must be at most the hysteresis, 2, got 3",
-        ),
         ("megatron", {"scale": 0.5}, ValueError, "`state['scale']` must be at least"),
         ("apex", {"loss_scaler1": {}}, ValueError, "unknown ['loss_scaler1']"),
         ("apex", {"loss_scaler0": 8.0}, TypeError, "`state['loss_scaler0']` must be a"),

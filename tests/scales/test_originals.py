@@ -34,7 +34,15 @@ FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class TensorFlow:
+class WithVariables:
+    """One that saves variables, by the names in a state."""
+
+    def load(self, state):
+        for key, variable in self.save().items():
+            variable.assign(state[key])
+
+
+class TensorFlow(WithVariables):
     """tf.compat.v1.mixed_precision.DynamicLossScale."""
 
     def __init__(self, scale=2.0**15, growth=2.0, period=2000):
@@ -51,15 +59,11 @@ class TensorFlow:
             "good_steps": self.scaler._num_good_steps,
         }
 
-    def load(self, state):
-        for key, variable in self.save().items():
-            variable.assign(state[key])
-
     def defaults(self):
         return originals.arguments_of(self.cls)
 
 
-class Keras2:
+class Keras2(WithVariables):
     """Keras 2's LossScaleOptimizer."""
 
     def __init__(self, scale=2.0**15, period=2000):
@@ -77,15 +81,9 @@ class Keras2:
 
     def save(self):
         return {
-            "current_loss_scale": self.optimizer.loss_scale,
+            "current_loss_scale": self.optimizer._loss_scale.current_loss_scale,
             "good_steps": self.optimizer.dynamic_counter,
         }
-
-    def load(self, state):
-        self.optimizer._loss_scale.current_loss_scale.assign(
-            state["current_loss_scale"]
-        )
-        self.optimizer.dynamic_counter.assign(state["good_steps"])
 
     def defaults(self):
         module = sys.modules[self.cls.__module__]
@@ -95,7 +93,7 @@ class Keras2:
         }
 
 
-class Keras3:
+class Keras3(WithVariables):
     """Keras 3's LossScaleOptimizer."""
 
     def __init__(self, scale=2.0**15, period=2000):
@@ -117,10 +115,6 @@ class Keras3:
             "dynamic_scale": self.optimizer.dynamic_scale,
             "step_counter": self.optimizer.step_counter,
         }
-
-    def load(self, state):
-        for key, variable in self.save().items():
-            variable.assign(state[key])
 
     def defaults(self):
         found = originals.arguments_of(self.cls)

@@ -16,7 +16,6 @@ import lossscale
 from lossscale import (
     DynamicLossScale,
     FixedLossScale,
-    FixedLossScaleManager,
     HeadroomLossScale,
     LossScale,
     simulate,
@@ -134,21 +133,20 @@ def test_a_loss_scale_that_only_keeps_the_largest_needs_none():
 
 
 @pytest.mark.slow_on_the_newest
-def test_a_made_up_limit_is_the_objects_own_run(make):
-    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
-    expected = by_hand(make(), limit, 65504 / limit.astype(np.float32))
-    assert results(simulate(make(), limit=limit)) == same(expected)
-
-
-@pytest.mark.slow_on_the_newest
-def test_it_goes_on_from_the_present_state_and_changes_nothing(make):
-    loss_scale, trace = make(), flags(3, steps=20)
-    by_hand(loss_scale, trace)
+def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(make):
+    loss_scale = make()
+    by_hand(loss_scale, flags(3, steps=20))
     before = state(loss_scale)
-    told = {"is_finite": flags(4, steps=30), "largest": LARGEST[:30]}
-    found = results(simulate(loss_scale, **told))
+    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
+    found = results(simulate(loss_scale, limit=limit))
     assert state(loss_scale) == before
-    assert found == same(by_hand(loss_scale, told["is_finite"]))
+    assert found == same(by_hand(loss_scale, limit, 65504 / limit.astype(np.float32)))
+
+
+@pytest.mark.parametrize("name", ["dynamic", "headroom", "spike-guard"])
+def test_flags_with_the_largest_gradients(name):
+    found = simulate(EVERY[name](), is_finite=flags(4), largest=LARGEST)
+    assert results(found) == by_hand(EVERY[name](), flags(4))
 
 
 def test_a_rule_that_fails_changes_nothing():
@@ -301,10 +299,11 @@ def test_bad_arguments(arguments, error, words):
         simulate(DynamicLossScale(), **arguments)
 
 
-@pytest.mark.parametrize("value", [8, "dynamic", None], ids=repr)
-def test_bad_loss_scales(value):
-    with pytest.raises(TypeError, match="`loss_scale` must be a LossScale, got"):
-        simulate(value, is_finite=[True])
+@pytest.mark.parametrize("make", [lambda: 8, lambda: None, OwnManager])
+def test_bad_loss_scales(make):
+    words = r"`loss_scale` must be a LossScale, got.*a name or a manager"
+    with pytest.raises(TypeError, match=words):
+        simulate(make(), is_finite=[True])
 
 
 def test_a_graph_is_refused():
@@ -366,10 +365,3 @@ def test_a_largest_of_another_length_is_refused(given):
     for loss_scale in (DynamicLossScale(), HeadroomLossScale()):
         with pytest.raises(ValueError, match=r"shape \[3\], got shape \[2\]"):
             simulate(loss_scale, **{given: trace}, largest=[1.0, 2.0])
-
-
-def test_a_manager_is_told_what_to_take():
-    manager = FixedLossScaleManager(8)
-    with pytest.raises(TypeError, match="a name or a manager"):
-        simulate(manager, is_finite=[True])
-    assert simulate(manager.as_loss_scale(), is_finite=[True]).steps_lost == 0
