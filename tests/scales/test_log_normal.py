@@ -9,24 +9,24 @@ import tensorflow as tf
 from lossscale import LogNormalLossScale
 
 
-def reference(run, log2_max=16.0, beta1=0.99, beta2=0.999, deviations=3.09, **bounds):
-    """Returns the scale after each step of `(is_finite, largest)`.
+def reference(run):
+    """Returns the scale after each step of `(is_finite, largest)`, by the defaults.
 
     On good steps this is OpenSeq2Seq's `LogMaxScaler`.
     """
-    low, high = bounds.get("low", 1.0), bounds.get("high", 2.0**24)
-    scale, t, mean, slow, square = bounds.get("initial", 1.0), 0, 0.0, 0.0, 0.0
+    beta1, beta2 = 0.99, 0.999
+    scale, t, mean, slow, square = 1.0, 0, 0.0, 0.0, 0.0
     scales = []
     for is_finite, largest in run:
         if not (is_finite and largest == 0):
-            x = np.log2(largest) if is_finite else log2_max - np.log2(scale) + 1
+            x = np.log2(largest) if is_finite else 16 - np.log2(scale) + 1
             t += 1
             mean = beta1 * mean + (1 - beta1) * x
             slow = beta2 * slow + (1 - beta2) * x
             square = beta2 * square + (1 - beta2) * x * x
             m, s = mean / (1 - beta1**t), slow / (1 - beta2**t)
             sigma = np.sqrt(max(square / (1 - beta2**t) - s * s, 0.0))
-            scale = np.clip(2.0 ** (log2_max - (m + deviations * sigma)), low, high)
+            scale = np.clip(2.0 ** (16 - (m + 3.09 * sigma)), 1.0, 2.0**24)
         scales.append(float(scale))
     return scales
 
