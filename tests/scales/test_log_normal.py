@@ -66,6 +66,13 @@ def test_one_bad_step_does_not_hold_it_down(rng):
     assert before / 2 < float(loss_scale) < before
 
 
+def test_zero_gradients_move_nothing():
+    loss_scale = LogNormalLossScale(2.0**5)
+    state = [variable.numpy() for variable in loss_scale.variables]
+    loss_scale.adjust(True, 0.0)
+    assert [variable.numpy() for variable in loss_scale.variables] == state
+
+
 def test_beyond_float32_it_is_bounded():
     widest = {"min_loss_scale": 2.0**-126, "max_loss_scale": 2.0**127}
     for bounds, largest, expected in (

@@ -299,7 +299,9 @@ def test_bad_arguments(arguments, error, words):
         simulate(DynamicLossScale(), **arguments)
 
 
-@pytest.mark.parametrize("make", [lambda: 8, lambda: None, OwnManager])
+@pytest.mark.parametrize(
+    "make", [lambda: 8, lambda: "dynamic", lambda: None, OwnManager]
+)
 def test_bad_loss_scales(make):
     words = r"`loss_scale` must be a LossScale, got.*a name or a manager"
     with pytest.raises(TypeError, match=words):
