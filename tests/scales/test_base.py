@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import MODES, drive
+from driving import MODES, drive, state
 from every_loss_scale import CASES
 from models import compiled
 
@@ -27,10 +27,6 @@ INF, NAN = float("inf"), float("nan")
 def make(request):
     """Ways to take the arguments: none, the flag, the flag and the largest."""
     return CASES[request.param]
-
-
-def state(loss_scale):
-    return [variable.numpy().tolist() for variable in loss_scale.variables]
 
 
 def test_a_loss_scale_is_no_tensor_of_another_dtype():

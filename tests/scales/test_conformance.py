@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude
+from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude, state
 from every_loss_scale import CASES
 from models import compiled
 
@@ -23,10 +23,6 @@ RUN = "TTFTFFTTTTFT"
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def make(request):
     return request.param
-
-
-def state(loss_scale):
-    return {v.name: v.numpy().tolist() for v in loss_scale.variables}
 
 
 def same(loss_scale, expected):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from driving import state
 from every_loss_scale import CASES
 
 import lossscale
@@ -107,10 +108,6 @@ def by_hand(loss_scale, trace, largest=LARGEST):
         known = [seen] if loss_scale.needs_largest else []
         applied.append(bool(loss_scale.adjust(bool(finite[-1]), *known)[1]))
     return scales, finite, applied, float(loss_scale)
-
-
-def state(loss_scale):
-    return [variable.numpy().tolist() for variable in loss_scale.variables]
 
 
 def same(expected):
