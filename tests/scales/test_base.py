@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -203,3 +204,13 @@ def test_a_floor_that_float32_rounds_down_is_reached_in_silence():
         loss_scale.adjust(False)
         loss_scale.adjust(True)
     assert float(loss_scale) == 2 * np.float32(1.3)
+
+
+def test_optimizers_are_told_of_what_it_unscales():
+    loss_scale, told = DynamicLossScale(8.0), []
+    loss_scale._noted_by = SimpleNamespace(
+        note_unscaled_by=lambda *values: told.extend(values)
+    )
+    loss_scale.unscale([tf.constant([16.0])])
+    (unscaled,), divisor = told
+    assert (float(unscaled[0]), float(divisor)) == (2, 8)
