@@ -13,10 +13,6 @@ from lossscale.gradients.arithmetic import largest_if_finite, largest_magnitude
 MODES = ["eager", "graph", "xla"]
 
 
-def run(function, mode, *args):
-    return compiled(function, mode)(*args)
-
-
 def make(kind, value):
     if kind == "fixed":
         return FixedLossScale(value)
@@ -34,9 +30,8 @@ def test_unscaling_is_exact_at_every_power_of_two(kind, mode, exponent):
         scaled = true * np.float32(2.0**exponent)
     # What scaling itself cannot represent says nothing about unscaling.
     kept = (np.abs(scaled) >= 2.0**-126) & np.isfinite(scaled) | (true == 0)
-    unscaled = run(
-        lambda grad: loss_scale.unscale([grad])[0], mode, tf.constant(scaled)
-    )
+    unscale = compiled(lambda grad: loss_scale.unscale([grad])[0], mode)
+    unscaled = unscale(tf.constant(scaled))
     np.testing.assert_array_equal(unscaled.numpy()[kept], true[kept])
 
 
@@ -44,7 +39,7 @@ def test_unscaling_is_exact_at_every_power_of_two(kind, mode, exponent):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_float16_loss_is_scaled_in_float32(mode):
     loss_scale = DynamicLossScale(2.0**20)
-    scaled = run(loss_scale.scale, mode, tf.constant(3.0, tf.float16))
+    scaled = compiled(loss_scale.scale, mode)(tf.constant(3.0, tf.float16))
     assert scaled.dtype == tf.float32
     assert float(scaled) == 3 * 2.0**20
 
@@ -54,7 +49,7 @@ def test_a_float16_loss_is_scaled_in_float32(mode):
 def test_float16_gradients_are_unscaled_in_float32(mode):
     loss_scale = DynamicLossScale(2.0**26)  # infinite in float16
     grad = tf.constant([2.0**15, 2.0**10], tf.float16)
-    unscaled = run(lambda grad: loss_scale.unscale([grad])[0], mode, grad)
+    unscaled = compiled(lambda grad: loss_scale.unscale([grad])[0], mode)(grad)
     assert unscaled.dtype == tf.float16
     np.testing.assert_array_equal(unscaled.numpy(), np.float16([2.0**-11, 2.0**-16]))
 
@@ -108,7 +103,7 @@ def test_sparse_gradients_stay_sparse(mode):
         assert isinstance(grad, tf.IndexedSlices)
         return grad.values, grad.indices
 
-    values, indices = run(unscale, mode, tf.constant([[4.0], [8.0]]))
+    values, indices = compiled(unscale, mode)(tf.constant([[4.0], [8.0]]))
     np.testing.assert_array_equal(values.numpy(), [[1.0], [2.0]])
     np.testing.assert_array_equal(indices.numpy(), [3, 7])
 
@@ -121,16 +116,12 @@ def test_the_value_that_multiplied_the_loss_can_be_given():
     assert float(loss_scale.unscale_by([tf.constant(16.0)], before)[0]) == 2
 
 
-def seen(function, *args, mode="eager"):
-    return float(compiled(function, mode)(*args))
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_greatest_of_both_signs(dtype, mode):
+    look = compiled(lambda *grads: largest_magnitude(list(grads)), mode)
     for grads in ([[1.0, -3.0], [2.0]], [[0.5], [3.0, -1.0]], [[-3.0], [-1.0]]):
-        tensors = [tf.cast(grad, dtype) for grad in grads]
-        assert seen(lambda *g: largest_magnitude(list(g)), *tensors, mode=mode) == 3.0
+        assert float(look(*(tf.cast(grad, dtype) for grad in grads))) == 3.0
 
 
 def test_of_no_gradients_it_is_zero():
@@ -168,15 +159,12 @@ def test_kinds_of_gradients(rng):
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_infinite_where_one_is_not_finite(dtype, bad, mode):
-    for place in range(3):
-        grads = np.array([1.0, -2.0, 0.5])
-        grads[place] = bad
-        grad = tf.cast(grads, dtype)
-        assert seen(lambda g: largest_if_finite({"a": g}), grad, mode=mode) == np.inf
+    look = compiled(lambda grad: largest_if_finite({"a": grad}), mode)
+    for grad in ([bad, -2.0, 0.5], [1.0, bad, 0.5], [1.0, -2.0, bad]):
+        assert float(look(tf.cast(grad, dtype))) == np.inf
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_float32_does_not_hold_is_its_largest(mode):
-    grad = tf.constant([1.0, -1e300], tf.float64)
-    found = seen(lambda g: largest_if_finite([g]), grad, mode=mode)
-    assert found == tf.float32.max
+    look = compiled(lambda grad: largest_if_finite([grad]), mode)
+    assert float(look(tf.constant([1.0, -1e300], tf.float64))) == tf.float32.max

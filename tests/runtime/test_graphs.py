@@ -20,52 +20,30 @@ def test_eager_mode_builds_none():
     assert not graphs.is_nested()
 
 
-class Seen:
-    """What is seen in a function, and in a branch, a loop and a function of it."""
-
-    def __init__(self):
-        self.outer = self.branch = self.loop = self.nested = None
-
-    def trace(self, at_the_end=lambda: None):
-        @tf.function(autograph=False)
-        def inner(x):
-            self.nested = self._here()
-            return x
-
-        def branch(x):
-            self.branch = self._here()
-            return x
-
-        def body(x):
-            self.loop = self._here()
-            return (x + 1.0,)
-
-        @tf.function(autograph=False)
-        def outer(x):
-            self.outer = self._here()
-            tf.while_loop(lambda x: x < 2.0, body, (x,))
-            found = inner(tf.cond(x > 0.0, lambda: branch(x), lambda: x))
-            at_the_end()
-            return found
-
-        outer(tf.constant(1.0))
-        return self
-
-    @staticmethod
-    def _here():
-        visible = [id(each) for each in graphs.visible_graphs()]
-        return graphs.current_graph(), visible, graphs.is_nested()
-
-
 def test_a_branch_and_a_loop_see_what_is_around_them_and_a_function_does_not():
-    seen = Seen().trace()
-    outer, branch, loop, nested = (
-        id(each[0]) for each in (seen.outer, seen.branch, seen.loop, seen.nested)
-    )
-    assert seen.outer[1:] == ([outer], False)
-    assert seen.branch[1:] == ([branch, outer], True)
-    assert seen.loop[1:] == ([loop, outer], True)
-    assert seen.nested[1:] == ([nested], True)
+    seen = {}
+
+    def note(name, x):
+        visible = [id(each) for each in graphs.visible_graphs()]
+        seen[name] = id(graphs.current_graph()), visible, graphs.is_nested()
+        return x
+
+    inner = tf.function(lambda x: note("inner", x), autograph=False)
+
+    @tf.function(autograph=False)
+    def outer(x):
+        note("outer", x)
+        tf.while_loop(lambda x: x < 2.0, lambda x: (note("loop", x) + 1.0,), (x,))
+        return inner(tf.cond(x > 0.0, lambda: note("branch", x), lambda: x))
+
+    outer(tf.constant(1.0))
+    around = seen["outer"][0]
+    assert seen["outer"][1:] == ([around], False)
+    for name in ("branch", "loop"):
+        own, *found = seen[name]
+        assert found == [[own, around], True]
+    own, *found = seen["inner"]
+    assert found == [[own], True]
 
 
 @pytest.mark.parametrize("mode", ["function", "session", "session-of-1"])
@@ -126,31 +104,20 @@ def test_the_branches_of_one_fork_are_known_while_they_are_built():
     assert second[1] is again[1]
 
 
-@pytest.mark.parametrize("reads", [False, True])
-def test_arguments_alone(reads):
-    variable, told = tf.Variable(2.0), []
+def test_arguments_alone():
+    variable, outside, told = tf.Variable(2.0), tf.random.uniform([1000]), []
 
     @tf.function(autograph=False)
     def step(x):
-        computed = x * (tf.convert_to_tensor(variable) if reads else 3.0)
-        told.append(graphs.are_arguments([None, computed, tf.exp(computed)]))
-        return computed
+        for factor in (3.0, tf.convert_to_tensor(variable), outside):
+            computed = x * factor
+            told.append(graphs.are_arguments([None, computed, tf.exp(computed)]))
+        return x
 
     step(tf.constant(1.0))
-    assert told == [not reads]
+    assert told == [True, False, False]  # a variable is none, and what is captured
     assert not graphs.are_arguments([])
     assert not graphs.are_arguments([tf.constant(1.0)])
-
-
-def test_a_captured_tensor_is_no_argument():
-    outside, told = tf.random.uniform([1000]), []
-
-    @tf.function(autograph=False)
-    def step():
-        told.append(graphs.are_arguments([outside * 2.0]))
-
-    step()
-    assert told == [False]
 
 
 def test_notes_end_with_their_graph_and_with_their_owner():

@@ -9,17 +9,6 @@ from models import compiled
 
 from lossscale.runtime import replicas
 
-MODES = ["eager", "graph"]
-
-
-def number():
-    return tf.distribute.get_replica_context().replica_id_in_sync_group
-
-
-def results(strategy, function, mode):
-    found = compiled(lambda: strategy.run(function), mode)()
-    return [each.numpy() for each in strategy.experimental_local_results(found)]
-
 
 def test_without_a_strategy_there_is_one():
     assert replicas.count() == 1
@@ -32,32 +21,8 @@ def test_without_a_strategy_there_is_one():
     assert replicas.call_for_each_replica(lambda x: x + 1, 1) == 2
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("last", [True, False])
-def test_all_agree_on_the_last_ones_flag(mirrored, mode, last):
-    count = mirrored.num_replicas_in_sync
-
-    def agree():
-        is_last = tf.equal(number(), count - 1)
-        return replicas.agree(tf.where(is_last, last, True))
-
-    assert results(mirrored, agree, mode) == [last] * count
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_sums_and_the_greatest(mirrored, mode):
-    count = mirrored.num_replicas_in_sync
-
-    def both():
-        own = tf.cast(number(), tf.float32) + 1.0
-        return tf.stack([replicas.all_reduce_sum(own), replicas.greatest(own)])
-
-    for found in results(mirrored, both, mode):
-        np.testing.assert_array_equal(found, [count * (count + 1) / 2, count])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_across_replicas_it_is_the_same(mirrored, mode):
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_sums_and_the_greatest_across_replicas(mirrored, mode):
     count = mirrored.num_replicas_in_sync
 
     def meet(own):
@@ -67,9 +32,11 @@ def test_across_replicas_it_is_the_same(mirrored, mode):
         return tf.stack([total, replicas.greatest(own), replicas.local_result(own)])
 
     def replica():
-        return replicas.merge_call(meet, tf.cast(number(), tf.float32))
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return replicas.merge_call(meet, tf.cast(number, tf.float32))
 
-    for found in results(mirrored, replica, mode):
+    results = compiled(lambda: mirrored.run(replica), mode)()
+    for found in mirrored.experimental_local_results(results):
         np.testing.assert_array_equal(found, [count * (count - 1), count - 1, 0])
 
 

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude
+from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude, state
 from every_loss_scale import CASES
 from models import compiled
 
@@ -23,10 +23,6 @@ RUN = "TTFTFFTTTTFT"
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def make(request):
     return request.param
-
-
-def state(loss_scale):
-    return {v.name: v.numpy().tolist() for v in loss_scale.variables}
 
 
 def same(loss_scale, expected):
@@ -63,13 +59,12 @@ def test_config_through_json_is_the_constructors_arguments(make):
 def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
     first = follow(make(), RUN)
     path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
-    second = make()
+    second, later = make(), tf.train.Checkpoint()
     tf.train.Checkpoint(scale=second).read(path).assert_consumed()
-    assert state(second) == state(first)
-    for letter in "FTTFFTFT":  # and goes on as if nothing had happened
-        follow(first, letter)
-        follow(second, letter)
-        assert state(second) == state(first)
+    status = later.read(path)
+    later.scale = make()  # restored as soon as there is an object
+    status.assert_consumed()
+    assert state(second) == state(later.scale) == state(first)
 
 
 @pytest.mark.slow_on_the_newest
@@ -90,16 +85,6 @@ def test_the_whole_state_goes_on_where_it_is_compiled(make, tmp_path):
     assert state(restored) == before == same(saved, state(follow(make(), first)))
     expected = state(follow(follow(make(), first), rest))
     assert compiled_run(restored, rest, "xla") == same(saved, expected)
-
-
-def test_a_checkpoint_restores_before_the_object_exists(make, tmp_path):
-    first = follow(make(), RUN)
-    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
-    later = tf.train.Checkpoint()
-    status = later.read(path)
-    later.scale = make()
-    status.assert_consumed()
-    assert state(later.scale) == state(first)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +119,21 @@ def test_adjust_is_update_with_the_flag_known(make):
 
 
 def test_counters_count_what_was_looked_at(make):
-    loss_scale = follow(make(), RUN)
+    loss_scale, seen = make(), []
+    counters = [
+        loss_scale.skipped_steps,
+        loss_scale.consecutive_skipped_steps,
+        loss_scale.last_step_finite,
+    ]
+    assert [each.dtype for each in counters] == [tf.int64, tf.int64, tf.bool]
+    for letter in "TFFT":
+        follow(loss_scale, letter)
+        seen.append([each.numpy() for each in counters])
+        if loss_scale.needs_largest:
+            largest = magnitude(0) if letter == "T" else np.inf
+            assert loss_scale.last_largest.numpy() == largest
     if loss_scale.checks_gradients:
-        assert loss_scale.skipped_steps.numpy() == RUN.count("F")
-        assert loss_scale.last_step_finite.numpy() == (RUN[-1] == "T")
-    assert loss_scale.skipped_steps.dtype == tf.int64
-    assert loss_scale.last_step_finite.dtype == tf.bool
+        assert seen == [[0, 0, True], [1, 1, False], [2, 2, False], [2, 0, True]]
 
 
 def test_no_gradients_are_finite(make):

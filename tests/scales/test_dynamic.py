@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import drive, finite, run
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lossscale import DynamicLossScale, simulate
-from lossscale.scales.dynamic import HYSTERESIS_RESETS
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -70,17 +67,6 @@ def test_an_overflow_never_raises_the_scale():
     assert float(loss_scale) == 0.25
 
 
-@pytest.mark.parametrize(("done", "expected"), [("TT", [64, 128]), ("TF", [16, 16])])
-def test_a_restored_search_goes_on_and_a_restored_end_is_one(done, expected, tmp_path):
-    first = DynamicLossScale(8, 100, search_period=1)
-    run(first, finite(done))
-    first.current_loss_scale.assign(32.0 if done == "TT" else 16.0)
-    path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
-    second = DynamicLossScale(8, 100, search_period=1)
-    tf.train.Checkpoint(scale=second).read(path).assert_consumed()
-    assert run(second, finite("TT")) == expected
-
-
 def test_repr_shows_the_live_values():
     loss_scale = DynamicLossScale(8, 1)
     loss_scale.adjust(True)
@@ -101,52 +87,6 @@ def test_settings_are_plain_attributes():
     assert loss_scale.hysteresis_reset == ("growth", "backoff")
 
 
-#: A state that no run leads to, but that a checkpoint may have left.
-STATES = st.fixed_dictionaries(
-    {
-        "good_steps": st.integers(0, 6),
-        "bad_steps": st.integers(0, 4),
-        "skipped_steps": st.integers(0, 9),
-        "consecutive_skipped_steps": st.integers(0, 3),
-        "last_step_finite": st.booleans(),
-    }
-)
-#: Finite; finite with a sum that is not, so that each is looked at; an infinity; a NaN.
-GRADIENTS = {"T": [1, 1], "O": [3e38, 3e38], "I": [1, np.inf], "N": [1, np.nan]}
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.lists(st.sampled_from(HYSTERESIS_RESETS), unique=True),
-    STATES,
-    st.text("TOIN", min_size=1, max_size=12),
-)
-def test_from_any_state_a_graph_goes_on_as_eager_mode_does(
-    period, hysteresis, reset, state, letters
-):
-    def made():
-        loss_scale = DynamicLossScale(
-            1.0,
-            period,
-            hysteresis=hysteresis,
-            hysteresis_reset=reset,
-            min_loss_scale=0.25,
-        )
-        for name, value in state.items():
-            getattr(loss_scale, name).assign(value)
-        return loss_scale
-
-    by_rule, in_graph = made(), made()
-    update = tf.function(lambda grad: in_graph.update([grad])[1])
-    for letter in letters:
-        applied = bool(update(tf.constant(GRADIENTS[letter], tf.float32)))
-        assert applied == bool(by_rule.adjust(letter in "TO")[1])
-        for one, other in zip(by_rule.variables, in_graph.variables):
-            assert one.numpy() == other.numpy(), one.name
-
-
 @pytest.mark.parametrize("multiplier", [1.5, 3.0, 1.1, 2.0**0.001])
 def test_a_backoff_rounds_alike_in_every_mode(multiplier):
     start = np.float32(1e10)
@@ -161,19 +101,6 @@ def test_a_backoff_rounds_alike_in_every_mode(multiplier):
         assert drive(make, [False] * 8, mode)[0] == expected[1:]
     simulated = simulate(make(), is_finite=np.zeros([8], bool))
     assert [*simulated.loss_scale, simulated.final_loss_scale] == expected
-
-
-def test_after_a_backoff_the_scale_waits():
-    loss_scale = DynamicLossScale(64, increment_period=4, backoff_cooldown=3)
-    seen, left = [], []
-    for letter in "FFFFFTTTTTFF":
-        loss_scale.adjust(letter == "T")
-        seen.append(float(loss_scale))
-        left.append(int(loss_scale.cooldown_steps.numpy()))
-    #               F   F   F   F   F   T   T   T   T   T   F   F
-    assert seen == [32, 32, 32, 32, 16, 16, 16, 16, 32, 32, 16, 16]
-    assert left == [3, 2, 1, 0, 3, 2, 1, 0, 0, 0, 3, 2]
-    assert loss_scale.skipped_steps.numpy() == 7  # each of them is skipped
 
 
 @pytest.mark.parametrize(

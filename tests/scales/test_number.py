@@ -30,10 +30,6 @@ OTHERS = {
 }
 FUNCTIONS = {
     "log": tf.math.log,
-    "square": tf.square,
-    "rsqrt": tf.math.rsqrt,
-    "floor": tf.floor,
-    "is_finite": tf.math.is_finite,
     "cast": lambda scale: tf.cast(scale, tf.float64),
     "maximum": lambda scale: tf.maximum(1.0, scale),
     "where": lambda scale: tf.where(True, scale, 1.0),

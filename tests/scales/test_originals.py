@@ -34,7 +34,15 @@ FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class TensorFlow:
+class WithVariables:
+    """One that saves variables, by the names in a state."""
+
+    def load(self, state):
+        for key, variable in self.save().items():
+            variable.assign(state[key])
+
+
+class TensorFlow(WithVariables):
     """tf.compat.v1.mixed_precision.DynamicLossScale."""
 
     def __init__(self, scale=2.0**15, growth=2.0, period=2000):
@@ -51,15 +59,11 @@ class TensorFlow:
             "good_steps": self.scaler._num_good_steps,
         }
 
-    def load(self, state):
-        for key, variable in self.save().items():
-            variable.assign(state[key])
-
     def defaults(self):
         return originals.arguments_of(self.cls)
 
 
-class Keras2:
+class Keras2(WithVariables):
     """Keras 2's LossScaleOptimizer."""
 
     def __init__(self, scale=2.0**15, period=2000):
@@ -77,15 +81,9 @@ class Keras2:
 
     def save(self):
         return {
-            "current_loss_scale": self.optimizer.loss_scale,
+            "current_loss_scale": self.optimizer._loss_scale.current_loss_scale,
             "good_steps": self.optimizer.dynamic_counter,
         }
-
-    def load(self, state):
-        self.optimizer._loss_scale.current_loss_scale.assign(
-            state["current_loss_scale"]
-        )
-        self.optimizer.dynamic_counter.assign(state["good_steps"])
 
     def defaults(self):
         module = sys.modules[self.cls.__module__]
@@ -95,7 +93,7 @@ class Keras2:
         }
 
 
-class Keras3:
+class Keras3(WithVariables):
     """Keras 3's LossScaleOptimizer."""
 
     def __init__(self, scale=2.0**15, period=2000):
@@ -117,10 +115,6 @@ class Keras3:
             "dynamic_scale": self.optimizer.dynamic_scale,
             "step_counter": self.optimizer.step_counter,
         }
-
-    def load(self, state):
-        for key, variable in self.save().items():
-            variable.assign(state[key])
 
     def defaults(self):
         found = originals.arguments_of(self.cls)
@@ -305,50 +299,42 @@ class TestDocumentedDifferences:
             differ += found != theirs
         assert 0 < differ < RUNS
 
-    def test_static_paddle_has_two_bounds(self, ask):
-        down, up = [False] * 6, [True] * 4
-        for start, flags in ((2.0, down), (2.0**126, up)):
-            ours = DynamicLossScale.from_preset(
-                "paddle_static",
-                initial_loss_scale=start,
-                increment_period=1,
-                backoff_factor=0.5,
-            )
-            parameters = {"scale": start, "period": 1, "backoff": 0.5}
-            assert run(ours, flags) == ask("paddle_static").run(parameters, flags)
-
-    @pytest.mark.parametrize("name", ["torch", "paddle", "keras3"])
-    def test_theirs_falls_to_zero(self, name, ask):
-        flags = [False] * 30
-        assert ask(name).run({"scale": 2.0**-125}, flags)[-1] == 0.0
-        ours = DynamicLossScale.from_preset(name, initial_loss_scale=2.0**-125)
-        assert run(ours, flags)[-1] == FLOAT32_TINY
-
-    @pytest.mark.parametrize("name", ["paddle", "keras3"])
-    def test_theirs_grows_to_infinity(self, name, ask):
-        flags = [True] * 4
-        parameters = {"scale": 2.0**126, "period": 1}
-        assert ask(name).run(parameters, flags)[-1] == np.inf
+    @pytest.mark.parametrize(
+        ("name", "scale", "flags"),
+        [
+            ("torch", 2.0**126, [True] * 4),
+            ("jmp", 2.0**126, [True] * 4),
+            ("flax", 2.0**126, [True] * 4 + [False] * 270),
+            ("paddle_static", 2.0**126, [True] * 4),
+            ("paddle_static", 2.0, [False] * 6),
+        ],
+    )
+    def test_both_stay_within_the_same_bounds(self, name, scale, flags, ask):
+        parameters = {"scale": scale, "period": 0 if name == "flax" else 1}
+        if name == "paddle_static":
+            parameters["backoff"] = 0.5
         ours = DynamicLossScale.from_preset(
-            name, initial_loss_scale=2.0**126, increment_period=1
+            name, initial_loss_scale=scale, increment_period=1, backoff_factor=0.5
         )
-        assert run(ours, flags)[-1] == 2.0**127
+        assert run(ours, flags) == ask(name).run(parameters, flags)
 
-    @pytest.mark.parametrize("name", ["torch", "jmp"])
-    def test_both_keep_the_scale_where_it_would_be_infinite(self, name, ask):
-        parameters = {"scale": 2.0**126, "period": 1}
-        ours = DynamicLossScale.from_preset(
-            name, initial_loss_scale=2.0**126, increment_period=1
+    @pytest.mark.parametrize(
+        ("name", "scale", "flag", "theirs", "ours"),
+        [
+            ("torch", 2.0**-125, False, 0.0, FLOAT32_TINY),
+            ("paddle", 2.0**-125, False, 0.0, FLOAT32_TINY),
+            ("keras3", 2.0**-125, False, 0.0, FLOAT32_TINY),
+            ("paddle", 2.0**126, True, np.inf, 2.0**127),
+            ("keras3", 2.0**126, True, np.inf, 2.0**127),
+        ],
+    )
+    def test_theirs_has_no_bound(self, name, scale, flag, theirs, ours, ask):
+        parameters = {"scale": scale, "period": 1}
+        assert ask(name).run(parameters, [flag] * 30)[-1] == theirs
+        loss_scale = DynamicLossScale.from_preset(
+            name, initial_loss_scale=scale, increment_period=1
         )
-        assert run(ours, [True] * 4) == ask(name).run(parameters, [True] * 4)
-
-    def test_both_have_flaxs_two_bounds(self, ask):
-        flags = [True] * 4 + [False] * 270
-        ours = DynamicLossScale.from_preset(
-            "flax", initial_loss_scale=2.0**126, increment_period=1
-        )
-        expected = ask("flax").run({"scale": 2.0**126, "period": 0}, flags)
-        assert run(ours, flags) == expected
+        assert run(loss_scale, [flag] * 30)[-1] == ours
 
     def test_a_counter_beyond_its_period(self, ask):
         state = {

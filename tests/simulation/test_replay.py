@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from driving import state
 from every_loss_scale import CASES
 
 import lossscale
 from lossscale import (
     DynamicLossScale,
     FixedLossScale,
-    FixedLossScaleManager,
     HeadroomLossScale,
     LossScale,
     simulate,
@@ -110,10 +110,6 @@ def by_hand(loss_scale, trace, largest=LARGEST):
     return scales, finite, applied, float(loss_scale)
 
 
-def state(loss_scale):
-    return [variable.numpy().tolist() for variable in loss_scale.variables]
-
-
 def same(expected):
     """Returns what to compare with: compiled, LogNormalLossScale's logarithm rounds."""
     scales, finite, applied, last = expected
@@ -134,21 +130,20 @@ def test_a_loss_scale_that_only_keeps_the_largest_needs_none():
 
 
 @pytest.mark.slow_on_the_newest
-def test_a_made_up_limit_is_the_objects_own_run(make):
-    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
-    expected = by_hand(make(), limit, 65504 / limit.astype(np.float32))
-    assert results(simulate(make(), limit=limit)) == same(expected)
-
-
-@pytest.mark.slow_on_the_newest
-def test_it_goes_on_from_the_present_state_and_changes_nothing(make):
-    loss_scale, trace = make(), flags(3, steps=20)
-    by_hand(loss_scale, trace)
+def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(make):
+    loss_scale = make()
+    by_hand(loss_scale, flags(3, steps=20))
     before = state(loss_scale)
-    told = {"is_finite": flags(4, steps=30), "largest": LARGEST[:30]}
-    found = results(simulate(loss_scale, **told))
+    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
+    found = results(simulate(loss_scale, limit=limit))
     assert state(loss_scale) == before
-    assert found == same(by_hand(loss_scale, told["is_finite"]))
+    assert found == same(by_hand(loss_scale, limit, 65504 / limit.astype(np.float32)))
+
+
+@pytest.mark.parametrize("name", ["dynamic", "headroom", "spike-guard"])
+def test_flags_with_the_largest_gradients(name):
+    found = simulate(EVERY[name](), is_finite=flags(4), largest=LARGEST)
+    assert results(found) == by_hand(EVERY[name](), flags(4))
 
 
 def test_a_rule_that_fails_changes_nothing():
@@ -301,10 +296,13 @@ def test_bad_arguments(arguments, error, words):
         simulate(DynamicLossScale(), **arguments)
 
 
-@pytest.mark.parametrize("value", [8, "dynamic", None], ids=repr)
-def test_bad_loss_scales(value):
-    with pytest.raises(TypeError, match="`loss_scale` must be a LossScale, got"):
-        simulate(value, is_finite=[True])
+@pytest.mark.parametrize(
+    "make", [lambda: 8, lambda: "dynamic", lambda: None, OwnManager]
+)
+def test_bad_loss_scales(make):
+    words = r"`loss_scale` must be a LossScale, got.*a name or a manager"
+    with pytest.raises(TypeError, match=words):
+        simulate(make(), is_finite=[True])
 
 
 def test_a_graph_is_refused():
@@ -316,36 +314,22 @@ def test_a_graph_is_refused():
         inside()
 
 
-class TestPlot:
-    """The picture: every corner, every step that was lost."""
-
-    @pytest.fixture(autouse=True)
-    def pyplot(self):
-        matplotlib = pytest.importorskip("matplotlib")
-        matplotlib.use("Agg")
-        yield
-        __import__("matplotlib.pyplot").pyplot.close("all")
-
-    def test_it_shows_the_run(self):
-        limit = np.repeat([2.0**14, 2.0**12], 50)
-        found = simulate(DynamicLossScale(2.0**13, 20), limit=limit)
-        ax = found.plot()
-        lines = {line.get_label(): line for line in ax.get_lines()}
-        assert lines["limit"].get_ydata().tolist() == limit.tolist()
-        lost = f"{found.steps_lost} steps lost"
-        marked = lines[lost].get_xdata().tolist()
-        assert marked == np.flatnonzero(~found.applied).tolist()
-        x, y = lines["loss scale"].get_data()
-        # Read back as steps, the line is the array.
-        drawn = y[np.searchsorted(x, np.arange(100), side="right") - 1]
-        assert drawn.tolist() == found.loss_scale.tolist()
-        assert x[-1] == 100
-        ax.figure.canvas.draw()
-
-    def test_a_long_run_is_drawn_by_its_corners(self):
-        found = simulate(FixedLossScale(8), is_finite=np.ones([100_000], bool))
-        line = found.plot().get_lines()[0]
-        assert len(line.get_xdata()) == 2
+def test_the_picture_shows_the_run():
+    pytest.importorskip("matplotlib").use("Agg")
+    limit = np.repeat([2.0**14, 2.0**12], 50)
+    found = simulate(DynamicLossScale(2.0**13, 20), limit=limit)
+    ax = found.plot()
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert lines["limit"].get_ydata().tolist() == limit.tolist()
+    lost = f"{found.steps_lost} steps lost"
+    marked = lines[lost].get_xdata().tolist()
+    assert marked == np.flatnonzero(~found.applied).tolist()
+    x, y = lines["loss scale"].get_data()
+    # Read back as steps, the line is the array.
+    drawn = y[np.searchsorted(x, np.arange(100), side="right") - 1]
+    assert drawn.tolist() == found.loss_scale.tolist()
+    assert x[-1] == 100
+    ax.figure.canvas.draw()
 
 
 def test_without_matplotlib_only_the_plot_fails(monkeypatch):
@@ -380,10 +364,3 @@ def test_a_largest_of_another_length_is_refused(given):
     for loss_scale in (DynamicLossScale(), HeadroomLossScale()):
         with pytest.raises(ValueError, match=r"shape \[3\], got shape \[2\]"):
             simulate(loss_scale, **{given: trace}, largest=[1.0, 2.0])
-
-
-def test_a_manager_is_told_what_to_take():
-    manager = FixedLossScaleManager(8)
-    with pytest.raises(TypeError, match="a name or a manager"):
-        simulate(manager, is_finite=[True])
-    assert simulate(manager.as_loss_scale(), is_finite=[True]).steps_lost == 0

@@ -43,6 +43,10 @@ def run(loss_scale, flags):
     return seen
 
 
+def state(loss_scale):
+    return [variable.numpy().tolist() for variable in loss_scale.variables]
+
+
 def drive(make, run, mode, mirrored=None):
     """Returns what is seen after each step of a run.
 

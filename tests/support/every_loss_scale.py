@@ -32,7 +32,7 @@ CASES = {
     "dynamic-search": lambda: DynamicLossScale(64, 3, hysteresis=2, search_period=1),
     "dynamic-cooldown": lambda: DynamicLossScale(64, 3, backoff_cooldown=2),
     "spike-guard": lambda: SpikeGuard(
-        DynamicLossScale(64, 2, max_loss_scale=512.0), 1.5, 3, 1, min_ratio=1.25
+        DynamicLossScale(64, 2, max_loss_scale=512.0), 0.5, 3, 1, min_ratio=1.25
     ),
     "spike-guard-headroom": lambda: SpikeGuard(
         HeadroomLossScale(64, 3, 5.0, increment_period=3), 2.0, 4, 2

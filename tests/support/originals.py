@@ -13,13 +13,6 @@ import sys
 import numpy as np
 
 
-class Unsaved:
-    """One whose state has no format of `import_state`."""
-
-    def save(self):
-        return None
-
-
 class Torch:
     """torch.amp.GradScaler on the CPU."""
 
@@ -97,17 +90,10 @@ class Paddle:
         self.scaler.load_state_dict({**state, "scale": np.array(state["scale"])})
 
     def defaults(self):
-        found = arguments_of(self.cls)
-        return {
-            "initial_loss_scale": found["init_loss_scaling"],
-            "increment_period": found["incr_every_n_steps"],
-            "multiplier": found["incr_ratio"],
-            "backoff_factor": found["decr_ratio"],
-            "hysteresis": found["decr_every_n_nan_or_inf"],
-        }
+        return paddles_defaults(self.cls)
 
 
-class Jmp(Unsaved):
+class Jmp:
     """jmp.DynamicLossScale."""
 
     def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
@@ -132,7 +118,7 @@ class Jmp(Unsaved):
         return {"increment_period": found["period"], "multiplier": found["factor"]}
 
 
-class Flax(Unsaved):
+class Flax:
     """flax.training.dynamic_scale.DynamicScale."""
 
     def __init__(self, scale=2.0**16, growth=2.0, backoff=0.5, period=2000):
@@ -164,8 +150,8 @@ class Flax(Unsaved):
         }
 
 
-class Mpx(Unsaved):
-    """mpx.DynamicLossScaling."""
+class Mpx(Jmp):
+    """mpx.DynamicLossScaling, which is jmp's under other names."""
 
     def __init__(self, scale=2.0**15, growth=2, period=2000, floor=1.0):
         import jax.numpy as jnp
@@ -183,12 +169,8 @@ class Mpx(Unsaved):
         self.scaler = self.scaler.adjust(self.array(is_finite))
         return float(self.scaler.loss_scaling)
 
-    def defaults(self):
-        found = arguments_of(type(self.scaler))
-        return {"increment_period": found["period"], "multiplier": found["factor"]}
 
-
-class PaddleStatic(Unsaved):
+class PaddleStatic:
     """paddle.static.amp.decorate in a program that is trained."""
 
     def __init__(self, scale=2.0**15, growth=2.0, backoff=0.8, period=1000, bad=2):
@@ -226,15 +208,7 @@ class PaddleStatic(Unsaved):
         from paddle.static.amp import function_overload
 
         overloads = function_overload.Namespace.get_instance().function_map
-        older = overloads[function_overload.FunctionType.FP16_ONLY]
-        found = arguments_of(older)
-        return {
-            "initial_loss_scale": found["init_loss_scaling"],
-            "increment_period": found["incr_every_n_steps"],
-            "multiplier": found["incr_ratio"],
-            "backoff_factor": found["decr_ratio"],
-            "hysteresis": found["decr_every_n_nan_or_inf"],
-        }
+        return paddles_defaults(overloads[function_overload.FunctionType.FP16_ONLY])
 
 
 #: Name of the preset -> the class.
@@ -253,6 +227,18 @@ def arguments_of(cls):
     return {p.name: p.default for p in inspect.signature(cls).parameters.values()}
 
 
+def paddles_defaults(function):
+    """Returns our arguments' values, from the signature of one of Paddle's two."""
+    found = arguments_of(function)
+    return {
+        "initial_loss_scale": found["init_loss_scaling"],
+        "increment_period": found["incr_every_n_steps"],
+        "multiplier": found["incr_ratio"],
+        "backoff_factor": found["decr_ratio"],
+        "hysteresis": found["decr_every_n_nan_or_inf"],
+    }
+
+
 def answer(cls, request):
     """Runs an original.
 
@@ -262,7 +248,8 @@ def answer(cls, request):
         the `flags` of the steps.
 
     Returns:
-      `scales`, one per step, the `state` after them, and the `defaults`.
+      `scales`, one per step, the `state` after them, or None where `import_state` has
+      no format for it, and the `defaults`.
     """
     original = cls(**request["parameters"])
     if request["state"] is not None:
@@ -270,7 +257,7 @@ def answer(cls, request):
     scales = [original.step(flag) for flag in request["flags"]]
     return {
         "scales": scales,
-        "state": original.save(),
+        "state": original.save() if hasattr(original, "save") else None,
         "defaults": original.defaults(),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import tensorflow as tf
+from models import compiled
 
 v1 = tf.compat.v1
 #: Eager mode, `tf.function`, a session, and one as it was in TensorFlow 1.
@@ -15,7 +16,7 @@ class Eagerly:
     """Runs steps one after the other, as they are or in a `tf.function`."""
 
     def __init__(self, mode):
-        self._wrap = tf.function if mode == "function" else lambda step: step
+        self._mode = "graph" if mode == "function" else mode
 
     def loss(self, build):
         """Returns a loss as this mode takes it: here a function."""
@@ -30,7 +31,7 @@ class Eagerly:
         def step(value):
             build(value)  # a tf.function returns no operation
 
-        wrapped = self._wrap(step)
+        wrapped = compiled(step, self._mode)
         return lambda value=0.0: wrapped(tf.constant(value, tf.float32))
 
     def value(self, tensor):
@@ -64,8 +65,8 @@ class InSession:
 
 @contextlib.contextmanager
 def running(mode):
-    """Yields what runs steps in one of `MODES`."""
-    if mode in ("eager", "function"):
+    """Yields what runs steps in one of `MODES`, or compiled by "xla"."""
+    if mode in ("eager", "function", "xla"):
         yield Eagerly(mode)
         return
     with contextlib.ExitStack() as stack:
