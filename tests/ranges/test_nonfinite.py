@@ -5,20 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import assert_same, policy_of, regression, training_state
-from overflowing import MODELS, PATHS, data_for, made
+from models import policy_of, regression
+from overflowing import PATHS, data_for, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite
-from lossscale.runtime.kerases import layers_of
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PATHS)
 def test_the_layer_that_overflows_is_named(family, name):
-    found = find_nonfinite(*made(family, name, is_hot=True))
+    found = find_nonfinite(*made(family, name))
     assert found.where == "forward"
-    assert found.layer.endswith(PATHS.get(name, "hot"))
-    assert found.layer.endswith("hot")
+    assert found.layer.endswith(PATHS[name])
     assert found.dtype == "float16"
     assert found.kind in {"inf", "-inf"}
     assert 1000 < found.largest <= 65504
@@ -29,7 +27,7 @@ def test_the_layer_that_overflows_is_named(family, name):
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PATHS)
 def test_nothing_is_named_where_nothing_overflows(family, name):
     found = find_nonfinite(*made(family, name, is_hot=False))
     assert not found
@@ -38,7 +36,7 @@ def test_nothing_is_named_where_nothing_overflows(family, name):
 
 
 def test_in_float32_nothing_overflows(family):
-    assert not find_nonfinite(*made(family, "gated", is_hot=True, policy="float32"))
+    assert not find_nonfinite(*made(family, "gated", policy="float32"))
 
 
 def chain(family, *layers, loss="mse", scale=16.0):
@@ -149,27 +147,6 @@ def test_overflow_of_float32_is_told_apart(family):
     assert "in float32 already" in str(found)
 
 
-def test_the_model_is_left_as_it_was_by_an_error(family):
-    class Fails(family.keras.layers.Layer):
-        is_told = False
-
-        def call(self, x):
-            if self.is_told:
-                raise ArithmeticError("on purpose")
-            return x
-
-    fails = Fails()
-    model = chain(family, lambda: fails)
-    model(data_for("gated")[0])
-    fails.is_told = True
-    before = training_state(model)
-    with pytest.raises(ArithmeticError, match="on purpose"):
-        find_nonfinite(model, *data_for("gated"))
-    assert_same(before, training_state(model))
-    assert not any("call" in vars(layer) for layer in layers_of(model))
-    assert not tf.config.functions_run_eagerly()
-
-
 def test_a_layer_may_have_compiled_its_call(family):
     class Compiled(family.keras.layers.Layer):
         def __init__(self):
@@ -187,21 +164,15 @@ def test_a_layer_may_have_compiled_its_call(family):
 # What it refuses
 
 
-def test_bad_input_is_refused(family):
+def test_data_that_are_not_finite_are_refused(family):
     model = regression(family, family.optimizers.SGD(0.5))
     x, y = data_for("gated")
-    before = training_state(model)
-    with pytest.raises(TypeError, match="`model` must be a Keras model"):
-        find_nonfinite("model", x, y)
     with pytest.raises(ValueError, match="`x` must be finite, got 48 values"):
         find_nonfinite(model, x * np.nan, y)
     with pytest.raises(ValueError, match="`y` must be finite, got 8 values"):
         find_nonfinite(model, x, y * np.inf)
     with pytest.raises(ValueError, match="`y` must be the targets"):
         find_nonfinite(model, x)
-    with pytest.raises(ValueError, match="`batch_size` must be a whole number"):
-        find_nonfinite(model, x, y, batch_size=0)
-    assert_same(before, training_state(model))
 
 
 def test_a_model_without_layers_is_refused(family):
@@ -226,9 +197,3 @@ def test_outputs_that_are_no_tensors_are_refused(family):
 
     with pytest.raises(TypeError, match="`model` must return tensors"):
         find_nonfinite(Says(), *data_for("gated"), loss="mse")
-
-
-def test_a_graph_is_refused(family):
-    model, x, y = made(family, "gated", is_hot=False)
-    with pytest.raises(RuntimeError, match="must be called eagerly"):
-        tf.function(lambda: find_nonfinite(model, x, y) and 0)()
