@@ -97,17 +97,6 @@ def test_another_rule_is_given_until_the_next_reading():
     assert told(scale, "F" * 24, 12) == [24]
 
 
-def test_beginning_again_tells_again():
-    scale = FixedLossScale(8, skip_nonfinite=True)
-    watched = watching(scale, 2)
-    now = reading_of(8.0, 2, 2, 5)
-    watched.begin(reading_of(8.0, 0, 0, 5))
-    assert is_stall(watched, now)
-    assert not is_stall(watched, now)
-    watched.begin(now)
-    assert is_stall(watched, now)
-
-
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_a_loss_that_is_not_finite_itself_is_told_of_while_the_scale_falls(every):
     loss_scale, found = DynamicLossScale(2.0**60), []

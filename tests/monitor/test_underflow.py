@@ -15,7 +15,6 @@ from models import data, regression, variable_of
 import lossscale
 from lossscale import (
     DynamicLossScale,
-    FixedLossScale,
     HeadroomLossScale,
     LogNormalLossScale,
     LossScaleMonitor,
@@ -181,14 +180,6 @@ def test_on_two_replicas(family, rng, mirrored):
         model.fit(x, y, verbose=0, callbacks=[monitor])
     copies = mirrored.experimental_local_results(scale.last_largest)
     assert len({copy.numpy().item() for copy in copies}) == 1
-
-
-def test_a_loss_scale_that_looks_at_nothing_is_refused(family, rng):
-    monitor = LossScaleMonitor(check_underflow=True)
-    with pytest.raises(ValueError, match="`check_underflow` must be False"):
-        trained(family, rng, FixedLossScale(8), monitor)
-    with pytest.raises(TypeError, match="`check_underflow` must be True or False"):
-        LossScaleMonitor(check_underflow=1)
 
 
 def test_the_record_holds_the_largest(family, rng, tmp_path):
