@@ -7,7 +7,6 @@ layer does, and could speak for the weights'.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import numpy as np
 
@@ -26,25 +25,23 @@ def _then_embedded(layer, x, _, layers):
     return layers.Embedding(8, 3)(layer(x))
 
 
-class Row(NamedTuple):
+class Row:
     """How a layer is trained.
 
     Attributes:
       shape: Of the input, without the batch.
-      args: Of the constructor. Functions are called with the module of layers.
-      kwargs: Of the constructor.
+      args, kwargs: Of the constructor. Functions are called with the module of layers.
       call: Returns the output for the layer, the input, another one like it, and the
         module of layers.
       dtype: Of the input.
       is_first: Whether nothing that is trained comes before it.
     """
 
-    shape: Tuple[int, ...]
-    args: Tuple[Any, ...] = ()
-    kwargs: Dict[str, Any] = {}  # noqa: RUF012 - a tuple's default, never changed
-    call: Callable[..., Any] = _alone
-    dtype: str = "float32"
-    is_first: bool = False
+    def __init__(
+        self, shape, *args, call=_alone, dtype="float32", is_first=False, **kwargs
+    ):
+        self.shape, self.args, self.kwargs = shape, args, kwargs
+        self.call, self.dtype, self.is_first = call, dtype, is_first
 
     def make(self, layers, name):
         """Returns the layer of that name."""
@@ -69,10 +66,6 @@ def _made(argument, layers):
     return argument(layers) if inspect.isfunction(argument) else argument
 
 
-def row(shape, *args, call=_alone, dtype="float32", is_first=False, **kwargs):
-    return Row(shape, args, kwargs, call, dtype, is_first)
-
-
 def _dense(layers):
     return layers.Dense(3, use_bias=False)
 
@@ -80,49 +73,49 @@ def _dense(layers):
 #: Name -> how it is trained. Those of one kind compute alike: one of them is here, and
 #: none that is a single operation of expressions.py.
 LAYERS = {
-    "Dense": row(FLAT, 3, activation="relu"),
-    "EinsumDense": row(FLAT, "ab,bc->ac", output_shape=3),
-    "Embedding": row(FLAT, 8, 3, dtype="int32", is_first=True),
-    "ReversibleEmbedding": row(FLAT, 8, 3, dtype="int32", is_first=True),
-    "Masking": row(ROWS, 0.0),
-    "TimeDistributed": row(ROWS, _dense),
-    "SpectralNormalization": row(FLAT, _dense),
-    "Dropout": row(FLAT, 0.5),
-    "LocallyConnected2D": row(IMAGE, 2, 3),
+    "Dense": Row(FLAT, 3, activation="relu"),
+    "EinsumDense": Row(FLAT, "ab,bc->ac", output_shape=3),
+    "Embedding": Row(FLAT, 8, 3, dtype="int32", is_first=True),
+    "ReversibleEmbedding": Row(FLAT, 8, 3, dtype="int32", is_first=True),
+    "Masking": Row(ROWS, 0.0),
+    "TimeDistributed": Row(ROWS, _dense),
+    "SpectralNormalization": Row(FLAT, _dense),
+    "Dropout": Row(FLAT, 0.5),
+    "LocallyConnected2D": Row(IMAGE, 2, 3),
     # Activations and normalizations
-    "PReLU": row(FLAT),
-    "BatchNormalization": row(IMAGE),
-    "LayerNormalization": row(ROWS),
-    "RMSNormalization": row(ROWS),
-    "GroupNormalization": row(IMAGE, groups=3),
+    "PReLU": Row(FLAT),
+    "BatchNormalization": Row(IMAGE),
+    "LayerNormalization": Row(ROWS),
+    "RMSNormalization": Row(ROWS),
+    "GroupNormalization": Row(IMAGE, groups=3),
     # Of two inputs
-    "Dot": row(ROWS, 2, call=_with_another),
-    "AdditiveAttention": row(ROWS, call=_with_another),
-    "MultiHeadAttention": row(
+    "Dot": Row(ROWS, 2, call=_with_another),
+    "AdditiveAttention": Row(ROWS, call=_with_another),
+    "MultiHeadAttention": Row(
         ROWS, 2, 3, call=lambda layer, x, other, _: layer(x, other)
     ),
     # Convolutions and pooling
-    "Conv2D": row(IMAGE, 2, 3, padding="same"),
-    "Conv2DTranspose": row(IMAGE, 2, 3, strides=2),
-    "SeparableConv2D": row(IMAGE, 2, 3),
+    "Conv2D": Row(IMAGE, 2, 3, padding="same"),
+    "Conv2DTranspose": Row(IMAGE, 2, 3, strides=2),
+    "SeparableConv2D": Row(IMAGE, 2, 3),
     # Loops
-    "GRU": row(ROWS, 3),
-    "LSTM": row(ROWS, 3),
-    "RNN": row(ROWS, lambda layers: layers.SimpleRNNCell(3, use_bias=False)),
-    "Bidirectional": row(
+    "GRU": Row(ROWS, 3),
+    "LSTM": Row(ROWS, 3),
+    "RNN": Row(ROWS, lambda layers: layers.SimpleRNNCell(3, use_bias=False)),
+    "Bidirectional": Row(
         ROWS, lambda layers: layers.GRU(3, use_bias=False, return_sequences=True)
     ),
-    "ConvLSTM2D": row((3, 4, 4, 2), 2, 3),
+    "ConvLSTM2D": Row((3, 4, 4, 2), 2, 3),
     # Of integers, words and sound
-    "Discretization": row(FLAT, [0.2, 0.5], is_first=True, call=_then_embedded),
-    "Hashing": row(FLAT, 8, dtype="string", is_first=True, call=_then_embedded),
-    "MelSpectrogram": row(
+    "Discretization": Row(FLAT, [0.2, 0.5], is_first=True, call=_then_embedded),
+    "Hashing": Row(FLAT, 8, dtype="string", is_first=True, call=_then_embedded),
+    "MelSpectrogram": Row(
         (64,), 16, 8, num_mel_bins=4, sampling_rate=64, is_first=True
     ),
     # Of images, drawn anew in each step
-    "RandomFlip": row(IMAGE),
-    "RandomRotation": row(IMAGE, 0.2),
-    "MixUp": row(IMAGE),
+    "RandomFlip": Row(IMAGE),
+    "RandomRotation": Row(IMAGE, 0.2),
+    "MixUp": Row(IMAGE),
 }
 #: What the newest Keras 2 cannot train: its own check takes no InputSpec.
 FAIL_IN_KERAS_2 = {"SpectralNormalization"}
