@@ -55,8 +55,8 @@ def block_of(family, recompute=False, call=multiplied):
     return block
 
 
-def loss_of(block):
-    outputs = tf.nest.flatten(block(tf.constant(X)))
+def loss_of(block, x=X):
+    outputs = tf.nest.flatten(block(tf.convert_to_tensor(x)))
     return tf.add_n([tf.reduce_sum(each) for each in outputs]) * TINY
 
 
@@ -188,10 +188,7 @@ def test_a_constant_may_be_read(family, mode, where, recompute):
     block = block_of(family, recompute, lambda *args: multiplied(*args, table[:3]))
     weight = kerases.tensor_of(block.layer.scale)
 
-    def loss_at(x):
-        return tf.reduce_sum(block(x)) * TINY
-
-    function = tf.function(loss_at)
+    function = tf.function(lambda x: loss_of(block, x))
 
     def step():
         x = tf.constant(X)
@@ -200,7 +197,7 @@ def test_a_constant_may_be_read(family, mode, where, recompute):
             if where == "function":
                 loss = function(x)
             else:
-                loss = tf.cond(x[0, 0] > 0.0, lambda: loss_at(x), lambda: 0.0)
+                loss = tf.cond(x[0, 0] > 0.0, lambda: loss_of(block, x), lambda: 0.0)
         return tape.gradient(loss, [x, weight])
 
     assert_grads(compiled(step, mode)(), V[None], X[0] * V)
@@ -238,7 +235,7 @@ def test_a_frozen_variable_that_a_tape_watches_is_an_error(family, mode):
         x = tf.constant(X)
         with tf.GradientTape() as tape:
             tape.watch([x, *[weight] * is_watched])
-            loss = tf.reduce_sum(block(x)) * TINY
+            loss = loss_of(block, x)
         return [tape.gradient(loss, x)]
 
     assert_grads(compiled(lambda: step(False), mode)(), np.ones([1, 3]))
@@ -258,7 +255,7 @@ def test_what_layers_keep_of_other_calls_does_no_harm(family, recompute):
         x = tf.constant(X)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(block(x) + block(x)) * TINY
+            loss = loss_of(block, x) + loss_of(block, x)
         return [tape.gradient(loss, x)]
 
     # A tensor of a graph that is gone is there when the next one is traced.
