@@ -79,9 +79,9 @@ class Maker:
         )
 
     def own(self, name, call, **parts):
-        """Returns a custom layer of some layers, whose `call` is `call(self, x, cast)`.
+        """Returns a custom layer of the layers `parts`.
 
-        `cast` casts what the advice says to cast.
+        It computes `call(x, cast, **parts)`. `cast` casts what the advice says to cast.
         """
 
         class Blk(self.keras.layers.Layer):
@@ -91,7 +91,7 @@ class Maker:
                     setattr(self, part, layer)
 
             def call(block, x):  # noqa: N805
-                return call(block, block.cast(x), block.cast)
+                return call(block.cast(x), block.cast, **parts)
 
             def cast(block, x):  # noqa: N805
                 is_told = any(each.split("/")[-1] == name for each in self.casts)
@@ -131,7 +131,7 @@ def attention(m):
 def normalized(m):
     """A norm in float16 whose sum of squares overflows: its output is 0 then."""
 
-    def call(_, x, __):
+    def call(x, _):
         x *= 2000.0 if m.is_hot else 1.0
         return x * tf.math.rsqrt(tf.reduce_mean(x**2, -1, keepdims=True) + 0.01)
 
@@ -204,11 +204,11 @@ def recurrent(m):
 def masked(m):
     """Attention by hand with a mask of -inf, which is meant to be."""
 
-    def masking(_, x, __):
+    def masking(x, _):
         below = tf.linalg.band_part(tf.ones_like(x[:, :4, :4]), -1, 0)
         return tf.where(below > 0, tf.zeros_like(below), tf.math.log(below * 0))
 
-    def attending(_, given, __):
+    def attending(given, _):
         x, mask = given
         logits = tf.matmul(x, x, transpose_b=True) / 8
         return tf.matmul(tf.nn.softmax(logits + mask), x)
@@ -259,7 +259,7 @@ def gate_in_a_block(m, gate=100.0, value=100.0):
     """A custom layer whose product overflows, and whose layers do not."""
     block = m.own(
         "blk",
-        lambda b, x, cast: b.n(cast(b.g(x)) * cast(b.v(x))),
+        lambda x, cast, g, v, n: n(cast(g(x)) * cast(v(x))),
         g=m.dense("g", gate),
         v=m.dense("v", value),
         n=m.norm(),
@@ -274,7 +274,7 @@ def layer_in_a_block(m):
 
 def residual_in_a_block(m):
     """A custom layer that adds its input to an output that overflows."""
-    block = m.own("blk", lambda b, x, cast: x + cast(b.g(x)), g=m.dense("g", 3e4, 6))
+    block = m.own("blk", lambda x, cast, g: x + cast(g(x)), g=m.dense("g", 3e4, 6))
     return m.model(FLAT, block, m.norm())
 
 
