@@ -19,10 +19,10 @@ from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 pytestmark = pytest.mark.either_keras2
 
 
-def told(model, x, y, epochs=3, **kwargs):
+def told(model, x, y, **kwargs):
     """Returns what a monitor said in a fit."""
     kwargs = {"patience": 2, "verbose": 0, "check_activations": True, **kwargs}
-    fitted = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
+    fitted = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}
     with heard() as messages:
         model.fit(x, y, callbacks=[LossScaleMonitor(**kwargs)], **fitted)
     return "\n".join(messages)
