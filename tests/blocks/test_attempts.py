@@ -10,7 +10,6 @@ from models import compiled
 from lossscale.blocks.backward import fitting_scale, unscaled_gradients
 
 MODES = ["eager", "graph", "xla"]
-GRADS = np.array([1.0, -0.75], np.float32)
 LARGEST = 65504.0
 #: At, just above and just below powers of two and float16's largest number.
 MAGNITUDES = [
@@ -38,22 +37,22 @@ def test_it_is_the_greatest_power_of_two_that_leaves_the_headroom(mode, headroom
         assert scale == greatest_scale(magnitude, headroom), magnitude
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_what_is_not_finite_is_left_alone(value):
-    assert float(fitting_scale([tf.constant([value, 1.0])], 6)) == 1.0
+@pytest.mark.parametrize(
+    ("grads", "scale"),
+    [
+        ([np.float32([np.inf, 1.0])], 1.0),
+        ([np.float32([-np.inf, 1.0])], 1.0),
+        ([np.float32([0.0])], 2.0**126),
+        ([np.float32([1e-40])], 2.0**126),  # which float32 hardly holds
+        # One scale serves all gradients of a block.
+        ([np.float32([1.0]), np.float64([2.0**10]), np.float32([])], 2.0**5),
+    ],
+)
+def test_gradients_that_are_not_finite_zero_or_several(grads, scale):
+    assert float(fitting_scale([tf.constant(each) for each in grads], 0)) == scale
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-40])
-def test_zero_and_what_float32_hardly_holds_have_the_greatest_scale(value):
-    assert float(fitting_scale([tf.constant([value])], 6)) == 2.0**126
-
-
-def test_one_scale_serves_all_gradients_of_a_block():
-    grads = [tf.constant([1.0]), tf.constant([2.0**10], tf.float64), tf.zeros([0])]
-    assert float(fitting_scale(grads, 0)) == 2.0**5
-
-
-def tried(mode, gain, grads=GRADS, sparse=False):
+def tried(mode, gain, grads, sparse=False):
     """Returns the gradients of a block that multiplies by `gain`, and its calls."""
     calls = tf.Variable(0)
 
@@ -70,35 +69,33 @@ def tried(mode, gain, grads=GRADS, sparse=False):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("doublings", "calls"), [(0, 1), (6, 1), (7, 2), (14, 2), (15, 3)]
+    ("gain", "last", "calls"),
+    [
+        # Times the scale the largest is 2**9, which 2**6 takes to float16's top.
+        (1.0, -0.75, 1),
+        (2.0**6, -0.75, 1),
+        (2.0**7, -0.75, 2),
+        (2.0**14, -0.75, 2),
+        (2.0**15, -0.75, 3),
+        (np.inf, -0.75, 4),
+        # It was not finite before.
+        (1.0, np.inf, 1),
+        (1.0, np.nan, 1),
+    ],
 )
-def test_an_overflow_is_tried_again_and_only_that(mode, doublings, calls):
-    # The largest is 1: times the scale it is 2**9, which 2**6 takes to float16's top.
-    found, seen = tried(mode, 2.0**doublings)
-    np.testing.assert_array_equal(found, GRADS * 2.0**doublings)
+def test_an_overflow_is_tried_again_three_times_and_only_that(mode, gain, last, calls):
+    grads = np.float32([1.0, last])
+    found, seen = tried(mode, gain, grads)
+    np.testing.assert_array_equal(found, grads * np.float32(gain))
     assert seen == calls
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_overflows_four_times_is_what_it_is(mode):
-    found, seen = tried(mode, np.inf)
-    np.testing.assert_array_equal(found, [np.inf, -np.inf])
-    assert seen == 4
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_what_was_not_finite_before_is_not_tried_again(mode, value):
-    found, seen = tried(mode, 1.0, np.array([1.0, value], np.float32))
-    np.testing.assert_array_equal(found, [1.0, value])
-    assert seen == 1
-
-
-@pytest.mark.parametrize("mode", MODES)
 def test_sparse_gradients_stay_sparse_when_they_are_tried_again(mode):
-    found, seen = tried(mode, 2.0**10, sparse=True)
+    grads = np.float32([1.0, -0.75])
+    found, seen = tried(mode, 2.0**10, grads, sparse=True)
     assert isinstance(found, tf.IndexedSlices)
-    np.testing.assert_array_equal(found.values, GRADS * 2.0**10)
+    np.testing.assert_array_equal(found.values, grads * 2.0**10)
     np.testing.assert_array_equal(found.indices, [0, 2])
     assert seen == 2
 

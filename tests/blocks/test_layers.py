@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from falling import errors, falling, gradients
+from falling import errors, falling, gradients, loss_of
 from installed import families
 from limits import TENSORFLOW, skip_without
 from models import policy_of
@@ -178,16 +178,14 @@ def test_a_saved_model_comes_back_equal(family, kind, xy, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_function_comes_back_equal(family, xy, tmp_path):
-    model = make(family)
+    model, path = make(family), str(tmp_path / "saved")
     expected = model.predict(xy[0], verbose=0)
     if family.name == "keras3":
-        model.export(str(tmp_path / "saved"))
-        loaded = tf.saved_model.load(str(tmp_path / "saved"))
-        found = loaded.serve(xy[0])
+        model.export(path)
     else:
-        tf.saved_model.save(model, str(tmp_path / "saved"))
-        loaded = tf.saved_model.load(str(tmp_path / "saved"))
-        found = loaded(xy[0])
+        tf.saved_model.save(model, path)
+    loaded = tf.saved_model.load(path)
+    found = getattr(loaded, "serve", loaded)(xy[0])
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
@@ -231,9 +229,7 @@ def test_with_a_loss_scale_the_two_scales_multiply(family, way, eagerly):
     def step():
         # The loss is taken times the scale within, and not divided there.
         with tf.GradientTape() as tape:
-            x = np.random.default_rng(1).normal(size=(16, 8)).astype(np.float32)
-            y = tf.cast(blocks(tf.constant(x), training=True), tf.float32)
-            loss = optimizer.scale_loss(tf.reduce_mean(y**2))
+            loss = optimizer.scale_loss(loss_of(blocks))
         held = [kerases.tensor_of(each) for each in blocks.trainable_variables]
         grads = tape.gradient(loss, held)
         if way == "keras2":

@@ -24,13 +24,19 @@ refused = pytest.raises(
 )
 
 
-def block_of(family, read, recompute=False):
-    """Returns a built block whose float16 layer multiplies by a weight and a tensor.
+def multiplied(layer, inputs, factor=None):
+    """Returns inputs times the layer's weight and a factor: its tensor if None."""
+    factor = tf.cast(layer.w if factor is None else factor, inputs.dtype)
+    return inputs * tf.cast(layer.scale, inputs.dtype) * factor
+
+
+def block_of(family, recompute=False, call=multiplied):
+    """Returns a built block of a float16 layer with a weight and a tensor.
 
     Args:
       family: The Keras.
-      read: Returns that tensor, given the layer.
       recompute: As for `ScaledBlock`.
+      call: Returns the layer's outputs, given the layer and its inputs.
     """
 
     class Reading(family.keras.layers.Layer):
@@ -39,8 +45,7 @@ def block_of(family, read, recompute=False):
             self.built = True
 
         def call(self, inputs):
-            factor = tf.cast(read(self), inputs.dtype)
-            return inputs * tf.cast(self.scale, inputs.dtype) * factor
+            return call(self, inputs)
 
     with policy_of(family.keras, "mixed_float16"):
         layer = Reading()
@@ -50,8 +55,9 @@ def block_of(family, read, recompute=False):
     return block
 
 
-def loss_of(block):
-    return tf.reduce_sum(block(tf.constant(X))) * TINY
+def loss_of(block, x=X):
+    outputs = tf.nest.flatten(block(tf.convert_to_tensor(x)))
+    return tf.add_n([tf.reduce_sum(each) for each in outputs]) * TINY
 
 
 def assert_grads(found, *expected):
@@ -60,36 +66,38 @@ def assert_grads(found, *expected):
         np.testing.assert_array_equal(grad, np.multiply(other, TINY))
 
 
-def attribute(layer):
-    return layer.w
+def from_a_list(layer, inputs):
+    is_built = not tf.is_tensor(layer.w)
+    return multiplied(layer, inputs, layer.w["all"][0] if is_built else layer.w)
 
 
-def in_a_list(layer):
-    return layer.w if tf.is_tensor(layer.w) else layer.w["all"][0]
+def in_a_function(layer, inputs):
+    return multiplied(layer, inputs, tf.function(lambda: layer.w * 1.0)())
 
 
-def in_a_function(layer):
-    return tf.function(lambda: layer.w * 1.0)()
-
-
-def in_a_branch(layer):
+def in_a_branch(layer, inputs):
     one = tf.cast(layer.scale[0], tf.float32)
-    return tf.cond(one > 0.0, lambda: layer.w * 1.0, lambda: tf.ones([3]))
+    w = tf.cond(one > 0.0, lambda: layer.w * 1.0, lambda: tf.ones([3]))
+    return multiplied(layer, inputs, w)
 
 
-READS = [attribute, in_a_list, in_a_function, in_a_branch]
+def only_returned(layer, inputs):
+    return inputs, layer.w
+
+
+READS = [multiplied, from_a_list, in_a_function, in_a_branch, only_returned]
 
 
 @recomputed
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("read", READS)
-def test_a_tensor_that_a_tape_records_is_an_error(family, mode, read, recompute):
-    block, v = block_of(family, read, recompute), tf.Variable(V)
+@pytest.mark.parametrize("call", READS)
+def test_a_tensor_that_a_tape_records_is_an_error(family, mode, call, recompute):
+    block, v = block_of(family, recompute, call), tf.Variable(V)
 
     def step():
         with tf.GradientTape() as tape:
             w = v * 2.0
-            block.layer.w = {"all": [w]} if read is in_a_list else w
+            block.layer.w = {"all": [w]} if call is from_a_list else w
             loss = loss_of(block)
         return tape.gradient(loss, v)
 
@@ -101,7 +109,7 @@ def test_a_tensor_that_a_tape_records_is_an_error(family, mode, read, recompute)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("place", ["watched", "in a function", "an argument, too"])
 def test_wherever_the_tape_knows_it_from(family, mode, place, recompute):
-    block = block_of(family, attribute, recompute)
+    block = block_of(family, recompute)
 
     def step():
         w = tf.constant(V)
@@ -121,36 +129,13 @@ def test_wherever_the_tape_knows_it_from(family, mode, place, recompute):
 
 
 @recomputed
-@pytest.mark.parametrize("mode", MODES)
-def test_what_a_layer_only_returns_is_read_too(family, mode, recompute):
-    class Returning(family.keras.layers.Layer):
-        def call(self, inputs):
-            return inputs, self.w
-
-    with policy_of(family.keras, "mixed_float16"):
-        block = ScaledBlock(Returning(), recompute=recompute)
-    block.layer.w = tf.ones([3])
-    block(tf.constant(X))
-    v = tf.Variable(V)
-
-    def step():
-        with tf.GradientTape() as tape:
-            block.layer.w = v * 2.0
-            loss = tf.reduce_sum(block(tf.constant(X))[1])
-        return tape.gradient(loss, v)
-
-    with refused:
-        compiled(step, mode)()
-
-
-@recomputed
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("where", ["function", "loop", "branch", "no tape"])
 def test_what_no_tape_records_is_an_error_when_its_gradient_is_computed(
     family, mode, where, recompute
 ):
     """An argument of a function or a loop, or what `tf.gradients` is asked for."""
-    block, v = block_of(family, attribute, recompute), tf.Variable(V)
+    block, v = block_of(family, recompute), tf.Variable(V)
 
     def loss_at(w):
         block.layer.w = w
@@ -179,7 +164,7 @@ def test_what_no_tape_records_is_an_error_when_its_gradient_is_computed(
 
 
 def test_a_function_that_a_tape_calls_is_an_error_then(family):
-    block = block_of(family, attribute)
+    block = block_of(family)
 
     @tf.function
     def loss_at(w):
@@ -200,13 +185,10 @@ def test_a_constant_may_be_read(family, mode, where, recompute):
     if recompute and where == "branch" and mode != "eager":
         pytest.skip("TensorFlow cannot differentiate tf.recompute_grad in a branch")
     table = tf.constant(np.tile(V, 100))  # captured as a placeholder, not a constant
-    block = block_of(family, lambda _: table[:3], recompute)
+    block = block_of(family, recompute, lambda *args: multiplied(*args, table[:3]))
     weight = kerases.tensor_of(block.layer.scale)
 
-    def loss_at(x):
-        return tf.reduce_sum(block(x)) * TINY
-
-    function = tf.function(loss_at)
+    function = tf.function(lambda x: loss_of(block, x))
 
     def step():
         x = tf.constant(X)
@@ -215,7 +197,7 @@ def test_a_constant_may_be_read(family, mode, where, recompute):
             if where == "function":
                 loss = function(x)
             else:
-                loss = tf.cond(x[0, 0] > 0.0, lambda: loss_at(x), lambda: 0.0)
+                loss = tf.cond(x[0, 0] > 0.0, lambda: loss_of(block, x), lambda: 0.0)
         return tape.gradient(loss, [x, weight])
 
     assert_grads(compiled(step, mode)(), V[None], X[0] * V)
@@ -227,16 +209,13 @@ def test_a_constant_may_be_read(family, mode, where, recompute):
 def test_a_variable_of_no_layer_has_its_gradient(family, mode, way, recompute):
     v = tf.Variable(V.astype(np.float16))
 
-    class Free(family.keras.layers.Layer):
-        def call(self, inputs):
-            if way == "read":
-                return inputs * v.read_value()
-            # Eager mode reads it out of sight.
-            return tf.raw_ops.Mul(x=inputs, y=v)
+    def call(_, inputs):
+        if way == "read":
+            return inputs * v.read_value()
+        # Eager mode reads it out of sight.
+        return tf.raw_ops.Mul(x=inputs, y=v)
 
-    with policy_of(family.keras, "mixed_float16"):
-        block = ScaledBlock(Free(), recompute=recompute)
-    block(tf.constant(X))
+    block = block_of(family, recompute, call)
 
     def step():
         with tf.GradientTape() as tape:
@@ -248,7 +227,7 @@ def test_a_variable_of_no_layer_has_its_gradient(family, mode, way, recompute):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_frozen_variable_that_a_tape_watches_is_an_error(family, mode):
-    block = block_of(family, attribute)
+    block = block_of(family)
     block.trainable = False
     weight = kerases.tensor_of(block.layer.scale)
 
@@ -256,7 +235,7 @@ def test_a_frozen_variable_that_a_tape_watches_is_an_error(family, mode):
         x = tf.constant(X)
         with tf.GradientTape() as tape:
             tape.watch([x, *[weight] * is_watched])
-            loss = tf.reduce_sum(block(x)) * TINY
+            loss = loss_of(block, x)
         return [tape.gradient(loss, x)]
 
     assert_grads(compiled(lambda: step(False), mode)(), np.ones([1, 3]))
@@ -266,20 +245,17 @@ def test_a_frozen_variable_that_a_tape_watches_is_an_error(family, mode):
 
 @recomputed
 def test_what_layers_keep_of_other_calls_does_no_harm(family, recompute):
-    class Keeping(family.keras.layers.Layer):
-        def call(self, inputs):
-            self.last = inputs * 2.0
-            return self.last
+    def keeping(layer, inputs):
+        layer.last = inputs * 2.0
+        return layer.last
 
-    with policy_of(family.keras, "mixed_float16"):
-        block = ScaledBlock(Keeping(), recompute=recompute)
-    block(tf.constant(X))
+    block = block_of(family, recompute, keeping)
 
     def step():
         x = tf.constant(X)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(block(x) + block(x)) * TINY
+            loss = loss_of(block, x) + loss_of(block, x)
         return [tape.gradient(loss, x)]
 
     # A tensor of a graph that is gone is there when the next one is traced.

@@ -12,19 +12,17 @@ from exact import heard
 from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
-from models import policy_of
+from models import compiled_by, policy_of
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 
 pytestmark = pytest.mark.either_keras2
 
-WAYS = {"graph": {}, "eager": {"run_eagerly": True}, "xla": {"jit_compile": True}}
 
-
-def told(model, x, y, epochs=3, **kwargs):
+def told(model, x, y, **kwargs):
     """Returns what a monitor said in a fit."""
     kwargs = {"patience": 2, "verbose": 0, "check_activations": True, **kwargs}
-    fitted = {"batch_size": 4, "epochs": epochs, "shuffle": False, "verbose": 0}
+    fitted = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}
     with heard() as messages:
         model.fit(x, y, callbacks=[LossScaleMonitor(**kwargs)], **fitted)
     return "\n".join(messages)
@@ -35,7 +33,7 @@ def named(message):
     return message.split("not finite at the last step: ")[1].split(". ")[0]
 
 
-def network(family, model_class=None, **compiled_by):
+def network(family, model_class=None, **compile_arguments):
     """Returns a model of which the layer "encoder/hot" doubles 2**15 to inf."""
     keras = family.keras
     ones = keras.initializers.Ones()
@@ -52,7 +50,7 @@ def network(family, model_class=None, **compiled_by):
         model = (model_class or keras.Model)(given, output)
     inner = family.optimizers.SGD(2.0**-60)
     optimizer = LossScaleOptimizer(inner, DynamicLossScale(1.0))
-    model.compile(optimizer, loss="mse", **compiled_by)
+    model.compile(optimizer, loss="mse", **compile_arguments)
     return model
 
 
@@ -64,12 +62,12 @@ def growing(steps, finite=1):
 
 
 @pytest.mark.slow_on_the_newest
-@pytest.mark.parametrize("way", WAYS)
-def test_the_first_layer_is_named_with_what_it_was_before(family, way):
-    if way == "xla":
+@pytest.mark.parametrize("mode", ["graph", "eager", "xla"])
+def test_the_first_layer_is_named_with_what_it_was_before(family, mode):
+    if mode == "xla":
         skip_without("compile(jit_compile=...)", family)
         skip_without("the end of float16 under XLA", family)
-    model = network(family, **WAYS[way])
+    model = network(family, **compiled_by(mode))
     message = told(model, *growing(6))
     assert named(message) == "encoder/hot: inf, after 2**14.0; its inputs were finite"
     assert "find_nonfinite" not in message
@@ -93,13 +91,9 @@ def test_a_custom_step_with_check_underflow(family):
             x, y = batch
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                if hasattr(self.optimizer, "get_scaled_loss"):
-                    scaled = self.optimizer.get_scaled_loss(loss)
-                else:
-                    scaled = self.optimizer.scale_loss(loss)
+                scaled = self.optimizer.scale_loss(loss)
             grads = tape.gradient(scaled, self.trainable_variables)
-            if hasattr(self.optimizer, "get_unscaled_gradients"):
-                grads = self.optimizer.get_unscaled_gradients(grads)
+            grads = self.optimizer.get_unscaled_gradients(grads)
             self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
             return {"loss": loss}
 
@@ -158,8 +152,3 @@ def test_data_that_are_not_finite(family):
     x[:] = np.nan
     message = told(network(family), x, y)
     assert named(message) == "encoder/cool: NaN; its inputs were not"
-
-
-def test_bad_arguments():
-    with pytest.raises(TypeError, match="`check_activations` must be True or False"):
-        LossScaleMonitor(check_activations=1)

@@ -10,19 +10,15 @@ from lossscale.optimizer.record import OwnSteps
 from lossscale.runtime import kerases
 
 
-def reading_of(loss_scale, skipped, in_a_row, applied, bad_losses=0):
-    """Returns the reading of the only optimizer that a loss scale has."""
-    own = OwnSteps(skipped, in_a_row, bad_losses)
-    return Reading(float(loss_scale), skipped, applied, own)
-
-
-def told(loss_scale, run, every, patience=3):
+def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     """Returns the steps after which a stall is told of, reading every so many."""
-    watched, found = watching(loss_scale, patience), []
-    applied = in_a_row = skipped = 0
+    inner = kerases.installed()[0].optimizers.SGD()
+    watched = Watched(LossScaleOptimizer(inner, loss_scale), "", patience)
+    found, applied, skipped, in_a_row = [], 0, 0, 0
 
     def reading():
-        return reading_of(loss_scale, skipped, in_a_row, applied)
+        own = OwnSteps(skipped, in_a_row, 0 if loss_is_finite else in_a_row)
+        return Reading(float(loss_scale), skipped, applied, own)
 
     watched.begin(reading())
     for step, letter in enumerate(run, 1):
@@ -30,19 +26,11 @@ def told(loss_scale, run, every, patience=3):
         applied += letter == "T"
         skipped += letter == "F"
         in_a_row = 0 if letter == "T" else in_a_row + 1
-        if step % every == 0 and is_stall(watched, reading()):
-            found.append(step)
+        if step % every == 0:
+            watched.see(reading())
+            if watched.is_stall():
+                found.append(step)
     return found
-
-
-def watching(loss_scale, patience):
-    inner = kerases.installed()[0].optimizers.SGD()
-    return Watched(LossScaleOptimizer(inner, loss_scale), "", patience)
-
-
-def is_stall(watched, reading):
-    watched.see(reading)
-    return watched.is_stall()
 
 
 @pytest.mark.parametrize(
@@ -74,11 +62,10 @@ def test_a_scale_stuck_at_its_floor_is_told_of(every, expected):
     assert told(DynamicLossScale(2.0**10), "F" * 60, every) == [expected]
 
 
-def test_hysteresis_takes_its_steps_to_fall():
-    loss_scale = DynamicLossScale(2.0**4, hysteresis=2, hysteresis_reset=("backoff",))
-    assert told(loss_scale, "F" * 10, 10) == []
-    loss_scale = DynamicLossScale(2.0**4, hysteresis=2, hysteresis_reset=("backoff",))
-    assert told(loss_scale, "F" * 11, 11) == [11]
+@pytest.mark.parametrize(("steps", "expected"), [(10, []), (11, [11])])
+def test_hysteresis_takes_its_steps_to_fall(steps, expected):
+    scale = DynamicLossScale(2.0**4, hysteresis=2, hysteresis_reset=("backoff",))
+    assert told(scale, "F" * steps, steps) == expected
 
 
 def test_a_scale_that_never_falls_does_not_search():
@@ -97,25 +84,7 @@ def test_another_rule_is_given_until_the_next_reading():
     assert told(scale, "F" * 24, 12) == [24]
 
 
-def test_beginning_again_tells_again():
-    scale = FixedLossScale(8, skip_nonfinite=True)
-    watched = watching(scale, 2)
-    now = reading_of(8.0, 2, 2, 5)
-    watched.begin(reading_of(8.0, 0, 0, 5))
-    assert is_stall(watched, now)
-    assert not is_stall(watched, now)
-    watched.begin(now)
-    assert is_stall(watched, now)
-
-
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_a_loss_that_is_not_finite_itself_is_told_of_while_the_scale_falls(every):
-    loss_scale, found = DynamicLossScale(2.0**60), []
-    watched = watching(loss_scale, 10)
-    watched.begin(reading_of(2.0**60, 0, 0, 0))
-    for step in range(1, 13):
-        loss_scale.adjust(False)
-        reading = reading_of(loss_scale, step, step, 0, bad_losses=step)
-        if step % every == 0 and is_stall(watched, reading):
-            found.append(step)
-    assert found == [every if every > 3 else 3]  # once
+    scale = DynamicLossScale(2.0**60)
+    assert told(scale, "F" * 12, every, 10, loss_is_finite=False) == [max(every, 3)]

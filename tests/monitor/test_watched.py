@@ -180,17 +180,7 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
 
 
 def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
-    monitor = LossScaleMonitor(3, on_stall="raise", every=1, verbose=0)
-    with pytest.raises(FloatingPointError) as raised:
-        fit(sharing, monitor, 1, 2, 3, 4, 5)
-    assert str(raised.value).startswith("g_optimizer: 3 steps in a row were skipped")
-
-
-@pytest.mark.parametrize("name", ["d_optimizer", "g_optimizer"])
-@pytest.mark.slow_on_the_newest
-def test_one_of_a_shared_loss_scale_is_not_blamed_for_the_other(sharing, name):
-    optimizer = getattr(sharing, name)
-    monitor = LossScaleMonitor(3, every=1, verbose=0, optimizers=optimizer)
     with heard() as messages:
-        fit(sharing, monitor, 1, 2, 3, 4, 5)
-    assert len(messages) == (name == "g_optimizer")
+        fit(sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5)
+    (message,) = messages
+    assert message.startswith("g_optimizer: 3 steps in a row were skipped")

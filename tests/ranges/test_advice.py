@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from advised import MODELS, Follower, data_for
 from exact import heard
 from installed import each_keras
 from limits import skip_without
-from models import policy_of
+from overflowing import ADVISED, Maker, data_for, made
 
-from lossscale import (
-    DynamicLossScale,
-    LossScaleMonitor,
-    LossScaleOptimizer,
-    find_nonfinite,
-    forward_ranges,
-)
+from lossscale import LossScaleMonitor, find_nonfinite, forward_ranges
 
 pytestmark = pytest.mark.slow_on_the_newest
 
@@ -33,22 +26,19 @@ def in_turn(first, but=()):
         ("family", "name"),
         [
             pytest.param(family, name, id=f"{family.name}-{name}")
-            for number, name in enumerate(MODELS, first)
+            for number, name in enumerate(ADVISED, first)
             if name not in but
             for family in [kerases[number % len(kerases)]]
         ],
     )
 
 
-def made(family, name, follower):
+def built(family, name, maker):
     """Returns a new model, of which the layers are built."""
     if name == "attention":
         skip_without("attention with a dtype", family)
-    with policy_of(family.keras, "mixed_float16"):
-        model = MODELS[name](follower)
-        model(data_for(name)[0])
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), DynamicLossScale(1.0))
-    model.compile(optimizer, loss="mse")
+    model, x, _ = made(family, name, maker=maker)
+    model(x)
     return model
 
 
@@ -67,12 +57,12 @@ def is_finite(model, name):
 
 @in_turn(0)
 def test_what_find_nonfinite_says_helps(family, name):
-    follower = Follower(family.keras)
-    model = made(family, name, follower)
+    maker = Maker(family.keras)
+    model = built(family, name, maker)
     found = find_nonfinite(model, *data_for(name))
     assert found.where == "forward"
-    assert follower.follow(str(found)), str(found)
-    model = made(family, name, follower)
+    assert maker.follow(str(found)), str(found)
+    model = built(family, name, maker)
     assert is_finite(model, name), str(found)
     again = find_nonfinite(model, *data_for(name))
     assert again.where != "forward", f"{found}\n{again}"
@@ -80,11 +70,11 @@ def test_what_find_nonfinite_says_helps(family, name):
 
 @in_turn(1)
 def test_what_forward_ranges_says_helps(family, name):
-    follower = Follower(family.keras)
-    model = made(family, name, follower)
+    maker = Maker(family.keras)
+    model = built(family, name, maker)
     found = forward_ranges(model, data_for(name)[0], verbose=0)
-    assert follower.follow(str(found)), str(found)
-    model = made(family, name, follower)
+    assert maker.follow(str(found)), str(found)
+    model = built(family, name, maker)
     assert is_finite(model, name), str(found)
     again = forward_ranges(model, data_for(name)[0], verbose=0)
     assert again.need_float32 == again.need_cast == (), f"{found}\n{again}"
@@ -98,15 +88,15 @@ IN_GRAPHS = {"state"}
 
 
 #: Its output is finite, and wrong: no step is skipped.
-HIDDEN = {"own_norm"}
+HIDDEN = {"normalized"}
 
 
 @in_turn(0, but=HIDDEN)
 def test_what_the_monitor_says_helps(family, name):
-    follower = Follower(family.keras)
+    maker = Maker(family.keras)
     said = []
     while True:
-        model = made(family, name, follower)
+        model = built(family, name, maker)
         model.run_eagerly = name not in IN_GRAPHS
         x, y = data_for(name)
         monitor = LossScaleMonitor(1, every=1, verbose=0, check_activations=True)
@@ -118,6 +108,6 @@ def test_what_the_monitor_says_helps(family, name):
         (line,) = [each for each in found[0].split("\n") if "The first layer" in each]
         said.append(line)
         assert "Look at the data" not in line
-        assert follower.follow(line), said
+        assert maker.follow(line), said
     assert said
     assert is_finite(model, name), said

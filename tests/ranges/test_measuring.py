@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import each_keras, families
-from models import FEATURES, assert_same, policy_of, regression, training_state
+from models import FEATURES, policy_of, regression
 
 from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
-from lossscale.runtime.kerases import layers_of
+from lossscale.runtime.kerases import tensor_of
 
 ROWS = 96
 
@@ -120,7 +120,7 @@ def small_gradients(family, loss_scale):
     return model, x, y.astype(np.float32)
 
 
-def float16_zeros(family, model, x, y, scale):
+def float16_zeros(model, x, y, scale):
     """Returns how many gradients are 0 in each variable, computed in mixed_float16."""
     zeros = 0
     for at in range(0, len(x), 32):
@@ -128,16 +128,10 @@ def float16_zeros(family, model, x, y, scale):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x[part], training=True) - y[part]) ** 2)
             loss *= scale
-        grads = tape.gradient(loss, model_sources(family, model))
+        grads = tape.gradient(loss, list(map(tensor_of, model.trainable_variables)))
         assert all(np.isfinite(g.numpy()).all() for g in grads)
         zeros = zeros + np.array([np.sum(g.numpy() == 0) for g in grads])
     return zeros
-
-
-def model_sources(family, model):
-    """Returns what a tape takes for the model's variables."""
-    variables = model.trainable_variables
-    return [v.value for v in variables] if family.name == "keras3" else variables
 
 
 def test_training_with_the_recommended_scale(family):
@@ -148,7 +142,7 @@ def test_training_with_the_recommended_scale(family):
     assert best.flushed.max() < 0.02
     assert not best.overflowing.any()
     reported = np.ceil((best.zeros + best.flushed) * best.values)
-    zeros = float16_zeros(family, model, x, y, found.recommended_scale)
+    zeros = float16_zeros(model, x, y, found.recommended_scale)
     assert (zeros <= reported).all(), (zeros, reported)
 
     scale = FixedLossScale(found.recommended_scale, skip_nonfinite=True)
@@ -158,69 +152,22 @@ def test_training_with_the_recommended_scale(family):
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
-def with_state(family):
-    """Returns a trained model with all kinds of state, and data for it."""
-    keras = family.keras
-    layers = keras.layers
-    with policy_of(keras, "mixed_float16"):
-        model = keras.Sequential(
-            [
-                layers.Dense(4, kernel_regularizer="l2"),  # and no Input
-                layers.BatchNormalization(),
-                layers.Dropout(0.5),
-                layers.Dense(1, dtype="float32"),
-            ]
-        )
-    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.01), 256)
-    model.compile(optimizer, loss="mse", metrics=["mae"])
+def test_all_is_in_float32(family, recwarn):
+    layers = family.keras.layers
+    with policy_of(family.keras, "mixed_float16"):
+        first = layers.Dense(4, kernel_regularizer="l2")  # and no Input
+        norm, last = layers.BatchNormalization(), layers.Dense(1, dtype="float32")
+        model = family.keras.Sequential([first, norm, layers.Dropout(0.5), last])
+    model.compile(LossScaleOptimizer(family.optimizers.SGD(), 256), loss="mse")
     rng = np.random.default_rng(9)
-    x, y = rng.normal(size=[64, FEATURES]), rng.normal(size=[64, 1])
-    model.fit(x, y, verbose=0)
-    return model, x, y
-
-
-def everything(model):
-    """Returns the state of a model: weights, statistics, seeds, slots, metrics."""
-    found = training_state(model)
-    found += [np.array(variable.numpy()) for variable in model.variables]
-    for metric in model.metrics:
-        found += [np.array(variable.numpy()) for variable in metric.variables]
-    return found
-
-
-def policies(model):
-    return [
-        (layer.compute_dtype, layer.variable_dtype, "call" in vars(layer))
-        for layer in layers_of(model)
-    ]
-
-
-def test_all_is_in_float32_and_the_model_is_not_changed(family, recwarn):
-    model, x, y = with_state(family)
-    assert model.layers[0].compute_dtype == "float16"
-    before, policies_before = everything(model), policies(model)
-    metrics, optimizer = list(model.metrics), model.optimizer
     # In float16 this would be infinite: in the input, and on the way back.
-    x, y = x * 1e6, y * 1e6
+    x, y = 1e6 * rng.normal(size=[64, FEATURES]), 1e6 * rng.normal(size=[64, 1])
     found = gradient_ranges(model, x, y, activations=True, verbose=0)
     assert not found.nonfinite.any()
     assert found.largest.max() > 65520
     assert not [w for w in recwarn if "16 bits" in str(w.message)]
-    assert_same(everything(model), before)
-    assert policies(model) == policies_before
-    assert model.metrics == metrics
-    assert model.optimizer is optimizer
     assert found.loss_scale == 256
     assert "batch_normalization" in " ".join(found.names)
-
-    def failing(y, y_pred):
-        del y, y_pred
-        raise KeyError("no such")  # which AutoGraph may turn into another
-
-    with pytest.raises(Exception, match="no such"):
-        gradient_ranges(model, x, y, loss=failing, activations=True, verbose=0)
-    assert_same(everything(model), before)
-    assert policies(model) == policies_before
 
 
 @pytest.fixture(scope="module")
@@ -256,21 +203,22 @@ def same(first, second):
 
 
 def test_whatever_holds_the_data(newest, data):
-    keras, (x, y) = newest.keras, data
-    model = network(newest)
-    kind = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
+    model, (x, y) = network(newest), data
 
-    class Sequence(kind):
-        def __len__(self):
-            return 3
+    def whole(family):
+        class Whole(family.keras.utils.Sequence):  # Keras 3's PyDataset
+            def __len__(self):
+                return 3
 
-        def __getitem__(self, index):
-            part = slice(32 * index, 32 * index + 32)
-            return x[part], y[part]
+            def __getitem__(self, index):
+                part = slice(32 * index, 32 * index + 32)
+                return x[part], y[part]
+
+        return Whole()
 
     by_arrays = gradient_ranges(model, x, y, verbose=0)
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(32)
-    for given in (dataset, Sequence(), dataset.repeat()):
+    for given in (dataset, dataset.repeat(), *map(whole, each_keras())):
         assert same(gradient_ranges(model, given, batches=3, verbose=0), by_arrays)
     listed = gradient_ranges(
         model, tf.constant(x), y.astype(np.float64), batch_size=32, verbose=0
@@ -425,13 +373,12 @@ def test_autograph_converts_a_layer_as_in_fit(family):
 
 
 def test_a_model_that_casts_by_itself_is_reported(newest):
-    keras = newest.keras
+    def casting(x):
+        return tf.cast(tf.cast(x, tf.float16), tf.float32)
 
-    class Casting(keras.layers.Layer):
-        def call(self, x):
-            return tf.cast(tf.cast(x, tf.float16), tf.float32)
-
-    model = keras.Sequential([keras.layers.Dense(2), Casting(), keras.layers.Dense(1)])
+    layers = newest.keras.layers
+    parts = [layers.Dense(2), layers.Activation(casting), layers.Dense(1)]
+    model = newest.keras.Sequential(parts)
     x, y = np.ones([4, 3], np.float32), np.ones([4, 1], np.float32)
     with pytest.warns(UserWarning, match="compute gradients in 16 bits"):
         gradient_ranges(model, x, y, loss="mse", verbose=0)
@@ -505,34 +452,6 @@ def test_the_picture_of_a_dead_layer(newest, data):
     assert dead == [False, True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"model": "model"}, TypeError, "`model` must be a Keras model, got 'model'"),
-        ({"batches": 0}, ValueError, "`batches` must be a whole number of at least 1"),
-        ({"batch_size": 1.5}, ValueError, "`batch_size` must be a whole number"),
-        ({"loss_scale": -1}, ValueError, "`loss_scale` must be positive"),
-        ({"activations": "yes"}, TypeError, "`activations` must be True or False"),
-        ({"y": np.ones([3, 1])}, ValueError, "must have the same number of rows"),
-        (
-            {"x": np.ones([0, FEATURES]), "y": np.ones([0, 1])},
-            ValueError,
-            "at least one",
-        ),
-        ({"x": "dataset"}, ValueError, "`y` must be None where `x` is a"),
-        ({"x": "endless", "y": None, "batches": None}, ValueError, "`batches` must be"),
-    ],
-)
-def test_bad_arguments(newest, data, arguments, error, message):
-    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
-    datasets = {"dataset": dataset, "endless": dataset.repeat()}
-    given = {"model": network(newest), "x": data[0], "y": data[1], **arguments}
-    if isinstance(given["x"], str):
-        given["x"] = datasets[given["x"]]
-    with pytest.raises(error, match=message):
-        gradient_ranges(**given, verbose=0)
-
-
 class TorchStyle:
     """It has a length and items, and no end that NumPy would find."""
 
@@ -543,24 +462,44 @@ class TorchStyle:
         return np.ones([FEATURES], np.float32), np.ones([1], np.float32)
 
 
-NO_DATA = {
-    "torch": (TorchStyle, TypeError, "got .*TorchStyle.* Pass some of its items"),
-    "generator": (lambda: iter([1]), TypeError, r"use it up.* x, y = next\(x\)"),
-    "lists": (lambda: [[1.0, 2.0], [3.0, 4.0]], TypeError, r"write np\.array\(x\)"),
-    "number": (lambda: 3, TypeError, "`x` must be arrays.*got 3 of type int"),
-    "empty": (
-        lambda: tf.data.Dataset.range(4).filter(lambda i: i > 9),
-        ValueError,
-        "`x` must hold at least one batch, got none",
-    ),
-}
+def no_rows():
+    return tf.data.Dataset.range(4).filter(lambda i: i > 9)
 
 
-@pytest.mark.parametrize("name", NO_DATA)
-def test_what_is_no_data(newest, name):
-    make, error, message = NO_DATA[name]
+def endless():
+    return tf.data.Dataset.range(4).batch(2).repeat()
+
+
+LISTS = [[1.0, 2.0], [3.0, 4.0]]
+ALONE = {"y": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": "model"}, TypeError, "`model` must be a Keras model, got 'model'"),
+        ({"batches": 0}, ValueError, "`batches` must be a whole number of at least 1"),
+        ({"batch_size": 1.5}, ValueError, "`batch_size` must be a whole number"),
+        ({"loss_scale": -1}, ValueError, "`loss_scale` must be positive"),
+        ({"activations": "yes"}, TypeError, "`activations` must be True or False"),
+        ({"y": np.ones([3, 1])}, ValueError, "must have the same number of rows"),
+        ({"y": LISTS}, TypeError, r"`y` must be an array.* np\.array\(y\)"),
+        ({"x": np.ones([0, 1]), "y": np.ones([0, 1])}, ValueError, "at least one"),
+        ({"x": endless}, ValueError, "`y` must be None where `x` is a"),
+        ({"x": endless, "batches": None, **ALONE}, ValueError, "`batches` must be"),
+        ({"x": no_rows, **ALONE}, ValueError, "`x` must hold at least one batch"),
+        ({"x": TorchStyle, **ALONE}, TypeError, "TorchStyle.* Pass some of its items"),
+        ({"x": iter([1]), **ALONE}, TypeError, r"use it up.* x, y = next\(x\)"),
+        ({"x": LISTS, **ALONE}, TypeError, r"write np\.array\(x\)"),
+        ({"x": 3, **ALONE}, TypeError, "`x` must be arrays.*got 3 of type int"),
+    ],
+)
+def test_bad_arguments(newest, data, arguments, error, message):
+    given = {"model": network(newest), "x": data[0], "y": data[1], **arguments}
+    if callable(given["x"]):
+        given["x"] = given["x"]()
     with pytest.raises(error, match=message):
-        gradient_ranges(network(newest), make(), verbose=0)
+        gradient_ranges(**given, verbose=0)
 
 
 def test_a_distributed_dataset_is_refused(newest, data, mirrored):
@@ -568,11 +507,6 @@ def test_a_distributed_dataset_is_refused(newest, data, mirrored):
     distributed = mirrored.experimental_distribute_dataset(dataset)
     with pytest.raises(TypeError, match="Pass the dataset that was distributed"):
         gradient_ranges(network(newest), distributed, verbose=0)
-
-
-def test_targets_that_are_no_array(newest, data):
-    with pytest.raises(TypeError, match=r"`y` must be an array.* np\.array\(y\)"):
-        gradient_ranges(network(newest), data[0], data[1].tolist(), verbose=0)
 
 
 def test_forgotten_targets(family, data):
@@ -594,22 +528,6 @@ def test_a_model_compiled_without_a_loss(family, data):
     model = family.keras.Sequential([own])
     model.compile(family.optimizers.SGD())
     assert gradient_ranges(model, data[0], verbose=0).largest[0] > 0  # it has its own
-
-
-def test_a_sequence_of_another_keras(data):
-    for family in each_keras():
-        for other in each_keras():
-
-            class Whole(other.keras.utils.Sequence):
-                def __len__(self):
-                    return 3
-
-                def __getitem__(self, index):
-                    part = slice(32 * index, 32 * index + 32)
-                    return data[0][part], data[1][part]
-
-            found = gradient_ranges(network(family), Whole(), verbose=0)
-            assert found.batches == 3
 
 
 def test_models_that_cannot_be_asked(newest, data):

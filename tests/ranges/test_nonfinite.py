@@ -5,20 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import assert_same, policy_of, regression, training_state
-from overflowing import MODELS, PATHS, data_for, made
+from models import policy_of, regression
+from overflowing import PATHS, data_for, made
 
 from lossscale import LossScaleOptimizer, find_nonfinite
-from lossscale.runtime.kerases import layers_of
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PATHS)
 def test_the_layer_that_overflows_is_named(family, name):
-    found = find_nonfinite(*made(family, name, is_hot=True))
+    found = find_nonfinite(*made(family, name))
     assert found.where == "forward"
-    assert found.layer.endswith(PATHS.get(name, "hot"))
-    assert found.layer.endswith("hot")
+    assert found.layer.endswith(PATHS[name])
     assert found.dtype == "float16"
     assert found.kind in {"inf", "-inf"}
     assert 1000 < found.largest <= 65504
@@ -29,7 +27,7 @@ def test_the_layer_that_overflows_is_named(family, name):
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PATHS)
 def test_nothing_is_named_where_nothing_overflows(family, name):
     found = find_nonfinite(*made(family, name, is_hot=False))
     assert not found
@@ -38,14 +36,14 @@ def test_nothing_is_named_where_nothing_overflows(family, name):
 
 
 def test_in_float32_nothing_overflows(family):
-    assert not find_nonfinite(*made(family, "gated", is_hot=True, policy="float32"))
+    assert not find_nonfinite(*made(family, "gated", policy="float32"))
 
 
 def chain(family, *layers, loss="mse", scale=16.0):
     """Returns a compiled model of a dense layer, these, and one in float32."""
     dense = family.keras.layers.Dense
     with policy_of(family.keras, "mixed_float16"):
-        parts = [make() for make in layers]
+        parts = [make(family.keras.layers) for make in layers]
         first, last = dense(4, name="first"), dense(1, dtype="float32", name="last")
         model = family.keras.Sequential([family.keras.Input((6,)), first, *parts, last])
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
@@ -59,26 +57,22 @@ def test_what_a_layers_gradient_is_is_told(family, kind):
     def broken(x):
         return x, lambda upstream: upstream * 0 + float(kind)
 
-    class Broken(family.keras.layers.Layer):
-        def call(self, x):
-            return broken(x)
-
-    model = chain(family, lambda: Broken(name="broken"))
+    model = chain(family, lambda layers: layers.Activation(broken, name="broken"))
     found = find_nonfinite(model, *data_for("gated"))
     assert (found.where, found.layer, found.kind) == ("gradient", "broken", kind)
     assert "No loss scale helps" in str(found)
 
 
 def test_of_two_layers_with_one_input_the_guilty_one_is_named(family):
-    class Root(family.keras.layers.Layer):
-        def call(self, x):
-            return tf.sqrt(tf.nn.relu(x) * 0)
+    def root(x):
+        return tf.sqrt(tf.nn.relu(x) * 0)
 
     layers = family.keras.layers
     with policy_of(family.keras, "mixed_float16"):
         given = family.keras.Input((6,))
         hidden = layers.Dense(4, name="first")(given)
-        both = [Root(name="root")(hidden), layers.Dense(4, name="innocent")(hidden)]
+        guilty, innocent = layers.Activation(root, name="root"), layers.Dense(4)
+        both = [guilty(hidden), innocent(hidden)]
         model = family.keras.Model(given, layers.Dense(1)(layers.Add()(both)))
     found = find_nonfinite(model, *data_for("gated"), loss="mse")
     assert (found.where, found.layer) == ("gradient", "root")
@@ -114,14 +108,11 @@ def test_data_that_float16_does_not_hold(family):
 
 
 def test_a_layer_that_is_given_too_much_is_named(family):
-    def times():
-        return family.keras.layers.Rescaling(1e9, name="times", dtype="float32")
+    def times(layers):
+        return layers.Activation(lambda x: x * 1e9, name="times", dtype="float32")
 
-    if not hasattr(family.keras.layers, "Rescaling"):
-        pytest.skip("TensorFlow 2.4 has it elsewhere")
-
-    def narrow():
-        return family.keras.layers.Dense(4, name="narrow")
+    def narrow(layers):
+        return layers.Dense(4, name="narrow")
 
     found = find_nonfinite(chain(family, times, narrow), *data_for("gated"))
     assert (found.where, found.layer, found.operation) == ("forward", "narrow", "Cast")
@@ -139,35 +130,15 @@ def test_weights_that_are_not_finite(family):
 
 
 def test_overflow_of_float32_is_told_apart(family):
-    class Exponential(family.keras.layers.Layer):
-        def call(self, x):
-            return tf.exp(tf.abs(x) * 0 + 1000.0)
+    def infinite(x):
+        return tf.exp(tf.abs(x) * 0 + 1000.0)
 
-    model = chain(family, lambda: Exponential(name="exp", dtype="float32"))
-    found = find_nonfinite(model, *data_for("gated"))
+    def exponential(layers):
+        return layers.Activation(infinite, name="exp", dtype="float32")
+
+    found = find_nonfinite(chain(family, exponential), *data_for("gated"))
     assert (found.layer, found.dtype, found.operation) == ("exp", "float32", "Exp")
     assert "in float32 already" in str(found)
-
-
-def test_the_model_is_left_as_it_was_by_an_error(family):
-    class Fails(family.keras.layers.Layer):
-        is_told = False
-
-        def call(self, x):
-            if self.is_told:
-                raise ArithmeticError("on purpose")
-            return x
-
-    fails = Fails()
-    model = chain(family, lambda: fails)
-    model(data_for("gated")[0])
-    fails.is_told = True
-    before = training_state(model)
-    with pytest.raises(ArithmeticError, match="on purpose"):
-        find_nonfinite(model, *data_for("gated"))
-    assert_same(before, training_state(model))
-    assert not any("call" in vars(layer) for layer in layers_of(model))
-    assert not tf.config.functions_run_eagerly()
 
 
 def test_a_layer_may_have_compiled_its_call(family):
@@ -180,28 +151,22 @@ def test_a_layer_may_have_compiled_its_call(family):
         def call(self, x):
             return self.inner(x) * 3e4 * 3e4
 
-    found = find_nonfinite(chain(family, Compiled), *data_for("gated"))
+    found = find_nonfinite(chain(family, lambda _: Compiled()), *data_for("gated"))
     assert (found.where, found.layer) == ("forward", "compiled")
 
 
 # What it refuses
 
 
-def test_bad_input_is_refused(family):
+def test_data_that_are_not_finite_are_refused(family):
     model = regression(family, family.optimizers.SGD(0.5))
     x, y = data_for("gated")
-    before = training_state(model)
-    with pytest.raises(TypeError, match="`model` must be a Keras model"):
-        find_nonfinite("model", x, y)
     with pytest.raises(ValueError, match="`x` must be finite, got 48 values"):
         find_nonfinite(model, x * np.nan, y)
     with pytest.raises(ValueError, match="`y` must be finite, got 8 values"):
         find_nonfinite(model, x, y * np.inf)
     with pytest.raises(ValueError, match="`y` must be the targets"):
         find_nonfinite(model, x)
-    with pytest.raises(ValueError, match="`batch_size` must be a whole number"):
-        find_nonfinite(model, x, y, batch_size=0)
-    assert_same(before, training_state(model))
 
 
 def test_a_model_without_layers_is_refused(family):
@@ -226,9 +191,3 @@ def test_outputs_that_are_no_tensors_are_refused(family):
 
     with pytest.raises(TypeError, match="`model` must return tensors"):
         find_nonfinite(Says(), *data_for("gated"), loss="mse")
-
-
-def test_a_graph_is_refused(family):
-    model, x, y = made(family, "gated", is_hot=False)
-    with pytest.raises(RuntimeError, match="must be called eagerly"):
-        tf.function(lambda: find_nonfinite(model, x, y) and 0)()

@@ -45,13 +45,18 @@ def falling(family, policy, wrap, blocks=20):
     return model
 
 
-def gradients(model, scale=1.0, rows=16):
-    """Returns the true gradients of a loss of size 1, computed with a loss scale."""
-    x = np.random.default_rng(1).normal(size=(rows, WIDTH)).astype(np.float32)
+def loss_of(model):
+    """Returns a loss of size 1."""
+    x = np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32)
+    y = tf.cast(model(tf.constant(x), training=True), tf.float32)
+    return tf.reduce_mean(y**2)
+
+
+def gradients(model, scale=1.0):
+    """Returns the true gradients of the loss, computed with a loss scale."""
     held = [kerases.tensor_of(variable) for variable in model.trainable_variables]
     with tf.GradientTape() as tape:
-        y = tf.cast(model(tf.constant(x), training=True), tf.float32)
-        loss = tf.reduce_mean(y**2) * scale
+        loss = loss_of(model) * scale
     return [grad / scale for grad in tape.gradient(loss, held)]
 
 

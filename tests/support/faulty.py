@@ -52,11 +52,22 @@ class Faulty:
     def __init__(self, family, strategy=None, **compile_arguments):
         self.family, self.strategy = family, strategy
         keras = family.keras
+
+        class Fault(keras.layers.Layer):
+            def call(self, inputs):
+                x, raw = inputs
+                return _infinite_backwards(x, raw[:, -1:])
+
         with policy_of(keras, "mixed_float16"), scope_of(strategy):
             self.scale = DynamicLossScale(2.0**10)
             inner = family.optimizers.SGD(2.0**-6)
             self.optimizer = LossScaleOptimizer(inner, self.scale)
-            self.model = _network(keras)
+            raw = keras.Input((3,))
+            x = keras.layers.Dense(4, name="first")(raw)
+            x = Fault()([x, raw])
+            x = keras.layers.BatchNormalization(name="norm")(x)
+            last = keras.layers.Dense(1, dtype="float32", name="last")
+            self.model = keras.Model(raw, last(x))
             self.model.compile(self.optimizer, loss="mse", **compile_arguments)
         self._weights = self.model.get_weights()
 
@@ -80,16 +91,3 @@ class Faulty:
             verbose=verbose,
             callbacks=list(callbacks),
         )
-
-
-def _network(keras):
-    class Fault(keras.layers.Layer):
-        def call(self, inputs):
-            x, raw = inputs
-            return _infinite_backwards(x, raw[:, -1:])
-
-    raw = keras.Input((3,))
-    x = keras.layers.Dense(4, name="first")(raw)
-    x = Fault()([x, raw])
-    x = keras.layers.BatchNormalization(name="norm")(x)
-    return keras.Model(raw, keras.layers.Dense(1, dtype="float32", name="last")(x))

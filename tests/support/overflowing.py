@@ -1,102 +1,151 @@
-"""Models of every kind in which one layer overflows in float16, "hot", or none."""
+"""Models that overflow in float16, made so that a report's advice can be followed.
+
+Each builder takes a `Maker`, which makes every layer and every operation: as the advice
+says, once there is some.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple
+import re
 
 import numpy as np
 import tensorflow as tf
-from models import policy_of
+from models import has_ops, policy_of
 
-from lossscale import LossScaleOptimizer
+from lossscale import DynamicLossScale, LossScaleOptimizer
 
 FLAT, ROWS = (6,), (4, 6)
+LINE = re.compile(r'(\w+)\(\.\.\., dtype="float32", name=\'([^\']+)\'\)')
 
 
-class Parts(NamedTuple):
-    """What a model is made of: the Keras, and whether its hot layer overflows."""
+class Maker:
+    """Makes layers and operations, and follows the advice that it was told.
 
-    keras: Any
-    is_hot: bool
+    Attributes:
+      keras: The Keras.
+      is_hot: Whether the layer "hot" overflows.
+      names: The names of the layers to make in float32.
+      casts: The names of operations, or of layers, whose operations' inputs to cast.
+    """
 
-    def dense(self, units, name, **kwargs):
-        """Returns a layer, which overflows if it is the hot one."""
-        big = name == "hot" and self.is_hot
-        kernel = self.keras.initializers.Constant(3e4 if big else 0.1)
-        layer = self.keras.layers.Dense
-        return layer(units, name=name, kernel_initializer=kernel, **kwargs)
+    def __init__(self, keras, is_hot=True):
+        self.keras, self.is_hot = keras, is_hot
+        self.names, self.casts = set(), set()
 
-    def head(self, tensor):
-        """Returns a model's output."""
-        return self.keras.layers.Dense(1, dtype="float32", name="head")(tensor)
+    def follow(self, text):
+        """Follows all advice in a text. Returns whether anything is new."""
+        before = (len(self.names), len(self.casts))
+        self.names |= {name for _, name in LINE.findall(text)}
+        self.casts |= set(re.findall(r"([\w./]+) is an operation", text))
+        self.casts |= set(re.findall(r"`call` of ([\w./]+) \(", text))
+        return before != (len(self.names), len(self.casts))
 
-    def model(self, shape, body):
-        """Returns a functional model."""
-        given = self.keras.Input(shape)
-        return self.keras.Model(given, self.head(body(given)))
+    def dtype(self, name):
+        return {"dtype": "float32"} if name in self.names else {}
+
+    def layer(self, kind, *args, name, **kwargs):
+        """Returns a layer of the Keras."""
+        made = getattr(self.keras.layers, kind)
+        return made(*args, name=name, **{**kwargs, **self.dtype(name)})
+
+    def dense(self, name, value=0.1, units=8, **kwargs):
+        kernel = self.keras.initializers.Constant(value)
+        return self.layer(
+            "Dense", units, name=name, kernel_initializer=kernel, **kwargs
+        )
+
+    def hot(self, units=8):
+        return self.dense("hot", 3e4 if self.is_hot else 0.1, units)
+
+    def head(self):
+        return self.dense("head", 1e-3, units=1, dtype="float32")
+
+    def norm(self):
+        return self.layer("LayerNormalization", name="n")
+
+    def pool(self):
+        return self.layer("GlobalAveragePooling1D", name="pool")
+
+    def growing(self, kind, name):
+        """Returns a recurrent layer, or a cell, that overflows in its own state."""
+        constant = self.keras.initializers.Constant
+        return self.layer(
+            kind,
+            4,
+            name=name,
+            activation="linear",
+            recurrent_initializer=constant(50.0),
+            kernel_initializer=constant(1.0),
+        )
+
+    def own(self, name, call, **parts):
+        """Returns a custom layer of the layers `parts`.
+
+        It computes `call(x, cast, **parts)`. `cast` casts what the advice says to cast.
+        """
+
+        class Blk(self.keras.layers.Layer):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                for part, layer in parts.items():
+                    setattr(self, part, layer)
+
+            def call(block, x):  # noqa: N805
+                return call(block.cast(x), block.cast, **parts)
+
+            def cast(block, x):  # noqa: N805
+                is_told = any(each.split("/")[-1] == name for each in self.casts)
+                return tf.cast(x, tf.float32) if is_told else x
+
+        return Blk(name=name, **self.dtype(name))
+
+    def given(self, operation, *tensors):
+        """Returns the inputs of an operation between layers, cast if so advised."""
+        if not any(operation in each for each in self.casts):
+            return tensors
+        cast = self.keras.ops.cast if has_ops(self.keras) else tf.cast
+        return [cast(tensor, "float32") for tensor in tensors]
+
+    def model(self, shape, *parts):
+        """Returns a functional model of layers and functions, one after the other."""
+        given = x = self.keras.Input(shape)
+        for part in (*parts, self.head()):
+            x = part(x)
+        return self.keras.Model(given, x)
 
 
-def sequential(parts):
-    """The plainest model."""
-    layers = [parts.dense(8, "a"), parts.dense(8, "hot"), parts.keras.layers.ReLU()]
-    return parts.keras.Sequential([parts.keras.Input(FLAT), *layers])
+def sequential(m):
+    """One layer that overflows, and others that pass its outputs on."""
+    layers = [m.dense("a"), m.hot(), m.layer("ReLU", name="relu")]
+    layers += [m.dense("next", 1e-3), m.layer("Dropout", 0.1, name="drop"), m.head()]
+    return m.keras.Sequential([m.keras.Input(FLAT), *layers])
 
 
-def gated(parts):
-    """Two branches, multiplied: the gate alone overflows."""
-    gate, value = parts.dense(8, "hot"), parts.dense(8, "value")
-    multiply = parts.keras.layers.Multiply()
-    return parts.model(FLAT, lambda x: multiply([gate(x), value(x)]))
+def attention(m):
+    """Attention whose logits overflow."""
+    kernel = m.keras.initializers.Constant(300.0 if m.is_hot else 0.1)
+    layer = m.layer("MultiHeadAttention", 2, 4, name="hot", kernel_initializer=kernel)
+    return m.model(ROWS, lambda x: layer(x, x), m.norm(), m.pool())
 
 
-def subclassed(parts):
-    """A model whose `call` has operations between the layers."""
+def normalized(m):
+    """A norm in float16 whose sum of squares overflows: its output is 0 then."""
 
-    class Subclassed(parts.keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = parts.dense(8, "a"), parts.dense(8, "hot")
-            self.drop, self.last = parts.keras.layers.Dropout(0.1), parts.dense(1, "b")
+    def call(x, _):
+        x *= 2000.0 if m.is_hot else 1.0
+        return x * tf.math.rsqrt(tf.reduce_mean(x**2, -1, keepdims=True) + 0.01)
 
-        def call(self, x, training=None):
-            hidden = tf.nn.relu(self.second(tf.abs(self.first(x)) + 2))
-            return self.last(self.drop(hidden, training=training))
-
-    return Subclassed()
+    return m.model(FLAT, m.dense("a"), m.own("hot", call))
 
 
-def nested(parts):
-    """A model within a model."""
-    inner = parts.keras.Sequential(
-        [parts.dense(8, "a"), parts.dense(8, "hot")], name="encoder"
-    )
-    return parts.model(FLAT, inner)
-
-
-def shared(parts):
-    """A layer that is called twice, and overflows the second time."""
-    hot, add = parts.dense(8, "hot"), parts.keras.layers.Add()
-    return parts.model(FLAT, lambda x: add([hot(x * 1e-5), hot(x)]))
-
-
-def recurrent(parts):
-    """A layer for each time step between two recurrent ones."""
-    layers = parts.keras.layers
-    kernel = parts.keras.initializers.Constant(0.1)
-    first = layers.GRU(6, return_sequences=True, kernel_initializer=kernel)
-    last = layers.LSTM(4)
-    each = layers.TimeDistributed(parts.dense(8, "hot"), name="each")
-    return parts.model(ROWS, lambda x: last(each(first(x))))
-
-
-def cell(parts):
+def cell(m):
     """A layer within the cell of a recurrent one, which a loop calls."""
 
-    class Cell(parts.keras.layers.Layer):
-        def __init__(self):
-            super().__init__(name="cell")
+    class Cell(m.keras.layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
             self.state_size = self.output_size = 4
-            self.inner = parts.dense(4, "hot")
+            self.inner = m.hot(4)
 
         def build(self, shape):
             self.inner.build(shape)
@@ -106,86 +155,203 @@ def cell(parts):
             found = self.inner(x) + states[0]
             return found, [found]
 
-    return parts.model(ROWS, parts.keras.layers.RNN(Cell(), name="rnn"))
+    made = Cell(name="cell", **m.dtype("cell"))
+    return m.model(ROWS, m.layer("RNN", made, name="rnn"), m.norm())
 
 
-def attention(parts):
-    """Attention whose logits overflow."""
-    kernel = 300.0 if parts.is_hot else 0.1
-    layer = parts.keras.layers.MultiHeadAttention(
-        2, 4, name="hot", kernel_initializer=parts.keras.initializers.Constant(kernel)
-    )
-    pooled = parts.keras.layers.GlobalAveragePooling1D()
-    return parts.model(ROWS, lambda x: pooled(layer(x, x)))
+def gated(m):
+    """Two branches, multiplied: the gate alone overflows."""
+    gate, value, multiply = m.hot(), m.dense("value"), m.keras.layers.Multiply()
+    return m.model(FLAT, lambda x: multiply([gate(x), value(x)]))
 
 
-def masked(parts):
+def subclassed(m):
+    """A model whose `call` has operations between the layers."""
+
+    class Subclassed(m.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = m.dense("a"), m.hot()
+            self.drop, self.last = m.keras.layers.Dropout(0.1), m.dense("b", units=1)
+
+        def call(self, x, training=None):
+            hidden = tf.nn.relu(self.second(tf.abs(self.first(x)) + 2))
+            return self.last(self.drop(hidden, training=training))
+
+    return Subclassed()
+
+
+def nested(m):
+    """A model within a model."""
+    return m.model(FLAT, m.keras.Sequential([m.dense("a"), m.hot()], name="encoder"))
+
+
+def shared(m):
+    """A layer that is called twice, and overflows the second time."""
+    hot, add = m.hot(), m.keras.layers.Add()
+    return m.model(FLAT, lambda x: add([hot(x * 1e-5), hot(x)]))
+
+
+def recurrent(m):
+    """A layer for each time step between two recurrent ones."""
+    layers = m.keras.layers
+    kernel = m.keras.initializers.Constant(0.1)
+    first = layers.GRU(6, return_sequences=True, kernel_initializer=kernel)
+    each = layers.TimeDistributed(m.hot(), name="each")
+    return m.model(ROWS, first, each, layers.LSTM(4))
+
+
+def masked(m):
     """Attention by hand with a mask of -inf, which is meant to be."""
 
-    class Mask(parts.keras.layers.Layer):
-        def call(self, x):
-            below = tf.linalg.band_part(tf.ones_like(x[:, :4, :4]), -1, 0)
-            return tf.where(below > 0, tf.zeros_like(below), tf.math.log(below * 0))
+    def masking(x, _):
+        below = tf.linalg.band_part(tf.ones_like(x[:, :4, :4]), -1, 0)
+        return tf.where(below > 0, tf.zeros_like(below), tf.math.log(below * 0))
 
-    class Attention(parts.keras.layers.Layer):
-        def call(self, given):
-            x, mask = given
-            logits = tf.matmul(x, x, transpose_b=True) / 8
-            return tf.matmul(tf.nn.softmax(logits + mask), x)
+    def attending(given, _):
+        x, mask = given
+        logits = tf.matmul(x, x, transpose_b=True) / 8
+        return tf.matmul(tf.nn.softmax(logits + mask), x)
 
-    mask, seen = Mask(name="mask"), Attention(name="attention")
-    hot, pooled = parts.dense(6, "hot"), parts.keras.layers.GlobalAveragePooling1D()
-    return parts.model(ROWS, lambda x: pooled(hot(seen([x, mask(x)]))))
+    mask, attend = m.own("mask", masking), m.own("attention", attending)
+    return m.model(ROWS, lambda x: attend([x, mask(x)]), m.hot(6), m.pool())
 
 
-def normalized(parts):
-    """A norm in float16 whose sum of squares overflows: its output is 0 then."""
-
-    class Norm(parts.keras.layers.Layer):
-        def call(self, x):
-            x *= 2000.0 if parts.is_hot else 1.0
-            square = tf.reduce_mean(tf.square(x), -1, keepdims=True)
-            return x * tf.math.rsqrt(square + 0.01)
-
-    first, norm = parts.dense(8, "a"), Norm(name="hot")
-    return parts.model(FLAT, lambda x: norm(first(x)))
-
-
-def dictionary(parts):
+def dictionary(m):
     """A model of which the inputs have names."""
-    given = {name: parts.keras.Input(FLAT, name=name) for name in ("left", "right")}
-    found = parts.dense(8, "a")(given["left"]), parts.dense(8, "hot")(given["right"])
-    return parts.keras.Model(given, parts.head(parts.keras.layers.Add()(found)))
+    given = {name: m.keras.Input(FLAT, name=name) for name in ("left", "right")}
+    found = m.dense("a")(given["left"]), m.hot()(given["right"])
+    return m.keras.Model(given, m.head()(m.keras.layers.Add()(found)))
 
 
-MODELS: Dict[str, Callable[[Parts], Any]] = {
-    make.__name__: make
-    for make in (
-        *(sequential, gated, subclassed, nested, shared, recurrent, cell),
-        *(attention, masked, normalized, dictionary),
+def product(m):
+    """Two layers' outputs fit, but not their product."""
+    g, v = m.dense("g", 100.0), m.dense("v", 100.0)
+
+    def multiplied(x):
+        one, other = m.given("multiply", g(x), v(x))
+        return one * other
+
+    return m.model(FLAT, multiplied, m.norm())
+
+
+def residual(m):
+    """A sum of two that fit, but not the sum."""
+
+    def added(x):
+        one, other = m.given("add", x, x)
+        return one + other
+
+    return m.model(FLAT, m.dense("hidden", 4000.0, 6), added, m.norm())
+
+
+def squared(m):
+    """A function of Keras or of TensorFlow between the layers."""
+    square = m.keras.ops.square if has_ops(m.keras) else tf.square
+
+    def body(x):
+        return square(*m.given("square", x))
+
+    return m.model(FLAT, m.dense("g", 100.0), body, m.norm())
+
+
+def gate_in_a_block(m, gate=100.0, value=100.0):
+    """A custom layer whose product overflows, and whose layers do not."""
+    block = m.own(
+        "blk",
+        lambda x, cast, g, v, n: n(cast(g(x)) * cast(v(x))),
+        g=m.dense("g", gate),
+        v=m.dense("v", value),
+        n=m.norm(),
     )
-}
-#: The whole path of the hot layer, where it is within another.
-PATHS = {
-    "nested": "encoder/hot",
-    "recurrent": "each/hot",
-    "cell": "rnn/cell/hot",
-}
+    return m.model(FLAT, block)
+
+
+def layer_in_a_block(m):
+    """A custom layer of which one layer overflows, and meets float16 then."""
+    return gate_in_a_block(m, 3e4, 1e-3)
+
+
+def residual_in_a_block(m):
+    """A custom layer that adds its input to an output that overflows."""
+    block = m.own("blk", lambda x, cast, g: x + cast(g(x)), g=m.dense("g", 3e4, 6))
+    return m.model(FLAT, block, m.norm())
+
+
+def own_model(m):
+    """A model whose `call` multiplies."""
+
+    class Own(m.keras.Model):
+        def __init__(self):
+            super().__init__(name="own")
+            self.g, self.v = m.dense("g", 100.0), m.dense("v", 100.0)
+            self.n, self.last = m.norm(), m.head()
+
+        def call(self, x):
+            one, other = m.given("own", self.g(x), self.v(x))
+            return self.last(self.n(one * other))
+
+    return Own()
+
+
+def each_step(m):
+    """A layer for each time step."""
+    each = m.layer("TimeDistributed", m.hot(), name="each")
+    return m.model(ROWS, each, m.norm(), m.pool())
+
+
+def state(m):
+    """A recurrent layer that overflows in its own state."""
+    return m.model(ROWS, m.growing("SimpleRNN", "rnn"), m.norm())
+
+
+def both_ways(m):
+    """The same, forwards and backwards."""
+    both = m.layer("Bidirectional", m.growing("SimpleRNN", "rnn"), name="both")
+    return m.model(ROWS, both, m.norm())
+
+
+def stacked(m):
+    """The same in the first of two stacked cells."""
+    cells = [m.growing("SimpleRNNCell", "one"), m.layer("SimpleRNNCell", 4, name="two")]
+    stack = m.layer("StackedRNNCells", cells, name="stack")
+    return m.model(ROWS, m.layer("RNN", stack, name="rnn"), m.norm())
+
+
+def batch_norm(m):
+    """A normalization of what a layer in float32 returns, beyond float16."""
+    return m.model(FLAT, m.hot(), m.layer("BatchNormalization", name="n"))
+
+
+_HOT_AND_ADVISED = (sequential, attention, normalized, cell)
+_HOT = (gated, subclassed, nested, shared, recurrent, masked, dictionary)
+_ADVISED = (
+    *(product, residual, squared, gate_in_a_block, layer_in_a_block),
+    *(residual_in_a_block, own_model, each_step, state, both_ways, stacked, batch_norm),
+)
+MODELS = {make.__name__: make for make in (*_HOT_AND_ADVISED, *_HOT, *_ADVISED)}
+#: The models of which every layer can follow advice.
+ADVISED = [make.__name__ for make in (*_ADVISED, *_HOT_AND_ADVISED)]
+#: The whole path of the layer "hot", of the models that are hot or not.
+PATHS = {make.__name__: "hot" for make in (*_HOT_AND_ADVISED, *_HOT)}
+PATHS.update(nested="encoder/hot", recurrent="each/hot", cell="rnn/cell/hot")
+_ROWS_WANTED = {"each_step", "state", "both_ways", "stacked", "cell", "attention"}
+_ROWS_WANTED |= {"recurrent", "masked"}
 
 
 def data_for(name):
     """Returns a model's inputs and its targets."""
     x = np.random.default_rng(1).uniform(1, 3, [8, *FLAT]).astype(np.float32)
-    if name in ("recurrent", "cell", "attention", "masked"):
+    if name in _ROWS_WANTED:
         x = np.repeat(x[:, None], ROWS[0], axis=1)
     inputs = {"left": x, "right": x} if name == "dictionary" else x
-    return inputs, np.ones([8, 8 if name == "sequential" else 1], np.float32)
+    return inputs, np.ones([8, 1], np.float32)
 
 
-def made(family, name, is_hot, policy="mixed_float16"):
-    """Returns a compiled model, and its data."""
+def made(family, name, is_hot=True, policy="mixed_float16", maker=None):
+    """Returns a compiled model, its inputs and its targets."""
     with policy_of(family.keras, policy):
-        model = MODELS[name](Parts(family.keras, is_hot))
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-20), 16.0)
+        model = MODELS[name](maker or Maker(family.keras, is_hot))
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), DynamicLossScale(1.0))
     model.compile(optimizer, loss="mse")
     return model, *data_for(name)
