@@ -1,7 +1,7 @@
 """What the others do: each test shows a peer breaking what a row of ours promises.
 
 On the newest versions only. When one of these fails, the peer has been mended: update
-peer_defects.py.
+docs/reliability.md.
 """
 
 from __future__ import annotations
