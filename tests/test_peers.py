@@ -111,20 +111,17 @@ WORKER = """
     if rank == 1:
         sys.stdin.read()  # ending, it would break the other one's waiting
 """
-#: A step takes some milliseconds.
-HANGS = 5
 
 
-@pytest.mark.slow
 @pytest.mark.peer_fails(2)
-def test_keras3_hangs_two_workers(keras3, tmp_path):
-    del keras3
+@pytest.mark.usefixtures("keras3")
+def test_keras3_hangs_two_workers(tmp_path):
     ports = ",".join(map(str, free_ports(2)))
     commands = [["-c", textwrap.dedent(WORKER), rank, ports] for rank in (0, 1)]
     with started(commands, tmp_path, 300) as processes:
         said = [process.stdout.readline() for process in processes]
         with pytest.raises(subprocess.TimeoutExpired):
-            processes[0].wait(timeout=HANGS)
+            processes[0].wait(timeout=5)  # a step takes some milliseconds
     assert said == ["one step done\n"] * 2
 
 
