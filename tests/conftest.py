@@ -14,7 +14,6 @@ from limits import IS_NEWEST, TENSORFLOW
 
 from lossscale.runtime import callbacks
 
-_STRATEGY = []
 _FAMILIES = [family.name for family in families()]
 #: Where a test takes the kind of Keras 2's optimizers that it does not take elsewhere.
 OTHER_KIND = [(2, 11), (2, 15)]
@@ -47,8 +46,6 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in beyond]
 
 
-#: After how many tests what is still alive is left out of each search for garbage.
-FREEZES_AFTER = 50
 _FINISHED = itertools.count(1)
 
 
@@ -59,12 +56,12 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_logfinish():
-    """Leaves out what TensorFlow and Keras keep of tests that have ended, too.
+    """Leaves out what TensorFlow and Keras keep of each 50 tests that have ended, too.
 
     They keep so much that at the end of all tests one search takes half a second, and
     some tests search twice.
     """
-    if next(_FINISHED) % FREEZES_AFTER == 0:
+    if next(_FINISHED) % 50 == 0:
         _freeze()
 
 
@@ -117,9 +114,7 @@ def mirrored():
 
     Or what LOSSSCALE_TESTS_ON says: "mirrored:4", "central:2".
     """
-    if not _STRATEGY:
-        _STRATEGY.append(make_strategy())
-    return _STRATEGY[0]
+    return make_strategy()
 
 
 @pytest.fixture(params=families(), ids=lambda family: family.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from contextlib import contextmanager
 from decimal import Decimal
@@ -51,14 +52,8 @@ def refuses(error, name, value, call):
 
 def with_argument(cls, name):
     """Returns a function that makes a loss scale with this value of that argument."""
-    needed = {
-        FixedLossScale: {"loss_scale_value": 8},
-        FixedLossScaleManager: {"loss_scale": 8},
-        ExponentialUpdateLossScaleManager: {
-            "init_loss_scale": 8,
-            "incr_every_n_steps": 2,
-        },
-    }.get(cls, {})
+    parameters = inspect.signature(cls).parameters.values()
+    needed = {each.name: 8 for each in parameters if each.default is each.empty}
     return lambda value: cls(**{**needed, name: value})
 
 

@@ -189,27 +189,22 @@ def private_names():
     """Yields what the package uses that TensorFlow and Keras do not publish."""
     trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    defined = {getattr(node, "name", None) for node in nodes}
-    defined |= {
+    known = {getattr(node, "name", None) for node in nodes}
+    known |= {
         getattr(node, "attr", getattr(node, "id", None))
         for node in nodes
         if isinstance(getattr(node, "ctx", None), ast.Store)
     }
-    # Attributes of ours that are set in other ways.
-    defined |= {"_listed", "_built_for", "_asked_class"}
-    # Python's, TensorFlow Privacy's and torch's.
-    others = {"_getframe", "_was_dp_gradients_called"}
-    others |= {"_growth_tracker", "_hysteresis_tracker"}
+    # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's.
+    known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
+    known |= {"_growth_tracker", "_hysteresis_tracker"}
     for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            "tensorflow.python"
-        ):
+        module = getattr(node, "module", None) or ""
+        if module.startswith("tensorflow.python"):
             yield from (each.name for each in node.names)
         name = getattr(node, "attr", getattr(node, "value", None))
-        is_private = isinstance(name, str) and re.fullmatch(r"_[a-zA-Z]\w*", name)
-        is_ours = is_private and (name in defined or name.startswith("_lossscale"))
-        if is_private and not is_ours and name not in others:
-            yield name
+        if isinstance(name, str) and re.fullmatch(r"_(?!lossscale)[a-zA-Z]\w*", name):
+            yield from {name} - known
 
 
 def test_the_page_on_the_inside_names_each_private_name():

@@ -189,19 +189,15 @@ def test_keras3_takes_any_inner_optimizer(keras3, keras2):
 
 
 @pytest.mark.peer_fails(10)
-@pytest.mark.parametrize("start", [0.0, -1.0, np.nan, np.inf])
-def test_all_take_any_initial_scale(keras3, keras2, start):
-    of_keras3(keras3, initial_scale=start)
-    of_keras2(keras2, initial_scale=start)
-    TensorFlows(start)
-
-
-@pytest.mark.peer_fails(10)
-@pytest.mark.parametrize("period", [0, -5, 1.5])
-def test_all_take_any_period(keras3, keras2, period):
-    of_keras3(keras3, dynamic_growth_steps=period)
-    of_keras2(keras2, dynamic_growth_steps=period)
-    TensorFlows(increment_period=period, multiplier=0.5)
+def test_all_take_any_initial_scale_and_period(keras3, keras2):
+    for start in (0.0, -1.0, np.nan, np.inf):
+        of_keras3(keras3, initial_scale=start)
+        of_keras2(keras2, initial_scale=start)
+        TensorFlows(start)
+    for period in (0, -5, 1.5):
+        of_keras3(keras3, dynamic_growth_steps=period)
+        of_keras2(keras2, dynamic_growth_steps=period)
+        TensorFlows(increment_period=period, multiplier=0.5)
 
 
 @pytest.mark.peer_fails(11)
