@@ -26,12 +26,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         kinds.setdefault(function_of(item), set()).add(_family(item))
     turns = {item: _turn(item, kinds[function_of(item)]) for item in items}
-    of_keras2 = [item for item in items if turns[item] == 0]
-    quick_of_keras2 = [item for item in of_keras2 if not _has(item, "slow")]
     elsewhere = {item for item in items if turns[item] == 1}
-    if "keras3" in _FAMILIES:
-        elsewhere |= {i for i in quick_of_keras2 if _has(i, "either_keras2")}
-    elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(of_keras2)}
+    elsewhere |= {*left_over(item for item in items if turns[item] == 0)}
+    elsewhere |= {*filter(_is_compiled_elsewhere, items)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
     slow = {*left_over(item for item in items if turns[item] is None)}
@@ -74,18 +71,20 @@ def _has(item, mark):
     return item.get_closest_marker(mark) is not None
 
 
-def _is_compiled_elsewhere(item):
-    """Tells whether XLA compiles this of another Keras, and that is enough."""
-    if not (_has(item, "compiled_once") and hasattr(item, "callspec")):
-        return False
-    family = item.callspec.params.get("family", families()[0])
-    return item.callspec.params.get("mode") == "xla" and family != families()[0]
+def _parameters(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def _family(item):
     """Returns the name of the kind of optimizers that a test takes, None for none."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return getattr(parameters.get("family"), "name", None)
+    return getattr(_parameters(item).get("family"), "name", None)
+
+
+def _is_compiled_elsewhere(item):
+    """Tells whether XLA compiles this of another Keras, and that is enough."""
+    is_compiled = _parameters(item).get("mode") == "xla"
+    is_of_the_first = _family(item) in (None, _FAMILIES[0])
+    return _has(item, "compiled_once") and is_compiled and not is_of_the_first
 
 
 def _turn(item, kinds):
@@ -93,16 +92,18 @@ def _turn(item, kinds):
 
     None: it is of none, or they are as any: where Keras 2 has one kind, and in a slow
     test. Other tests take one kind, of those that the test has (`kinds`): not the same
-    on all versions. Beside Keras 3 that is slow on the newest one, and where nothing
-    asks for the kind (`either_keras2`), a quick test takes none, and a slow one the
-    first.
+    on all versions. Beside Keras 3 that is slow on the newest one. Where nothing asks
+    for the kind (`either_keras2`), beside Keras 3 a quick test takes none, and a slow
+    test takes one.
     """
     names, family = [name for name in _FAMILIES if name != "keras3"], _family(item)
     if len(names) < 2 or family not in names:
         return None
-    is_slow = _has(item, "slow") and not _has(item, "either_keras2")
-    if is_slow or _has(item, "every_combination"):
+    is_slow, is_either = _has(item, "slow"), _has(item, "either_keras2")
+    if _has(item, "every_combination") or (is_slow and not is_either):
         return None
+    if is_either and not is_slow and "keras3" in _FAMILIES:
+        return 1
     there = [name for name in names if name in kinds]
     number = zlib.crc32(function_of(item).encode()) + (TENSORFLOW in OTHER_KIND)
     return int(family != there[number % len(there)])
