@@ -113,13 +113,9 @@ def unfinished(options, workload, inner, mode, name):
 
 def probe(workload, inner, mode, name):
     """Prepares a contender and prints each phase as it begins."""
-
-    def note(phase):
-        print(phase, flush=True)
-
-    note("making variables and optimizer")
+    print("making variables and optimizer", flush=True)
     (contender,), _ = contenders_of(workload, inner, mode, [name])
-    contender.prepare(note)
+    contender.prepare(lambda phase: print(phase, flush=True))
 
 
 def able(options, chosen):
