@@ -19,13 +19,11 @@ import tensorflow as tf
 
 def install():
     """Puts what is needed in the place of each system that is not installed."""
-    is_missing = {
-        name: importlib.util.find_spec(name) is None
-        for name in {module.partition(".")[0] for module in MODULES}
-    }
+    systems = {name.partition(".")[0] for name in MODULES}
+    missing = {name for name in systems if importlib.util.find_spec(name) is None}
     for name, names in MODULES.items():
         above, _, last = name.rpartition(".")
-        if is_missing[name.partition(".")[0]]:
+        if name.partition(".")[0] in missing:
             sys.modules[name] = ModuleType(name)
             vars(sys.modules[name]).update(names)
             if above:
