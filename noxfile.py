@@ -39,16 +39,14 @@ class Version(NamedTuple):
     Attributes:
       python: The Python to run on.
       pins: What is installed before anything else is chosen.
-      env: Environment variables of the tests.
-      with_tf_keras: Whether Keras 2 stands beside the Keras 3 of TensorFlow.
       tests: What is run of the tests. Empty: all of them.
+      env: Environment variables of the tests.
     """
 
     python: str
     pins: List[str]
-    env: Mapping[str, str] = MappingProxyType({})
-    with_tf_keras: bool = False
     tests: Tuple[str, ...] = ()
+    env: Mapping[str, str] = MappingProxyType({})
 
 
 #: What can differ where the same TensorFlow and Kerases are only arranged otherwise:
@@ -90,41 +88,31 @@ MATRIX = {
         "3.8",
         ["tensorflow-cpu==2.4.*", "protobuf<3.21"],
         # The advice of reports is about layers: 2.16 and the newest try it.
-        tests=("tests", "--ignore=tests/ranges/test_advice.py"),
+        ("tests", "--ignore=tests/ranges/test_advice.py"),
     ),
     "2.8": Version(
-        "3.8", ["tensorflow-cpu==2.8.*", "protobuf<3.21", "numpy<2"], tests=BETWEEN
+        "3.8", ["tensorflow-cpu==2.8.*", "protobuf<3.21", "numpy<2"], BETWEEN
     ),
-    "2.10": Version("3.10", ["tensorflow-cpu==2.10.*", "numpy<2"], tests=BETWEEN),
-    "2.11": Version("3.10", ["tensorflow-cpu==2.11.*", "numpy<2"], tests=BETWEEN),
-    "2.13": Version("3.10", ["tensorflow-cpu==2.13.*", "numpy<2"], tests=BETWEEN),
-    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], tests=KERAS),
+    "2.10": Version("3.10", ["tensorflow-cpu==2.10.*", "numpy<2"], BETWEEN),
+    "2.11": Version("3.10", ["tensorflow-cpu==2.11.*", "numpy<2"], BETWEEN),
+    "2.13": Version("3.10", ["tensorflow-cpu==2.13.*", "numpy<2"], BETWEEN),
+    "2.15": Version("3.11", ["tensorflow-cpu==2.15.*", "numpy<2"], KERAS),
     "2.16": Version(
         "3.12",
         ["tensorflow-cpu==2.16.*", "keras==3.3.*"],
-        tests=(*KERAS, "tests/blocks/test_layers.py", "tests/ranges"),
+        (*KERAS, "tests/blocks/test_layers.py", "tests/ranges"),
     ),
-    "2.18": Version("3.12", ["tensorflow-cpu==2.18.*", "keras==3.6.*"], tests=BETWEEN),
-    "newest": Version("3.13", ["tensorflow-cpu"], tests=ARRANGED),
-    "newest-tf_keras": Version("3.13", ["tensorflow-cpu"], with_tf_keras=True),
+    "2.18": Version("3.12", ["tensorflow-cpu==2.18.*", "keras==3.6.*"], BETWEEN),
+    "newest": Version("3.13", ["tensorflow-cpu"], ARRANGED),
+    # With Keras 2 beside TensorFlow's Keras 3, and in its place.
+    "newest-tf_keras": Version("3.13", ["tensorflow-cpu", "tf_keras"]),
     "newest-legacy": Version(
-        "3.13", ["tensorflow-cpu"], {"TF_USE_LEGACY_KERAS": "1"}, True, ARRANGED
+        "3.13",
+        ["tensorflow-cpu", "tf_keras"],
+        ARRANGED,
+        {"TF_USE_LEGACY_KERAS": "1"},
     ),
 }
-
-
-def _test_requirements() -> List[str]:
-    project = nox.project.load_toml("pyproject.toml")["project"]
-    wanted = project["optional-dependencies"]["test"]
-    # One that follows the version of TensorFlow is among the pins.
-    return [line for line in wanted if not line.startswith("tf-keras")]
-
-
-def _tf_keras(version: Version) -> List[str]:
-    if not version.with_tf_keras:
-        return []
-    pinned = version.pins[0].partition("==")[2]
-    return [f"tf_keras=={pinned}" if pinned else "tf_keras"]
 
 
 #: What is quick on some version.
@@ -161,8 +149,11 @@ def _make_session(name: str, version: Version, default: bool = True) -> None:
     @nox.session(name=f"tests-{name}", python=version.python, default=default)
     def tests(session: nox.Session) -> None:
         """Runs the test suite on one version of TensorFlow."""
-        wanted = [*version.pins, *_tf_keras(version), *_test_requirements()]
-        session.install(*wanted)
+        project = nox.project.load_toml("pyproject.toml")["project"]
+        wanted = project["optional-dependencies"]["test"]
+        # Keras 2 follows the version of TensorFlow: where it is wanted, it is pinned.
+        others = [line for line in wanted if not line.startswith("tf-keras")]
+        session.install(*version.pins, *others)
         # Without what it asks for: that is tensorflow, not tensorflow-cpu.
         session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
         _leave_checkout(session)

@@ -15,15 +15,15 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import keras  # noqa: E402 - after the path is set
-import networks  # noqa: E402
-import tensorflow as tf  # noqa: E402
-import timing  # noqa: E402
+import keras
+import networks
+import tensorflow as tf
+import timing
 
-import lossscale  # noqa: E402
-from lossscale.monitor.activations import Activations  # noqa: E402
+import lossscale
+from lossscale.monitor.activations import Activations
 
 
 def make_model(policy, xla):
@@ -68,10 +68,9 @@ def main():
         activations.end_fit()
         step = timing.milliseconds(times["without"])
         more = timing.added(times["checked"], times["without"])
-        share = f"{more.median / step.median:+.1%}"
         print(
             f"{policy}: a step {step.shown()} ms, checked {more.shown(2, '+')} ms, "
-            f"{timing.NOISE if more.is_noise else share}",
+            f"{timing.shown_share(more, step, 1)}",
             flush=True,
         )
 

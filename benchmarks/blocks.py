@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -73,15 +72,8 @@ def make_step(way, mode, arguments):
 
 def memory_of(way, mode):
     """Returns the most megabytes that a separate process held for some steps."""
-    arguments = [*sys.argv[1:], "--memory", way, mode]
-    answer = subprocess.run(  # noqa: S603 - this file
-        [sys.executable, __file__, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=timing.without_keep(),
-    )
-    return int(answer.stdout.split()[-1])
+    given = [*sys.argv[1:], "--memory", way, mode]
+    return int(timing.printed_last(*given, env=timing.without_keep()))
 
 
 def measured(mode, arguments):

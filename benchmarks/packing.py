@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import tensorflow as tf  # noqa: E402 - after the path is set
-import timing  # noqa: E402
-from workloads import timed  # noqa: E402
+import tensorflow as tf
+import timing
+from workloads import timed
 
-from lossscale.gradients import packing  # noqa: E402
+from lossscale.gradients import packing
 
 
 def make_step(size, count, limit):
@@ -69,11 +69,10 @@ def main():
             times = timing.interleaved(runs, options.seconds)
             alone = timing.milliseconds(times["alone"])
             more = timing.added(times["stacked"], times["alone"])
-            share = f"{more.median / alone.median:+.0%}"
             print(
                 f"{count:5d} of {size:6d}: one by one {alone.shown(3)} ms, "
                 f"stacked {more.shown(3, '+')} ms, "
-                f"{timing.NOISE if more.is_noise else share}",
+                f"{timing.shown_share(more, alone, 0)}",
                 flush=True,
             )
 

@@ -14,8 +14,6 @@ import argparse
 import functools
 import json
 import os
-import subprocess
-import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -172,18 +170,6 @@ def run_here(replicas, seconds):
     print(json.dumps({"times": measure(steps, seconds), "counts": counts}))
 
 
-def run_in_a_process(replicas, seconds):
-    """Returns what `run_here` prints."""
-    command = [sys.executable, __file__, "--here", "--replicas", str(replicas)]
-    answer = subprocess.run(  # noqa: S603 - this very script
-        [*command, "--seconds", str(seconds)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return json.loads(answer.stdout.splitlines()[-1])
-
-
 def table(results):
     """Returns a Markdown table, with the number of crossings in brackets."""
     names = list(next(iter(results.values()))["times"])
@@ -211,8 +197,10 @@ def main():
         run_here(*options.replicas, options.seconds)
         return
     timing.keep_memory(options.plain)
-    every = options.replicas
-    results = {count: run_in_a_process(count, options.seconds) for count in every}
+    results = {}
+    for count in options.replicas:
+        given = ["--here", "--replicas", str(count), "--seconds", str(options.seconds)]
+        results[count] = json.loads(timing.printed_last(*given))
     print(table(results))
 
 

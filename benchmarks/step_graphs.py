@@ -28,7 +28,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -41,7 +40,7 @@ sys.path.insert(0, os.environ.get("STEPS_OF", str(Path(__file__).parents[1])))
 
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
-from workloads import INNER, executed_nodes, families, keras, tf_keras
+from workloads import INNER, executed_nodes, families, versions
 
 import lossscale
 
@@ -171,13 +170,7 @@ def count_all(options, show):
         counted = MODES[mode](functools.partial(make_step, *kind))
         steps[name] = {part: dict(sorted(of.items())) for part, of in counted.items()}
         show(name, steps[name])
-    about = {
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "tf_keras": getattr(tf_keras, "__version__", None),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
-    return {"about": about, "lossscale": lossscale.__file__, "steps": steps}
+    return {"about": versions(), "lossscale": lossscale.__file__, "steps": steps}
 
 
 def line(name, counted):

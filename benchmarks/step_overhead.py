@@ -30,7 +30,6 @@ import gc
 import itertools
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -48,9 +47,8 @@ from workloads import (
     Contender,
     Gradients,
     installed,
-    keras,
-    tf_keras,
     timed,
+    versions,
 )
 
 #: With this many gradients or more, a step is first tried in a process of its own.
@@ -72,15 +70,8 @@ def cpu_peak(workload, inner, name):
     TensorFlow keeps memory that it once had, so that later steps show nothing; so does
     a malloc that is told to.
     """
-    command = [sys.executable, __file__, "--peak-of", name, "--workloads", workload]
-    child = subprocess.run(  # noqa: S603 - this file
-        [*command, "--inner", inner],
-        env=timing.without_keep(),
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return float(child.stdout.split()[-1])
+    given = ["--peak-of", name, "--workloads", workload, "--inner", inner]
+    return float(timing.printed_last(*given, env=timing.without_keep()))
 
 
 def print_peak(workload, inner, name):
@@ -122,13 +113,9 @@ def unfinished(options, workload, inner, mode, name):
 
 def probe(workload, inner, mode, name):
     """Prepares a contender and prints each phase as it begins."""
-
-    def note(phase):
-        print(phase, flush=True)
-
-    note("making variables and optimizer")
+    print("making variables and optimizer", flush=True)
     (contender,), _ = contenders_of(workload, inner, mode, [name])
-    contender.prepare(note)
+    contender.prepare(lambda phase: print(phase, flush=True))
 
 
 def able(options, chosen):
@@ -266,14 +253,9 @@ def main():
     if options.probe:
         probe(options.workloads[0], options.inner[0], options.modes[0], options.probe)
         return
-    about = {
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "tf_keras": getattr(tf_keras, "__version__", None),
-        "device": options.device,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "malloc": timing.keep_memory(options.plain),
-    }
+    about = versions()
+    about["device"] = options.device
+    about["malloc"] = timing.keep_memory(options.plain)
     print(about, "times in ms, trace and compile in s, peak in MB")
     print("A figure is a median over rounds, ± its error; see timing.py.")
     tables(options, about)

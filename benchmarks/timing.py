@@ -17,6 +17,7 @@ import math
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -61,6 +62,23 @@ def keep_memory(plain):
 def without_keep():
     """Returns the environment of a process with malloc's default settings."""
     return {name: value for name, value in os.environ.items() if name not in KEEP}
+
+
+def printed_last(*arguments, env=None):
+    """Returns the last line that this program prints in a new process.
+
+    Args:
+      *arguments: The arguments of that process.
+      env: Its environment; None: as this one's.
+    """
+    child = subprocess.run(  # noqa: S603 - this very program
+        [sys.executable, sys.argv[0], *arguments],
+        env=env,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return child.stdout.splitlines()[-1]
 
 
 # Rounds
@@ -209,6 +227,11 @@ def compared(mine, others):
 def shown_ratio(found):
     """Returns the result of `ratio` as text."""
     return NOISE if found is None else found.shown(2)
+
+
+def shown_share(more, base, digits):
+    """Returns as text how many percent of one figure another one is."""
+    return NOISE if more.is_noise else f"{more.median / base.median:+.{digits}%}"
 
 
 def markdown(head, rows):

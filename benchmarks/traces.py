@@ -26,13 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
 import timing
-from workloads import (
-    INNER,
-    WORKLOADS,
-    Contender,
-    Gradients,
-    installed,
-)
+from workloads import INNER, WORKLOADS, Contender, Gradients, installed
 
 #: The fields of glibc's `struct mallinfo2`, in its order.
 FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -31,7 +31,6 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,7 +43,6 @@ import tensorflow as tf
 import timing
 from workloads import CONTENDERS, INNER, RIVAL, Contender, families, timed
 
-HERE = Path(__file__).resolve().parents[1]
 MODES = ["graph", "xla"]
 DTYPES = ["float32", "mixed_float16", "float16"]
 #: The names of the families' optimizers in the table.
@@ -103,15 +101,9 @@ def print_peak(name, options):
 def printed(root, row, environment, *more):
     """Returns what a new process with a checkout's lossscale prints last."""
     model, dtype, inner, mode = row
-    command = [sys.executable, __file__, "--models", model, "--dtypes", dtype]
-    child = subprocess.run(  # noqa: S603 - this file
-        [*command, "--inner", inner, "--modes", mode, *more],
-        env={**environment, "PYTHONPATH": str(root)},
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return json.loads(child.stdout.splitlines()[-1])
+    given = ["--models", model, "--dtypes", dtype, "--inner", inner, "--modes", mode]
+    environment = {**environment, "PYTHONPATH": str(root)}
+    return json.loads(timing.printed_last(*given, *more, env=environment))
 
 
 def in_process(root, row, options):
@@ -189,7 +181,7 @@ def peaks_of(root, row, family, processes):
 
 def table(options):
     """Measures, prints what each process found, and returns the rows of the table."""
-    roots = {"": HERE}
+    roots = {"": Path(__file__).resolve().parents[1]}
     if options.against:
         roots[f", {options.against.name}"] = options.against.resolve()
     rows = []

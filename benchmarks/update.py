@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import tensorflow as tf  # noqa: E402 - after the path is set
-import timing  # noqa: E402
-from workloads import resnet50, timed  # noqa: E402
+import tensorflow as tf
+import timing
+from workloads import resnet50, timed
 
-import lossscale  # noqa: E402
+import lossscale
 
 GRADIENTS = {
     "one of 1": [(1,)],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import platform
 import time
 from typing import Any, Callable, NamedTuple
 
@@ -77,6 +79,16 @@ def families():
         found["keras2-new"] = Family(new, *rest)
     found["keras2-legacy"] = Family(legacy or keras2.optimizers, *rest)
     return found
+
+
+def versions():
+    """Returns what figures depend on: versions, and the machine."""
+    return {
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "tf_keras": getattr(tf_keras, "__version__", None),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
 
 
 def installed():

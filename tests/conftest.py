@@ -14,7 +14,6 @@ from limits import IS_NEWEST, TENSORFLOW
 
 from lossscale.runtime import callbacks
 
-_STRATEGY = []
 _FAMILIES = [family.name for family in families()]
 #: Where a test takes the kind of Keras 2's optimizers that it does not take elsewhere.
 OTHER_KIND = [(2, 11), (2, 15)]
@@ -27,12 +26,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         kinds.setdefault(function_of(item), set()).add(_family(item))
     turns = {item: _turn(item, kinds[function_of(item)]) for item in items}
-    of_keras2 = [item for item in items if turns[item] == 0]
-    quick_of_keras2 = [item for item in of_keras2 if not _has(item, "slow")]
     elsewhere = {item for item in items if turns[item] == 1}
-    if "keras3" in _FAMILIES:
-        elsewhere |= {i for i in quick_of_keras2 if _has(i, "either_keras2")}
-    elsewhere |= {*filter(_is_compiled_elsewhere, items), *left_over(of_keras2)}
+    elsewhere |= {*left_over(item for item in items if turns[item] == 0)}
+    elsewhere |= {*filter(_is_compiled_elsewhere, items)}
     config.hook.pytest_deselected(items=list(elsewhere))
     items[:] = [item for item in items if item not in elsewhere]
     slow = {*left_over(item for item in items if turns[item] is None)}
@@ -47,8 +43,6 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in beyond]
 
 
-#: After how many tests what is still alive is left out of each search for garbage.
-FREEZES_AFTER = 50
 _FINISHED = itertools.count(1)
 
 
@@ -59,12 +53,12 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_logfinish():
-    """Leaves out what TensorFlow and Keras keep of tests that have ended, too.
+    """Leaves out what TensorFlow and Keras keep of each 50 tests that have ended, too.
 
     They keep so much that at the end of all tests one search takes half a second, and
     some tests search twice.
     """
-    if next(_FINISHED) % FREEZES_AFTER == 0:
+    if next(_FINISHED) % 50 == 0:
         _freeze()
 
 
@@ -77,18 +71,20 @@ def _has(item, mark):
     return item.get_closest_marker(mark) is not None
 
 
-def _is_compiled_elsewhere(item):
-    """Tells whether XLA compiles this of another Keras, and that is enough."""
-    if not (_has(item, "compiled_once") and hasattr(item, "callspec")):
-        return False
-    family = item.callspec.params.get("family", families()[0])
-    return item.callspec.params.get("mode") == "xla" and family != families()[0]
+def _parameters(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def _family(item):
     """Returns the name of the kind of optimizers that a test takes, None for none."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return getattr(parameters.get("family"), "name", None)
+    return getattr(_parameters(item).get("family"), "name", None)
+
+
+def _is_compiled_elsewhere(item):
+    """Tells whether XLA compiles this of another Keras, and that is enough."""
+    is_compiled = _parameters(item).get("mode") == "xla"
+    is_of_the_first = _family(item) in (None, _FAMILIES[0])
+    return _has(item, "compiled_once") and is_compiled and not is_of_the_first
 
 
 def _turn(item, kinds):
@@ -96,16 +92,18 @@ def _turn(item, kinds):
 
     None: it is of none, or they are as any: where Keras 2 has one kind, and in a slow
     test. Other tests take one kind, of those that the test has (`kinds`): not the same
-    on all versions. Beside Keras 3 that is slow on the newest one, and where nothing
-    asks for the kind (`either_keras2`), a quick test takes none, and a slow one the
-    first.
+    on all versions. Beside Keras 3 that is slow on the newest one. Where nothing asks
+    for the kind (`either_keras2`), beside Keras 3 a quick test takes none, and a slow
+    test takes one.
     """
     names, family = [name for name in _FAMILIES if name != "keras3"], _family(item)
     if len(names) < 2 or family not in names:
         return None
-    is_slow = _has(item, "slow") and not _has(item, "either_keras2")
-    if is_slow or _has(item, "every_combination"):
+    is_slow, is_either = _has(item, "slow"), _has(item, "either_keras2")
+    if _has(item, "every_combination") or (is_slow and not is_either):
         return None
+    if is_either and not is_slow and "keras3" in _FAMILIES:
+        return 1
     there = [name for name in names if name in kinds]
     number = zlib.crc32(function_of(item).encode()) + (TENSORFLOW in OTHER_KIND)
     return int(family != there[number % len(there)])
@@ -117,9 +115,7 @@ def mirrored():
 
     Or what LOSSSCALE_TESTS_ON says: "mirrored:4", "central:2".
     """
-    if not _STRATEGY:
-        _STRATEGY.append(make_strategy())
-    return _STRATEGY[0]
+    return make_strategy()
 
 
 @pytest.fixture(params=families(), ids=lambda family: family.name)

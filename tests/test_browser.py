@@ -141,16 +141,13 @@ def test_no_page_slides_sideways(browser, built, name):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_in_a_wide_window_no_table_is_cut(browser, built, name):
+def test_in_a_wide_window_no_table_is_cut_and_each_picture_has_words(
+    browser, built, name
+):
     show(browser, f"{built}/{name}.html", WIDE)
     assert browser.execute_script(OVER_THE_EDGE)[0] == 0
     assert not browser.execute_script(CUT, 99)
     assert not browser.execute_script(BROKEN_WORDS)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_pictures_are_there_and_said_in_words(browser, built, name):
-    show(browser, f"{built}/{name}.html", WIDE)
     assert not browser.execute_script(BROKEN_PICTURES)
 
 
@@ -158,6 +155,5 @@ def test_a_drawing_is_read_on_a_phone_and_in_the_dark(browser, built):
     show(browser, f"{built}/inside.html", NARROW)
     ((size, ground),) = browser.execute_script(DRAWINGS)
     assert size > 0.9
-    assert (
-        ground == "rgba(0, 0, 0, 0)"
-    )  # the page's own, which its colours are made for
+    # The page's own, which its colours are made for.
+    assert ground == "rgba(0, 0, 0, 0)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import re
 import subprocess
@@ -15,76 +15,81 @@ from limits import skip_without
 
 from lossscale import Run
 
-PATH = ROOT / "examples" / "digits.py"
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.fixture
-def digits(monkeypatch):
-    skip_without("compile(jit_compile=...)", families()[0])
-    spec = importlib.util.spec_from_file_location("digits", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "EPOCHS", 2)
-    return module
+def example(monkeypatch):
+    """Returns a function that imports an example."""
+    skip_without("the pages", families()[0])
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
 
 
-def test_the_picture_is_drawn(digits, tmp_path):
-    run = Run(np.array([True, False, True]), 2.0 ** np.array([15, 16, 15]))
-    digits.draw(run, np.linspace(-40, -20, 100), tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
+@pytest.fixture
+def printed_by(example, tmp_path, monkeypatch, capsys):
+    """Returns a function that runs an example that draws a picture: what it prints."""
+
+    def run(name, *arguments):
+        picture = tmp_path / "picture.png"
+        monkeypatch.setattr(sys, "argv", [name, "--output", str(picture), *arguments])
+        example(name).main()
+        assert picture.stat().st_size > 10_000
+        return capsys.readouterr().out
+
+    return run
 
 
-@pytest.mark.slow
-def test_the_whole_example(tmp_path):
-    skip_without("compile(jit_compile=...)", families()[0])
+def printed_in_a_process(name, *arguments, **environment):
+    """Returns what an example prints as a program."""
     answer = subprocess.run(
-        [sys.executable, str(PATH), "--output", str(tmp_path / "digits.png")],
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=600,
         check=True,
     )
-    accuracy = {
-        title: float(percent)
-        for title, percent in re.findall(
-            r"^(float.*?) {2,}([\d.]+)%", answer.stdout, re.M
-        )
-    }
+    return answer.stdout
+
+
+def test_the_picture_is_drawn(example, tmp_path):
+    run = Run(np.array([True, False, True]), 2.0 ** np.array([15, 16, 15]))
+    picture = tmp_path / "picture.png"
+    example("digits").draw(run, np.linspace(-40, -20, 100), picture)
+    assert picture.stat().st_size > 10_000
+
+
+def test_the_picture_goes_where_the_readme_shows_it(example):
+    assert str(EXAMPLES / "digits.png") == example("digits").PICTURE
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("example")  # which skips where it cannot run
+def test_the_whole_example(tmp_path):
+    picture = tmp_path / "digits.png"
+    printed = printed_in_a_process("digits", "--output", str(picture))
+    rows = re.findall(r"^(float.*?) {2,}([\d.]+)%", printed, re.M)
+    accuracy = {title: float(percent) for title, percent in rows}
     assert accuracy["float32"] >= 97
     assert accuracy["float16, dynamic loss scale"] >= 97
     assert accuracy["float16, no loss scaling"] < 90
-    assert answer.stdout.count("equal: True") == 2
+    assert printed.count("equal: True") == 2
     # The result is in sight: no progress bars, and it is on the last lines.
-    assert len(answer.stdout.splitlines()) < 50
-    assert all(len(line) < 120 for line in answer.stdout.splitlines())
-    assert "float32" in "".join(answer.stdout.splitlines()[-8:])
-    assert "since the run has only 440" in answer.stdout
-    assert (tmp_path / "digits.png").is_file()
-
-
-def test_the_picture_goes_where_the_readme_shows_it(digits):
-    assert str(PATH.with_suffix(".png")) == digits.PICTURE
-
-
-MULTI_WORKER = PATH.with_name("multi_worker.py")
-
-
-def run_multi_worker(*arguments, **environment):
-    answer = subprocess.run(
-        [sys.executable, str(MULTI_WORKER), "--steps", "40", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    return answer.stdout.splitlines()
+    lines = printed.splitlines()
+    assert len(lines) < 50
+    assert all(len(line) < 120 for line in lines)
+    assert "float32" in "".join(lines[-8:])
+    assert "since the run has only 440" in printed
+    assert picture.is_file()
 
 
 @pytest.mark.slow
 def test_two_workers_end_with_equal_weights():
-    options = ["--communication-dtype", "float16"]
-    lines = run_multi_worker(*options, TF_USE_LEGACY_KERAS="1")
+    options = ["--steps", "40", "--communication-dtype", "float16"]
+    lines = printed_in_a_process(
+        "multi_worker", *options, TF_USE_LEGACY_KERAS="1"
+    ).splitlines()
     assert lines[-1] == "Both workers end with equal weights: True"
     for worker in (0, 1):
         mine = [line[10:] for line in lines if line.startswith(f"worker {worker}: ")]
@@ -96,27 +101,11 @@ def test_two_workers_end_with_equal_weights():
         assert float(re.search(r"accuracy: ([\d.]+)%", mine[2])[1]) > 80
 
 
-def printed_by(name, folder, monkeypatch, capsys, others=()):
-    """Runs an example that draws a picture, and returns it and what it printed."""
-    monkeypatch.syspath_prepend(str(PATH.parent))  # one imports digits
-    path = PATH.with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"example_{name}", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    picture = folder / "picture.png"
-    arguments = [str(path), "--output", str(picture), *others]
-    monkeypatch.setattr(sys, "argv", arguments)
-    example.main()
-    assert picture.stat().st_size > 10_000
-    return example, capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
-    given = (tmp_path, monkeypatch, capsys)
-    example, printed = printed_by("compare_schedules", *given)
+def test_the_comparison_of_schedules(example, printed_by):
+    printed = printed_by("compare_schedules")
     rows = dict(re.findall(r"^(\S.*?) {2,}(\d+) +\d+ +[\d.]+$", printed, re.M))
-    assert set(rows) == set(example.schedules())
+    assert set(rows) == set(example("compare_schedules").schedules())
     page = (ROOT / "docs" / "examples" / "compare-schedules.md").read_text()
     for name, lost in rows.items():
         assert f"| {name} | {lost} |" in page
@@ -125,9 +114,8 @@ def test_the_comparison_of_schedules(tmp_path, monkeypatch, capsys):
     assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)
 
 
-def test_twenty_blocks(tmp_path, monkeypatch, capsys):
-    skip_without("the pages", families()[0])
-    _, printed = printed_by("twenty_blocks", tmp_path, monkeypatch, capsys)
+def test_twenty_blocks(printed_by):
+    printed = printed_by("twenty_blocks")
     counts = dict(re.findall(r"^(.*): (\d+) of 20 blocks", printed, re.M))
     assert counts == {
         "float32": "20",
@@ -138,10 +126,9 @@ def test_twenty_blocks(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_blocks_draw_the_digits_as_float32_does(tmp_path, monkeypatch, capsys):
-    skip_without("the pages", families()[0])
+def test_blocks_draw_the_digits_as_float32_does(printed_by):
     given = ["--epochs", "3", "--depth", "2", "--weights", str(2.0**-40)]
-    _, printed = printed_by("scaled_blocks", tmp_path, monkeypatch, capsys, given)
+    printed = printed_by("scaled_blocks", *given)
     lines = re.findall(r"(?m)^2\*\*-40 +(\S.*?) +([\d.]+)$", printed)
     errors = {run: float(error) for run, error in lines}
     assert errors["float16, blocks"] < 1.1 * errors["float32"]
@@ -149,9 +136,8 @@ def test_blocks_draw_the_digits_as_float32_does(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("digits")  # which skips where it cannot run
-def test_the_forward_ranges_of_a_gated_network(tmp_path, monkeypatch, capsys):
-    _, printed = printed_by("forward_ranges", tmp_path, monkeypatch, capsys)
+def test_the_forward_ranges_of_a_gated_network(printed_by):
+    printed = printed_by("forward_ranges")
     assert "    Multiply(..., dtype=\"float32\", name='product')" in printed
     assert "product (Multiply, float16): inf in Mul" in printed
     lines = re.findall(r"^(float\S.*?) +([\d.]+)% +(\d+)$", printed, re.M)
@@ -161,17 +147,14 @@ def test_the_forward_ranges_of_a_gated_network(tmp_path, monkeypatch, capsys):
     assert accuracy["float16"] < 50
 
 
-@pytest.mark.usefixtures("digits")  # which skips where it cannot run
-def test_the_gradient_ranges_of_the_digits(tmp_path, monkeypatch, capsys):
-    _, printed = printed_by("gradient_ranges", tmp_path, monkeypatch, capsys)
-    rows = re.findall(r"^all +([\d,]+) .*$", printed, re.M)
+def test_the_gradient_ranges_of_the_digits(printed_by):
+    rows = re.findall(r"^all +([\d,]+) .*$", printed_by("gradient_ranges"), re.M)
     assert rows == ["306,340", "306,340"]
 
 
 @pytest.mark.slow
-def test_a_guard_saves_the_run_with_bad_batches(tmp_path, monkeypatch, capsys):
-    skip_without("the pages", families()[0])
-    _, printed = printed_by("spike_guard", tmp_path, monkeypatch, capsys)
+def test_a_guard_saves_the_run_with_bad_batches(printed_by):
+    printed = printed_by("spike_guard")
     rows = re.findall(r"(?m)^(\w+) +([\d.]+)% +(\d+)$", printed)
     accuracy = {name: float(percent) for name, percent, _ in rows}
     skipped = {name: int(count) for name, _, count in rows}

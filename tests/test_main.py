@@ -60,12 +60,22 @@ def test_what_it_says_of_a_device(device, capability, says):
     assert says in on_device(device, capability)
 
 
-def run(*folders):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("packages", "error"),
+    [(["tf_keras"], AttributeError), (["keras", "tf_keras"], ImportError)],
+    ids=["a Keras", "all"],
+)
+def test_as_a_program_where_a_keras_is_broken(packages, error, tmp_path):
+    for name in packages:
+        (tmp_path / name).mkdir()
+        text = f"raise {error.__name__}('too old')"
+        (tmp_path / name / "__init__.py").write_text(text)
     answer = subprocess.run(
         [sys.executable, "-m", "lossscale"],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([*map(str, folders), str(ROOT)]),
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },
         capture_output=True,
@@ -74,30 +84,13 @@ def run(*folders):
         check=False,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]
-    return lines_of(answer.stdout)
-
-
-@pytest.mark.slow
-def test_as_a_program_beside_a_broken_keras(tmp_path):
-    package = tmp_path / "tf_keras"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise AttributeError('too old')")
-    lines = run(tmp_path)
+    lines = lines_of(answer.stdout)
     assert lines["lossscale"].strip() == lossscale.__version__
-    assert lines["tf_keras"].strip() == "cannot be imported: AttributeError: too old"
-    assert "Keras" in lines["tf.keras"]
-
-
-@pytest.mark.slow
-def test_without_any_keras(tmp_path):
-    for name in ("keras", "tf_keras"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('not here')")
-    lines = run(tmp_path)
-    for name in ("keras", "tf_keras"):
-        assert lines[name].strip() == "cannot be imported: ImportError: not here"
-    assert "cannot be imported: ImportError" in lines["tf.keras"]
     assert lines["CPU"]
+    failed = f"cannot be imported: {error.__name__}"
+    for name in packages:
+        assert lines[name].strip() == f"{failed}: too old"
+    assert (failed if "keras" in packages else "Keras") in lines["tf.keras"]
 
 
 # The command line

@@ -26,9 +26,7 @@ for _group in ARROWS.replace("\n", " ").split("<-"):
     for _name in _group.replace("|", " ").split():
         LEFT[_name] = _left
 LEFT["presets"] = {"arguments"}
-ROOMS = sorted(
-    path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/**/__init__.py")
-)
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
@@ -53,47 +51,36 @@ def imports(file):
 
 
 def test_every_module_is_on_the_sign_of_its_room():
-    at_the_top = {path.stem for path in ROOT.glob("*.py")}
-    assert at_the_top | {room for room in ROOMS if "/" not in room} == set(LEFT)
+    assert {path.stem for path in ROOT.glob("*.py")} | {*ROOMS} == set(LEFT)
     for room in ROOMS:
-        found = {path.stem for path in (ROOT / room).glob("*.py")} - {"__init__"}
-        found |= {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
-        assert sorted(listed(room)) == sorted(found), room
-
-
-def mapped():
-    """Returns the modules of each room in the order of the map in docs/."""
-    page = (TESTS.parent / "docs" / "inside.md").read_text()
-    (lines,) = re.findall(r"(?ms)^```\nlossscale/\n(.*?)^```", page)
-    rooms = {"": []}
-    found = re.findall(r"(?m)^( +)([\w/]+?)(/|\.py) +\S", lines)
-    for indent, name, ending in found:
-        if ending == "/" and len(indent) == 2:
-            rooms[name] = []  # a room within another has its whole name
-        else:
-            rooms["" if len(indent) == 2 else list(rooms)[-1]].append(name)
-    return rooms
+        found = {path.stem for path in (ROOT / room).rglob("*.py")}
+        assert sorted([*listed(room), "__init__"]) == sorted(found), room
 
 
 def test_the_map_lists_what_the_door_signs_list():
-    rooms = mapped()
-    at_the_top = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
-    assert set(rooms.pop("")) == at_the_top
+    page = (TESTS.parent / "docs" / "inside.md").read_text()
+    (lines,) = re.findall(r"(?ms)^```\nlossscale/\n(.*?)^```", page)
+    rooms, at_the_top = {}, {"__init__"}
+    for indent, name, ending in re.findall(r"(?m)^( +)(\w+)(/|\.py) +\S", lines):
+        if ending == "/":
+            modules = rooms[name] = []
+        elif len(indent) > 2:
+            modules.append(name)
+        else:
+            at_the_top.add(name)
     assert rooms == {room: listed(room) for room in ROOMS}
+    assert at_the_top == {path.stem for path in ROOT.glob("*.py")}
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_imports_point_one_way(file):
-    own = file[: -len(".py")].split("/")
-    for target in imports(file):
-        # Where the two ways through the rooms part.
-        depth = sum(a == b for a, b in zip(own[:-1], target))
-        here, there = own[depth], target[depth]
-        if depth == 0:
-            assert there in LEFT[here]
-        elif here != "__init__":
-            order = listed("/".join(own[:depth]))
-            assert there in order[: order.index(here)]
+    room, _, module = file[: -len(".py")].rpartition("/")
+    for there, *inside in imports(file):
+        if there != room:
+            assert there in LEFT[room or module]
+        elif module != "__init__":
+            order = listed(room)
+            assert inside[0] in order[: order.index(module)]
 
 
 def test_one_file_reduces_across_replicas():
@@ -122,17 +109,11 @@ def test_one_room_imports_what_tensorflow_does_not_publish():
         assert file.startswith("runtime/") or "tensorflow.python" not in text, file
 
 
-def test_each_test_file_has_a_name_of_its_own():
-    # pytest imports them by that.
-    names = [path.name for path in TESTS.rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))
-
-
 def test_a_test_file_is_found_where_its_code_is():
     # What is named as a module tests it. Other names say what is tested.
-    homes = {Path(file).stem: set() for file in FILES}
+    homes = {}
     for file in FILES:
-        homes[Path(file).stem].add(Path(file).parent)
+        homes.setdefault(Path(file).stem, set()).add(Path(file).parent)
     for path in TESTS.rglob("test_*.py"):
         module = path.stem[len("test_") :]
         folder = path.parent.relative_to(TESTS)

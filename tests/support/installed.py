@@ -53,29 +53,21 @@ def families():
     """Returns each kind of optimizer that is installed, with what tests need of it."""
     found = []
     if kerases.keras3() is not None:
-        keras = kerases.keras3()
-        found.append(_family("keras3", keras, keras.optimizers))
+        found.append(("keras3", kerases.keras3(), kerases.keras3().optimizers))
     for keras in kerases.keras2():
         legacy = getattr(keras.optimizers, "legacy", None)
-        found.append(_family("keras2-legacy", keras, legacy or keras.optimizers))
-        new = _new_optimizers(keras)
-        if new is not None:
-            found.append(_family("keras2-new", keras, new))
-    return found
+        found.append(("keras2-legacy", keras, legacy or keras.optimizers))
+        if legacy is not None:
+            (_, _, base), _ = kerases.generations(keras)
+            is_new = issubclass(keras.optimizers.Adam, base)
+            new = keras.optimizers if is_new else keras.optimizers.experimental
+            found.append(("keras2-new", keras, new))
+    return [
+        SimpleNamespace(name=name, keras=keras, optimizers=optimizers)
+        for name, keras, optimizers in found
+    ]
 
 
 def each_keras():
     """Returns one family of each Keras, for tests in which optimizers have no part."""
     return list({family.keras: family for family in families()}.values())
-
-
-def _new_optimizers(keras):
-    if getattr(keras.optimizers, "legacy", None) is None:
-        return None
-    (_, _, base), _ = kerases.generations(keras)
-    is_new = issubclass(keras.optimizers.Adam, base)
-    return keras.optimizers if is_new else keras.optimizers.experimental
-
-
-def _family(name, keras, optimizers):
-    return SimpleNamespace(name=name, keras=keras, optimizers=optimizers)

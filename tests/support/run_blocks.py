@@ -7,17 +7,13 @@ A process of its own, since one of them makes a strategy of its own.
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
 import sys
 import traceback
 import warnings
 from pathlib import Path
 
-# One worker each, where the systems themselves are not installed.
-for stand_in in (Path(__file__).parent / "stand_ins").iterdir():
-    if importlib.util.find_spec(stand_in.name) is None:
-        sys.path.append(str(stand_in.parent))
+import stand_ins
 
 import lossscale
 from lossscale.runtime import kerases
@@ -33,6 +29,7 @@ def run(path):
     assert len(ours) == warns, [str(each.message) for each in ours]
 
 
+stand_ins.install()
 failed = []
 for path in sys.argv[1:]:
     try:
