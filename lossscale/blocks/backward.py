@@ -16,7 +16,6 @@ from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
 from lossscale.gradients.check import all_finite, checked
 from lossscale.runtime import callbacks, kerases, mode
 from lossscale.runtime.aliases import (
-    Attributes,
     Flag,
     Grad,
     Grads,
@@ -326,11 +325,9 @@ class _Listener:
         # TensorFlow numbers tensors in the order in which they are made.
         self._first = callbacks.key_of(tf.constant(0.0))
 
-    def hear(
-        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
-    ) -> bool:
+    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Notes an operation: a `callbacks.Listener`."""
-        del kind, outputs, attrs
+        del kind, outputs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
                 if callbacks.key_of(each) < self._first and _has_gradient(each):

@@ -18,7 +18,6 @@ from lossscale.gradients.check import dense_part
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import (
     Array,
-    Attributes,
     Grad,
     Graph,
     Tensor,
@@ -264,11 +263,8 @@ class Kinds:
             return self._eager_kind(tensor)
         return self._walked(graph).get(id(tensor))
 
-    def hear(
-        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
-    ) -> bool:
+    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Takes note of an operation of eager mode: see `callbacks.Listener`."""
-        del attrs
         kinds = [self._eager_kind(each) for each in inputs]
         if any(kinds) or _is_call(kind):
             for output, made in _made(kind, inputs, kinds, outputs, self._since):

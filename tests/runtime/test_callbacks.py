@@ -25,8 +25,7 @@ class Listener:
         self.wanted = wanted
         self.heard = []
 
-    def hear(self, kind, inputs, outputs, attrs):
-        del attrs
+    def hear(self, kind, inputs, outputs):
         self.heard.append((kind, len(inputs), len(outputs)))
         return len(self.heard) < self.wanted
 
