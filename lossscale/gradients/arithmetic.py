@@ -45,7 +45,25 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     a divisor of 2**16 is finite; in float16 it is not.
     """
     quotient = _quotient_by(divisor)
-    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
+
+    def divided(grad: Grad) -> Any:
+        if grad is None:
+            return None
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                divided(grad.values), grad.indices, grad.dense_shape
+            )
+        grad = tf.convert_to_tensor(grad)
+        if grad.dtype.is_complex:
+            # Complex division squares the divisor, which overflows at 2**64.
+            return tf.complex(divided(tf.math.real(grad)), divided(tf.math.imag(grad)))
+        if not grad.dtype.is_floating:
+            return grad
+        if grad.dtype == tf.float64:
+            return grad / tf.cast(divisor, tf.float64)
+        return tf.cast(quotient(tf.cast(grad, tf.float32)), grad.dtype)
+
+    return tf.nest.map_structure(divided, grads)
 
 
 def opaque_divisor(loss_scale: Any, count: Any) -> Any:
@@ -61,25 +79,6 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     if operation is not None and operation.type == "ReadVariableOp":
         return loss_scale
     return loss_scale * tf.cast(count >= 0, tf.float32)
-
-
-def _divide(grad: Grad, divisor: Scalar, quotient: Callable[[Any], Any]) -> Any:
-    if grad is None:
-        return None
-    if isinstance(grad, tf.IndexedSlices):
-        values = _divide(grad.values, divisor, quotient)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    grad = tf.convert_to_tensor(grad)
-    dtype = grad.dtype
-    if dtype.is_complex:
-        # Complex division squares the divisor, which overflows at 2**64.
-        real = _divide(tf.math.real(grad), divisor, quotient)
-        return tf.complex(real, _divide(tf.math.imag(grad), divisor, quotient))
-    if not dtype.is_floating:
-        return grad
-    if dtype == tf.float64:
-        return grad / tf.cast(divisor, tf.float64)
-    return tf.cast(quotient(tf.cast(grad, tf.float32)), dtype)
 
 
 def _quotient_by(divisor: Scalar) -> Callable[[Any], Any]:
