@@ -192,8 +192,8 @@ def private_names():
     }
     # Attributes of ours that are set in other ways.
     defined |= {"_listed", "_built_for", "_asked_class"}
-    # Python's, TensorFlow Privacy's and torch's.
-    others = {"_getframe", "_was_dp_gradients_called"}
+    # Python's and torch's.
+    others = {"_getframe"}
     others |= {"_growth_tracker", "_hysteresis_tracker"}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(

@@ -46,7 +46,7 @@ def delegated(name: str) -> Callable[..., Any]:
     return call
 
 
-def _answered(doc: str, *names: str) -> Any:
+def answered(doc: str, *names: str) -> Any:
     """Returns a property: the first of these attributes that the loss scale has."""
 
     def get_value(self: Any) -> Any:
@@ -316,21 +316,21 @@ class LossScaleOptimizer:
         """
         return self._record.spike()
 
-    dynamic = _answered("Whether the loss scale can change.", "_can_change")
-    initial_scale = _answered(
+    dynamic = answered("Whether the loss scale can change.", "_can_change")
+    initial_scale = answered(
         "The loss scale's initial value, None if the loss scale has no such attribute.",
         *("initial_loss_scale", "loss_scale_value"),
     )
-    dynamic_growth_steps = _answered(
+    dynamic_growth_steps = answered(
         "The loss scale's `increment_period`, None if it has none.",
         "increment_period",
     )
-    dynamic_counter = _answered(
+    dynamic_counter = answered(
         "The variable that counts finite steps in a row, None if there is none.",
         "good_steps",
     )
-    step_counter = _answered("Keras 3's name of `dynamic_counter`.", "good_steps")
-    dynamic_scale = _answered(
+    step_counter = answered("Keras 3's name of `dynamic_counter`.", "good_steps")
+    dynamic_scale = answered(
         "The variable that holds the loss scale, None if there is none.",
         "current_loss_scale",
     )
