@@ -69,9 +69,8 @@ def divide(grads: Any, divisor: Scalar) -> Any:
 def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     """Returns a loss scale as a divisor whose value compilers cannot know.
 
-    A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
-    and flushes to zero. It cannot know a variable's value, nor that the variable
-    `count` is never negative.
+    They turn x / constant into x * (1 / constant), and 1 / 2**127 flushes to zero. They
+    know no variable's value, nor that the variable `count` is never negative.
     """
     if mode.current().knows_values:  # each operation runs as it stands
         return loss_scale
@@ -84,9 +83,8 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
 def _quotient_by(divisor: Scalar) -> Callable[[Any], Any]:
     """Returns a function that divides a `float32` tensor by `divisor`.
 
-    Under XLA it multiplies by the reciprocal: XLA fuses a product into the operation
-    that uses it, but would store a quotient in memory. At powers of two that is as
-    exact; otherwise the last bit may differ.
+    Under XLA it multiplies by the reciprocal, as exact at powers of two: XLA fuses a
+    product into the operation that uses it, but would store a quotient in memory.
     """
     here = mode.current()
     if not here.by_xla or here.joins_factors:
@@ -119,10 +117,7 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scal
 
 
 def largest_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
-    """Returns the greatest magnitude of each finite gradient, 0 for None.
-
-    The arguments are what `packing.pack` returns.
-    """
+    """Returns the greatest magnitude of each finite gradient, packed or not."""
     found = []
     for grad, group in zip(packed, groups):
         magnitudes = tf.zeros([len(group)])

@@ -34,10 +34,7 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
 
 
 def add_up(grads: Grads) -> List[Any]:
-    """Adds up the small gradients that `pack` would stack, without writing a stack.
-
-    Infinity and NaN survive. A gradient that is not packed is returned as it is.
-    """
+    """Adds up the small gradients that `pack` would stack, and keeps the others."""
     return [tf.add_n([grads[i] for i in group]) for group in _groups(grads)]
 
 

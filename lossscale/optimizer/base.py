@@ -148,6 +148,8 @@ class LossScaleOptimizer:
     _record: Record
     _communication_dtype: Optional[str]
     _inner_sum: reduction.InnerSum
+    #: The module of this Keras.
+    _keras: Any
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
     _unscales_in_apply: bool
     #: The characters that this Keras allows in no name.
@@ -158,9 +160,8 @@ class LossScaleOptimizer:
     _summing_method: str
     #: Constructs Keras's part of the wrapper, and calls `_attach`.
     _wrap: Callable[[Any, LossScale, Optional[str]], None]
-    #: The inner optimizer's config, and an optimizer from a config and custom objects.
-    _serialize_inner: Callable[[], Dict[str, Any]]
-    _deserialize_inner: Callable[[Any, Any], Any]
+    #: Makes an inner optimizer of its config and custom objects.
+    _deserialize_inner: Callable[[Dict[str, Any], Optional[Dict[str, Any]]], Any]
 
     __signature__ = wrappers.Signature()
 
@@ -173,7 +174,7 @@ class LossScaleOptimizer:
     def __init__(
         self,
         inner_optimizer: Any,
-        loss_scale: Any = arguments.DYNAMIC,
+        loss_scale: Any = "dynamic",
         name: Optional[str] = None,
         dynamic_growth_steps: Optional[int] = None,
         *,
@@ -438,7 +439,8 @@ class LossScaleOptimizer:
         # Keras 2 changes the config that it deserializes. The caller's stays as it is.
         config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
         inner, loss_scale = config.pop("inner_optimizer"), config.pop("loss_scale")
-        inner = wrapper._deserialize_inner(inner, custom_objects)
+        if isinstance(inner, dict):
+            inner = wrapper._deserialize_inner(inner, custom_objects)
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
         return cls._of(inner, loss_scale, config)
@@ -501,7 +503,7 @@ class LossScaleOptimizer:
         """Returns the constructor's arguments as a dict that JSON can hold."""
         config = {
             "name": self.name,
-            "inner_optimizer": self._serialize_inner(),
+            "inner_optimizer": self._keras.optimizers.serialize(self.inner_optimizer),
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._own_options(),
         }

@@ -32,7 +32,6 @@ class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
     _unscales_in_apply = False
-    _keras: Any
     _is_legacy: bool
     _own_name: str
     _create_all_weights: Any
@@ -177,13 +176,8 @@ class Keras2Base(LossScaleOptimizer):
         is_new = inner_config.get("is_legacy_optimizer") is False
         return is_new != cls._is_legacy
 
-    def _serialize_inner(self) -> Dict[str, Any]:
-        return dict(self._keras.optimizers.serialize(self.inner_optimizer))
-
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
-        if not isinstance(config, dict):
-            return config
         read, is_legacy = cls._keras.optimizers.deserialize, cls._is_legacy
         try:
             return read(config, custom_objects, use_legacy_optimizer=is_legacy)

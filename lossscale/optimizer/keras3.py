@@ -59,6 +59,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     # Under mixed_float16 `compile` wraps an optimizer unless Keras's own class is among
     # its bases. Nothing of that class's own loss scaling is used.
+    _keras = keras
     _unscales_in_apply = True
     _looked_up: Set[str]
     #: The loss scale's variables by name, as `variables` lists them.
@@ -265,16 +266,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # Asked each time: a loss scale of the user's may create some at its first step.
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
 
-    def _serialize_inner(self) -> Dict[str, Any]:
-        return dict(keras.saving.serialize_keras_object(self.inner_optimizer))
-
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
-        if isinstance(config, keras.optimizers.Optimizer):
-            return config
-        return keras.saving.deserialize_keras_object(
-            config, custom_objects=custom_objects
-        )
+        return keras.saving.deserialize_keras_object(config, custom_objects)
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:

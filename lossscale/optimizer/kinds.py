@@ -128,8 +128,7 @@ def made_of(
 
     Where it cannot be known which of two kinds is right, this is the one that does less
     harm: a gradient that is divided twice leaves weights as they are, one that is not
-    divided destroys them. `number_at` returns the value of an input that is a number,
-    whose kind is None, if it is known.
+    divided destroys them. `number_at` returns the value of an input, if it is known.
     """
     if _is_call(operation):
         return UNKNOWN

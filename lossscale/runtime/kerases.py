@@ -61,8 +61,7 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is in use: none, one or two.
 
-    `tf_keras` is in use if somebody has imported it. This package does not import it:
-    the import takes a second, and a program that uses Keras 3 does not need it.
+    `tf_keras` is in use if somebody has imported it, which takes a second.
     """
     found: Dict[Any, Any] = {}
     for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
@@ -197,8 +196,7 @@ def callback_class() -> Any:
 def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included.
 
-    No Keras tells a callback of the others. So they are read from the object that calls
-    the callback. The list is empty if no `fit` calls it.
+    No Keras tells a callback of the others, so they are read from its caller.
     """
     lists = tuple(keras.callbacks.CallbackList for keras in installed())
     frame = inspect.currentframe()

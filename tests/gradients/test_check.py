@@ -16,7 +16,6 @@ from lossscale import all_finite
 from lossscale.gradients.check import (
     CLEAN,
     Check,
-    are_clean,
     checked,
     greater,
     sum_stays_finite,
@@ -313,7 +312,6 @@ def test_every_dtype(dtype):
     packed, groups = pack([*grads, sparse])
     for mode in ("eager", "graph", "xla"):
         worst = compiled(lambda: worst_of_each(packed, groups), mode)()
-        assert not bool(are_clean(worst))
         assert kinds_of(worst) == [0, "inf", 0, 0, "nan", 0, "inf"]
 
 

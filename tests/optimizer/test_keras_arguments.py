@@ -205,7 +205,7 @@ def test_a_name_is_a_name_in_any_order(family, args, kwargs):
         ((True,), {"dynamic": False}, TypeError, "`dynamic` .* once, got True by pos"),
         (
             (),
-            {"loss_scale": "dynamic", "dynamic": True},
+            {"loss_scale": "fixed", "dynamic": True},
             TypeError,
             "`dynamic` must not .* `loss_scale`, got dynamic=True and .* Leave out",
         ),
