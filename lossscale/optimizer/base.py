@@ -46,8 +46,9 @@ def delegated(name: str) -> Callable[..., Any]:
     return call
 
 
-def answered(doc: str, *names: str) -> Any:
+def answered(*names: str, doc: str = "") -> Any:
     """Returns a property: the first of these attributes that the loss scale has."""
+    doc = doc or f"The loss scale's `{'` or `'.join(names)}`, None if it has none."
 
     def get_value(self: Any) -> Any:
         scale = unguarded(self._loss_scale)
@@ -317,24 +318,12 @@ class LossScaleOptimizer:
         """
         return self._record.spike()
 
-    dynamic = answered("Whether the loss scale can change.", "_can_change")
-    initial_scale = answered(
-        "The loss scale's initial value, None if the loss scale has no such attribute.",
-        *("initial_loss_scale", "loss_scale_value"),
-    )
-    dynamic_growth_steps = answered(
-        "The loss scale's `increment_period`, None if it has none.",
-        "increment_period",
-    )
-    dynamic_counter = answered(
-        "The variable that counts finite steps in a row, None if there is none.",
-        "good_steps",
-    )
-    step_counter = answered("Keras 3's name of `dynamic_counter`.", "good_steps")
-    dynamic_scale = answered(
-        "The variable that holds the loss scale, None if there is none.",
-        "current_loss_scale",
-    )
+    dynamic = answered("_can_change", doc="Whether the loss scale can change.")
+    initial_scale = answered("initial_loss_scale", "loss_scale_value")
+    dynamic_growth_steps = answered("increment_period")
+    dynamic_counter = answered("good_steps")
+    step_counter = answered("good_steps")
+    dynamic_scale = answered("current_loss_scale")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.

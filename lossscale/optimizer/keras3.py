@@ -109,7 +109,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     #: Raises the inner optimizer's error: on TensorFlow Keras has no stateless apply.
     stateless_apply = delegated("stateless_apply")
 
-    loss_scale_factor = answered("Always None: Keras's fixed loss scale.")
+    loss_scale_factor = answered(doc="Always None: see `loss_scale`.")
 
     @property
     def applied_steps(self) -> Any:

@@ -74,8 +74,7 @@ class Record(tf.Module):
         """`others` are further variables that a SavedModel holds and no checkpoint."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
-        object.__setattr__(self, "_entries", [])
-        object.__setattr__(self, "_others", others)
+        self.__dict__.update(_entries=[], _others=others)
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
     # TensorFlow calls the first method since 2.9, and called the second before.
