@@ -84,8 +84,7 @@ class Bundle:
             if divisor is None:
                 return self.grads
             return list(self.loss_scale.unscale_by(self.grads, divisor))
-        # Keras 3 wants all gradients from one graph, but a division in a branch makes
-        # tensors of the branch's graph.
+        # A division in a branch makes tensors of the branch's graph.
         return [
             in_this_graph(g) if by is None else self.loss_scale.unscale_by(g, by)
             for g, by in zip(self.grads, self.divisors)
