@@ -193,7 +193,10 @@ class LossScaleOptimizer:
             **kwargs,
         }
         wrappers.check_inner(inner_optimizer, type(self))
-        dtype = reduction.checked_dtype(communication_dtype)
+        dtype: Any = communication_dtype
+        dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
+        check = checks.or_none(checks.choice, allowed=("float16", "bfloat16"))
+        dtype = check("communication_dtype", dtype)
         # Keras's own __setattr__ works only after Keras's constructor has run, and
         # tracks objects under names that it makes up.
         self.__dict__.update(_communication_dtype=dtype)

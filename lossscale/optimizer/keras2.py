@@ -93,7 +93,13 @@ class Keras2Base(LossScaleOptimizer):
         `second` is the second argument of `apply_gradients`. Returns `iterations` in
         eager mode, and what the inner optimizer does if all gradients are None.
         """
-        reduction.refuse_unsummed(self._communication_dtype, aggregates)
+        if self._communication_dtype is not None and not aggregates:
+            raise ValueError(
+                "`skip_gradients_aggregation` must be False, and "
+                "`experimental_aggregate_gradients` True, with communication_dtype="
+                f"{self._communication_dtype!r}: LossScaleOptimizer sums the gradients "
+                "then. Leave out one of the two."
+            )
         replicas.check_can_apply()
         name = "_raise_if_strategy_unsupported"  # a method in TensorFlow 2.4
         refuse = getattr(self, name, None) or getattr(_module_of(self._keras), name)
