@@ -81,16 +81,14 @@ class Step:
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
         """Does the rest of the step, from `reduce` on, for all replicas at once."""
-
-        def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
-            return apply(local.unscaled())
-
         with callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
             update_op, should_apply = self.adjust(agreed, bundle)
             done = run_either(
                 should_apply,
-                lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
+                lambda: replicas.call_for_each_replica(
+                    lambda local, apply: apply(local.unscaled()), bundle, apply
+                ),
                 lambda: self.skip(bundle, agreed),
             )
             return group_ops([done, update_op])
