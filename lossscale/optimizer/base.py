@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -155,10 +155,10 @@ class LossScaleOptimizer:
     _unscales_in_apply: bool
     #: The characters that this Keras allows in no name.
     _not_in_names: str = ""
-    #: The base class of this Keras's optimizers, and their method that sums gradients
-    #: over the replicas.
+    #: The base class of this Keras's optimizers, and their methods that prepare and sum
+    #: gradients over the replicas. The last one sums.
     _optimizer_class: type
-    _summing_method: str
+    _summing_methods: Tuple[str, ...]
     #: Constructs Keras's part of the wrapper, and calls `_attach`.
     _wrap: Callable[[Any, LossScale, Optional[str]], None]
     #: Makes an inner optimizer of its config and custom objects.
@@ -214,7 +214,7 @@ class LossScaleOptimizer:
         reduction.refuse_unchecked(dtype, found)
         self._wrap(inner_optimizer, found, name)
         inner_sum = reduction.InnerSum(
-            inner_optimizer, self._summing_method, is_left_out=dtype is not None
+            inner_optimizer, self._summing_methods[-1], is_left_out=dtype is not None
         )
         self.__dict__.update(_inner_sum=inner_sum)
 
@@ -355,10 +355,8 @@ class LossScaleOptimizer:
     def _own_way_to_sum(cls, inner: Any) -> Optional[str]:
         """Says how an optimizer sums gradients, in words that complete an error.
 
-        None: by `_summing_method` alone, which the wrapper can replace.
+        None: as its base class does, by a method that the wrapper can replace.
         """
-        base, method = cls._optimizer_class, cls._summing_method
-        expected = getattr(base, method, base)  # a base without the method has no sum
         for each in reduction.parts(inner):
             steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
             if steps:
@@ -367,9 +365,19 @@ class LossScaleOptimizer:
                     "accumulated gradients within its own update. Set it to None and "
                     "accumulate in your loop, or leave out `communication_dtype`"
                 )
-            if getattr(type(each), method, None) is not expected:
-                return f"has its own method {method}. Leave out `communication_dtype`"
-        return None
+        way = "sums them by a method or an argument of its own"
+        is_own = cls._has_own_aggregation(inner)
+        return f"{way}. Leave out `communication_dtype`" if is_own else None
+
+    @classmethod
+    def _has_own_aggregation(cls, inner: Any) -> bool:
+        """Tells whether an optimizer, or one in it, sums gradients in its own way."""
+        base = cls._optimizer_class
+        return any(
+            getattr(type(each), name, None) is not getattr(base, name, None)
+            for each in reduction.parts(inner)
+            for name in cls._summing_methods
+        )
 
     def _apply_or_skip(
         self,

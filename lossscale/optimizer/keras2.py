@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -35,8 +35,7 @@ class Keras2Base(LossScaleOptimizer):
     _is_legacy: bool
     _own_name: str
     _create_all_weights: Any
-    #: The methods of an optimizer that sum gradients, and a call of them on pairs.
-    _summing_methods: Tuple[str, ...]
+    #: A call of the summing methods on pairs.
     _aggregate: Callable[[List[Any]], Any]
     _inner_variables: Callable[[], List[Variable]]
 
@@ -143,25 +142,9 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
-        reduction.restore(inner_optimizer, cls._summing_method)
+        reduction.restore(inner_optimizer, cls._summing_methods[-1])
         # Keras's own wrapper tracks objects under these names.
         vars(inner_optimizer).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
-
-    @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        if cls._has_own_aggregation(inner_optimizer):
-            way = "sums them by a method or an argument of its own"
-            return f"{way}. Leave out `communication_dtype`"
-        return super()._own_way_to_sum(inner_optimizer)
-
-    @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        """Tells whether an optimizer sums gradients in its own way."""
-        inner, base = type(inner_optimizer), cls._optimizer_class
-        return any(
-            getattr(inner, name, None) is not getattr(base, name, None)
-            for name in cls._summing_methods
-        )
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
@@ -195,7 +178,6 @@ class _Legacy(Keras2Base):
     """The wrapper for `OptimizerV2`, `legacy` since TensorFlow 2.11."""
 
     _is_legacy = True
-    _summing_method = "_aggregate_gradients"
     # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
     # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
     _summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
@@ -221,10 +203,9 @@ class _Legacy(Keras2Base):
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
     @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        aggregator = inner_optimizer.gradient_aggregator
-        is_own = aggregator is not _default_aggregator(cls._keras)
-        return is_own or super()._has_own_aggregation(inner_optimizer)
+    def _has_own_aggregation(cls, inner: Any) -> bool:
+        is_own = inner.gradient_aggregator is not _default_aggregator(cls._keras)
+        return is_own or super()._has_own_aggregation(inner)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
         inner = self.inner_optimizer
@@ -260,7 +241,6 @@ class _New(Keras2Base):
     """The wrapper for `Optimizer`, Keras's default since TensorFlow 2.11."""
 
     _is_legacy = False
-    _summing_method = "aggregate_gradients"
     _summing_methods = ("aggregate_gradients",)
 
     weight_decay = forwarded("weight_decay")

@@ -65,7 +65,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     #: The loss scale's variables by name, as `variables` lists them.
     _listed: Dict[str, Variable]
     #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
-    _summing_method = "_all_reduce_sum_gradients"
+    _summing_methods = ("_all_reduce_sum_gradients",)
     _optimizer_class = keras.optimizers.Optimizer
     _not_in_names = "/"
 
