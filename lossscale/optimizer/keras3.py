@@ -59,14 +59,13 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     # Under mixed_float16 `compile` wraps an optimizer unless Keras's own class is among
     # its bases. Nothing of that class's own loss scaling is used.
-    _keras = keras
     _unscales_in_apply = True
     _looked_up: Set[str]
     #: The loss scale's variables by name, as `variables` lists them.
     _listed: Dict[str, Variable]
     #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
     _summing_methods = ("_all_reduce_sum_gradients",)
-    _optimizer_class = keras.optimizers.Optimizer
+    _keras, _optimizer_class = keras, keras.optimizers.Optimizer
     _not_in_names = "/"
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:

@@ -131,8 +131,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "`inner_optimizer` must not clip gradients that it computes itself, got "
             f"{inner_optimizer!r}. It would compute scaled gradients, and so clip the "
             "true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
-            'float32 or under "mixed_bfloat16": '
-            "model.compile(optimizer=inner_optimizer, ...)."
+            'float32 or under "mixed_bfloat16".'
         )
     factor = getattr(inner_optimizer, "loss_scale_factor", None)  # Keras 3 has one
     if factor is not None:
