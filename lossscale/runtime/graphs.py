@@ -79,24 +79,15 @@ def context_of(where: Any) -> Any:
 
 
 def is_nested() -> bool:
-    """Tells whether the current graph is a part of another graph.
+    """Tells whether this graph of a session is a part of another graph.
 
-    That is so in a loop, in a branch, and in a function that another function calls.
-    The code after it can use what it returns, and no other tensor in it.
+    That is so in a loop, in a branch and in a function. The code after it can use what
+    it returns, and no other tensor in it.
     """
     graph = current_graph()
-    if graph is None:
-        return False
     context = context_of(graph)
-    if context is not None and not context.IsXLAContext():
-        return True
-    around = getattr(graph, "outer_graph", None)
-    if around is None:
-        return False
-    # An outer graph that is no function's is a session's, or eager mode calls this
-    # function.
-    in_session = not tf.compat.v1.executing_eagerly_outside_functions()
-    return in_session or bool(around.building_function)
+    is_within = context is not None and not context.IsXLAContext()
+    return is_within or getattr(graph, "outer_graph", None) is not None
 
 
 def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
