@@ -174,6 +174,19 @@ class Keras2Base(LossScaleOptimizer):
             return read(config, custom_objects)
 
 
+class _Name(str):
+    """The name of a wrapper's class, of which `lower()` returns another name.
+
+    `convert_to_legacy_optimizer` looks for a class by this name in small letters, and
+    would find Keras's own wrapper.
+    """
+
+    __slots__ = ()
+
+    def lower(self) -> str:
+        return "keras2lossscaleoptimizer"
+
+
 class _Legacy(Keras2Base):
     """The wrapper for `OptimizerV2`, `legacy` since TensorFlow 2.11."""
 
@@ -322,9 +335,11 @@ def _mix_into(keras: Any) -> None:
         }
         # Other code tells an optimizer's kind by this name. Files find the class by
         # the registered one.
-        wrapper = type(base)("LossScaleOptimizer", (mixin, base), attributes)
+        wrapper = type(base)(_Name("LossScaleOptimizer"), (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)
         registry.register(keras, wrapper, name.replace("Keras2", ""))
+        if is_legacy:
+            keras.utils.get_custom_objects()["keras2lossscaleoptimizer"] = wrapper
 
 
 kerases.for_each_keras2(_mix_into)
