@@ -124,9 +124,11 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "for each LossScaleOptimizer."
         )
     # TensorFlow Privacy's optimizers clip per example, between computing gradients and
-    # applying them, and add noise of that size.
+    # applying them, and add noise of that size. No other optimizer that we know has the
+    # attribute.
     homes = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
-    if "tensorflow_privacy" in homes:
+    is_private = "tensorflow_privacy" in homes
+    if is_private or hasattr(inner_optimizer, "_was_dp_gradients_called"):
         raise ValueError(
             "`inner_optimizer` must not clip gradients that it computes itself, got "
             f"{inner_optimizer!r}. It would compute scaled gradients, and so clip the "
