@@ -16,7 +16,6 @@ from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
 from lossscale.gradients.check import all_finite, checked
 from lossscale.runtime import callbacks, kerases, mode
 from lossscale.runtime.aliases import (
-    Attributes,
     Flag,
     Grad,
     Grads,
@@ -65,15 +64,7 @@ def unscaled_gradients(
         return backward([grad * tf.cast(scale, grad.dtype) for grad in grads])
 
     scale = fitting_scale(grads, headroom)
-    found = at(scale)
-    if mode.current().knows_values:
-        for _ in range(_RETRIES):
-            if all_finite(found) or not all_finite(grads):
-                break
-            scale = _lower(scale)
-            found = at(scale)
-    else:
-        scale, found = _again_in_graph(at, grads, scale, found)
+    scale, found = _again(at, grads, scale, at(scale))
     return list(divide(found, scale))
 
 
@@ -103,14 +94,10 @@ def _plain(tensor: Tensor) -> Tensor:
     return tf.raw_ops.Snapshot(input=tf.stop_gradient(tensor))
 
 
-def _lower(scale: Scalar) -> Scalar:
-    return tf.maximum(scale * _BACKOFF, _LEAST)
-
-
-def _again_in_graph(
+def _again(
     at: Callable[[Scalar], Grads], grads: Grads, scale: Scalar, found: Grads
 ) -> Tuple[Scalar, Grads]:
-    """Tries again in a graph: a branch, seldom taken, holds a loop of retries."""
+    """Tries again if need be: a branch, seldom taken, holds a loop of retries."""
 
     def parts_of(found: Grads) -> List[Tensor]:
         # Sparse gradients consist of several tensors.
@@ -125,7 +112,7 @@ def _again_in_graph(
             return _plain(tf.logical_and(can_be_finite, tf.logical_not(finite)))
 
         def attempt(scale: Scalar, *parts: Tensor) -> Tuple[Tensor, ...]:
-            scale = _lower(scale)
+            scale = tf.maximum(scale * _BACKOFF, _LEAST)
             again = parts_of(at(scale))
             for new, old in zip(again, parts):
                 new.set_shape(old.shape)
@@ -137,6 +124,8 @@ def _again_in_graph(
 
     first = (scale, *parts_of(found))
     results = either(_plain(checked(found).quick), lambda: first, retries)
+    if results is first:  # in eager mode
+        return scale, found
     # These gradients have the derivative of the first attempt, since XLA cannot
     # differentiate a loop in a branch. The stop hides weights, which TensorFlow seeks.
     stopped = [tf.stop_gradient(each) for each in results]
@@ -326,11 +315,9 @@ class _Listener:
         # TensorFlow numbers tensors in the order in which they are made.
         self._first = callbacks.key_of(tf.constant(0.0))
 
-    def hear(
-        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
-    ) -> bool:
+    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Notes an operation: a `callbacks.Listener`."""
-        del kind, outputs, attrs
+        del kind, outputs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
                 if callbacks.key_of(each) < self._first and _has_gradient(each):

@@ -45,15 +45,32 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     a divisor of 2**16 is finite; in float16 it is not.
     """
     quotient = _quotient_by(divisor)
-    return tf.nest.map_structure(lambda grad: _divide(grad, divisor, quotient), grads)
+
+    def divided(grad: Grad) -> Any:
+        if grad is None:
+            return None
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                divided(grad.values), grad.indices, grad.dense_shape
+            )
+        grad = tf.convert_to_tensor(grad)
+        if grad.dtype.is_complex:
+            # Complex division squares the divisor, which overflows at 2**64.
+            return tf.complex(divided(tf.math.real(grad)), divided(tf.math.imag(grad)))
+        if not grad.dtype.is_floating:
+            return grad
+        if grad.dtype == tf.float64:
+            return grad / tf.cast(divisor, tf.float64)
+        return tf.cast(quotient(tf.cast(grad, tf.float32)), grad.dtype)
+
+    return tf.nest.map_structure(divided, grads)
 
 
 def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     """Returns a loss scale as a divisor whose value compilers cannot know.
 
-    A compiler turns x / constant into x * (1 / constant), and 1 / 2**127 is subnormal
-    and flushes to zero. It cannot know a variable's value, nor that the variable
-    `count` is never negative.
+    They turn x / constant into x * (1 / constant), and 1 / 2**127 flushes to zero. They
+    know no variable's value, nor that the variable `count` is never negative.
     """
     if mode.current().knows_values:  # each operation runs as it stands
         return loss_scale
@@ -63,31 +80,11 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     return loss_scale * tf.cast(count >= 0, tf.float32)
 
 
-def _divide(grad: Grad, divisor: Scalar, quotient: Callable[[Any], Any]) -> Any:
-    if grad is None:
-        return None
-    if isinstance(grad, tf.IndexedSlices):
-        values = _divide(grad.values, divisor, quotient)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    grad = tf.convert_to_tensor(grad)
-    dtype = grad.dtype
-    if dtype.is_complex:
-        # Complex division squares the divisor, which overflows at 2**64.
-        real = _divide(tf.math.real(grad), divisor, quotient)
-        return tf.complex(real, _divide(tf.math.imag(grad), divisor, quotient))
-    if not dtype.is_floating:
-        return grad
-    if dtype == tf.float64:
-        return grad / tf.cast(divisor, tf.float64)
-    return tf.cast(quotient(tf.cast(grad, tf.float32)), dtype)
-
-
 def _quotient_by(divisor: Scalar) -> Callable[[Any], Any]:
     """Returns a function that divides a `float32` tensor by `divisor`.
 
-    Under XLA it multiplies by the reciprocal: XLA fuses a product into the operation
-    that uses it, but would store a quotient in memory. At powers of two that is as
-    exact; otherwise the last bit may differ.
+    Under XLA it multiplies by the reciprocal, as exact at powers of two: XLA fuses a
+    product into the operation that uses it, but would store a quotient in memory.
     """
     here = mode.current()
     if not here.by_xla or here.joins_factors:
@@ -120,10 +117,7 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scal
 
 
 def largest_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
-    """Returns the greatest magnitude of each finite gradient, 0 for None.
-
-    The arguments are what `packing.pack` returns.
-    """
+    """Returns the greatest magnitude of each finite gradient, packed or not."""
     found = []
     for grad, group in zip(packed, groups):
         magnitudes = tf.zeros([len(group)])

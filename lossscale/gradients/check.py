@@ -121,13 +121,10 @@ def greater(one: Optional[Scalar], other: Optional[Scalar]) -> Optional[Scalar]:
 def all_finite(grads: Any) -> Any:
     """Tells whether all gradients are free of infinity and NaN. The answer is exact.
 
-    If a sum is finite, so is each of its terms, since infinities and NaNs survive
-    addition. So one sum settles almost every step with one read of memory. If it is not
-    finite, every element is checked, since large finite numbers can overflow in the
-    sum, too. For float16, and under XLA on a GPU, where a branch would make the host
-    wait, each element is checked from the start.
-
-    This looks at one replica only. `LossScale.update` looks at all replicas.
+    It adds all elements up first, with one read of memory: if the sum is finite, so is
+    each element. If it is not, each element is checked, since large finite numbers can
+    overflow in the sum, too. For float16, and under XLA on a GPU, each is checked from
+    the start. This looks at one replica only. `LossScale.update` looks at all replicas.
 
     >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
     True
@@ -241,9 +238,8 @@ def dense_part(grad: Grad) -> Any:
 def as_stored(value: Any) -> Any:
     """Returns the magnitudes of `value`, rounded as they will be in memory.
 
-    XLA computes float16 and bfloat16 in float32 and may skip the rounding. A value that
-    overflows only when rounded would pass as finite, but be infinite in the weights.
-    XLA cannot skip it before an operation on bits. Others are returned unchanged.
+    XLA computes float16 and bfloat16 in float32. It may skip the rounding, in which a
+    value overflows, but not before an operation on bits. Others stay unchanged.
     """
     if value.dtype.size != 2 or not mode.current().by_xla:
         return value
@@ -256,16 +252,8 @@ def clean(count: int) -> PerGradient:
     return tf.zeros([count])
 
 
-def are_clean(worst: PerGradient) -> Flag:
-    """Tells whether all worst numbers belong to finite gradients."""
-    return tf.math.is_finite(tf.reduce_sum(worst))
-
-
 def worst_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
-    """Returns the worst number of each gradient. No number is negative.
-
-    The arguments are what `packing.pack` returns.
-    """
+    """Returns the worst number, not negative, of each gradient, packed or not."""
     worst = [_worst_of_rows(grad, len(group)) for grad, group in zip(packed, groups)]
     return in_order(worst, groups)
 
@@ -278,9 +266,8 @@ def worst_of_all(values: Grads) -> PerGradient:
 def _worst_of_rows(grad: Grad, size: int) -> PerGradient:
     """Returns the worst number of each of the `size` gradients packed into one.
 
-    It is a sum of magnitudes, made so small that no finite sum overflows. But an XLA
-    that joins two factors would hide an overflow of the division before. There each
-    finite element counts as zero, which takes longer to compile.
+    It is a sum of magnitudes, made so small that no finite sum overflows. An XLA that
+    joins that factor and the divisor would hide an overflow: see `Mode.joins_factors`.
     """
     sums = []
     for value in map(as_stored, floating_values([grad])):

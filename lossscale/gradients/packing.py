@@ -34,10 +34,7 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
 
 
 def add_up(grads: Grads) -> List[Any]:
-    """Adds up the small gradients that `pack` would stack, without writing a stack.
-
-    Infinity and NaN survive. A gradient that is not packed is returned as it is.
-    """
+    """Adds up the small gradients that `pack` would stack, and keeps the others."""
     return [tf.add_n([grads[i] for i in group]) for group in _groups(grads)]
 
 
@@ -47,11 +44,8 @@ def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
         return packed
     found: Dict[int, Any] = {}
     for group, value in zip(groups, packed):
-        if len(group) > 1:
-            parts = tf.unstack(value, len(group))
-        else:  # Keras 3 wants all gradients from one graph: no captured one
-            is_here = graph_of(value) is current_graph()
-            parts = [value if is_here else in_this_graph(value)]
+        is_packed = len(group) > 1
+        parts = tf.unstack(value, len(group)) if is_packed else [in_this_graph(value)]
         found.update(zip(group, parts))
     return [found[i] for i in range(len(found))]
 
@@ -83,7 +77,9 @@ def as_they_are(grads: Grads) -> List[Any]:
 
 
 def in_this_graph(grad: Grad) -> Any:
-    """Returns a gradient as a tensor of the current graph, not a captured one."""
+    """Returns a gradient as a tensor of the current graph: Keras 3 wants one graph."""
+    if graph_of(grad) is current_graph():
+        return grad
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(
             in_this_graph(grad.values), grad.indices, grad.dense_shape

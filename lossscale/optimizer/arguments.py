@@ -34,16 +34,6 @@ _WITHOUT_MEANING = {
 _OURS = ("loss_scale", "name", "dynamic_growth_steps")
 
 
-class _Default(str):
-    """A string that is not identical to an equal string that a caller writes."""
-
-    __slots__ = ()
-
-
-#: The default of `loss_scale`. It equals "dynamic", but the caller did not write it.
-DYNAMIC = _Default("dynamic")
-
-
 def config_as_ours(config: Any) -> Dict[str, Any]:
     """Returns the arguments of our wrapper that a config of any wrapper means."""
     if isinstance(config, dict) and "loss_scale" in config and "optimizer" in config:
@@ -72,12 +62,13 @@ def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
     position has our name for that position. None: it was not given.
     """
     given = _by_their_names(given)
-    name, loss_scale = given.pop("name", None), given.pop("loss_scale", DYNAMIC)
+    name, loss_scale = given.pop("name", None), given.pop("loss_scale", "dynamic")
     theirs = {n: given.pop(n, None) for n in OF_THE_SCALE}
     theirs = {n: value for n, value in theirs.items() if value is not None}
     for each, value in given.items():
         _refuse_other(each, value)
-    if theirs and loss_scale is not DYNAMIC:
+    is_default = isinstance(loss_scale, str) and loss_scale == "dynamic"
+    if theirs and not is_default:
         listed = ", ".join(f"{n}={shown(value)}" for n, value in theirs.items())
         raise TypeError(
             f"`{next(iter(theirs))}` must not be given together with `loss_scale`, got "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -46,8 +46,9 @@ def delegated(name: str) -> Callable[..., Any]:
     return call
 
 
-def _answered(doc: str, *names: str) -> Any:
+def answered(*names: str, doc: str = "") -> Any:
     """Returns a property: the first of these attributes that the loss scale has."""
+    doc = doc or f"The loss scale's `{'` or `'.join(names)}`, None if it has none."
 
     def get_value(self: Any) -> Any:
         scale = unguarded(self._loss_scale)
@@ -148,19 +149,20 @@ class LossScaleOptimizer:
     _record: Record
     _communication_dtype: Optional[str]
     _inner_sum: reduction.InnerSum
+    #: The module of this Keras.
+    _keras: Any
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
     _unscales_in_apply: bool
     #: The characters that this Keras allows in no name.
     _not_in_names: str = ""
-    #: The base class of this Keras's optimizers, and their method that sums gradients
-    #: over the replicas.
+    #: The base class of this Keras's optimizers, and their methods that prepare and sum
+    #: gradients over the replicas. The last one sums.
     _optimizer_class: type
-    _summing_method: str
+    _summing_methods: Tuple[str, ...]
     #: Constructs Keras's part of the wrapper, and calls `_attach`.
     _wrap: Callable[[Any, LossScale, Optional[str]], None]
-    #: The inner optimizer's config, and an optimizer from a config and custom objects.
-    _serialize_inner: Callable[[], Dict[str, Any]]
-    _deserialize_inner: Callable[[Any, Any], Any]
+    #: Makes an inner optimizer of its config and custom objects.
+    _deserialize_inner: Callable[[Dict[str, Any], Optional[Dict[str, Any]]], Any]
 
     __signature__ = wrappers.Signature()
 
@@ -173,7 +175,7 @@ class LossScaleOptimizer:
     def __init__(
         self,
         inner_optimizer: Any,
-        loss_scale: Any = arguments.DYNAMIC,
+        loss_scale: Any = "dynamic",
         name: Optional[str] = None,
         dynamic_growth_steps: Optional[int] = None,
         *,
@@ -191,7 +193,10 @@ class LossScaleOptimizer:
             **kwargs,
         }
         wrappers.check_inner(inner_optimizer, type(self))
-        dtype = reduction.checked_dtype(communication_dtype)
+        dtype: Any = communication_dtype
+        dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
+        check = checks.or_none(checks.choice, allowed=("float16", "bfloat16"))
+        dtype = check("communication_dtype", dtype)
         # Keras's own __setattr__ works only after Keras's constructor has run, and
         # tracks objects under names that it makes up.
         self.__dict__.update(_communication_dtype=dtype)
@@ -209,7 +214,7 @@ class LossScaleOptimizer:
         reduction.refuse_unchecked(dtype, found)
         self._wrap(inner_optimizer, found, name)
         inner_sum = reduction.InnerSum(
-            inner_optimizer, self._summing_method, is_left_out=dtype is not None
+            inner_optimizer, self._summing_methods[-1], is_left_out=dtype is not None
         )
         self.__dict__.update(_inner_sum=inner_sum)
 
@@ -316,24 +321,12 @@ class LossScaleOptimizer:
         """
         return self._record.spike()
 
-    dynamic = _answered("Whether the loss scale can change.", "_can_change")
-    initial_scale = _answered(
-        "The loss scale's initial value, None if the loss scale has no such attribute.",
-        *("initial_loss_scale", "loss_scale_value"),
-    )
-    dynamic_growth_steps = _answered(
-        "The loss scale's `increment_period`, None if it has none.",
-        "increment_period",
-    )
-    dynamic_counter = _answered(
-        "The variable that counts finite steps in a row, None if there is none.",
-        "good_steps",
-    )
-    step_counter = _answered("Keras 3's name of `dynamic_counter`.", "good_steps")
-    dynamic_scale = _answered(
-        "The variable that holds the loss scale, None if there is none.",
-        "current_loss_scale",
-    )
+    dynamic = answered("_can_change", doc="Whether the loss scale can change.")
+    initial_scale = answered("initial_loss_scale", "loss_scale_value")
+    dynamic_growth_steps = answered("increment_period")
+    dynamic_counter = answered("good_steps")
+    step_counter = answered("good_steps")
+    dynamic_scale = answered("current_loss_scale")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
@@ -362,10 +355,8 @@ class LossScaleOptimizer:
     def _own_way_to_sum(cls, inner: Any) -> Optional[str]:
         """Says how an optimizer sums gradients, in words that complete an error.
 
-        None: by `_summing_method` alone, which the wrapper can replace.
+        None: as its base class does, by a method that the wrapper can replace.
         """
-        base, method = cls._optimizer_class, cls._summing_method
-        expected = getattr(base, method, base)  # a base without the method has no sum
         for each in reduction.parts(inner):
             steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
             if steps:
@@ -374,9 +365,19 @@ class LossScaleOptimizer:
                     "accumulated gradients within its own update. Set it to None and "
                     "accumulate in your loop, or leave out `communication_dtype`"
                 )
-            if getattr(type(each), method, None) is not expected:
-                return f"has its own method {method}. Leave out `communication_dtype`"
-        return None
+        way = "sums them by a method or an argument of its own"
+        is_own = cls._has_own_aggregation(inner)
+        return f"{way}. Leave out `communication_dtype`" if is_own else None
+
+    @classmethod
+    def _has_own_aggregation(cls, inner: Any) -> bool:
+        """Tells whether an optimizer, or one in it, sums gradients in its own way."""
+        base = cls._optimizer_class
+        return any(
+            getattr(type(each), name, None) is not getattr(base, name, None)
+            for each in reduction.parts(inner)
+            for name in cls._summing_methods
+        )
 
     def _apply_or_skip(
         self,
@@ -438,7 +439,8 @@ class LossScaleOptimizer:
         # Keras 2 changes the config that it deserializes. The caller's stays as it is.
         config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
         inner, loss_scale = config.pop("inner_optimizer"), config.pop("loss_scale")
-        inner = wrapper._deserialize_inner(inner, custom_objects)
+        if isinstance(inner, dict):
+            inner = wrapper._deserialize_inner(inner, custom_objects)
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
         return cls._of(inner, loss_scale, config)
@@ -501,7 +503,7 @@ class LossScaleOptimizer:
         """Returns the constructor's arguments as a dict that JSON can hold."""
         config = {
             "name": self.name,
-            "inner_optimizer": self._serialize_inner(),
+            "inner_optimizer": self._keras.optimizers.serialize(self.inner_optimizer),
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._own_options(),
         }

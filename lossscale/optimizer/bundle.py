@@ -84,8 +84,7 @@ class Bundle:
             if divisor is None:
                 return self.grads
             return list(self.loss_scale.unscale_by(self.grads, divisor))
-        # Keras 3 wants all gradients from one graph, but a division in a branch makes
-        # tensors of the branch's graph.
+        # A division in a branch makes tensors of the branch's graph.
         return [
             in_this_graph(g) if by is None else self.loss_scale.unscale_by(g, by)
             for g, by in zip(self.grads, self.divisors)
@@ -128,10 +127,9 @@ def check_of_quotients(
 ) -> Check:
     """Returns the check of the quotients, and of the sums of duplicate rows if asked.
 
-    `quick` is the quick check of both, None if the caller has not made it. If the
-    divisor is at least 1, a quotient is finite exactly if the scaled gradient is, so
-    the scaled gradients are summed. A divisor below 1 may make a finite gradient
-    overflow, so the quick check fails.
+    `quick` is the quick check of both, None if the caller has not made it: the scaled
+    gradients are summed, and a divisor below 1, which may make a finite gradient
+    overflow, fails.
     """
 
     def exact_check() -> Flag:
@@ -161,7 +159,7 @@ def check_of_quotients(
 def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    `quick` is the quick check of now, also of duplicate rows, if the caller has one.
+    `quick` is as in `check_of_quotients`.
     """
     if bundle.is_checked:
         return bundle

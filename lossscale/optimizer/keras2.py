@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -32,12 +32,10 @@ class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
     _unscales_in_apply = False
-    _keras: Any
     _is_legacy: bool
     _own_name: str
     _create_all_weights: Any
-    #: The methods of an optimizer that sum gradients, and a call of them on pairs.
-    _summing_methods: Tuple[str, ...]
+    #: A call of the summing methods on pairs.
     _aggregate: Callable[[List[Any]], Any]
     _inner_variables: Callable[[], List[Variable]]
 
@@ -94,7 +92,13 @@ class Keras2Base(LossScaleOptimizer):
         `second` is the second argument of `apply_gradients`. Returns `iterations` in
         eager mode, and what the inner optimizer does if all gradients are None.
         """
-        reduction.refuse_unsummed(self._communication_dtype, aggregates)
+        if self._communication_dtype is not None and not aggregates:
+            raise ValueError(
+                "`skip_gradients_aggregation` must be False, and "
+                "`experimental_aggregate_gradients` True, with communication_dtype="
+                f"{self._communication_dtype!r}: LossScaleOptimizer sums the gradients "
+                "then. Leave out one of the two."
+            )
         replicas.check_can_apply()
         name = "_raise_if_strategy_unsupported"  # a method in TensorFlow 2.4
         refuse = getattr(self, name, None) or getattr(_module_of(self._keras), name)
@@ -138,25 +142,9 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
-        reduction.restore(inner_optimizer, cls._summing_method)
+        reduction.restore(inner_optimizer, cls._summing_methods[-1])
         # Keras's own wrapper tracks objects under these names.
         vars(inner_optimizer).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
-
-    @classmethod
-    def _own_way_to_sum(cls, inner_optimizer: Any) -> Optional[str]:
-        if cls._has_own_aggregation(inner_optimizer):
-            way = "sums them by a method or an argument of its own"
-            return f"{way}. Leave out `communication_dtype`"
-        return super()._own_way_to_sum(inner_optimizer)
-
-    @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        """Tells whether an optimizer sums gradients in its own way."""
-        inner, base = type(inner_optimizer), cls._optimizer_class
-        return any(
-            getattr(inner, name, None) is not getattr(base, name, None)
-            for name in cls._summing_methods
-        )
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
@@ -177,13 +165,8 @@ class Keras2Base(LossScaleOptimizer):
         is_new = inner_config.get("is_legacy_optimizer") is False
         return is_new != cls._is_legacy
 
-    def _serialize_inner(self) -> Dict[str, Any]:
-        return dict(self._keras.optimizers.serialize(self.inner_optimizer))
-
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
-        if not isinstance(config, dict):
-            return config
         read, is_legacy = cls._keras.optimizers.deserialize, cls._is_legacy
         try:
             return read(config, custom_objects, use_legacy_optimizer=is_legacy)
@@ -194,8 +177,8 @@ class Keras2Base(LossScaleOptimizer):
 class _Name(str):
     """The name of a wrapper's class, of which `lower()` returns another name.
 
-    If TensorFlow 2's behaviour is off, Keras looks for a legacy class by this name in
-    small letters, and would find its own wrapper.
+    `convert_to_legacy_optimizer` looks for a class by this name in small letters, and
+    would find Keras's own wrapper.
     """
 
     __slots__ = ()
@@ -208,7 +191,6 @@ class _Legacy(Keras2Base):
     """The wrapper for `OptimizerV2`, `legacy` since TensorFlow 2.11."""
 
     _is_legacy = True
-    _summing_method = "_aggregate_gradients"
     # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
     # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
     _summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
@@ -234,10 +216,9 @@ class _Legacy(Keras2Base):
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
     @classmethod
-    def _has_own_aggregation(cls, inner_optimizer: Any) -> bool:
-        aggregator = inner_optimizer.gradient_aggregator
-        is_own = aggregator is not _default_aggregator(cls._keras)
-        return is_own or super()._has_own_aggregation(inner_optimizer)
+    def _has_own_aggregation(cls, inner: Any) -> bool:
+        is_own = inner.gradient_aggregator is not _default_aggregator(cls._keras)
+        return is_own or super()._has_own_aggregation(inner)
 
     def _aggregate(self, pairs: List[Any]) -> Any:
         inner = self.inner_optimizer
@@ -273,7 +254,6 @@ class _New(Keras2Base):
     """The wrapper for `Optimizer`, Keras's default since TensorFlow 2.11."""
 
     _is_legacy = False
-    _summing_method = "aggregate_gradients"
     _summing_methods = ("aggregate_gradients",)
 
     weight_decay = forwarded("weight_decay")
@@ -355,8 +335,7 @@ def _mix_into(keras: Any) -> None:
         }
         # Other code tells an optimizer's kind by this name. Files find the class by
         # the registered one.
-        asked = _Name("LossScaleOptimizer")
-        wrapper = type(base)(asked, (mixin, base), attributes)
+        wrapper = type(base)(_Name("LossScaleOptimizer"), (mixin, base), attributes)
         wrappers.wraps(optimizer_class)(wrapper)
         registry.register(keras, wrapper, name.replace("Keras2", ""))
         if is_legacy:

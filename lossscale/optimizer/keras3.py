@@ -8,11 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lossscale import arguments
 from lossscale.gradients.check import CLEAN, Check, checked, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer import wrappers
-from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
+from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
 from lossscale.optimizer.kinds import SCALED, Kind
 from lossscale.optimizer.pending import before_division
 from lossscale.optimizer.warnings import BARE_CHECKPOINT
@@ -65,8 +64,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     #: The loss scale's variables by name, as `variables` lists them.
     _listed: Dict[str, Variable]
     #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
-    _summing_method = "_all_reduce_sum_gradients"
-    _optimizer_class = keras.optimizers.Optimizer
+    _summing_methods = ("_all_reduce_sum_gradients",)
+    _keras, _optimizer_class = keras, keras.optimizers.Optimizer
     _not_in_names = "/"
 
     def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
@@ -109,18 +108,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     #: Raises the inner optimizer's error: on TensorFlow Keras has no stateless apply.
     stateless_apply = delegated("stateless_apply")
 
-    @property
-    def loss_scale_factor(self) -> None:
-        """Always None: the loss scale is the attribute `loss_scale`."""
-        return None
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
-        if value is not None:
-            raise ValueError(
-                f"`loss_scale_factor` must be None, got {arguments.shown(value)}. Give "
-                "the loss scale to LossScaleOptimizer(inner_optimizer, loss_scale)."
-            )
+    loss_scale_factor = answered(doc="Always None: see `loss_scale`.")
 
     @property
     def applied_steps(self) -> Any:
@@ -169,15 +157,12 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                     self.build(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
         rest, values = _apart(grads, trained)
-        # A bare optimizer's own method is called, which may accumulate or centralize.
-        own = self._optimizer_class.apply_gradients
-        is_overridden = type(inner).apply_gradients is not own
 
         def apply(grads: Grads, _: Any) -> None:
             merged = [v if g is None else g for g, v in zip(grads, values)]
             with self._inner_sum.left_out(grads):
-                if is_overridden and trained:
-                    inner.apply_gradients(list(zip(merged, trained)))
+                if merged and trainable_variables:  # its own may centralize gradients
+                    inner.apply_gradients(list(zip(merged, trainable_variables)))
                 else:
                     inner.apply(merged, trainable_variables)
 
@@ -280,16 +265,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # Asked each time: a loss scale of the user's may create some at its first step.
         return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
 
-    def _serialize_inner(self) -> Dict[str, Any]:
-        return dict(keras.saving.serialize_keras_object(self.inner_optimizer))
-
     @classmethod
     def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
-        if isinstance(config, keras.optimizers.Optimizer):
-            return config
-        return keras.saving.deserialize_keras_object(
-            config, custom_objects=custom_objects
-        )
+        return keras.saving.deserialize_keras_object(config, custom_objects)
 
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:

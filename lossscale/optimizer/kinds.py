@@ -18,7 +18,6 @@ from lossscale.gradients.check import dense_part
 from lossscale.runtime import callbacks
 from lossscale.runtime.aliases import (
     Array,
-    Attributes,
     Grad,
     Graph,
     Tensor,
@@ -129,8 +128,7 @@ def made_of(
 
     Where it cannot be known which of two kinds is right, this is the one that does less
     harm: a gradient that is divided twice leaves weights as they are, one that is not
-    divided destroys them. `number_at` returns the value of an input that is a number,
-    whose kind is None, if it is known.
+    divided destroys them. `number_at` returns the value of an input, if it is known.
     """
     if _is_call(operation):
         return UNKNOWN
@@ -264,11 +262,8 @@ class Kinds:
             return self._eager_kind(tensor)
         return self._walked(graph).get(id(tensor))
 
-    def hear(
-        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
-    ) -> bool:
+    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Takes note of an operation of eager mode: see `callbacks.Listener`."""
-        del attrs
         kinds = [self._eager_kind(each) for each in inputs]
         if any(kinds) or _is_call(kind):
             for output, made in _made(kind, inputs, kinds, outputs, self._since):

@@ -68,14 +68,14 @@ class Record(tf.Module):
     """Why the last steps of an optimizer were skipped, for each list of variables."""
 
     _entries: List[Entry]
-    _others: Dict[str, Variable]
+    #: The variables that a SavedModel holds and no checkpoint, by name.
+    _kept: Dict[str, Variable]
 
     def __init__(self, others: Dict[str, Variable]) -> None:
-        """`others` are further variables that a SavedModel holds and no checkpoint."""
+        """`others` are further ones of `_kept`."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
-        object.__setattr__(self, "_entries", [])
-        object.__setattr__(self, "_others", others)
+        self.__dict__.update(_entries=[], _kept=dict(others))
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
     # TensorFlow calls the first method since 2.9, and called the second before.
@@ -83,21 +83,13 @@ class Record(tf.Module):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Dict[str, Variable]:
         children = dict(super()._trackable_children(save_type, **kwargs))
-        return {**children, **self._kept()} if save_type == "savedmodel" else children
+        return {**children, **self._kept} if save_type == "savedmodel" else children
 
     def _list_extra_dependencies_for_serialization(
         self, cache: Any
     ) -> Dict[str, Variable]:
         listed = super()._list_extra_dependencies_for_serialization(cache)
-        return {**listed, **self._kept()}
-
-    def _kept(self) -> Dict[str, Variable]:
-        kept = dict(self._others)
-        for number, each in enumerate(self._entries):
-            kept[f"record{number}"] = each.faults
-            if each.spike is not None:
-                kept[f"spike{number}"] = each.spike
-        return kept
+        return {**listed, **self._kept}
 
     def entry_of(
         self, variables: List[Variable], loss_scale: LossScale
@@ -117,11 +109,13 @@ class Record(tf.Module):
                 is_whole = positions == entry.positions
                 return entry if is_whole else replace(entry, positions=positions)
         recorded = list({id(each): each for each in variables}.values())
-        count, spike = len(recorded), None
+        count, number, spike = len(recorded), len(self._entries), None
         # Every replica writes the same values to these.
         faults = new_variable("nonfinite_gradients", [0.0] * (count + 5), tf.float32)
+        self._kept[f"record{number}"] = faults
         if loss_scale.skips_spikes:
             spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
+            self._kept[f"spike{number}"] = spike
         self._entries.append(Entry(recorded, faults, spike, list(range(count))))
         return self.entry_of(variables, loss_scale)
 

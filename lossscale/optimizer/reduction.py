@@ -25,13 +25,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import tensorflow as tf
 
-from lossscale import arguments
 from lossscale.gradients import rows
 from lossscale.gradients.arithmetic import bounded, multiply
 from lossscale.gradients.check import (
     CLEAN,
     Check,
-    are_clean,
     clean,
     floating_values,
     sum_stays_finite,
@@ -122,7 +120,7 @@ class SeveralReplicas:
             for position, term in terms.items():
                 sums[position] = replicas.all_reduce_sum(term)
             worst = worst_of_each(sums, local.groups)
-            return are_clean(worst), worst
+            return tf.math.is_finite(tf.reduce_sum(worst)), worst
 
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
         nothing = clean(local.count)
@@ -164,17 +162,6 @@ def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
     return SeveralReplicas(are_added)
 
 
-def checked_dtype(value: Any) -> Optional[str]:
-    """Returns the argument `communication_dtype` as a string or None."""
-    name = value.name if isinstance(value, tf.DType) else value
-    if name is None or (isinstance(name, str) and name in {"float16", "bfloat16"}):
-        return name
-    raise ValueError(
-        "`communication_dtype` must be 'float16', 'bfloat16' or None, got "
-        f"{arguments.shown(value)}. With None, the inner optimizer sums the gradients."
-    )
-
-
 def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> None:
     """Raises if the wrapper cannot sum in this dtype in the inner optimizer's place.
 
@@ -212,17 +199,6 @@ def refuse_unchecked(dtype: Optional[str], loss_scale: LossScale) -> None:
             f"communication_dtype='float16', got {loss_scale!r}: a sum that overflows "
             "would make weights infinite. Write FixedLossScale(..., "
             "skip_nonfinite=True), or communication_dtype='bfloat16'."
-        )
-
-
-def refuse_unsummed(dtype: Optional[str], are_summed: bool) -> None:
-    """Raises if the caller of `apply_gradients` sums the gradients, and the wrapper."""
-    if dtype is not None and not are_summed:
-        raise ValueError(
-            "`skip_gradients_aggregation` must be False, and "
-            "`experimental_aggregate_gradients` True, with "
-            f"communication_dtype={dtype!r}: LossScaleOptimizer sums the gradients "
-            "then. Leave out one of the two."
         )
 
 

@@ -75,39 +75,23 @@ class Step:
             if not self._loss_scale.checks_gradients:
                 return group_ops([apply(bundle.unscaled())])
             bundle, contribution = self._reduction.check(bundle)
-            if not mode.current().knows_values:
-                return replicas.merge_call(self._build, contribution, bundle, apply)
-            agreed, _, should_apply = replicas.merge_call(
-                self._decide, contribution, bundle
-            )
-            # Python's `if` can stay in replica context: no thread of a replica starts
-            # anew.
-            if bool(should_apply):
-                apply(bundle.unscaled())
-            else:
-                replicas.merge_call(self.skip, bundle, agreed)
-            return None
+            return replicas.merge_call(self._together, contribution, bundle, apply)
 
-    def _build(
+    def _together(
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
-        """Builds the step from `reduce` on, in a graph, for all replicas at once."""
-
-        def apply_one(local: Bundle, apply: ApplyFunction) -> Any:
-            return apply(local.unscaled())
-
+        """Does the rest of the step, from `reduce` on, for all replicas at once."""
         with callbacks.paused():  # the thread may be another one than in `run`
-            agreed, update_op, should_apply = self._decide(contributions, bundle)
+            agreed = self._reduction.reduce(contributions, bundle)
+            update_op, should_apply = self.adjust(agreed, bundle)
             done = run_either(
                 should_apply,
-                lambda: replicas.call_for_each_replica(apply_one, bundle, apply),
+                lambda: replicas.call_for_each_replica(
+                    lambda local, apply: apply(local.unscaled()), bundle, apply
+                ),
                 lambda: self.skip(bundle, agreed),
             )
             return group_ops([done, update_op])
-
-    def _decide(self, contributions: Tensor, bundle: Bundle) -> Tuple[Check, Op, Flag]:
-        agreed = self._reduction.reduce(contributions, bundle)
-        return (agreed, *self.adjust(agreed, bundle))
 
     def unscale(self, bundle: Bundle) -> Bundle:
         """Divides, unless one replica leaves that to the branch."""

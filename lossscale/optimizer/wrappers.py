@@ -125,7 +125,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
         )
     # TensorFlow Privacy's optimizers clip per example, between computing gradients and
     # applying them, and add noise of that size. No other optimizer that we know has the
-    # attribute (seen on 0.9).
+    # attribute.
     homes = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
     is_private = "tensorflow_privacy" in homes
     if is_private or hasattr(inner_optimizer, "_was_dp_gradients_called"):
@@ -133,8 +133,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             "`inner_optimizer` must not clip gradients that it computes itself, got "
             f"{inner_optimizer!r}. It would compute scaled gradients, and so clip the "
             "true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
-            'float32 or under "mixed_bfloat16": '
-            "model.compile(optimizer=inner_optimizer, ...)."
+            'float32 or under "mixed_bfloat16".'
         )
     factor = getattr(inner_optimizer, "loss_scale_factor", None)  # Keras 3 has one
     if factor is not None:
@@ -161,7 +160,7 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
         elif isinstance(thing, (list, tuple)):
             waiting.extend(thing)
         elif isinstance(thing, optimizers):
-            if _is_ours(thing) or kerases.is_own_wrapper(thing):
+            if kerases.is_own_wrapper(thing):  # ours derive from Keras's
                 return thing
             waiting.extend(vars(thing).values())
     return None
@@ -169,20 +168,13 @@ def _loss_scale_wrapper_in(optimizer: Any) -> Any:
 
 def check_keras_own(optimizer: Any) -> None:
     """Raises unless `optimizer` is a `LossScaleOptimizer` of Keras itself."""
-    if _is_ours(optimizer):
-        advice = "It is lossscale's already: use it as it is."
-    elif kerases.is_own_wrapper(optimizer):
+    if kerases.is_own_wrapper(optimizer) and is_open(type(optimizer)):
         return
-    else:
-        advice = "Wrap an inner optimizer: lossscale.LossScaleOptimizer(optimizer)."
     raise TypeError(
         "`optimizer` must be a LossScaleOptimizer of Keras itself, got "
-        f"{arguments.shown(optimizer)}. {advice}"
+        f"{arguments.shown(optimizer)}. Use one of lossscale's as it is. Wrap any "
+        "other optimizer: lossscale.LossScaleOptimizer(optimizer)."
     )
-
-
-def _is_ours(optimizer: Any) -> bool:
-    return isinstance(optimizer, tuple(wrapper for _, wrapper in _wrappers.pairs))
 
 
 def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
@@ -195,19 +187,17 @@ def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
         if not tf.is_tensor(grad):
             continue
         shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
+        if isinstance(grad, tf.IndexedSlices):
+            shape, whole = shape[1:], whole[1:]
         try:
-            if isinstance(grad, tf.IndexedSlices):
-                fits = shape[1:].is_compatible_with(whole[1:])
-            else:
-                together = tf.broadcast_static_shape(shape, whole)
-                fits = together.is_compatible_with(whole)
+            fits = tf.broadcast_static_shape(shape, whole).is_compatible_with(whole)
         except ValueError:
             fits = False
         if not fits:
             raise ValueError(
-                f"`grads` must have the shapes of their variables, got {shape} for "
-                f"{kerases.variable_name(variable)!r} of shape {variable.shape}. Pass "
-                "each gradient with its own variable."
+                "`grads` must have the shapes of their variables, got "
+                f"{dense_part(grad).shape} for {kerases.variable_name(variable)!r} of "
+                f"shape {variable.shape}. Pass each gradient with its own variable."
             )
 
 

@@ -255,8 +255,7 @@ class Trial(Watcher):
         finally:
             self._listens = False
 
-    def hear(self, kind: str, inputs: Any, outputs: Any, attrs: Any) -> bool:
-        del attrs
+    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
         for output in filter(is_bad, outputs if self._listens else ()):
             floats, call = floats_in(list(inputs)), self.innermost
             fault = _fault_of(call, kind, [*floats, output])

@@ -41,7 +41,5 @@ Op = Any
 Results = Any
 #: What inner optimizers do with unscaled gradients.
 ApplyFunction = Callable[[Grads], Results]
-#: The attributes of an operation that eager mode runs: name, value, name, value, ...
-Attributes = Sequence[Any]
 #: A `tf.Graph`. Eager mode has none: None stands for it.
 Graph = Any

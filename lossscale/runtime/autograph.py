@@ -12,7 +12,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def do_not_convert(function: Function) -> Function:
     """Marks a function that `tf.function` must trace as it is written.
 
-    AutoGraph would rewrite every function of ours that a traced step reaches, which
-    only costs tracing time. This is TensorFlow's own decorator, with a type.
+    It saves tracing time. This is TensorFlow's own decorator, with a type.
     """
     return cast(Function, tf.autograph.experimental.do_not_convert(function))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Iterator, List, Optional, Protocol, Union
+from typing import Any, Iterator, List, Optional, Protocol, Sequence, Union
 
 import tensorflow as tf
 
@@ -14,15 +14,13 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 
-from lossscale.runtime.aliases import Attributes, Graph, Tensor, Tensors
+from lossscale.runtime.aliases import Graph, Tensor, Tensors
 
 
 class Listener(Protocol):
     """An object that is told of operations."""
 
-    def hear(
-        self, kind: str, inputs: Tensors, outputs: Tensors, attrs: Attributes
-    ) -> bool:
+    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Takes note of an operation, or a function of this name, that has run.
 
         Returns whether the listener wants to be told of this thread's next operation.
@@ -30,9 +28,8 @@ class Listener(Protocol):
 
 
 class _Here(threading.local):
-    """The state of one thread."""
+    """How many blocks of one thread must not be told of, one within the other."""
 
-    is_telling = False
     pauses = 0
 
 
@@ -93,7 +90,7 @@ def _go_on() -> None:
 def _tell(
     kind: Union[str, bytes],
     inputs: Tensors,
-    attrs: Attributes,
+    attrs: Sequence[Any],
     outputs: Optional[Tensors],
     op_name: Optional[str] = None,
     graph: Optional[Graph] = None,
@@ -102,16 +99,16 @@ def _tell(
 
     Listeners are not told of operations that a listener itself runs.
     """
-    del op_name
-    if graph is None and outputs is not None and not _here.is_telling:
+    del attrs, op_name
+    if graph is None and outputs is not None and not _here.pauses:
         # A function's name may come as bytes.
         name = kind if isinstance(kind, str) else kind.decode()
-        _here.is_telling = True
+        _here.pauses += 1
         try:
             found = [each() for each in list(_listening)]
-            wanted = [each.hear(name, inputs, outputs, attrs) for each in found if each]
+            wanted = [each.hear(name, inputs, outputs) for each in found if each]
         finally:
-            _here.is_telling = False
+            _here.pauses -= 1
         # TensorFlow is iterating over its callbacks. If it has others, they would not
         # be told of this operation.
         here = context.context()

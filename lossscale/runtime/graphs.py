@@ -79,31 +79,19 @@ def context_of(where: Any) -> Any:
 
 
 def is_nested() -> bool:
-    """Tells whether the current graph is a part of another graph.
+    """Tells whether this graph of a session is a part of another graph.
 
-    That is so in a loop, in a branch, and in a function that another function calls.
-    The code after it can use what it returns, and no other tensor in it.
+    That is so in a loop, in a branch and in a function. The code after it can use what
+    it returns, and no other tensor in it.
     """
     graph = current_graph()
-    if graph is None:
-        return False
     context = context_of(graph)
-    if context is not None and not context.IsXLAContext():
-        return True
-    around = getattr(graph, "outer_graph", None)
-    if around is None:
-        return False
-    # An outer graph that is no function's is a session's, or eager mode calls this
-    # function.
-    in_session = not tf.compat.v1.executing_eagerly_outside_functions()
-    return in_session or bool(around.building_function)
+    is_within = context is not None and not context.IsXLAContext()
+    return is_within or getattr(graph, "outer_graph", None) is not None
 
 
 def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
-    """Tells whether tensors are computed from nothing but this function's arguments.
-
-    A None among the tensors changes nothing.
-    """
+    """Tells whether tensors are computed from nothing but this function's arguments."""
     values = [tensor for tensor in tensors if tensor is not None]
     seen, found = set(), False
     while values:
@@ -123,10 +111,7 @@ def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
 
 
 def captured_by(tensor: Tensor) -> Optional[Tensor]:
-    """Returns the tensor, of an outer graph or of eager mode, that `tensor` stands for.
-
-    None if `tensor` is no placeholder for another one.
-    """
+    """Returns the tensor from elsewhere that a placeholder stands for, or None."""
     # Not public. Graphs that are no functions have no captures.
     captures = getattr(graph_of(tensor), "captures", ())
     return next((outer for outer, inner in captures if inner is tensor), None)
@@ -141,8 +126,7 @@ def is_recorded(tensor: Tensor) -> bool:
 def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
     """Returns the innermost graph around `graph` that is no branch of a `tf.cond`.
 
-    Operations in it run whether the branch does or not. A loop's body is such a graph,
-    since each of its runs computes everything in it anew.
+    Operations in it run whether the branch does or not. A loop's body is such a graph.
     """
     while graph is not None and _is_branch(graph):
         graph = graph.outer_graph
@@ -150,7 +134,7 @@ def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
 
 
 def _is_branch(graph: Optional[Graph]) -> bool:
-    return type(graph).__name__ == "CondBranchFuncGraph"  # the name is not public
+    return type(graph).__name__ == "CondBranchFuncGraph"  # not public
 
 
 def branches_here() -> Dict[Tuple[Graph, int], Graph]:

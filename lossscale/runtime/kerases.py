@@ -61,8 +61,7 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is in use: none, one or two.
 
-    `tf_keras` is in use if somebody has imported it. This package does not import it:
-    the import takes a second, and a program that uses Keras 3 does not need it.
+    `tf_keras` is in use if somebody has imported it, which takes a second.
     """
     found: Dict[Any, Any] = {}
     for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
@@ -87,24 +86,19 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
         when_imported("tf_keras", come)
 
 
-#: What is to be called when a package is imported, by the package's name.
-_awaited: Dict[str, List[Callable[[], None]]] = {}
-
-
 def when_imported(name: str, call: Callable[[], None]) -> None:
     """Calls a function once, at the end of a package's first successful import."""
-    _awaited.setdefault(name, []).append(call)
-    if _watch not in sys.meta_path:
-        sys.meta_path.insert(0, _watch)
+    sys.meta_path.insert(0, _Watch(name, call))
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds awaited packages as the other finders do, and notices their import."""
+    """Finds a package as the other finders do, and notices its import."""
 
-    _asks = False
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._name, self._call, self._asks = name, call, False
 
     def find_spec(self, fullname: str, *_: Any) -> Any:
-        if self._asks or fullname not in _awaited:
+        if self._asks or fullname != self._name:
             return None
         self._asks = True  # only the other finders answer now
         try:
@@ -117,16 +111,11 @@ class _Watch(importlib.abc.MetaPathFinder):
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                for call in _awaited.pop(fullname, []):
-                    call()
-                if not _awaited and self in sys.meta_path:
-                    sys.meta_path.remove(self)
+                sys.meta_path.remove(self)
+                self._call()
 
             loader.exec_module = exec_module
         return spec
-
-
-_watch = _Watch()
 
 
 def generations(keras: Any) -> List[Tuple[bool, type, type]]:
@@ -197,8 +186,7 @@ def callback_class() -> Any:
 def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included.
 
-    No Keras tells a callback of the others. So they are read from the object that calls
-    the callback. The list is empty if no `fit` calls it.
+    No Keras tells a callback of the others, so they are read from its caller.
     """
     lists = tuple(keras.callbacks.CallbackList for keras in installed())
     frame = inspect.currentframe()

@@ -67,10 +67,9 @@ def current() -> Mode:
 
 
 def max_drops_nan() -> bool:
-    """Tells whether the maximum of numbers may ignore a NaN among them.
+    """Tells whether the maximum of numbers may ignore a NaN, as XLA's does.
 
-    XLA's maximum ignores it, and a CPU's from TensorFlow 2.21 on does not. For all
-    others the answer is True.
+    A CPU's does not from TensorFlow 2.21 on.
     """
     return _VERSION < (2, 21) or _in_xla() or _has_gpu()
 

@@ -63,11 +63,8 @@ def register_like(known: type, cls: type) -> None:
 
 
 def registered_name(cls: type) -> str:
-    """Returns the name by which some Keras knows a class, or else the class's name.
-
-    A `serializable` class keeps its own name: we read configs without a Keras.
-    """
-    if _own.get(cls.__name__) is cls:
+    """Returns the name by which some Keras knows a class, or else the class's name."""
+    if _own.get(cls.__name__) is cls:  # we read configs without a Keras
         return str(cls.__name__)
     for keras in installed():
         name = str(keras.utils.get_registered_name(cls))

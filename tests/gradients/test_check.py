@@ -15,7 +15,6 @@ from models import compiled
 from lossscale import all_finite
 from lossscale.gradients.check import (
     Check,
-    are_clean,
     checked,
     sum_stays_finite,
     worst_of_each,
@@ -236,7 +235,6 @@ def test_every_dtype(dtype):
     packed, groups = pack([*grads, sparse])
     for mode in MODES:
         worst = compiled(lambda: worst_of_each(packed, groups), mode)()
-        assert not bool(are_clean(worst))
         assert kinds_of(worst) == [0, "inf", 0, 0, "nan", 0, "inf"]
 
 

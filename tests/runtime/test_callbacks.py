@@ -25,8 +25,8 @@ class Listener:
         self.wanted = wanted
         self.heard = []
 
-    def hear(self, kind, inputs, outputs, attrs):
-        del inputs, outputs, attrs
+    def hear(self, kind, inputs, outputs):
+        del inputs, outputs
         self.heard.append(kind)
         return len(self.heard) < self.wanted
 
