@@ -173,7 +173,7 @@ def _simulated(asked: argparse.Namespace) -> str:
         lines.append(f"{name:24}{lost:>10}{stall:>15}{final:>12}")
     if asked.plot:
         size = {"figsize": (8, 3 * len(simulations)), "layout": "constrained"}
-        figure, axes = pyplot("simulate --plot").subplots(
+        figure, axes = pyplot().subplots(
             len(simulations), sharex=True, squeeze=False, **size
         )
         for ax, (name, simulation) in zip(axes.flat, simulations.items()):

@@ -6,17 +6,13 @@ import math
 from typing import Any
 
 
-def pyplot(what: str) -> Any:
-    """Returns `matplotlib.pyplot`. `what` names the function that needs it.
-
-    Raises:
-      ImportError: matplotlib is not installed.
-    """
+def pyplot() -> Any:
+    """Returns `matplotlib.pyplot`, or an ImportError says what to install."""
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415 - only plots need it
     except ImportError as error:
         raise ImportError(
-            f"`{what}` needs matplotlib, which is not installed. "
+            "A picture needs matplotlib, which is not installed. "
             "Run `pip install matplotlib`."
         ) from error
     return plt

@@ -214,7 +214,7 @@ class Ranges(abc.ABC):
         beside, where = ax, {}
         if ax is None:
             heights = [1.1 + 0.45 * len(shown), 0.6]  # in inches
-            _, (ax, beside) = pyplot("plot").subplots(
+            _, (ax, beside) = pyplot().subplots(
                 2,
                 figsize=(9, sum(heights)),
                 layout="constrained",

@@ -131,11 +131,11 @@ def import_state(
     """
     theirs = STATE_FORMATS[arguments.choice("system", system, [*STATE_FORMATS])]
     found, names = _read(theirs, state)
+    scale = found["current_loss_scale"]
+    given = {name: value for name, value in found.items() if name not in _STATE}
+    given = {"initial_loss_scale": scale, **given, **overrides}
     call = f"import_state({system!r}, state"
-    settings = presets.preset_arguments(theirs.preset, overrides, call)
-    scale = settings["initial_loss_scale"] = found["current_loss_scale"]
-    settings.update({k: v for k, v in found.items() if k not in _STATE})
-    settings.update(overrides)
+    settings = presets.preset_arguments(theirs.preset, given, call)
     # The bounds come from elsewhere than the scale, so errors name its key.
     name = names["current_loss_scale"]
     floor = arguments.loss_scale("min_loss_scale", settings.get("min_loss_scale", 1.0))

@@ -112,8 +112,7 @@ class Simulation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        lost = ~self.applied
-        return draw("Simulation.plot", ax, self.loss_scale, lost, self.limit)
+        return draw(ax, self.loss_scale, ~self.applied, self.limit)
 
 
 def simulate(

@@ -101,7 +101,7 @@ class Run:
             limit = FLOAT16_MAX / largest
         lost = ~np.asarray(self.is_finite, bool)
         label = "what float16 holds: 65504 / largest gradient"
-        return draw("Run.plot", ax, self.loss_scale, lost, limit, label)
+        return draw(ax, self.loss_scale, lost, limit, label)
 
 
 def save_run(
@@ -251,7 +251,6 @@ def check_not_negative(name: str, array: Array) -> None:
 
 
 def draw(
-    what: str,
     ax: Any,
     loss_scale: Optional[Any],
     lost: Any,
@@ -260,11 +259,11 @@ def draw(
 ) -> Any:
     """Draws arrays of shape `[steps]` on matplotlib's `Axes`. None makes a figure.
 
-    `lost` are the skipped steps, `limit` is the largest scale at which each does not
-    overflow, and `what` names the public method in an error.
+    `lost` are the skipped steps, and `limit` is the largest scale at which each does
+    not overflow.
     """
     if ax is None:
-        ax = pyplot(what).subplots(figsize=(8, 3), layout="constrained")[1]
+        ax = pyplot().subplots(figsize=(8, 3), layout="constrained")[1]
     steps = len(lost)
     if limit is not None:
         ax.plot(limit, color="0.7", label=limit_label)
