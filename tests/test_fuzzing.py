@@ -243,8 +243,11 @@ TARGETS = {
         f"LossScaleOptimizer-{each.name}": (
             LossScaleOptimizer,
             of_optimizer(each),
-            # Behind a number a number is Keras 3's second argument.
-            ("dynamic_growth_steps", "loss_scale_value", "config", *DYNAMIC),
+            # Keras 3's second argument, behind a number, and Keras 2's, behind True.
+            (
+                *("dynamic_growth_steps", "initial_scale"),
+                *("loss_scale_value", "config", *DYNAMIC),
+            ),
         )
         for each in families()
     },
