@@ -347,8 +347,8 @@ def test_what_came_out_of_a_function_and_numpy_is_applied_eagerly():
         return optimizer.compute_gradients(lambda: weight * factor, [weight])[0][0]
 
     for factor, expected in ((INF, 1.0), (0.5, 0.5)):
-        grad = np.clip(compute(tf.constant(factor)), -1.0, 1.0)
-        optimizer.apply_gradients([(tf.constant(grad), weight)])
+        grad = np.clip(compute(tf.constant(factor)).numpy(), -1.0, 1.0)
+        optimizer.apply_gradients([(tf.constant(grad, tf.float32), weight)])
         assert weight.numpy() == expected
     assert optimizer.loss_scale.numpy() == 8.0
 

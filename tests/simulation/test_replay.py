@@ -142,8 +142,9 @@ def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(ma
 
 @pytest.mark.parametrize("name", ["dynamic", "headroom", "spike-guard"])
 def test_flags_with_the_largest_gradients(name):
-    found = simulate(EVERY[name](), is_finite=flags(4), largest=LARGEST)
-    assert results(found) == by_hand(EVERY[name](), flags(4))
+    trace = np.arange(60) % 9 != 8  # so rarely that the largest gradients decide
+    found = simulate(EVERY[name](), is_finite=trace, largest=LARGEST)
+    assert results(found) == by_hand(EVERY[name](), trace)
 
 
 def test_a_rule_that_fails_changes_nothing():
