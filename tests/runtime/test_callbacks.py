@@ -26,16 +26,33 @@ class Listener:
         self.heard = []
 
     def hear(self, kind, inputs, outputs):
-        del inputs, outputs
-        self.heard.append(kind)
+        self.heard.append((kind, len(inputs), len(outputs)))
         return len(self.heard) < self.wanted
+
+
+def kinds(listener):
+    return [kind for kind, *_ in listener.heard if kind not in ("Const", "Cast")]
+
+
+def test_operations_and_functions_are_told():
+    one = tf.constant(1.0)
+    function = tf.function(tf.exp).get_concrete_function(tf.TensorSpec([]))
+    listener = Listener()
+    callbacks.add(listener)
+    callbacks.add(listener)  # once is enough
+    tf.multiply(one, tf.sqrt(one))
+    function(one)
+    names = kinds(listener)
+    assert names[:2] == ["Sqrt", "Mul"]
+    assert names[2].startswith("__inference_exp")
+    assert ("Mul", 2, 1) in listener.heard
 
 
 def test_what_a_graph_is_built_of_is_not_told():
     listener = Listener()
     callbacks.add(listener)
     tf.function(tf.sin).get_concrete_function(tf.TensorSpec([]))
-    assert "Sin" not in listener.heard
+    assert "Sin" not in kinds(listener)
 
 
 def test_it_ends_when_nobody_wants_more():

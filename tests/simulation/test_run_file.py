@@ -223,7 +223,7 @@ def made(steps, every):
     """Returns a picture of which every so manieth step was lost, in its second half."""
     lost = np.zeros(steps, bool)
     lost[steps // 2 :: every] = True
-    return draw("test", None, np.full(steps, 8.0, np.float32), lost), lost
+    return draw(None, np.full(steps, 8.0, np.float32), lost), lost
 
 
 def test_few_lost_steps_are_marked_each():
