@@ -212,7 +212,8 @@ def test_several_arguments_by_name_with_masks_and_several_results(family, mode, 
     bare.set_weights(layer.get_weights())
     found = grads_of(block, mode, loss_of, [x])
     for grad, other in zip(found, grads_of(bare, "eager", loss_of, [x])):
-        np.testing.assert_allclose(grad, other, atol=0.02 * float(tf.norm(other) + 1))
+        # That of the query's bias is 0, and a sum of what float16 rounds.
+        np.testing.assert_allclose(grad, other, atol=0.02 * float(tf.norm(other) + 4))
 
 
 @pytest.mark.parametrize("mode", MODES_IN_BRIEF)
