@@ -271,8 +271,7 @@ class LossScaleMonitor(_Callback):
             self._before = now
             if steps > 1:
                 raise ValueError(_SEVERAL_STEPS.format(steps))
-            if steps:  # a train step of the user's may apply nothing
-                self._steps.append((not skipped, self._taken_with, now.largest))
+            self._steps.append((not skipped, self._taken_with, now.largest))
         if self.every:
             # Keras counts from 0, and passes the number of the last batch that ran.
             if batch - self._looked_after >= self.every:

@@ -501,9 +501,11 @@ class LossScaleOptimizer:
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the constructor's arguments as a dict that JSON can hold."""
+        # In a SavedModel the config of Keras 2 is no plain dict.
+        inner = dict(self._keras.optimizers.serialize(self.inner_optimizer))
         config = {
             "name": self.name,
-            "inner_optimizer": self._keras.optimizers.serialize(self.inner_optimizer),
+            "inner_optimizer": inner,
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._own_options(),
         }

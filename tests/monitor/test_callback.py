@@ -355,17 +355,6 @@ def test_a_record_of_several_steps_per_execution_is_refused(family, rng, tmp_pat
     assert history["skipped_steps"] == [0]
 
 
-def test_a_batch_without_a_step_is_not_recorded(family, rng, tmp_path):
-    x, y = data(rng)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1))
-    model = regression(family, optimizer, run_eagerly=True)
-    train, batches = model.train_step, iter(range(4))
-    model.train_step = lambda each: train(each) if next(batches) else {"loss": 0.0}
-    monitor = LossScaleMonitor(record=tmp_path / "run.npz")
-    model.fit(x, y, batch_size=len(x) // 4, verbose=0, callbacks=[monitor])
-    assert load_run(tmp_path / "run.npz").is_finite.tolist() == [True] * 3
-
-
 @pytest.mark.parametrize("name", ["record", "check_underflow"])
 def test_what_needs_a_look_at_the_gradients_is_refused_without(family, name, tmp_path):
     x, y = np.ones([4, 6], np.float32), np.ones([4, 1], np.float32)
