@@ -83,8 +83,9 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
 def _quotient_by(divisor: Scalar) -> Callable[[Any], Any]:
     """Returns a function that divides a `float32` tensor by `divisor`.
 
-    Under XLA it multiplies by the reciprocal, as exact at powers of two: XLA fuses a
-    product into the operation that uses it, but would store a quotient in memory.
+    Under XLA it multiplies by the reciprocal: XLA fuses a product into the operation
+    that uses it, but would store a quotient in memory. At powers of two that is as
+    exact; otherwise the last bit may differ.
     """
     here = mode.current()
     if not here.by_xla or here.joins_factors:

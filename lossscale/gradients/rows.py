@@ -73,7 +73,10 @@ def sums(grad: Grad) -> Any:
 
 
 def magnitudes(grad: Grad) -> Any:
-    """Returns the sums of duplicate rows' magnitudes, as a tensor of its dtype."""
+    """Returns the sums of duplicate rows' magnitudes, as a dense tensor in its dtype.
+
+    The gradient's `dense_shape` must say how many rows there are.
+    """
     wide = tf.abs(tf.cast(grad.values, tf.float32))
     total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])
     return tf.cast(total, grad.values.dtype)

@@ -3,10 +3,17 @@
 This package knows loss scales, gradients and replicas, but not how a loss scale moves.
 In the order of its imports:
 
-* `warnings`, `bundle`, `kinds`, `pending`: one replica's gradients, and what divides
-  them;
-* `reduction`, `record`, `step`: one step on all replicas, and why it was skipped;
-* `wrappers`, `arguments`, `base`: what the wrappers of all Kerases have in common;
+* `warnings`: the texts of warnings;
+* `bundle`: one replica's gradients on their way through a step, and their checks;
+* `kinds`: what is known of a value: scaled, unscaled, or neither;
+* `pending`: is a division pending? the state of a step, on the device;
+* `reduction`: the flag over one replica or several; sums in float16;
+* `record`: why the last step was skipped: not finite, or a spike;
+* `step`: one step: unscale, check, reduce, adjust, apply or skip, by one optimizer or
+  by several that share a loss scale;
+* `wrappers`: which wrapper for which optimizer;
+* `arguments`: the arguments, configs and states of Keras's own wrappers;
+* `base`: `LossScaleOptimizer`, what the wrappers of all Kerases have in common;
 * `keras2`, `keras3`: the wrappers. Saved files name these two modules, so neither may
   be renamed.
 

@@ -2,9 +2,16 @@
 
 This package knows no loss scale and no gradient. In the order of its imports:
 
-* `aliases`, `warning`, `autograph`: types, warnings, and what AutoGraph leaves alone;
-* `graphs`, `mode`, `callbacks`, `control`: graphs, eager mode, sessions and XLA;
-* `kerases`, `random_streams`, `registry`: the Kerases, and what is the process's;
+* `aliases`: the types that signatures name;
+* `warning`: LossScaleWarning, and the function that gives it;
+* `autograph`: keeps AutoGraph from rewriting our functions;
+* `graphs`: which graph is being built, and what is in sight from there;
+* `mode`: eager, graph, session or XLA, and what is done differently in each;
+* `callbacks`: tells listeners of each operation that eager mode runs;
+* `control`: the branches and the order of operations in a graph;
+* `kerases`: which Kerases are in use, and how they differ;
+* `random_streams`: keeps the process's random streams as they are for a while;
+* `registry`: registers classes with each Keras, which finds them by name;
 * `replicas`: what replicas know together. Nothing else reduces across them.
 
 Begin with `mode`.

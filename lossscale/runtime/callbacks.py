@@ -28,7 +28,7 @@ class Listener(Protocol):
 
 
 class _Here(threading.local):
-    """How many blocks of one thread must not be told of, one within the other."""
+    """The state of one thread: in how many blocks it is that nobody is told of."""
 
     pauses = 0
 

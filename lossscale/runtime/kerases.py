@@ -111,7 +111,8 @@ class _Watch(importlib.abc.MetaPathFinder):
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                sys.meta_path.remove(self)
+                if self in sys.meta_path:  # a program may have changed the list
+                    sys.meta_path.remove(self)
                 self._call()
 
             loader.exec_module = exec_module

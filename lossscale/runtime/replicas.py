@@ -77,7 +77,10 @@ def call_for_each_replica(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def all_reduce_sum(value: Tensor) -> Tensor:
-    """Returns the sum of a tensor over all replicas, in any context a plain tensor."""
+    """Returns the sum of a tensor over all replicas, equal on all of them.
+
+    In cross-replica context, `value` is `PerReplica` and the sum is a plain tensor.
+    """
     if count() == 1:
         return local_result(value)
     if tf.distribute.in_cross_replica_context():
@@ -123,7 +126,10 @@ def can_sum(dtype: str) -> bool:
 
 
 def _as_gathered(value: Grad) -> Grad:
-    """Returns sparse bfloat16 rows, which no collective gathers, as float16's bits."""
+    """Returns sparse bfloat16 rows as float16 rows with the same bits.
+
+    Collectives cannot gather bfloat16. A gather only puts rows together.
+    """
     is_sparse = isinstance(value, tf.IndexedSlices)
     is_hidden = is_sparse and value.dtype == tf.bfloat16
     return _bitcast(value, tf.float16) if is_hidden else value
@@ -140,8 +146,11 @@ def agree(is_finite: Flag) -> Flag:
     """Returns whether `is_finite` holds on every replica: the same answer on each.
 
     It counts the replicas whose flag is False: booleans cannot be reduced, and every
-    collective takes a `float32` scalar on every device. An optimizer's step reduces its
-    flag in `optimizer/reduction.py`, which can also look at sums of gradients.
+    collective takes a `float32` scalar on every device. In cross-replica context,
+    `is_finite` is `PerReplica`.
+
+    `LossScale.update` calls this. The step of an optimizer reduces its flag in
+    `lossscale/optimizer/reduction.py`, which can also look at sums of gradients.
     """
     if not tf.distribute.has_strategy():
         return is_finite
@@ -162,7 +171,10 @@ def in_own_slot(value: Tensor) -> Tensor:
 
 
 def greatest(value: Tensor) -> Tensor:
-    """Returns the greatest of all replicas' numbers: none is negative or NaN."""
+    """Returns the greatest of all replicas' numbers. It is equal on all replicas.
+
+    In cross-replica context, `value` is `PerReplica`. It is not negative and not NaN.
+    """
     if count() == 1:
         return local_result(value)
     return tf.reduce_max(all_reduce_sum(call_for_each_replica(in_own_slot, value)), 0)

@@ -207,13 +207,15 @@ def test_several_arguments_by_name_with_masks_and_several_results(family, mode, 
 
     block = ScaledBlock(layer)
     assert {each.dtype for each in block(x, x, **named)} == {tf.float32}
+    # Not Keras's random ones: the gradient of the query's bias is 0, and what float16
+    # makes of it depends on them.
+    layer.set_weights([rng.normal(0, 0.3, w.shape) for w in layer.get_weights()])
     bare = family.keras.layers.MultiHeadAttention(2, 4)
     bare(x, x)
     bare.set_weights(layer.get_weights())
     found = grads_of(block, mode, loss_of, [x])
     for grad, other in zip(found, grads_of(bare, "eager", loss_of, [x])):
-        # That of the query's bias is 0, and a sum of what float16 rounds.
-        np.testing.assert_allclose(grad, other, atol=0.02 * float(tf.norm(other) + 4))
+        np.testing.assert_allclose(grad, other, atol=0.02 * float(tf.norm(other) + 1))
 
 
 @pytest.mark.parametrize("mode", MODES_IN_BRIEF)
