@@ -365,9 +365,10 @@ class LossScaleOptimizer:
                     "accumulated gradients within its own update. Set it to None and "
                     "accumulate in your loop, or leave out `communication_dtype`"
                 )
-        way = "sums them by a method or an argument of its own"
-        is_own = cls._has_own_aggregation(inner)
-        return f"{way}. Leave out `communication_dtype`" if is_own else None
+        if cls._has_own_aggregation(inner):
+            way = "sums them by a method or an argument of its own"
+            return f"{way}. Leave out `communication_dtype`"
+        return None
 
     @classmethod
     def _has_own_aggregation(cls, inner: Any) -> bool:

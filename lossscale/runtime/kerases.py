@@ -61,7 +61,8 @@ def keras3() -> Any:
 def keras2() -> Tuple[Any, ...]:
     """Returns the modules of every Keras 2 that is in use: none, one or two.
 
-    `tf_keras` is in use if somebody has imported it, which takes a second.
+    `tf_keras` is in use if somebody has imported it. This package does not import it:
+    that takes a second.
     """
     found: Dict[Any, Any] = {}
     for keras in (of_tensorflow(), sys.modules.get("tf_keras")):
