@@ -261,7 +261,8 @@ class LossScaleOptimizer:
         """
         if callable(loss):
             return lambda: self.scale_loss(loss())
-        return self._loss_scale.scale(loss)
+        with self._pending.scales():
+            return self._loss_scale.scale(loss)
 
     @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[Grad]) -> Grads:

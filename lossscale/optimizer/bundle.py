@@ -36,6 +36,8 @@ class Bundle:
       loss_scale: The loss scale that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
+      of_unknown: The divisor of gradients of which only the state of the step knows
+        whether they are scaled: 1 if not. None: there are none.
       check: First the check of when the gradients were unscaled, at the end that of the
         whole step.
       is_checked: Whether `check` covers all gradients as they are now.
@@ -48,6 +50,7 @@ class Bundle:
     divisors: Divisors
     check: Check = CLEAN
     is_checked: bool = False
+    of_unknown: Optional[Scalar] = None
     losses: List[Optional[Tensor]] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 

@@ -8,6 +8,7 @@ The state of the step decides where a kind is not known (`pending`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -24,7 +25,13 @@ from lossscale.runtime.aliases import (
     Tensors,
     Variable,
 )
-from lossscale.runtime.graphs import current_graph, graph_of, notes_of
+from lossscale.runtime.graphs import (
+    body_of,
+    current_graph,
+    functions_of,
+    graph_of,
+    notes_of,
+)
 
 #: The loss scale S itself.
 SCALE = "scale"
@@ -36,9 +43,10 @@ SQUARED = "squared"
 INVERSE = "inverse"
 #: S was divided out, as in what `get_unscaled_gradients` returns.
 UNSCALED = "unscaled"
-#: Bounded, compared with a number or passed through a function while it was scaled.
+#: Bounded, compared with a number, passed through a function or mixed with unscaled
+#: values while it was scaled.
 CHANGED = "changed"
-#: What a function, a loop, a branch or a variable returns.
+#: What a variable holds, or a body returns that scales or unscales.
 UNKNOWN = "unknown"
 
 #: How often S is a factor.
@@ -90,13 +98,17 @@ _CHOICES = {"Select", "SelectV2"}
 #: A number is compared with as if it was 0 if it is no larger, as an epsilon is.
 _SMALL = 1.01e-3
 
-#: Operations that call functions, or hold arguments: nothing is known of their results.
+_BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+_LOOPS = {"While", "StatelessWhile"}
+#: Operations that call functions, or hold arguments. Of most nothing is known.
 _CALLS = {
-    *("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If"),
-    *("StatelessIf", "Case", "StatelessCase", "ScanDataset", "ReduceDataset"),
+    *_BRANCHES,
+    *_LOOPS,
+    *("PartitionedCall", "StatefulPartitionedCall", "ScanDataset", "ReduceDataset"),
     *("MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2", "FlatMapDataset"),
     *("MapAndBatchDataset", "InterleaveDataset", "ParallelInterleaveDatasetV2"),
     *("ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4", "Placeholder"),
+    *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
 }
 
 #: So many operations in a row that have nothing to do with S are listened to in eager
@@ -106,6 +118,10 @@ _PATIENCE = 1000
 _numbers = itertools.count()
 #: So many sources of a value of eager mode are known.
 _SOURCES = 8
+#: Of so many functions it is known what they make of scaled and unscaled values.
+_BODIES = 512
+#: After so many turns of a loop its values have kinds of which no turn makes others.
+_TURNS = 4
 
 
 class Kind(NamedTuple):
@@ -138,7 +154,7 @@ def made_of(
 
     if operation == "Maximum" and SCALE in kinds and _are_at_most(1.0, numbers()):
         return SCALE  # S does not fall below 1 by default, so nothing is changed
-    if operation in {"Cast", "Identity"}:
+    if operation in {"Cast", "Identity", "Bitcast"}:
         return kinds[0]
     if operation in _NUMBERS:
         return None
@@ -181,7 +197,7 @@ def made_of(
             return CHANGED
         found.remove(SQUARED)  # a norm, or its square where that is 0
     kind = next(k for k in (SQUARED, SCALED, UNKNOWN, UNSCALED, INVERSE) if k in found)
-    return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in found else kind
+    return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
 
 
 def _is_call(operation: str) -> bool:
@@ -266,7 +282,9 @@ class Kinds:
         """Takes note of an operation of eager mode: see `callbacks.Listener`."""
         kinds = [self._eager_kind(each) for each in inputs]
         if any(kinds) or _is_call(kind):
-            for output, made in _made(kind, inputs, kinds, outputs, self._since):
+            called = [kind] if _is_call(kind) else []
+            every = _made(kind, inputs, kinds, outputs, called, self._since)
+            for output, made in every:
                 if made is not None:  # momentum would have a source of each step
                     few = made._replace(sources=made.sources[-_SOURCES:])
                     setattr(output, self._attribute, few)
@@ -302,7 +320,8 @@ class Kinds:
         for each in operations[notes.walked :]:
             inputs = list(each.inputs)
             known = list(map(known_kind, inputs))
-            for output, made in _made(each.type, inputs, known, each.outputs):
+            called = functions_of(each)
+            for output, made in _made(each.type, inputs, known, each.outputs, called):
                 kinds.setdefault(id(output), notes.noted.get(id(output), made))
         notes.walked = len(operations)
         return kinds
@@ -313,20 +332,31 @@ def _made(
     inputs: Tensors,
     kinds: Sequence[Optional[Kind]],
     outputs: Tensors,
+    called: Sequence[str],
     since: int = 0,
 ) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
     """Yields each output of an operation with its kind.
 
-    An eager tensor with a number below `since` may be a gradient that a function
-    returned before anybody listened.
+    `called` are the functions that it calls. An eager tensor with a number below
+    `since` may be a gradient that a function returned before anybody listened.
     """
     if operation == "IdentityN":  # what `tf.custom_gradient` returns
         yield from zip(outputs, kinds)
         return
     names = [None if kind is None else kind.name for kind in kinds]
+    every = [source for kind in kinds if kind is not None for source in kind.sources]
+    sources = tuple({id(source): source for source in every}.values())
+    is_used = any(t.dtype == tf.resource and n == SCALE for t, n in zip(inputs, names))
+    if called and not is_used and {*names} - {None, SCALE, UNKNOWN}:
+        returned = _returned(operation, tuple(called), tuple(names))
+        for output, name in zip(outputs, returned or [UNKNOWN] * len(outputs)):
+            yield output, None if name is None else Kind(name, sources)
+        return
     # Positions, shapes and counts say where values go, and are no values among others.
     as_values = [
-        None if name not in {None, CHANGED} and tensor.dtype.is_integer else name
+        None
+        if name not in {None, CHANGED, SCALED} and tensor.dtype.is_integer
+        else name
         for name, tensor in zip(names, inputs)
     ]
     names = as_values if any(as_values) else names
@@ -339,19 +369,69 @@ def _made(
         return _number(inputs[i])
 
     name = made_of(operation, names, number_at)
-    every = [source for kind in kinds if kind is not None for source in kind.sources]
-    sources = tuple({id(source): source for source in every}.values())
+    # Stochastic rounding adds others to the bits of scaled values.
+    are_bits = operation == "Bitcast" or (
+        operation != "Cast"
+        and any(t.dtype.is_integer and n == SCALED for t, n in zip(inputs, names))
+    )
     for output in outputs:
         dtype = output.dtype.base_dtype
         if name is None or is_zero or dtype == tf.resource:
             yield output, None
-        elif dtype.is_integer and name != UNKNOWN:
+        elif dtype.is_integer and name != UNKNOWN and not (are_bits and name == SCALED):
             # S is in no position or count, but a cast to an integer rounds.
             is_rounded = operation == "Cast" and name not in {UNSCALED, SCALE}
             is_changed = is_rounded or name == CHANGED
             yield output, Kind(CHANGED if is_changed else UNSCALED, sources)
         else:
             yield output, Kind(name, sources)
+
+
+def _either(chosen_by: Optional[str], *kinds: Optional[str]) -> Optional[str]:
+    """Returns the kind of a choice between values of these kinds."""
+    return made_of("SelectV2", [chosen_by, *kinds], lambda _: None)
+
+
+@functools.lru_cache(maxsize=_BODIES)
+def _returned(
+    operation: str, called: Sequence[str], given: Tuple[Optional[str], ...]
+) -> Optional[List[Optional[str]]]:
+    """Returns the kinds of what functions return that scale and unscale nothing.
+
+    `given` are those of the operation's inputs. None: it is not known.
+    """
+    if operation in _BRANCHES:
+        branches = [_returned("", (each,), given[1:]) for each in called]
+        if None in branches:
+            return None
+        return [_either(given[0], *kinds) for kinds in zip(*branches)]
+    if operation in _LOOPS:
+        for _ in range(_TURNS):  # what a loop hands on is given to its next turn
+            after, goes_on = (_returned("", (each,), given) for each in called)
+            if after is None or goes_on is None:
+                return None
+            by = CHANGED if CHANGED in goes_on else None
+            joined = tuple(_either(by, *each) for each in zip(given, after))
+            if joined == given:
+                return list(given)
+            given = joined
+        return None
+    body = body_of(called[0])
+    if body is None or len(body.inputs) != len(given):
+        return None
+    kinds = {
+        id(tensor): None if name is None else Kind(name)
+        for tensor, name in zip(body.inputs, given)
+    }
+    for each in body.get_operations():
+        inputs = list(each.inputs)
+        known = [kinds.get(id(tensor)) for tensor in inputs]
+        for output, made in _made(
+            each.type, inputs, known, each.outputs, functions_of(each)
+        ):
+            kinds.setdefault(id(output), made)
+    returned = (kinds.get(id(output)) for output in body.outputs)
+    return [None if kind is None else kind.name for kind in returned]
 
 
 def _number(tensor: Tensor) -> Optional[Array]:

@@ -3,27 +3,48 @@
 *`scale_loss` makes a division pending. `get_unscaled_gradients` divides.
 `apply_gradients` divides if the division is still pending.* The kind of a gradient
 tells whether it is, where it can be seen (`kinds`). Otherwise the state of the step
-does: two numbers of each optimizer on each replica, which cross what tracing cannot
+does: a few numbers of each optimizer on each replica, which cross what tracing cannot
 see, such as functions that are called again, loops, branches and NumPy.
 
 ```
 the last call              pending   apply divides gradients of unknown kind
 none of ours               0         with Keras 3, as its own wrapper; not with Keras 2
 scale_loss                 S         yes, by what multiplied the last loss
-get_unscaled_gradients     -S        no
+get_unscaled_gradients     -S        no, unless they are those that it was given
 apply_gradients            as it was: a second apply of a step does what the first did
 ```
 
-`get_unscaled_gradients` checks the gradients before anybody can clip them. An overflow
-that it has seen is kept in the state until an apply has counted it. Then it ends with
-the step: when the next loss is scaled, or the next gradients are unscaled.
+The law, where two lists of gradients or two optimizers meet:
+
+1. What the program has said of a value is not asked of the state: what
+   `get_unscaled_gradients` is given is scaled, and what it returns is unscaled.
+2. A state belongs to one optimizer. What another one does, or `LossScale.scale` and
+   `unscale`, moves it only while none of its own gradients wait to be applied.
+3. A body (a branch, a loop, a function) in which nobody scales or unscales makes kinds
+   of kinds, as its operations do (`kinds`).
+4. An overflow that was seen waits until an apply has counted it. A counted one ends
+   with the step: with its optimizer's next `scale_loss`, at the latest.
+5. Where nobody knows, divide, and warn where Python can see it. A gradient that is
+   divided twice leaves weights as they are, one that is not divided destroys them.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from contextlib import contextmanager
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+)
 
 import tensorflow as tf
 
@@ -73,15 +94,17 @@ _BEFORE = "_lossscale_before"
 
 
 class StepState:
-    """The state of one optimizer's step: two `float32` scalars on each replica.
+    """The state of one optimizer's step: `float32` scalars on each replica.
 
     `pending` is as in the table above. `overflow` tells whether unscaled gradients had
-    overflowed.
+    overflowed. `waiting` is 1 while gradients of this optimizer's own loss wait to be
+    applied; it is kept only if optimizers share the loss scale. `given` is a number of
+    the last gradients that were unscaled, from which they are known again.
     """
 
     def __init__(self) -> None:
         with tf.init_scope():
-            self.pending, self.overflow = (
+            self.pending, self.overflow, self.waiting, self.given = (
                 tf.Variable(
                     0.0,
                     trainable=False,
@@ -89,33 +112,39 @@ class StepState:
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
-                for name in ("pending", "overflow_seen")
+                for name in ("pending", "overflow_seen", "waiting", "given")
             )
 
-    def note_scaled(self, loss_scale: Scalar) -> None:
-        """A loss was multiplied: a division is pending."""
-        self.pending.assign(loss_scale, read_value=False)
+    def variables(self) -> Dict[str, Variable]:
+        """Returns the state by the names of its variables."""
+        every = (self.pending, self.overflow, self.waiting, self.given)
+        return {each.name.split(":")[0]: each for each in every}
 
-    def note_unscaled(self, divisor: Scalar, is_finite: Optional[Flag] = None) -> None:
-        """Gradients were divided. `is_finite` is None if nobody looked at them."""
-        self.pending.assign(-divisor, read_value=False)
+    def move(self, pending: Scalar, where: Optional[Flag] = None) -> None:
+        """Notes that a loss was scaled, or gradients unscaled, if `where` is True."""
+        if where is not None:
+            pending = tf.where(where, pending, tf.convert_to_tensor(self.pending))
+        self.pending.assign(pending, read_value=False)
+
+    def note_check(self, is_finite: Optional[Flag]) -> None:
+        """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
+        held = tf.convert_to_tensor(self.overflow)
+        now = tf.where(held < COUNTED, held, NONE)  # a counted one has ended
         if is_finite is not None:
-            held = tf.convert_to_tensor(self.overflow)
-            earlier = tf.where(held < COUNTED, held, NONE)  # a counted one has ended
-            now = tf.where(is_finite, earlier, SEEN)
-            self.overflow.assign(now, read_value=False)
+            now = tf.where(is_finite, now, SEEN)
+        self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, kind: str) -> Flag:
         """Counts an overflow for an apply of this kind. Returns whether there was none.
 
-        An overflow that was counted counts again for what was made of that list: for
-        gradients of unknown kind in the same step, and never for scaled ones.
+        An overflow that was counted counts again for what was made of that list in the
+        same step, and never for scaled gradients.
         """
         held = tf.convert_to_tensor(self.overflow)
-        is_bad = tf.equal(held, SEEN) if kind == SCALED else held > NONE
-        if kind == UNKNOWN:
+        is_bad = tf.equal(held, SEEN)
+        if kind != SCALED:
             is_same_step = tf.convert_to_tensor(self.pending) < 0.0
-            is_bad = tf.where(is_same_step, is_bad, tf.equal(held, SEEN))
+            is_bad = tf.logical_or(is_bad, tf.logical_and(held > NONE, is_same_step))
         self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
         return tf.logical_not(is_bad)
 
@@ -135,12 +164,19 @@ class Before(NamedTuple):
     divisor: Scalar
 
 
+class Loss(NamedTuple):
+    """A loss, the tensor of S that multiplied it, and the optimizer that did."""
+
+    value: Tensor
+    scale: Scalar
+    owner: Callable[[], Optional[Pending]]  # returns None for `LossScale.scale` itself
+
+
 class _Place:
     """The losses of a step on one replica in one graph, or in eager mode."""
 
     def __init__(self) -> None:
-        #: The last losses, and the tensors of S that multiplied them.
-        self.losses: List[Tuple[Tensor, Scalar]] = []
+        self.losses: List[Loss] = []  # the last ones
         self.has_stepped = False  # whether a step was applied or skipped since
 
 
@@ -149,11 +185,15 @@ class Observer:
 
     def __init__(self, loss_scale: LossScale) -> None:
         self.optimizers: weakref.WeakSet[Pending] = weakref.WeakSet()
-        variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
-        self.kinds = Kinds(variable)
+        #: What S is read from. A `FixedLossScale` has no variable.
+        self._variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
+        self.kinds = Kinds(self._variable)
         #: The last step that the optimizers share: see `step.adjust_together`.
         self.shared_step: Any = None
+        #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
+        self.owner: Optional[Pending] = None
         self._of_eager_mode: Dict[object, _Place] = {}
+        self.has_unscaled = False  # whether anybody has unscaled gradients
         #: Whether a loss was scaled since gradients were unscaled, and how often S was
         #: read since, as a tensor and as a number. Tensors are counted from -1 on if
         #: the first one may scale the loss, and from minus infinity if none can harm.
@@ -168,8 +208,11 @@ class Observer:
         if callbacks.are_paused():
             return  # a step is being applied, which itself moves the loss scale
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
+        if self._variable is None:  # so that a body is seen to read S
+            for each in list(self.optimizers):
+                each.read_state()
         losses = self._place(current_graph()).losses
-        if not (losses and losses[-1][1] is tensor):
+        if not (losses and losses[-1].scale is tensor):
             self.reads += 1
             if not self.is_scaled:  # a loss may be multiplied by this tensor only now
                 self.numbers = 0
@@ -181,23 +224,42 @@ class Observer:
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
-        place = self._place(current_graph())
+        place, owner = self._place(current_graph()), self.owner
         before = [] if place.has_stepped else place.losses
-        place.losses, place.has_stepped = [*before, (loss, loss_scale)][-_KEPT:], False
+        of_whom = (lambda: None) if owner is None else weakref.ref(owner)
+        place.losses = [*before, Loss(loss, loss_scale, of_whom)][-_KEPT:]
+        place.has_stepped = False
         self.is_scaled, self.reads, self.numbers = True, 0.0, 0
         with callbacks.paused():
-            for state in self._states():
-                state.note_scaled(loss_scale)
+            for each in list(self.optimizers):
+                each.note_scaled(loss_scale, is_own=each is owner)
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by S, without a check."""
         self.note_unscaled(grads, ())
+        optimizers = list(self.optimizers)
+        own = [each for each in optimizers if each.waits]
+        if len(own) > 1:  # nobody knows whose these were
+            for each in own:
+                each.is_unclear = True
         with callbacks.paused():
-            for state in self._states():
-                state.note_unscaled(divisor)
+            states = [each.state for each in optimizers if each.state is not None]
+            free: List[Optional[Flag]] = [None] * len(states)
+            if self.has_several:
+                waiting = tf.stack([state.waiting > 0.0 for state in states])
+                scaled = tf.stack([state.pending > 0.0 for state in states])
+                # If the scaled loss of only one optimizer waits, they are that one's.
+                scaled = tf.logical_and(waiting, scaled)
+                is_one = tf.math.count_nonzero(scaled) < 2
+                is_its = tf.logical_and(scaled, is_one)
+                free = tf.unstack(tf.logical_or(is_its, tf.logical_not(waiting)))
+            for state, is_free in zip(states, free):
+                state.move(-divisor, is_free)
+                state.note_check(None)
 
     def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled."""
+        self.has_unscaled = True
         # All gradients since the last loss are divided: what reads S now logs it.
         self.is_scaled, self.reads, self.numbers = False, -math.inf, 0
         for tensor in map(dense_part, grads):
@@ -210,17 +272,18 @@ class Observer:
         # A program that does not call `scale_loss` reads S to scale the loss.
         self.reads, self.numbers = 0.0 if self.is_scaled else -1.0, 0
 
-    def _states(self) -> List[StepState]:
-        states = [each.state for each in list(self.optimizers)]
-        return [each for each in states if each is not None]
+    @property
+    def has_several(self) -> bool:
+        """Whether several optimizers share the loss scale, of whatever kind."""
+        return len(self.optimizers) > 1
 
     def _place(self, graph: Optional[Graph]) -> _Place:
         eager = self._of_eager_mode
         places = eager if graph is None else notes_of(graph, self, dict)
         return places.setdefault(replicas.this_one(), _Place())
 
-    def losses(self) -> List[Tuple[Tensor, Scalar]]:
-        """Returns the losses of this step that can be seen from here, with their S."""
+    def losses(self) -> List[Loss]:
+        """Returns the losses of this step that can be seen from here."""
         found = (self._place(graph).losses for graph in visible_graphs())
         return next(filter(None, found), [])
 
@@ -247,7 +310,55 @@ class Pending:
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
+        #: A function that was traced before tells the state of this optimizer nothing.
+        self._is_late = loss_scale.has_scaled or loss_scale.has_been_read
+        #: As far as Python sees: whether it ever had a loss of its own, whether
+        #: gradients of one wait to be applied, and whether some that may be its own
+        #: were unscaled without it.
+        self.has_own, self.waits, self.is_unclear = False, False, observer.has_unscaled
         observer.optimizers.add(self)
+        observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
+
+    @contextmanager
+    def scales(self) -> Iterator[None]:
+        """A loss that is scaled within is this optimizer's own."""
+        self.observer.owner = self
+        try:
+            yield
+        finally:
+            self.observer.owner = None
+
+    def read_state(self) -> None:
+        """Makes a body that is being built one that uses the state."""
+        if self.state is not None and current_graph() is not None:
+            tf.convert_to_tensor(self.state.pending)
+
+    def note_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
+        """A loss was multiplied."""
+        self.is_unclear = self.is_unclear and self.waits and not is_own
+        if self.state is not None:
+            is_its = is_own or not self.observer.has_several
+            self.state.move(loss_scale, None if is_its else self.state.waiting < 1.0)
+        if is_own:
+            self._note_waiting(True)
+
+    def _note_unscaled(self, grads: Grads, divisor: Scalar, check: Check) -> None:
+        """Gradients of its own loss were unscaled: see `unscale`."""
+        self.is_unclear = False
+        if self.state is not None:
+            self.state.move(-divisor)
+            if not check.is_clean:
+                self.state.note_check(check.quick)
+            number = _number_of(grads)
+            if number is not None:
+                self.state.given.assign(number, read_value=False)
+        self._note_waiting(True)
+
+    def _note_waiting(self, waits: bool) -> None:
+        """Notes whether gradients of its own loss wait to be applied."""
+        self.has_own, self.waits = self.has_own or waits, waits
+        if self.state is not None and self.observer.has_several:
+            self.state.waiting.assign(float(waits), read_value=False)
 
     @property
     def state(self) -> Optional[StepState]:
@@ -261,10 +372,7 @@ class Pending:
 
     def kept(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
-        state = self._state
-        if state is None:
-            return {}
-        return {"pending": state.pending, "overflow_seen": state.overflow}
+        return {} if self._state is None else self._state.variables()
 
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers whether they were finite."""
@@ -282,10 +390,24 @@ class Pending:
             unscaled, check = unscale_and_check(bundle)
             check = check.without_gradients(len(scaled))
             done = next((each for each in divisors if each is not None), None)
-            if self.state is not None and done is not None:
-                self.state.note_unscaled(done, None if check.is_clean else check.quick)
+            if done is not None:
+                # One may unscale what several have scaled.
+                sources = [source for kind in kinds for source in kind.sources]
+                owners = [
+                    loss.owner()
+                    for loss in self.observer.losses()
+                    if any(loss.scale is source for source in sources)
+                ]
+                for each in list(self.observer.optimizers):
+                    if each is self or (each in owners and each.waits):
+                        each._note_unscaled(scaled, done, check)
+                    elif not each.has_own:
+                        each.is_unclear = True
         source = Unscaled(self, check, len(scaled))
         self.observer.note_unscaled(unscaled, (source,))
+        for before, kind, divisor in zip(scaled, kinds, divisors):
+            if kind.name == UNKNOWN and divisor is not None:
+                self.observer.kinds.note(dense_part(before), Kind(SCALED, (divisor,)))
         for before, divisor, tensor in zip(scaled, divisors, map(dense_part, unscaled)):
             if divisor is not None and (
                 current_graph() is not None or is_small(tensor)
@@ -318,20 +440,23 @@ class Pending:
         if self.state is not None:
             scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
             return tf.where(scaled_by > 0.0, scaled_by, now)
-        losses = [each for _, each in self.observer.losses() if is_visible(each)]
-        return losses[-1] if losses else now
+        seen = [each.scale for each in self.observer.losses() if is_visible(each.scale)]
+        return seen[-1] if seen else now
 
     def resolve(self, grads: Grads) -> Bundle:
         """Returns the gradients to apply, with their divisors and checks."""
         grads = as_they_are(grads)
         with callbacks.paused():
-            losses = [loss for loss, _ in self.observer.losses()]
+            losses = [loss.value for loss in self.observer.losses()]
             kinds = self._kinds_of(grads)
             names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
-            divisors = self._divisors(grads, kinds, names)
-            bundle = Bundle(self.loss_scale, grads, divisors, losses=losses)
+            divisors, rest = self._divisors(grads, kinds, names)
+            bundle = Bundle(
+                self.loss_scale, grads, divisors, of_unknown=rest, losses=losses
+            )
             if self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, _lists_among(kinds), names)
+            self._note_waiting(False)
         self.observer.stepped()
         return bundle
 
@@ -368,31 +493,35 @@ class Pending:
             check = check._replace(quick=all_true(flags))
         return bundle.but(check=check)
 
-    def _divisors(self, grads: Grads, kinds: List[Kind], names: Set[str]) -> Divisors:
-        """Returns what each gradient is divided by, None if it is unscaled."""
+    def _divisors(
+        self, grads: Grads, kinds: List[Kind], names: Set[str]
+    ) -> Tuple[Divisors, Optional[Scalar]]:
+        """Returns what each gradient is divided by, and what those of unknown kind are.
+
+        None if they are unscaled.
+        """
         was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         if not was_used:
             self._warn(warnings.NEVER_SCALED)
         rest = None
         if self.is_keras and UNKNOWN in names:
             # The loss of a function's arguments may be scaled before they come.
-            by_nobody = self._divides_in_apply and (
+            by_nobody = (self._divides_in_apply or self._is_late) and (
                 was_used or are_arguments(map(dense_part, grads))
             )
-            rest = self._if_pending(by_nobody)
+            rest = self._if_pending(by_nobody, grads)
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
             self._warn(warnings.CHANGED)
-        elif (is_divided and seen.reads > 0) or (
+        elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
             seen.numbers > 0 and (is_divided or SCALED in names)
         ):  # the program may have divided these gradients itself
             self._warn(warnings.READ)
-        return [
-            rest if kind.name == UNKNOWN else divisor
-            for kind, divisor in zip(kinds, self._divisors_of_scaled(grads, kinds))
-        ]
+        divisors = self._divisors_of_scaled(grads, kinds)
+        both = zip(kinds, divisors)
+        return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
 
-    def _if_pending(self, by_nobody: bool) -> Optional[Scalar]:
+    def _if_pending(self, by_nobody: bool, grads: Grads) -> Optional[Scalar]:
         """Returns what divides gradients of unknown kind: 1 or None if unscaled.
 
         `by_nobody` tells whether they are divided if nobody scaled or unscaled.
@@ -404,6 +533,12 @@ class Pending:
         others = 1.0
         if by_nobody:
             others = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
+        number = _number_of(grads)
+        if number is not None:
+            # They may be those that `get_unscaled_gradients` was given.
+            is_given = tf.logical_and(tf.equal(number, self.state.given), number != 0.0)
+            is_given = tf.logical_and(is_given, pending < 0.0)
+            others = tf.where(is_given, -pending, others)
         divisor = tf.where(pending > 0.0, pending, others)
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
@@ -420,6 +555,18 @@ def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     every = [source for kind in kinds for source in kind.sources]
     found = {id(each): each for each in every if isinstance(each, Unscaled)}
     return list(found.values())
+
+
+def _number_of(grads: Grads) -> Optional[Scalar]:
+    """Returns the first number of the last dense gradient, None if there is none.
+
+    The last gradient is often that of the output's bias, and so not 0.
+    """
+    for grad in reversed(grads):
+        is_dense = grad is not None and not isinstance(grad, tf.IndexedSlices)
+        if is_dense and grad.dtype.is_floating and grad.shape.num_elements():
+            return tf.cast(tf.reshape(grad, [-1])[0], tf.float32)
+    return None
 
 
 def before_division(grad: Grad) -> Optional[Before]:

@@ -208,10 +208,14 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
     Whether what was unscaled had overflowed crosses with it: the sum does not show an
     overflow that was clipped since then. Call it in replica context.
     """
-    scale = bundle.loss_scale._value()
+    scale, unknown = bundle.loss_scale._value(), bundle.of_unknown
+    # Whatever is known of a gradient, it crosses with the loss scale as a factor.
+    factors = [
+        scale if by is None else scale / by if by is unknown else None
+        for by in bundle.divisors
+    ]
     sent = [
-        _as_sent(grad, scale if divisor is None else None, dtype)
-        for grad, divisor in zip(bundle.grads, bundle.divisors)
+        _as_sent(grad, factor, dtype) for grad, factor in zip(bundle.grads, factors)
     ]
     check = bundle.check.without_gradients(bundle.count)
     if check.is_clean:
@@ -231,7 +235,10 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
             None if grad is None else tf.cast(total, grad.dtype)
             for total, grad in zip(sums, bundle.grads)
         ],
-        divisors=[scale if each is None else each for each in bundle.divisors],
+        divisors=[
+            by if factor is None else scale
+            for by, factor in zip(bundle.divisors, factors)
+        ],
         check=check,
         is_checked=False,
     )

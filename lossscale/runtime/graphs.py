@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Tuple, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Tuple,
+    TypeVar,
+)
 
 import tensorflow as tf
 
@@ -13,6 +23,9 @@ try:
     from tensorflow.python.eager import record
 except ImportError:
     from tensorflow.python.eager import tape as record
+# Not public: `body_of` needs them (seen on TensorFlow 2.4 to 2.21).
+from tensorflow.python.eager import context
+from tensorflow.python.framework import function_def_to_graph
 
 from lossscale.runtime.aliases import Graph, Tensor
 
@@ -152,6 +165,37 @@ def branches_here() -> Dict[Tuple[Graph, int], Graph]:
             forks = [op for op in around.get_operations() if op.type in fork_types]
             found[around, len(forks)] = graph
     return found
+
+
+def functions_of(operation: Any) -> List[str]:
+    """Returns the names of the functions that an operation calls.
+
+    Those of a loop are its body and its condition. A dataset's are not among them.
+    """
+    if operation.type in {"If", "StatelessIf"}:
+        called = [operation.get_attr("then_branch"), operation.get_attr("else_branch")]
+    elif operation.type in {"Case", "StatelessCase"}:
+        called = operation.get_attr("branches")
+    elif operation.type in {"While", "StatelessWhile"}:
+        called = [operation.get_attr("body"), operation.get_attr("cond")]
+    elif operation.type in {"PartitionedCall", "StatefulPartitionedCall"}:
+        called = [operation.get_attr("f")]
+    else:
+        called = []
+    return [each.name for each in called]
+
+
+def body_of(function: str) -> Optional[Graph]:
+    """Returns the operations of a function of this name. None: they are not known.
+
+    Its tensors are copies, so nothing is noted of them. A session's functions are not
+    known.
+    """
+    try:
+        definition = context.context().get_function_def(function)
+        return function_def_to_graph.function_def_to_graph(definition)
+    except Exception:  # what is raised differs between versions
+        return None
 
 
 def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:

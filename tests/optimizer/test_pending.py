@@ -1,12 +1,18 @@
-"""A pending division: what the state of a step knows where no kind is seen."""
+"""A pending division: what the state of a step knows where no kind is seen.
+
+Each true gradient is a power of two, so what was subtracted from a weight tells how
+often its gradient was divided: see exact.py.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, sharing, warned
+from exact import START, S, Trained, heard, sharing, warned
 from models import compiled
+
+from lossscale import FixedLossScale
 
 pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 
@@ -71,23 +77,6 @@ def test_it_crosses_functions(trained, mode):
 
 
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
-def test_an_overflow_counts_once(trained, mode):
-    """And in each apply of its step: of two halves of a list, none is applied."""
-
-    def step(factor):
-        (grad,) = changes_nothing(clip(trained.unscaled(factor)))
-        trained.apply([grad])
-        trained.apply([grad])
-
-    step = compiled(step, mode)
-    with warned(0):
-        step(tf.constant(INF))
-        assert trained.subtracted() == 0.0
-        step(tf.constant(0.5))
-    assert trained.subtracted() == 1.0
-
-
-@pytest.mark.parametrize("mode", [*MODES, "xla"])
 def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mode):
     scale = trained.optimizer.loss_scale.current_loss_scale
 
@@ -101,26 +90,6 @@ def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mod
     with warned(0):
         compiled(step, mode)()
     assert trained.subtracted() == 1.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("then", [list, changes_nothing], ids=["known", "unknown"])
-def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):
-    """A norm is logged now and then: the steps between unscale nothing."""
-
-    def unscaled(factor):
-        trained.apply(clip(trained.unscaled(factor)))
-
-    def scaled(factor):
-        trained.apply(then(trained.scaled(factor)))
-
-    unscaled, scaled = compiled(unscaled, mode), compiled(scaled, mode)
-    with warned(0):
-        unscaled(tf.constant(INF))
-        for times in (1, 2):
-            scaled(tf.constant(0.5))
-            assert trained.subtracted() == times * 0.5
-    assert trained.state() == (S / 2, 2, 1)
 
 
 def test_a_function_that_nobody_heard_is_no_number(trained):
@@ -231,7 +200,7 @@ def test_it_is_in_no_checkpoint_and_in_no_list_of_variables(trained, tmp_path):
     optimizer = trained.optimizer
     path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "saved"))
     saved = [name for name, _ in tf.train.list_variables(path)]
-    state = {"pending", "overflow_seen"}
+    state = {"pending", "overflow_seen", "waiting", "given"}
     assert not [name for name in saved if state & set(name.split("/"))]
     variables = optimizer.variables
     variables = variables() if callable(variables) else variables
@@ -276,3 +245,365 @@ def test_two_that_share_a_loss_scale_have_a_state_each(family):
             first.optimizer.get_unscaled_gradients([tf.zeros([8])])
             first.apply(unscaled)
             assert first.subtracted() == left
+
+
+@pytest.mark.parametrize("function", [tf.identity, tf.negative])
+def test_a_division_by_hand_into_a_variable_is_told(trained, function):
+    total = tf.Variable(tf.zeros([4]))
+    total.assign(trained.scaled(0.5)[0] / trained.optimizer.loss_scale())
+    with warned(1):
+        trained.apply([function(total)])
+    assert abs(trained.subtracted()) == 0.5 / S
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_elements_of_a_dataset_are_divided_by_what_multiplied_them(trained, unscales):
+    elements = tf.data.Dataset.range(3).map(lambda _: trained.scaled(0.5)[0])
+    with warned(0):
+        for grad in elements:
+            unscale = trained.optimizer.get_unscaled_gradients if unscales else list
+            trained.apply(unscale([grad]))
+    assert trained.subtracted() == 1.5
+
+
+@pytest.mark.parametrize("way", ["scaled", "unscaled"])
+@pytest.mark.parametrize("maps", [False, True])
+def test_what_a_dataset_was_reduced_to(trained, way, maps):
+    def made():
+        return getattr(trained, way)(0.5)[0]
+
+    batches = tf.data.Dataset.range(3)
+    with warned(0):
+        for times in (1, 2):
+            if maps:
+                mapped = batches.map(lambda _: made(), num_parallel_calls=2)
+                total = mapped.reduce(tf.zeros([4]), lambda x, y: x + y)
+            else:
+                total = batches.reduce(tf.zeros([4]), lambda x, _: x + made())
+            trained.apply([total])
+            assert trained.subtracted() == times * 1.5
+            trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
+
+
+@pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("where", "is_fixed"), [("branch", False), ("branch", True), ("loop", True)]
+)
+def test_a_loss_that_is_scaled_in_a_branch_or_a_loop(family, where, is_fixed, mode):
+    trained = Trained(family, FixedLossScale(S) if is_fixed else None)
+    trained.build()
+
+    def loss_of(total):
+        def one():
+            return trained.optimizer.scale_loss(total * 0.5)
+
+        if where == "branch":
+            return tf.cond(total > -1.0, one, one)
+        return tf.while_loop(
+            lambda count, _: count < 1,
+            lambda count, loss: (count + 1, loss + one()),
+            (0, 0.0),
+            maximum_iterations=1,
+        )[1]
+
+    def step():
+        variables = [tf.convert_to_tensor(v) for v in trained.variables]
+        with tf.GradientTape() as tape:
+            tape.watch(variables)
+            loss = loss_of(tf.reduce_sum(variables[0]))
+        trained.apply(tape.gradient(loss, variables))
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_loop_over_a_dataset_that_carries_a_scaled_loss_on(trained, stops):
+    """The last call of ours in the loop decides, out of a loop with a break too."""
+    batches = tf.data.Dataset.from_tensor_slices([0.5, 0.25, 8.0])
+    trained.build()
+
+    @tf.function
+    def step():
+        gradient, loss = tf.zeros([4]), tf.constant(0.0)
+        for factor in batches:
+            if stops and factor > 1.0:
+                break
+            loss += trained.optimizer.scale_loss(factor)
+            gradient += trained.unscaled(factor)[0]
+        trained.apply([gradient])
+        return loss
+
+    with warned(0):
+        assert float(step()) == S * (0.75 if stops else 8.75)
+    assert trained.subtracted() == (0.75 if stops else 8.75)
+
+
+# Two lists of gradients, and two optimizers that share a loss scale.
+
+
+def pair(family):
+    """Returns two optimizers that share a loss scale, both built."""
+    both = sharing(family)
+    for each in both:
+        each.build()
+    return both
+
+
+def norm_of(trained, grads):
+    """Asks for the true norm of scaled gradients, as one does to log it."""
+    return tf.linalg.global_norm(trained.optimizer.get_unscaled_gradients(grads))
+
+
+#: What a program makes of a scaled gradient by its true norm, which is 1.
+BODIES = {
+    "cond": lambda n, g: tf.cond(n > 100.0, lambda: tf.zeros_like(g), lambda: g),
+    "loop": lambda n, g: tf.while_loop(
+        lambda n, _: n > 100.0, lambda n, g: (n / 2.0, tf.zeros_like(g)), (n, g)
+    )[1],
+    "switch": lambda n, g: tf.switch_case(
+        tf.cast(n > 100.0, tf.int32), [lambda: g, lambda: tf.zeros_like(g)]
+    ),
+    "function": lambda _, g: tf.function(lambda g: g * 1.0)(g),
+    "norm in a cond": lambda n, g: tf.cond(n > 0.5, lambda: g / n, lambda: g),
+    "norm in a function": lambda n, g: tf.function(lambda g, n: g / n)(g, n),
+    "norm in a loop": lambda n, g: tf.while_loop(
+        lambda i, _: i < 3, lambda i, g: (i + 1, g / n), (0, g)
+    )[1],
+}
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+@pytest.mark.parametrize("body", BODIES)
+def test_scaled_gradients_are_applied_after_their_norm_was_asked(trained, body, mode):
+    def step():
+        grads = trained.scaled(0.5)
+        norm = norm_of(trained, grads)
+        trained.apply([BODIES[body](norm, grad) for grad in grads])
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 0.5
+
+
+#: How scaled gradients come from where they were asked for to the apply.
+WAYS = {
+    "as they are": list,
+    "NumPy": lambda grads: [tf.constant(grad.numpy()) for grad in grads],
+    "function": changes_nothing,
+    "variable": lambda grads: [tf.Variable(grad) for grad in grads],
+}
+
+
+@pytest.mark.parametrize("applies", ["eager", "function"])
+@pytest.mark.parametrize("asks", ["eager", "function"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_returns_them_and_their_norm_is_asked(trained, way, asks, applies):
+    ask = lambda grads: norm_of(trained, grads)  # noqa: E731
+    ask = tf.function(ask) if asks == "function" else ask
+    apply = tf.function(trained.apply) if applies == "function" else trained.apply
+    with warned(0):
+        grads = tf.function(trained.scaled)(0.5)
+        ask(grads)
+        apply(WAYS[way](grads))
+    assert trained.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_one_adds_up_unscaled_gradients_while_the_other_takes_steps(family, apart):
+    d, g = pair(family)
+    total = tf.Variable(tf.zeros([8]))
+    add = tf.function(lambda: total.assign_add(d.unscaled(0.5)[0]))
+    compute, apply = tf.function(lambda: g.scaled(0.5)), tf.function(g.apply)
+    whole = tf.function(lambda: g.apply(g.scaled(0.5)))
+    with warned(0):
+        for _ in range(3):
+            add()
+            apply(compute()) if apart else whole()
+        tf.function(lambda: d.apply([total]))()
+    assert d.subtracted() == g.subtracted() == 1.5
+
+
+def test_each_of_two_unscales_in_a_function_before_both_apply(family):
+    a, b = pair(family)
+    with warned(0):
+        of_a, of_b = (tf.function(each.unscaled)(0.5) for each in (a, b))
+        tf.function(a.apply)(of_a)
+        tf.function(b.apply)(of_b)
+    assert a.subtracted() == b.subtracted() == 0.5
+
+
+def test_scaled_gradients_wait_while_another_moves_the_loss_scale(family):
+    a, b = pair(family)
+    scale = a.optimizer.loss_scale.current_loss_scale
+    with warned(0):
+        waiting = tf.function(a.scaled)(0.5)
+        scale.assign(4.0 * S)
+        b.apply(tf.function(b.scaled)(0.5))
+        tf.function(a.apply)(waiting)
+    assert a.subtracted() == b.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_one_unscales_a_list_of_which_the_other_applies_a_part(family, both):
+    """If it never scaled a loss of its own, nobody can know that: it is told."""
+    a, b = pair(family)
+
+    @tf.function
+    def compute():
+        grads = [*a.scaled(0.5), *(b if both else a).scaled(0.5)]
+        return a.optimizer.get_unscaled_gradients(grads)
+
+    of_a, of_b = compute()
+    with warned(0):
+        tf.function(a.apply)([of_a])
+    with warned(0 if both else 1):
+        tf.function(b.apply)([of_b])
+    assert a.subtracted() == 0.5
+    assert b.subtracted() == (0.5 if both else 0.5 / S)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_the_loss_scale_unscales_for_one_of_two_that_wait(family, is_seen):
+    """What a function returns may be of either: it is told."""
+    a, b = pair(family)
+    unscale = a.optimizer.loss_scale.unscale
+    of_b, of_a = tf.function(b.scaled)(0.25), tf.function(a.scaled)(0.5)
+    of_a = unscale(of_a) if is_seen else tf.function(unscale)(of_a)
+    with warned(0 if is_seen else 1):
+        a.apply(of_a)
+    with heard():
+        b.apply(of_b)
+    assert a.subtracted() == (0.5 if is_seen else 0.5 / S)
+    assert b.subtracted() == 0.25
+
+
+def test_the_loss_scale_unscales_for_the_one_that_waits(family):
+    a, b = pair(family)
+    with warned(0):
+        for each in (a, b, a):
+            grads = tf.function(each.scaled)(0.5)
+            grads = tf.function(each.optimizer.loss_scale.unscale)(grads)
+            tf.function(each.apply)(grads)
+    assert (a.subtracted(), b.subtracted()) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("way", ["scaled", "unscaled"])
+def test_an_optimizer_is_made_after_the_function_was_traced(family, way):
+    first = Trained(family)
+    first.build()
+    make = tf.function(lambda: getattr(first, way)(0.5))
+    first.apply(make())
+    second = Trained(family, first.optimizer.loss_scale)
+    second.build()
+    with warned(0 if way == "scaled" else 1):
+        tf.function(second.apply)(make())
+    assert second.subtracted() == (0.5 if way == "scaled" else 0.5 / S)
+
+
+@pytest.mark.parametrize("known", ["py_function", "numpy_function"])
+@pytest.mark.parametrize("way", ["scaled", "unscaled"])
+def test_the_state_decides_of_what_python_returns(trained, known, way):
+    @tf.function
+    def step():
+        (grad,) = getattr(trained, way)(0.5)
+        grad = getattr(tf, known)(lambda x: x, [grad], tf.float32)
+        trained.apply([tf.ensure_shape(grad, [4])])
+
+    with warned(0):
+        step()
+    assert trained.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", ["scaled", "unscaled"])
+def test_the_bits_of_a_gradient_are_of_its_kind(trained, way, mode):
+    def step():
+        (grad,) = getattr(trained, way)(0.5)
+        bits = tf.bitcast(grad, tf.int32)
+        noise = tf.bitwise.bitwise_and(tf.ones_like(bits), 65535)
+        bits = tf.bitwise.bitwise_and(bits + noise, -65536)
+        trained.apply([tf.bitcast(bits, tf.float32)])
+
+    with warned(0):
+        compiled(step, mode)()
+    assert trained.subtracted() == 0.5
+
+
+#: Values of unscaled and scaled gradients together.
+MIXTURES = {
+    "a function of a norm": lambda u, g: tf.function(lambda x: x * 1.0)(
+        tf.abs(tf.norm(tf.stack([tf.norm(u), tf.norm(g)])))
+    ),
+    "a norm of a cond": lambda u, g: tf.norm(
+        tf.stack([tf.norm(u), tf.norm(tf.cond(u[0] > 0.0, lambda: g, lambda: g * 2.0))])
+    ),
+    "concat": lambda u, g: tf.concat([u, g], 0)[2:6],
+    "sum": lambda u, g: u + g,
+    "where": lambda u, g: tf.where([True, False, True, False], u, g),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_mixed_values_are_divided_and_told(trained, mixture, mode):
+    def step():
+        scaled = trained.scaled(0.5)
+        unscaled = trained.optimizer.get_unscaled_gradients(scaled)
+        trained.apply([tf.ones([4]) * MIXTURES[mixture](unscaled[0], scaled[0])])
+
+    with heard() as told:
+        compiled(step, mode)()
+    (message,) = told
+    assert "mixed with unscaled ones" in message
+    (weight,) = trained.variables
+    assert np.all(np.abs(START - weight.numpy()) <= 2.0)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_division_by_hand_in_a_branch(family, is_outside, is_fixed):
+    """By a tensor of S from outside it is seen, by one of the branch it is told."""
+    trained = Trained(family, FixedLossScale(S) if is_fixed else None)
+    trained.build()
+    scale = trained.optimizer.loss_scale
+
+    @tf.function
+    def step(is_true):
+        (grad,) = trained.scaled(0.5)
+        s = scale()
+        divide = lambda: grad / (s if is_outside else scale())  # noqa: E731
+        trained.apply([tf.cond(is_true, divide, lambda: tf.zeros_like(grad))])
+
+    with warned(0 if is_outside else 1):
+        step(tf.constant(True))
+    assert trained.subtracted() == (0.5 if is_outside else 0.5 / S)
+
+
+def test_clipping_scaled_gradients_in_a_branch_is_told(trained):
+    @tf.function
+    def step(is_true):
+        (grad,) = trained.scaled(0.5)
+        trained.apply([tf.cond(is_true, lambda: clip([grad])[0], lambda: grad)])
+
+    with warned(1):
+        step(tf.constant(True))
+    assert trained.subtracted() == 1.0 / S
+
+
+@pytest.mark.parametrize("way", ["scaled", "unscaled"])
+def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path):
+    """Saved after gradients were computed, restored in a new run before the apply."""
+    total = tf.Variable(getattr(trained, way)(0.5)[0])
+    checkpoint = tf.train.Checkpoint(optimizer=trained.optimizer, total=total)
+    path = checkpoint.save(str(tmp_path / "saved"))
+    again, total = Trained(family), tf.Variable(tf.zeros([4]))
+    again.build()
+    checkpoint = tf.train.Checkpoint(optimizer=again.optimizer, total=total)
+    checkpoint.restore(path).expect_partial()
+    with heard() as told:
+        again.apply([total])
+    (message,) = told
+    assert "The loss was never scaled" in message
+    assert again.subtracted() == (0.5 if way == "unscaled" else 0.5 * S)
