@@ -85,8 +85,10 @@ from lossscale.runtime.graphs import (
 from lossscale.runtime.warning import warn
 from lossscale.scales.base import LossScale, unguarded
 
-#: What is known of an overflow: none, one that no apply has counted, and a counted one.
-NONE, SEEN, COUNTED = 0.0, 1.0, 2.0
+#: What is known of an overflow: none, a counted one, and one that no apply has counted.
+#: In this order, so that one comparison with `pending` tells what counts: -S, which is
+#: below COUNTED, says that the step of a counted overflow goes on.
+NONE, COUNTED, SEEN = -math.inf, 0.0, math.inf
 #: So many losses of a step are kept.
 _KEPT = 8
 #: The attribute of an unscaled tensor that tells what it was before.
@@ -106,13 +108,18 @@ class StepState:
         with tf.init_scope():
             self.pending, self.overflow, self.waiting, self.given = (
                 tf.Variable(
-                    0.0,
+                    value,
                     trainable=False,
                     name=name,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
                 )
-                for name in ("pending", "overflow_seen", "waiting", "given")
+                for name, value in (
+                    ("pending", 0.0),
+                    ("overflow_seen", NONE),
+                    ("waiting", 0.0),
+                    ("given", 0.0),
+                )
             )
 
     def variables(self) -> Dict[str, Variable]:
@@ -129,7 +136,7 @@ class StepState:
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
         held = tf.convert_to_tensor(self.overflow)
-        now = tf.where(held < COUNTED, held, NONE)  # a counted one has ended
+        now = tf.where(held > COUNTED, SEEN, NONE)  # a counted one has ended
         if is_finite is not None:
             now = tf.where(is_finite, now, SEEN)
         self.overflow.assign(now, read_value=False)
@@ -141,10 +148,8 @@ class StepState:
         same step, and never for scaled gradients.
         """
         held = tf.convert_to_tensor(self.overflow)
-        is_bad = tf.equal(held, SEEN)
-        if kind != SCALED:
-            is_same_step = tf.convert_to_tensor(self.pending) < 0.0
-            is_bad = tf.logical_or(is_bad, tf.logical_and(held > NONE, is_same_step))
+        ends_at = COUNTED if kind == SCALED else tf.convert_to_tensor(self.pending)
+        is_bad = held > ends_at
         self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
         return tf.logical_not(is_bad)
 

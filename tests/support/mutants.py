@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "law 4: a counted overflow does not end",
         PENDING,
-        "now = tf.where(held < COUNTED, held, NONE)  # a counted one has ended",
+        "now = tf.where(held > COUNTED, SEEN, NONE)  # a counted one has ended",
         "now = held",
         LISTS,
     ),
