@@ -410,6 +410,14 @@ def test_a_function_returns_them_and_their_norm_is_asked(trained, way, asks, app
     assert trained.subtracted() == 0.5
 
 
+def test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it(trained):
+    with warned(0):
+        grads = tf.function(trained.scaled)(0.5)
+        norm_of(trained, grads)
+        trained.apply([2.0 * grad for grad in grads])
+    assert trained.subtracted() == 1.0
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_one_adds_up_unscaled_gradients_while_the_other_takes_steps(family, apart):
     d, g = pair(family)
