@@ -97,8 +97,8 @@ MUTANTS = [
     Mutant(
         "law 5: nothing is said of gradients that another optimizer unscaled",
         PENDING,
-        "each.is_unclear = True\n            with",
-        "pass\n            with",
+        "elif not each.has_own:",
+        "elif False:",
         LISTS,
     ),
     Mutant(
