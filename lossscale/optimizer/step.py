@@ -44,9 +44,9 @@ class Step:
       else:                 adjust(False), skip(bundle)
     ```
 
-    The loss scale is adjusted within the branch, where the flag is a constant that
-    TensorFlow folds. Where a finite step may be skipped, too, or somebody else counts,
-    `adjust` comes before the branch: see `adjusts_in_branch`.
+    The loss scale is adjusted within the branch, where the flag is a constant: there
+    TensorFlow computes only what one outcome needs. `adjusts_in_branch` says where
+    `adjust` comes before the branch instead.
 
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
     that its attributes must be equal on all of them. What differs between replicas is
@@ -101,7 +101,9 @@ class Step:
                 return group_ops([done, update_op])
 
             def adjust(is_finite: bool) -> Op:
-                return adjust_known(self._loss_scale, is_finite, agreed.largest)[0]
+                # The name of a variable that a rule creates must not show the branch.
+                with tf.name_scope(""):
+                    return adjust_known(self._loss_scale, is_finite, agreed.largest)[0]
 
             is_finite, has_adjusted = self.decide(agreed, adjust)
             done = run_either(
@@ -112,12 +114,12 @@ class Step:
             return group_ops([done])
 
     def adjusts_in_branch(self) -> bool:
-        """Tells whether the loss scale is adjusted where the step is applied or skipped.
+        """Tells whether the branch that applies or skips adjusts the loss scale, too.
 
         The flag alone must decide, and be all that the loss scale is told. A shared
-        loss scale is first set back. XLA fuses the rule, and would copy the loss scale's
-        variables into a branch and out of it. In a session nothing orders what branches
-        read, and in replica context no branch can assign to mirrored variables.
+        loss scale is first set back. XLA fuses the rule; a branch would copy variables
+        in and out. In a session nothing orders what branches read, and in replica
+        context no branch can assign to mirrored variables.
         """
         kind, here = type(self._loss_scale), mode.current()
         return (
