@@ -44,9 +44,9 @@ class Step:
       else:                 adjust(False), skip(bundle)
     ```
 
-    The loss scale is adjusted within the branch, where the flag is a constant that
-    TensorFlow folds. Where a finite step may be skipped, too, or somebody else counts,
-    `adjust` comes before the branch: see `adjusts_in_branch`.
+    The loss scale is adjusted within the branch, where the flag is a constant: there
+    TensorFlow computes only what one outcome needs. `adjusts_in_branch` says where
+    `adjust` comes before the branch instead.
 
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
     that its attributes must be equal on all of them. What differs between replicas is
@@ -101,7 +101,9 @@ class Step:
                 return group_ops([done, update_op])
 
             def adjust(is_finite: bool) -> Op:
-                return adjust_known(self._loss_scale, is_finite, agreed.largest)[0]
+                # The name of a variable that a rule creates must not show the branch.
+                with tf.name_scope(""):
+                    return adjust_known(self._loss_scale, is_finite, agreed.largest)[0]
 
             is_finite, has_adjusted = self.decide(agreed, adjust)
             done = run_either(
@@ -112,31 +114,32 @@ class Step:
             return group_ops([done])
 
     def adjusts_in_branch(self) -> bool:
-        """Tells whether the loss scale is adjusted where the step is applied or skipped.
+        """Tells whether the branch that applies or skips adjusts the loss scale, too.
 
-        The flag alone must decide, and the loss scale be told nothing else. A shared
-        loss scale is set back before, in a session nothing orders what branches read
-        and write, and in replica context variables cannot be assigned in a branch.
+        The flag alone must decide, and be all that the loss scale is told. A shared
+        loss scale is first set back. XLA fuses the rule; a branch would copy variables
+        in and out. In a session nothing orders what branches read, and in replica
+        context no branch can assign to mirrored variables.
         """
-        kind = type(self._loss_scale)
+        kind, here = type(self._loss_scale), mode.current()
         return (
             self._is_told_the_flag
             and kind.adjust is LossScale.adjust
             and kind._decide is LossScale._decide
             and not self._pending.is_shared
-            and not mode.current().runs_parts
+            and not (here.by_xla or here.runs_parts)
             and (replicas.count() == 1 or tf.distribute.in_cross_replica_context())
         )
 
     def decide(self, agreed: Check, adjust: Callable[[bool], Op]) -> Tuple[Flag, bool]:
         """Returns the exact flag, and whether a good step was adjusted to already.
 
-        A graph needs a branch for the exact check. There it also runs the rule if a
+        A graph has a branch for the exact check. In there it also runs the rule if a
         good step would do more than to count itself, which is rare.
         """
-        here = mode.current()
-        is_plain = here.knows_values or here.by_xla or agreed.exact_check is None
-        routine = None if is_plain else self._loss_scale._routine()
+        routine = None
+        if agreed.exact_check is not None and not mode.current().knows_values:
+            routine = self._loss_scale._routine()
         if routine is None:
             return agreed.exact(), False
         flags, counted = routine
@@ -148,8 +151,8 @@ class Step:
 
         def look() -> Flag:
             is_finite = agreed.exact()
-            run = run_either(is_finite, lambda: adjust(True), lambda: None)
-            with tf.control_dependencies([group_ops([run])]):
+            done = run_either(is_finite, lambda: adjust(True), lambda: None)
+            with tf.control_dependencies([group_ops([done])]):
                 return tf.identity(is_finite)
 
         return either(all_true([agreed.quick, *flags]), count, look), True
