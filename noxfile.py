@@ -126,6 +126,19 @@ BESIDE = [
 ]
 
 
+def _install(session: nox.Session, pins: List[str], *extras: str) -> None:
+    """Installs lossscale, and what some of its extras name, beside what is pinned."""
+    project = nox.project.load_toml("pyproject.toml")["project"]
+    wanted = [
+        each for name in extras for each in project["optional-dependencies"][name]
+    ]
+    # Keras 2 follows the version of TensorFlow: where it is wanted, it is pinned.
+    others = [line for line in wanted if not line.startswith(("tf-keras", "lossscale"))]
+    session.install(*pins, *others)
+    # Without what it asks for: that is tensorflow, not tensorflow-cpu.
+    session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
+
+
 def _leave_checkout(session: nox.Session) -> None:
     """Goes to a copy of the tests, so that only what was installed is imported."""
     folder = Path(session.create_tmp()) / "copy"
@@ -149,13 +162,7 @@ def _make_session(name: str, version: Version, default: bool = True) -> None:
     @nox.session(name=f"tests-{name}", python=version.python, default=default)
     def tests(session: nox.Session) -> None:
         """Runs the test suite on one version of TensorFlow."""
-        project = nox.project.load_toml("pyproject.toml")["project"]
-        wanted = project["optional-dependencies"]["test"]
-        # Keras 2 follows the version of TensorFlow: where it is wanted, it is pinned.
-        others = [line for line in wanted if not line.startswith("tf-keras")]
-        session.install(*version.pins, *others)
-        # Without what it asks for: that is tensorflow, not tensorflow-cpu.
-        session.install("--no-deps", os.environ.get("LOSSSCALE_WHEEL", "."))
+        _install(session, version.pins, "test")
         _leave_checkout(session)
         arguments = session.posargs or ["-q", "-m", QUICK]
         session.run("pytest", *arguments, *version.tests, env=dict(version.env))
@@ -175,6 +182,18 @@ def coverage(session: nox.Session) -> None:
     del env["COVERAGE_PROCESS_START"]
     session.run("coverage", "combine", "--quiet", env=env)
     session.run("coverage", "report", env=env)
+
+
+@nox.session(python="3.11")
+def trackers(session: nox.Session) -> None:
+    """Tests what trackers of experiments store of the monitor's logs."""
+    _install(session, ["tensorflow-cpu"], "test", "trackers")
+    _leave_checkout(session)
+    # A test skips a tracker that cannot be imported: here each of them can.
+    names = ("wandb.integration.keras", "mlflow.keras", "dvclive.keras", "aim.keras")
+    session.run("python", "-c", f"import {', '.join(names)}")
+    tests = "tests/monitor/test_trackers.py"
+    session.run("pytest", "-q", "-n", "0", "-m", "slow", *session.posargs, tests)
 
 
 for _name, _version in MATRIX.items():

@@ -87,6 +87,11 @@ def _convert(_app: Any, what: str, *others: Any) -> None:
     lines[:] = docstrings.to_rest(lines, what)
 
 
+def _fill(_app: Any, page: str, source: List[str]) -> None:
+    if page == "api/loss-scales":
+        source[0] = docstrings.filled(source[0], docstrings.loss_scales(lossscale))
+
+
 def _check(app: Any, env: Any) -> None:
     del app
     documented = list(env.get_domain("py").objects)
@@ -101,6 +106,7 @@ def setup(app: Any) -> None:
         if field.name == "variable":
             field.label = "Attributes"
     app.connect("builder-inited", lambda _: pictures.draw_all())
+    app.connect("source-read", _fill)
     # Before napoleon, which reads the sections.
     app.connect("autodoc-process-docstring", _convert, priority=400)
     app.connect("env-check-consistency", _check)

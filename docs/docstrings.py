@@ -2,7 +2,8 @@
 
 They are written to be read where they stand, in Python files: pseudo-code in fences, as
 Markdown has it, and code in single backticks, as ``the state's `None`s``. Both are
-turned into reStructuredText here. No word of them changes.
+turned into reStructuredText here. No word of them changes. Besides, the page of loss
+scales gets the entries that it leaves out.
 """
 
 from __future__ import annotations
@@ -94,6 +95,26 @@ def _code(match: Any) -> str:
             escape if after.isalnum() else "",
         ]
     )
+
+
+def loss_scales(package: Any) -> List[str]:
+    """Returns the names of a package's public subclasses of `LossScale`."""
+    return [
+        name
+        for name in package.__all__
+        if package.LossScale in getattr(getattr(package, name), "__mro__", ())[1:]
+    ]
+
+
+def filled(page: str, loss_scales: List[str]) -> str:
+    """Returns a page of the API reference with an entry for each loss scale.
+
+    The line `.. every other loss scale` becomes the entries of those that the page does
+    not name itself.
+    """
+    others = [each for each in loss_scales if f":: {each}\n" not in page]
+    entries = "\n\n".join(f".. autoclass:: {each}" for each in others)
+    return page.replace(".. every other loss scale", entries)
 
 
 def missing(public: List[str], documented: List[str]) -> List[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import runpy
 import zlib
 
 import numpy as np
 import pytest
 from combinations import beyond_pairs, function_of, left_over
 from installed import families, make_strategy
-from limits import IS_NEWEST, TENSORFLOW
+from limits import IS_NEWEST, TENSORFLOW, skip_without
 
 from lossscale.runtime import callbacks
 
@@ -123,6 +124,23 @@ def family(request):
     """Keras 3, Keras 2's new optimizers, Keras 2's legacy ones: each that is here."""
     yield request.param
     request.param.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture
+def run(family, tmp_path, monkeypatch):
+    """Returns a function that runs a page's program with a Keras: its names come back.
+
+    What it writes is in a folder of its own.
+    """
+    skip_without("the pages", family)
+    monkeypatch.chdir(tmp_path)
+
+    def run(program):
+        path = tmp_path / "program.py"  # AutoGraph reads the source of a file
+        path.write_text(program.replace("import keras\n", ""))
+        return runpy.run_path(str(path), {"keras": family.keras})
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -223,11 +223,12 @@ def test_what_to_change_names_files_that_are_there():
         assert (PACKAGE / file).is_file() or (ROOT / file).is_file(), file
 
 
-def test_each_public_name_has_one_entry_in_the_api_reference():
-    found = []
+def test_each_public_name_has_one_entry_in_the_api_reference(imported):
+    found, docstrings = [], imported("docstrings")
     for path in (DOCS / "api").glob("*.md"):
         module = ""
-        for kind, name in re.findall(r"(?m)^\.\. (\w+):: ([\w.]+)", path.read_text()):
+        page = docstrings.filled(path.read_text(), docstrings.loss_scales(lossscale))
+        for kind, name in re.findall(r"(?m)^\.\. (\w+):: ([\w.]+)", page):
             if kind in ("currentmodule", "automodule"):
                 module = name
             found.append(name if kind == "automodule" else f"{module}.{name}")
@@ -257,6 +258,13 @@ def test_each_public_name_has_one_entry_in_the_api_reference():
 def test_a_docstring_becomes_what_sphinx_reads(imported, text, kind, converted):
     found = imported("docstrings").to_rest(text.split("\n"), kind)
     assert "\n".join(found).strip() == converted
+
+
+def test_a_page_gets_entries_of_the_loss_scales_that_it_does_not_name(imported):
+    page = ".. autoclass:: A\n   :members:\n\n.. every other loss scale\n"
+    found = imported("docstrings").filled(page, ["A", "B", "C"])
+    entries = [line for line in found.split("\n") if line.startswith("..")]
+    assert entries == [f".. autoclass:: {name}" for name in "ABC"]
 
 
 def test_a_name_without_an_entry_is_found(imported):

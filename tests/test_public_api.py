@@ -7,23 +7,18 @@ import re
 
 import pytest
 import tensorflow as tf
+from every_loss_scale import DECLARED
 from installed import families
 
 import lossscale
 from lossscale.runtime import registry
 
 #: Every public callable and how it is called, methods of our own included, once where
-#: a public base has them. A line that changes or goes breaks somebody's code: the
-#: changelog says so.
+#: a public base has them, besides the loss scales: `DECLARED` has those. A line that
+#: changes or goes breaks somebody's code: the changelog says so.
 PUBLIC = """
-DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
-    backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
-    min_loss_scale=1.0, max_loss_scale=None, search_period=None,
-    backoff_cooldown=None, overflow_tolerance=None)
-DynamicLossScale.from_preset(name, **overrides)
 ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps,
     decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8)
-FixedLossScale(loss_scale_value, skip_nonfinite=False)
 FixedLossScaleManager(loss_scale)
 ForwardRanges(names, counts, largest, batches, need_float32=(), inside=(), classes=(),
     is_inside_known=True, _is_keras3=False, _paths=(), need_cast=(), _told=())
@@ -31,10 +26,6 @@ ForwardRanges.plot(ax=None, *, rows=24)
 GradientRanges(names, counts, largest, loss_scale, batches, blocks=())
 GradientRanges.at(loss_scale)
 GradientRanges.plot(ax=None, *, rows=24)
-HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
-    increment_period=2000, min_loss_scale=1.0, max_loss_scale=None)
-LogNormalLossScale(initial_loss_scale=1.0, log2_max=16.0, beta1=0.99, beta2=0.999,
-    standard_deviations=3.09, *, min_loss_scale=1.0, max_loss_scale=16777216.0)
 LossScale()
 LossScale.__call__()
 LossScale.adjust(is_finite, largest=None)
@@ -82,8 +73,6 @@ ScaledBlock.from_config(config, custom_objects=None)
 ScaledBlock.get_config()
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
-SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
-    min_ratio=2.0)
 all_finite(grads)
 deserialize(config, custom_objects=None)
 export_state(system, loss_scale)
@@ -158,8 +147,21 @@ def expected_lines(listed=PUBLIC):
 
 
 def test_how_public_callables_are_called():
-    assert list(public_callables()) == expected_lines()
+    expected = expected_lines()
+    for declared in DECLARED.values():
+        expected += expected_lines(declared.called)
+    # A class, and then its methods.
+    expected.sort(key=lambda line: re.match(r"\w+", line)[0])
+    assert list(public_callables()) == expected
     assert {*lossscale.__all__} > NOT_CALLED
+
+
+def test_every_loss_scale_is_declared():
+    public = [getattr(lossscale, name) for name in lossscale.__all__]
+    classes = [each for each in public if inspect.isclass(each)]
+    found = [each for each in classes if issubclass(each, lossscale.LossScale)]
+    named = sorted(each.__name__ for each in found if each is not lossscale.LossScale)
+    assert sorted(DECLARED) == named
 
 
 def test_how_the_names_of_tensorflow_1_are_called():
@@ -185,53 +187,31 @@ def test_every_kerass_wrapper_is_called_alike(family):
         assert first in ("grads_and_vars", "loss", "grads")
 
 
-#: What checkpoints and configs name: the variables of each class, and its arguments.
-FILE_FORMAT = {
-    "FixedLossScale": (
-        "consecutive_skipped_steps last_step_finite skipped_steps",
-        "loss_scale_value skip_nonfinite",
-    ),
-    "DynamicLossScale": (
-        "bad_steps consecutive_skipped_steps current_loss_scale good_steps "
-        "last_step_finite skipped_steps",
-        "backoff_factor hysteresis hysteresis_reset increment_period "
-        "initial_loss_scale max_loss_scale min_loss_scale multiplier",
-    ),
-    "HeadroomLossScale": (
-        "ceiling consecutive_skipped_steps current_loss_scale good_steps "
-        "last_step_finite peak skipped_steps",
-        "half_life headroom increment_period initial_loss_scale max_loss_scale "
-        "min_loss_scale",
-    ),
-    "LogNormalLossScale": (
-        "consecutive_skipped_steps current_loss_scale last_step_finite mean "
-        "seen_steps skipped_steps slow_mean slow_square",
-        "beta1 beta2 initial_loss_scale log2_max max_loss_scale min_loss_scale "
-        "standard_deviations",
-    ),
-}
+#: The variables of every loss scale, as checkpoints name them.
+OF_ALL = "consecutive_skipped_steps last_step_finite skipped_steps"
 
 
-@pytest.mark.parametrize("name", FILE_FORMAT)
+@pytest.mark.parametrize(
+    "name", [name for name, each in DECLARED.items() if each.variables is not None]
+)
 def test_names_of_variables_and_of_config_keys(name, tmp_path):
-    loss_scale = getattr(lossscale, name)(64.0)
-    variables, keys = (names.split() for names in FILE_FORMAT[name])
+    loss_scale, declared = getattr(lossscale, name)(64.0), DECLARED[name]
+    variables = sorted(f"{declared.variables} {OF_ALL}".split())
     assert sorted(v.name.split(":")[0] for v in loss_scale.variables) == variables
     assert keys_of(loss_scale, tmp_path) == variables
-    assert sorted(loss_scale.get_config()) == keys
+    assert sorted(loss_scale.get_config()) == declared.keys.split()
 
 
 def test_names_of_a_guards_variables_and_config_keys(tmp_path):
     guard = lossscale.SpikeGuard(64)
     own = ["above_in_a_row", "consecutive_skipped_steps", "last_step_finite", "limit"]
     own += ["recent", "skipped_steps", "spikes"]
-    within = FILE_FORMAT["FixedLossScale"][0].split()
+    within = OF_ALL.split()
     names = [*within, *(f"guard_{name}" for name in own)]
     assert sorted(v.name.split(":")[0] for v in guard.variables) == sorted(names)
     keys = [*own, *(f"loss_scale/{name}" for name in within)]
     assert keys_of(guard, tmp_path) == sorted(keys)
-    arguments = ["loss_scale", "max_in_a_row", "min_ratio", "threshold", "window"]
-    assert sorted(guard.get_config()) == arguments
+    assert sorted(guard.get_config()) == DECLARED["SpikeGuard"].keys.split()
 
 
 def test_names_of_the_optimizers_classes_and_config_keys(family):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import runpy
-
 import numpy as np
 import pages
 import pytest
 import tensorflow as tf
-from limits import skip_without
 
 pytestmark = pytest.mark.either_keras2
 
@@ -17,20 +14,6 @@ REPEAT, REPEAT_IN_FIT, EACH_LOSS, EACH_LOSS_IN_FIT, *_ = pages.blocks(
     pages.PAGES["recipes"]
 )
 BATCHES = 8
-
-
-@pytest.fixture
-def run(family, tmp_path):
-    """Returns a function that runs a program with a Keras, and returns its names."""
-    skip_without("the pages", family)
-
-    def run(program):
-        path = tmp_path / "recipe.py"  # AutoGraph reads the source of a file
-        path.write_text(program.replace("import keras\n", ""))
-        return runpy.run_path(str(path), {"keras": family.keras})
-
-    yield run
-    family.keras.mixed_precision.set_global_policy("float32")
 
 
 def count(variable):

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow as tf
 
@@ -60,6 +70,11 @@ _BACKWARD = """\
 No inf or NaN was seen in the loss itself, so this begins in the backward pass, \
 between the loss and the variable named first. Look there for an infinite derivative, \
 as a square root has at zero, or give that layer dtype="float32"."""
+_ACCUMULATORS = """\
+Variables of the model with the shape of such a gradient hold inf or NaN, too: \
+{names}. If your program adds gradients up in them, clear them with \
+assign(tf.zeros_like(total)). Multiplied by 0, an infinity becomes NaN and stays, and \
+no step is applied again."""
 _FLOOR = """\
 The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
@@ -210,8 +225,12 @@ class Watched:
             findings.append(_GRADIENTS.format(names=_listed(faults)))
         if faults and not loss:
             findings.append(_BACKWARD)
+        accumulators = _accumulators(model, [variable for variable, _ in faults])
+        if accumulators:
+            names = ", ".join(f"model.{name}" for name in accumulators)
+            findings.append(_ACCUMULATORS.format(names=names))
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
-        findings.append(of_statistics(model))
+        findings.append(of_statistics(model, accumulators.values()))
         floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if not loss and not loss_scale._can_change:
             findings.append(_FIXED)
@@ -340,9 +359,39 @@ def _name_of_loss(model: Any) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def of_statistics(model: Any) -> Optional[str]:
+def of_statistics(model: Any, but: Iterable[Any] = ()) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
-    return _nonfinite(_STATISTICS, model, model.non_trainable_weights)
+    known = {id(each) for each in but}
+    variables = [v for v in model.non_trainable_weights if id(v) not in known]
+    return _nonfinite(_STATISTICS, model, variables)
+
+
+def _accumulators(model: Any, at_fault: Sequence[Any]) -> Dict[str, Any]:
+    """Returns variables in which a model may add up the gradients that are at fault.
+
+    They are attributes of the model itself, not finite, and of such a gradient's shape.
+    """
+    shapes = {tuple(each.shape) for each in at_fault}
+    trained = {id(each) for each in model.trainable_weights}
+    return {
+        name: each
+        for name, each in _attributes(model)
+        if hasattr(each, "assign")
+        and hasattr(each, "shape")
+        and id(each) not in trained
+        and tuple(each.shape) in shapes
+        and _nonfinite(_STATISTICS, model, [each])
+    }
+
+
+def _attributes(model: Any) -> Iterator[Tuple[str, Any]]:
+    """Yields what is in a model's attributes, also in lists and dicts, with names."""
+    for name, thing in vars(model).items():
+        if not isinstance(thing, (dict, list, tuple)):
+            yield name, thing
+        elif not name.startswith("_"):  # Keras keeps the objects that it tracks there
+            items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            yield from ((f"{name}_{key}", each) for key, each in items)
 
 
 def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[str]:
@@ -394,13 +443,7 @@ def optimizers_of(model: Any) -> Dict[str, Any]:
     `LossScaleOptimizer`.
     """
     compiled = getattr(model, "optimizer", None)
-    pairs = [("optimizer", compiled)]
-    for name, thing in vars(model).items():
-        if not isinstance(thing, (dict, list, tuple)):
-            pairs.append((name, thing))
-        elif not name.startswith("_"):  # Keras keeps the objects that it tracks there
-            items = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            pairs += [(f"{name}_{key}", each) for key, each in items]
+    pairs = [("optimizer", compiled), *_attributes(model)]
     found: Dict[str, Any] = {}
     for name, each in pairs:
         is_new = not any(each is known for known in found.values())

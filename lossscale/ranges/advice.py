@@ -5,7 +5,8 @@ finite. `Advice` decides for all tools what to write against a fault:
 
 ```
 an overflow in a layer's own operations, or where its inputs are cast:
-  the layer is float32, with the layers of a library that contain or surround it
+  the layer is float32, with the layers of a library that contain or surround it;
+  it may be the model itself, which casts its data
 in an operation between layers, or in a `call` that a user wrote around layers:
   the operation's inputs are cast to float32, since a dtype would not reach them
 two dtypes meet where only one may be, since a layer became float32:
@@ -44,6 +45,9 @@ within it keep their own dtype, whatever dtype it has itself."""
 _MEETS = """\
 If `call` of {name} ({kind}) combines its outputs with others, cast those to float32, \
 too: {cast}."""
+_DATA = """\
+{name} casts its data to float16, which ends at 65504. Instead you may divide the data \
+by a number, as in x / 255, before the model gets them."""
 _COMPUTED_IN_32 = """\
 It computes in {dtype} already: look for a division by zero, a logarithm of zero, an \
 exponential, and a learning rate that is too high."""
@@ -120,13 +124,17 @@ class Advice:
         call = fault.call.owner
         above = call.parent
         is_between = call.is_written_around_layers and not fault.is_cast
-        if call.is_layer and above is not None and not is_between:
+        # The model itself only if it casts its data.
+        takes_dtype = call.is_layer and (above is not None or fault.is_cast)
+        if takes_dtype and not is_between:
             wanted = _with_wrappers(call)
             new = [each for each in wanted if each.path not in self.layers]
             self.layers.update((each.path, each) for each in new)
-            if not above.is_of_library:
+            if above is not None and not above.is_of_library:
                 self._may_meet[above.path] = above
-            if new or call.is_of_library:
+            # In float32 a layer casts nothing: the cast of another input is known, too.
+            is_own_cast = fault.is_cast and fault.operation == "Cast"
+            if new or call.is_of_library or is_own_cast:
                 return bool(new)
         is_new = call.path not in self.casts
         self.casts.setdefault(call.path, (call, fault.operation or "its operations"))
@@ -178,7 +186,9 @@ class Advice:
             for call, operation in self.casts.values()
         ]
         may_meet = [c for path, c in self._may_meet.items() if path not in self.casts]
-        return to_cast + [sentence(_MEETS, call) for call in may_meet]
+        models = [call for call in self.layers.values() if call.parent is None]
+        notes = [sentence(_DATA, call) for call in models]
+        return to_cast + [sentence(_MEETS, call) for call in may_meet] + notes
 
     @property
     def in_one_line(self) -> str:

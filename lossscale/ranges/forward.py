@@ -48,7 +48,8 @@ class ForwardRanges(Ranges):
       largest: A `float32` array, the largest finite magnitude of each row.
       batches: How many batches were counted.
       need_float32: The paths of layers that need float32: some of their outputs,
-        inputs, or values computed inside are beyond 65504.
+        inputs, or values computed inside are beyond 65504. With the model's name, if
+        the model itself casts data that are.
       inside: Those layers that overflow inside, as in a variance or in attention's
         logits, so that their outputs in float16 are wrong.
       classes: The class names of the layers in `need_float32`.
@@ -264,11 +265,14 @@ class _Counter:
             )
         places = [path for path, _ in self._rows]  # from the input to the output
 
+        advice = self._advice
+
         def place_of(path: str) -> int:
+            if advice.layers[path].parent is None:
+                return -1  # the model itself, which casts its data
             is_inner = [f"{each}/".startswith(f"{path}/") for each in places]
             return [*is_inner, True].index(True)
 
-        advice = self._advice
         needed = sorted(advice.layers, key=place_of)
         advice.layers = {path: advice.layers[path] for path in needed}
         layers = [call.layer for call in advice.layers.values()]

@@ -1,15 +1,16 @@
 """The loss scales, and every way to get one.
 
-These files know gradients and replicas, but no optimizer. In the order of imports:
+These files know gradients and replicas, but no optimizer. Each file that is not named
+here is one loss scale, such as `headroom.py`, and of this room imports only `base`. The
+others, in the order of imports:
 
 * `base`: the contract, LossScale, and how a loss scale is adjusted to a step;
 * `fixed`, `dynamic`: one rule each;
-* `headroom`, `log_normal`: rules that look at the gradients;
 * `managers`: the names of TensorFlow 1;
 * `interchange`: reads and writes other systems' saved states;
 * `serialization`: loss scales from names, numbers and configs, and their configs;
 * `spike_guard`: holds another loss scale, and skips steps with huge gradients.
 
-Begin with `base`. A new loss scale is a new file like `headroom`; CONTRIBUTING
-names its places elsewhere.
+Begin with `base`. docs/choosing.md shows the whole file of a new loss scale, and
+CONTRIBUTING names its places elsewhere.
 """

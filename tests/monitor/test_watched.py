@@ -184,3 +184,57 @@ def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
         fit(sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5)
     (message,) = messages
     assert message.startswith("g_optimizer: 3 steps in a row were skipped")
+
+
+def accumulating(family, clear):
+    """Returns a compiled model that adds its gradients up in variables."""
+
+    class Accumulating(family.keras.Sequential):
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                scaled_loss = self.optimizer.scale_loss(loss)
+            weights = self.trainable_variables
+            tensors = [kerases.tensor_of(weight) for weight in weights]
+            grads = tape.gradient(scaled_loss, tensors)
+            unscaled = self.optimizer.get_unscaled_gradients(grads)
+            for total, grad in zip(self.totals, unscaled):
+                total.assign_add(grad)
+            means = [tf.convert_to_tensor(total) / 2.0 for total in self.totals]
+            self.optimizer.apply_gradients(zip(means, weights))
+            for total in self.totals:
+                total.assign(clear(total))
+            return {"loss": loss}
+
+    layers = [family.keras.layers.Dense(1) for _ in range(2)]
+    model = Accumulating([family.keras.Input((FEATURES,)), *layers])
+    model.compile(wrapped(family.optimizers.SGD(2.0**-9)))
+    shapes = [weight.shape for weight in model.trainable_variables]
+    model.totals = [tf.Variable(tf.zeros(shape), trainable=False) for shape in shapes]
+    return model
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
+    x = np.ones([64, FEATURES], np.float32)
+    y = np.zeros([64, 1], np.float32)
+    y[8:16] = np.inf  # the second of eight batches
+
+    def found(clear):
+        model = accumulating(family, clear)
+        model.run_eagerly = eagerly
+        monitor = LossScaleMonitor(3, every=1, verbose=0)
+        with heard() as messages:
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[monitor])
+        return messages, int(model.optimizer.applied_steps.numpy())
+
+    # In a graph TensorFlow makes zeros of a product with the constant 0.
+    zero = tf.Variable(0.0, trainable=False)
+    messages, applied = found(lambda total: total * zero)
+    assert applied == 1
+    (message,) = messages
+    names = ", ".join(f"model.totals_{number}" for number in range(4))
+    assert f"hold inf or NaN, too: {names}. If your program adds" in message
+    assert "predictions are lost" not in message
+    assert found(tf.zeros_like) == ([], 7)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from exact import heard
 from installed import each_keras
 from limits import skip_without
+from models import policy_of
 from overflowing import ADVISED, Maker, data_for, made
 
 from lossscale import LossScaleMonitor, find_nonfinite, forward_ranges
@@ -81,6 +82,78 @@ def test_what_forward_ranges_says_helps(family, name):
     assert "Write" not in str(again)
     assert "no layer needs float32" not in str(found)
     assert find_nonfinite(model, *data_for(name)).where != "forward"
+
+
+#: Nests of data, and how a model of a user's takes a tensor out of each.
+NESTS = {
+    "tensor": (lambda x: x, lambda given: given),
+    "dict": (lambda x: {"x": x, "one": x * 0 + 1}, lambda given: given["x"]),
+    "list": (lambda x: [x * 0 + 1, x], lambda given: given[1]),
+    "tuple": (lambda x: (x, x * 0 + 1), lambda given: given[0]),
+    "nested": (lambda x: {"a": [x, {"b": x * 2}]}, lambda given: given["a"][1]["b"]),
+}
+
+
+@pytest.mark.every_combination
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("family", each_keras(), ids=lambda family: family.name)
+def test_what_forward_ranges_says_of_data_that_the_model_casts_helps(
+    family, nest, divides
+):
+    """A model of a user's own class casts all that it is given, before its `call`."""
+    maker = Maker(family.keras)
+    nested, take = NESTS[nest]
+    x = nested(np.full([8, 6], 1e5, np.float32))
+
+    class Own(family.keras.Model):
+        def __init__(self):
+            super().__init__(name="own", **maker.dtype("own"))
+            self.a, self.b = maker.dense("a", 1e-3), maker.dense("b")
+            self.last = maker.head()
+
+        def call(self, given):
+            x = take(given)
+            return self.last(self.b(self.a(x / 1000 if divides else x)))
+
+    def output():
+        with policy_of(family.keras, "mixed_float16"):
+            model = Own()
+        return model, model(tf.nest.map_structure(tf.constant, x)).numpy()
+
+    model, before = output()
+    assert not np.isfinite(before).all()
+    found = forward_ranges(model, x, verbose=0)
+    assert found.need_float32 == (("own",) if divides else ("own", "a"))
+    assert found.need_cast == ()
+    assert "own casts its data to float16" in str(found)
+    assert maker.follow(str(found))
+    model, after = output()
+    assert np.isfinite(after).all()
+    again = forward_ranges(model, x, verbose=0)
+    assert again.need_float32 == again.need_cast == (), f"{found}\n{again}"
+    assert find_nonfinite(model, x, np.ones([8, 1]), loss="mse").where is None
+
+
+@pytest.mark.parametrize("family", each_keras(), ids=lambda family: family.name)
+def test_what_forward_ranges_says_of_a_sequential_model_without_input_helps(family):
+    maker = Maker(family.keras)
+
+    def output(*begin):
+        with policy_of(family.keras, "mixed_float16"):
+            parts = [maker.dense("a", 1e-3), maker.dense("b"), maker.head()]
+            model = family.keras.Sequential([*begin, *parts], name="model")
+        return model, model(x).numpy()
+
+    x = np.full([8, 6], 1e5, np.float32)
+    model, before = output()
+    assert not np.isfinite(before).all()
+    found = forward_ranges(model, x, verbose=0)
+    assert found.need_cast == ()
+    assert maker.follow(str(found))
+    model, after = output(family.keras.Input((6,)))
+    assert np.isfinite(after).all()
+    assert forward_ranges(model, x, verbose=0).need_float32 == ()
 
 
 #: What happens between the steps is the same in all modes: graphs take the longest.

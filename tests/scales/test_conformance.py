@@ -1,17 +1,19 @@
 """What every LossScale promises, each with arguments that are not the defaults.
 
-A new loss scale adds one entry to `CASES` in support/every_loss_scale.py.
+A new loss scale adds one entry to `DECLARED` in support/every_loss_scale.py.
 """
 
 from __future__ import annotations
 
+import doctest
 import json
+import warnings
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude, state
-from every_loss_scale import CASES
+from every_loss_scale import CASES, DECLARED, PAGE
 from models import compiled
 
 import lossscale
@@ -27,7 +29,8 @@ def make(request):
 
 def same(loss_scale, expected):
     """Returns what to compare with: compiled, a logarithm ends otherwise."""
-    rounds = isinstance(loss_scale, lossscale.LogNormalLossScale)
+    declared = DECLARED.get(type(loss_scale).__name__)
+    rounds = declared is not None and declared.rounds
     return pytest.approx(expected, rel=1e-6) if rounds else expected
 
 
@@ -35,6 +38,34 @@ def follow(loss_scale, run):
     for number, flag in enumerate(finite(run)):
         loss_scale.adjust(flag, magnitude(number))
     return loss_scale
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("name", DECLARED)
+def test_its_rule(name, mode):
+    declared = DECLARED[name]
+    run, expected = declared.rule
+    make = next(iter(declared.cases.values()))
+    scales, _ = drive(make, finite(run), mode)
+    assert scales == same(make(), list(map(float, expected.split())))
+
+
+@pytest.mark.parametrize("value", [0.0, -8.0, np.nan, np.inf])
+def test_a_restored_value_that_is_no_loss_scale_is_replaced(make, value):
+    loss_scale = make()
+    held = getattr(loss_scale, "loss_scale", loss_scale)  # a guard holds another one
+    if not hasattr(held, "current_loss_scale"):
+        pytest.skip("its value is no variable")
+    held.current_loss_scale.assign(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", lossscale.LossScaleWarning)
+        loss_scale.adjust(True, magnitude(0))
+    assert float(loss_scale) == 64.0
+
+
+def test_the_page_shows_examples_that_are_true():
+    assert doctest.testmod(PAGE).attempted >= 3
+    assert doctest.testmod(PAGE).failed == 0
 
 
 def test_call_gives_a_float32_scalar(make):

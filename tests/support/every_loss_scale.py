@@ -1,9 +1,20 @@
-"""Every loss scale, each with arguments that are not the defaults.
+"""Every loss scale, and what is promised of it: one entry of `DECLARED` for each.
 
-What it must keep is in test_conformance.py: a new loss scale adds one entry here.
+Written by hand, never read from the code: a line that changes or goes breaks somebody's
+code or files, and the changelog says so. Who reads an entry:
+
+* test_conformance.py: every promise of a loss scale, of each of `cases`; and `rule`;
+* test_base.py and test_replay.py: the same, in other ways;
+* test_public_api.py: how it is called, and what files hold. It also tells whether each
+  public loss scale has an entry.
 """
 
 from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Callable, Dict, NamedTuple, Tuple
+
+import pages
 
 import lossscale
 from lossscale import (
@@ -14,33 +25,142 @@ from lossscale import (
     SpikeGuard,
 )
 
+
+class Declared(NamedTuple):
+    """What is promised of a class.
+
+    Attributes:
+      called: How it and its own methods are called, as in `PUBLIC` of
+        test_public_api.py.
+      variables: The names of its variables besides those of every loss scale, in a
+        graph and in checkpoints. None: see test_public_api.py.
+      keys: The keys of its config if it is made from one number.
+      cases: Functions that make one, with arguments that are not the defaults and a
+        scale of 64 to begin with.
+      rule: A run, as "TFF", and the scale after each step of it, of the first case.
+        Its largest gradients are those of `driving.magnitude`.
+      rounds: Whether its last bit depends on how it is compiled.
+    """
+
+    called: str
+    variables: Any
+    keys: str
+    cases: Dict[str, Callable[[], Any]]
+    rule: Tuple[str, str]
+    rounds: bool = False
+
+
+DECLARED = {
+    "DynamicLossScale": Declared(
+        called="""
+DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
+    backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
+    min_loss_scale=1.0, max_loss_scale=None, search_period=None,
+    backoff_cooldown=None, overflow_tolerance=None)
+DynamicLossScale.from_preset(name, **overrides)
+""",
+        variables="bad_steps current_loss_scale good_steps",
+        keys="backoff_factor hysteresis hysteresis_reset increment_period "
+        "initial_loss_scale max_loss_scale min_loss_scale multiplier",
+        cases={
+            "dynamic": lambda: DynamicLossScale(
+                64, 2, 4.0, backoff_factor=0.5, min_loss_scale=2.0, max_loss_scale=512.0
+            ),
+            "dynamic-hysteresis": lambda: DynamicLossScale(
+                64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
+            ),
+            "dynamic-search": lambda: DynamicLossScale(
+                64, 3, hysteresis=2, search_period=1
+            ),
+            "dynamic-cooldown": lambda: DynamicLossScale(64, 3, backoff_cooldown=2),
+            "dynamic-tolerance": lambda: DynamicLossScale(
+                64, 3, hysteresis=2, overflow_tolerance=0.5
+            ),
+        },
+        rule=("TTFTTFFFFFFFFF", "64 256 128 128 512 256 128 64 32 16 8 4 2 2"),
+    ),
+    "FixedLossScale": Declared(
+        called="FixedLossScale(loss_scale_value, skip_nonfinite=False)",
+        variables="",
+        keys="loss_scale_value skip_nonfinite",
+        cases={
+            "fixed": lambda: FixedLossScale(64),
+            "fixed-skip": lambda: FixedLossScale(64, skip_nonfinite=True),
+        },
+        rule=("TFT", "64 64 64"),
+    ),
+    "HeadroomLossScale": Declared(
+        called="""
+HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
+    increment_period=2000, min_loss_scale=1.0, max_loss_scale=None)
+""",
+        variables="ceiling current_loss_scale good_steps peak",
+        keys="half_life headroom increment_period initial_loss_scale max_loss_scale "
+        "min_loss_scale",
+        cases={
+            "headroom": lambda: HeadroomLossScale(
+                64,
+                3,
+                5.0,
+                increment_period=3,
+                min_loss_scale=2.0,
+                max_loss_scale=2.0**40,
+            ),
+        },
+        # The gradients leave room for more, but overflows have halved the ceiling.
+        rule=("FTF", "32 32 16"),
+    ),
+    "LogNormalLossScale": Declared(
+        called="""
+LogNormalLossScale(initial_loss_scale=1.0, log2_max=16.0, beta1=0.99, beta2=0.999,
+    standard_deviations=3.09, *, min_loss_scale=1.0, max_loss_scale=16777216.0)
+""",
+        variables="current_loss_scale mean seen_steps slow_mean slow_square",
+        keys="beta1 beta2 initial_loss_scale log2_max max_loss_scale min_loss_scale "
+        "standard_deviations",
+        cases={
+            "log-normal": lambda: LogNormalLossScale(
+                64, 15.0, 0.875, 0.75, 2.0, min_loss_scale=2.0, max_loss_scale=2.0**40
+            ),
+        },
+        # One step has no deviation: 2**(15 + 9), of a gradient of 2**-9.
+        rule=("T", "16777216"),
+        rounds=True,
+    ),
+    "SpikeGuard": Declared(
+        called="""
+SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
+    min_ratio=2.0)
+""",
+        variables=None,
+        keys="loss_scale max_in_a_row min_ratio threshold window",
+        cases={
+            "spike-guard": lambda: SpikeGuard(
+                DynamicLossScale(64, 2, max_loss_scale=512.0), 0.5, 3, 1, min_ratio=1.25
+            ),
+            "spike-guard-headroom": lambda: SpikeGuard(
+                HeadroomLossScale(64, 3, 5.0, increment_period=3), 2.0, 4, 2
+            ),
+        },
+        rule=("TTF", "64 128 64"),
+    ),
+}
+
+
+def _of_page() -> Any:
+    """Returns the class that docs/choosing.md shows as the model of all."""
+    path, module = pages.PAGES["choosing"], ModuleType("page")
+    exec(compile(pages.blocks(path)[-1], str(path), "exec"), vars(module))  # noqa: S102
+    return module
+
+
+#: The module that the page shows.
+PAGE = _of_page()
+#: Ways to make a loss scale, by name: each must keep every promise.
 CASES = {
-    "fixed": lambda: FixedLossScale(64),
-    "fixed-skip": lambda: FixedLossScale(64, skip_nonfinite=True),
-    "dynamic": lambda: DynamicLossScale(
-        64, 2, 4.0, backoff_factor=0.5, min_loss_scale=2.0, max_loss_scale=512.0
-    ),
-    "dynamic-hysteresis": lambda: DynamicLossScale(
-        64, 3, hysteresis=2, hysteresis_reset=("good", "backoff")
-    ),
-    "headroom": lambda: HeadroomLossScale(
-        64, 3, 5.0, increment_period=3, min_loss_scale=2.0, max_loss_scale=2.0**40
-    ),
-    "log-normal": lambda: LogNormalLossScale(
-        64, 15.0, 0.875, 0.75, 2.0, min_loss_scale=2.0, max_loss_scale=2.0**40
-    ),
-    "dynamic-search": lambda: DynamicLossScale(64, 3, hysteresis=2, search_period=1),
-    "dynamic-cooldown": lambda: DynamicLossScale(64, 3, backoff_cooldown=2),
-    "spike-guard": lambda: SpikeGuard(
-        DynamicLossScale(64, 2, max_loss_scale=512.0), 0.5, 3, 1, min_ratio=1.25
-    ),
-    "spike-guard-headroom": lambda: SpikeGuard(
-        HeadroomLossScale(64, 3, 5.0, increment_period=3), 2.0, 4, 2
-    ),
-    "dynamic-tolerance": lambda: DynamicLossScale(
-        64, 3, hysteresis=2, overflow_tolerance=0.5
-    ),
+    **{name: each for known in DECLARED.values() for name, each in known.cases.items()},
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),
+    "page": lambda: PAGE.HalvingLossScale(64),
 }

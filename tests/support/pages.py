@@ -20,7 +20,7 @@ MIGRATIONS = {name: path for name, path in PAGES.items() if "coming-from/" in na
 
 def blocks(path):
     """Returns the Python blocks of a page."""
-    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    return re.findall(r"(?ms)^```python\n(.*?)^```$", path.read_text())
 
 
 def links(path):
