@@ -55,6 +55,20 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
     return {**kept, **as_ours(scale)}
 
 
+def plain(config: Any) -> Any:
+    """Returns a copy of a config, of dicts and lists that JSON can hold.
+
+    Keras 2 puts NumPy's scalars into configs. While it writes a SavedModel it makes
+    those of nested objects, such as schedules, of a class that nobody can copy.
+    """
+    if isinstance(config, dict):
+        return {key: plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        copied = map(plain, config)
+        return tuple(copied) if isinstance(config, tuple) else list(copied)
+    return config.item() if isinstance(config, np.generic) else config
+
+
 def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
     """Returns the `loss_scale` and the `name` that arguments mean, ours or Keras's own.
 

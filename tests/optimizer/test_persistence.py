@@ -227,6 +227,83 @@ class TestKerasFile:
         assert answer.stdout.split("\n")[-2] == expected
 
 
+#: The arguments of each learning rate schedule of Keras 2.
+SCHEDULES = {
+    "CosineDecay": (0.05, 10),
+    "CosineDecayRestarts": (0.05, 10),
+    "ExponentialDecay": (0.05, 10, 0.5),
+    "InverseTimeDecay": (0.05, 10, 0.5),
+    "PiecewiseConstantDecay": ([2, 4], [0.05, 0.02, 0.01]),
+    "PolynomialDecay": (0.05, 10),
+}
+
+
+def schedule_of(family, name):
+    """Returns one of Keras's schedules, or a registered one of the user's."""
+    schedules, utils = family.keras.optimizers.schedules, family.keras.utils
+    if name != "Mine":
+        if name.startswith("Cosine"):
+            skip_without("cosine schedules", family)
+        return getattr(schedules, name)(*SCHEDULES[name])
+    home = f"test-{family.name}-schedule"
+    utils.get_custom_objects().pop(f"{home}>Mine", None)  # 2.4 registers it once
+
+    @utils.register_keras_serializable(home)
+    class Mine(schedules.LearningRateSchedule):
+        """A user's schedule."""
+
+        def __init__(self, first):
+            self.first = first
+
+        def __call__(self, step):
+            return self.first / (1.0 + tf.cast(step, tf.float32))
+
+        def get_config(self):
+            return {"first": self.first}
+
+    return Mine(0.05)
+
+
+class TestSavedModelOfASchedule:
+    """Keras 2's folders: the inner optimizer's config holds another Keras object."""
+
+    @pytest.mark.parametrize("writer", ["save", "ModelCheckpoint"])
+    @pytest.mark.parametrize(
+        "name",
+        ["Mine", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES)],
+    )
+    def test_holds_everything(self, family, rng, tmp_path, name, writer):
+        skip_without("weights in TensorFlow's format", family)
+        x, y = data(rng, 16)
+        inner = family.optimizers.Adam(schedule_of(family, name))
+        model = regression(family, LossScaleOptimizer(inner))
+        path = str(tmp_path / "saved")
+        if writer == "save":
+            train(model, x, y, "TT")
+            model.save(path, save_format="tf")
+        else:
+            written = family.keras.callbacks.ModelCheckpoint(path)
+            model.fit(x, y, 16, epochs=2, callbacks=[written], **QUIET)
+        other = family.keras.models.load_model(path)
+        other.load_weights(f"{path}/variables/variables").expect_partial()
+        assert type(other.optimizer) is type(model.optimizer)
+        config = other.optimizer.get_config()
+        assert config == model.optimizer.get_config()
+        rate = json.loads(json.dumps(config))["inner_optimizer"]["config"]
+        assert rate["learning_rate"]["class_name"].endswith(name)
+        assert scale_state(other.optimizer) == scale_state(model.optimizer)
+        for each in (model, other):  # Keras builds a new optimizer at its first step
+            train(each, x, y, "T")
+        assert_goes_on_equally(model, other, x, y)
+
+    def test_every_schedule_is_here(self, family):
+        schedules = family.keras.optimizers.schedules
+        base = schedules.LearningRateSchedule
+        found = {n for n, s in vars(schedules).items() if isinstance(s, type)}
+        found = {n for n in found if issubclass(getattr(schedules, n), base)}
+        assert found - {base.__name__} <= {*SCHEDULES}
+
+
 def test_a_variable_that_a_loss_scale_creates_later_is_saved(family, rng, tmp_path):
     if family.name != "keras3":
         pytest.skip("Keras 2 lists the variables when it saves")
