@@ -171,6 +171,7 @@ class LossScaleOptimizer:
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
 
+    @arguments.counts_positions
     def __init__(
         self,
         inner_optimizer: Any,
@@ -183,6 +184,7 @@ class LossScaleOptimizer:
         communication_dtype: Optional[str] = None,
         **kwargs: Any,
     ) -> None:
+        by_position = kwargs.pop("_by_position")
         given = {
             "loss_scale": loss_scale,
             "name": name,
@@ -200,7 +202,7 @@ class LossScaleOptimizer:
         # tracks objects under names that it makes up.
         self.__dict__.update(_communication_dtype=dtype)
         self._refuse_to_sum(inner_optimizer)
-        ours = arguments.as_ours(given)
+        ours = arguments.as_ours(given, by_position)
         name = ours["name"]
         checks.or_none(checks.text, without=self._not_in_names)("name", name)
         replicas.refuse_tpu()
