@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -225,6 +226,58 @@ class TestKerasFile:
             f"{type(model.optimizer).__name__} {float(model.optimizer.loss_scale)}"
         )
         assert answer.stdout.split("\n")[-2] == expected
+
+
+class TestABareOptimizersWeightsFile:
+    """`.weights.h5` of an optimizer without a wrapper, into a wrapped one of Keras 3."""
+
+    @pytest.fixture
+    def written(self, family, rng, tmp_path):
+        if family.name != "keras3":
+            pytest.skip("in Keras 2's files a wrapper looks like the inner optimizer")
+        x, y = data(rng, 16)
+        bare = regression(family, family.optimizers.Adam(0.05))
+        train(bare, x, y, "TTT")
+        path = str(tmp_path / "model.weights.h5")
+        bare.save_weights(path)
+        return bare, path, x, y
+
+    def test_loads_whole_and_in_silence(self, family, written):
+        bare, path, x, y = written
+        model = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        train(model, x, y, "T")
+        before = scale_state(model.optimizer)
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                model.load_weights(path)
+            assert_same(training_state(model), training_state(bare))
+            assert scale_state(model.optimizer) == before
+        train(model, x, y, "TT")
+        train(bare, x, y, "TT")
+        assert_same(training_state(model), training_state(bare))
+
+    def test_a_true_warning_stays(self, family, written, tmp_path):
+        _, path, x, y = written
+        unbuilt = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        with pytest.warns(UserWarning, match="has 2 variables whereas the saved") as w:
+            unbuilt.load_weights(path)
+        assert len(w) == 1
+        built = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        train(built, x, y, "T")
+        own = str(tmp_path / "own.weights.h5")
+        built.save_weights(own)
+        built.load_weights(path)
+        # A file of a wrapped optimizer, saved before it was built.
+        empty = str(tmp_path / "empty.weights.h5")
+        fresh = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        fresh.save_weights(empty)
+        with pytest.warns(UserWarning, match="Skipping variable loading"):
+            built.load_weights(empty)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            built.load_weights(own)
+        assert built.optimizer.iterations.numpy() == 1
 
 
 #: The arguments of each learning rate schedule of Keras 2.
