@@ -229,7 +229,7 @@ class TestKerasFile:
 
 
 class TestABareOptimizersWeightsFile:
-    """`.weights.h5` of an optimizer without a wrapper, into a wrapped one of Keras 3."""
+    """A `.weights.h5` file of a bare optimizer, into a wrapped one of Keras 3."""
 
     @pytest.fixture
     def written(self, family, rng, tmp_path):
