@@ -211,6 +211,9 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     def get_slot(self, var: Any, name: str) -> Any:
         return self._optimizer.get_slot(var, name)
 
+    def get_slot_names(self) -> Any:
+        return self._optimizer.get_slot_names()
+
     def variables(self) -> List[Any]:
         """Returns the variables of the inner optimizer and of the loss scale."""
         return [*self._optimizer.variables(), *self._loss_scale.variables]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from functools import partial
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping
 
 import numpy as np
 
@@ -55,13 +56,40 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
     return {**kept, **as_ours(scale)}
 
 
-def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
+def plain(config: Any) -> Any:
+    """Returns a copy of a config, of dicts and lists that JSON can hold.
+
+    Keras 2 puts NumPy's scalars into configs. While it writes a SavedModel it makes
+    those of nested objects, such as schedules, of a class that nobody can copy.
+    """
+    if isinstance(config, dict):
+        return {key: plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        copied = map(plain, config)
+        return tuple(copied) if isinstance(config, tuple) else list(copied)
+    return config.item() if isinstance(config, np.generic) else config
+
+
+def counts_positions(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a constructor: it gets how many arguments came by position.
+
+    They are in `_by_position`, less the inner optimizer.
+    """
+
+    @functools.wraps(init)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs, _by_position=len(args) - 1)
+
+    return counted
+
+
+def as_ours(given: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
     """Returns the `loss_scale` and the `name` that arguments mean, ours or Keras's own.
 
-    `given` are all arguments but the inner optimizer, by name. One that was given by
-    position has our name for that position. None: it was not given.
+    `given` are all arguments but the inner optimizer, by name. The first `by_position`
+    were given by position, and have our names for theirs. None: it was not given.
     """
-    given = _by_their_names(given)
+    given = _by_their_names(given, is_third_by_position=by_position > 1)
     name, loss_scale = given.pop("name", None), given.pop("loss_scale", "dynamic")
     theirs = {n: given.pop(n, None) for n in OF_THE_SCALE}
     theirs = {n: value for n, value in theirs.items() if value is not None}
@@ -78,18 +106,22 @@ def as_ours(given: Mapping[str, Any]) -> Dict[str, Any]:
     return {"loss_scale": _loss_scale(theirs) if theirs else loss_scale, "name": name}
 
 
-def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
+def _by_their_names(
+    given: Mapping[str, Any], is_third_by_position: bool
+) -> Dict[str, Any]:
     """Renames arguments that were given by position in the order of Keras's wrappers.
 
     A bool in the place of `loss_scale` is Keras 2's `dynamic`. Two numbers are Keras
-    3's `initial_scale` and `dynamic_growth_steps`.
+    3's `initial_scale` and `dynamic_growth_steps`. A `name` that was given by name is
+    a name.
     """
     loss_scale, name, _ = values = [given.get(each) for each in _OURS]
     is_number = isinstance(name, numbers.Real) and not isinstance(name, bool)
     if isinstance(loss_scale, (bool, np.bool_)):
-        second = "name" if isinstance(name, str) else "initial_scale"
+        is_name = isinstance(name, str) or not is_third_by_position
+        second = "name" if is_name else "initial_scale"
         names = ("dynamic", second, "dynamic_growth_steps")
-    elif isinstance(loss_scale, numbers.Real) and is_number:
+    elif isinstance(loss_scale, numbers.Real) and is_number and is_third_by_position:
         names = ("initial_scale", "dynamic_growth_steps", "name")
     else:
         return dict(given)

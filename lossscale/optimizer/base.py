@@ -6,7 +6,6 @@ import copy
 import inspect
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments as checks
@@ -172,6 +171,7 @@ class LossScaleOptimizer:
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
 
+    @arguments.counts_positions
     def __init__(
         self,
         inner_optimizer: Any,
@@ -184,6 +184,7 @@ class LossScaleOptimizer:
         communication_dtype: Optional[str] = None,
         **kwargs: Any,
     ) -> None:
+        by_position = kwargs.pop("_by_position")
         given = {
             "loss_scale": loss_scale,
             "name": name,
@@ -201,7 +202,7 @@ class LossScaleOptimizer:
         # tracks objects under names that it makes up.
         self.__dict__.update(_communication_dtype=dtype)
         self._refuse_to_sum(inner_optimizer)
-        ours = arguments.as_ours(given)
+        ours = arguments.as_ours(given, by_position)
         name = ours["name"]
         checks.or_none(checks.text, without=self._not_in_names)("name", name)
         replicas.refuse_tpu()
@@ -439,7 +440,7 @@ class LossScaleOptimizer:
         config = arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         # Keras 2 changes the config that it deserializes. The caller's stays as it is.
-        config = dict(tf.nest.map_structure(lambda leaf: leaf, config))
+        config = arguments.plain(config)
         inner, loss_scale = config.pop("inner_optimizer"), config.pop("loss_scale")
         if isinstance(inner, dict):
             inner = wrapper._deserialize_inner(inner, custom_objects)
@@ -503,19 +504,14 @@ class LossScaleOptimizer:
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the constructor's arguments as a dict that JSON can hold."""
-        # In a SavedModel the config of Keras 2 is no plain dict.
-        inner = dict(self._keras.optimizers.serialize(self.inner_optimizer))
         config = {
             "name": self.name,
-            "inner_optimizer": inner,
+            "inner_optimizer": self._keras.optimizers.serialize(self.inner_optimizer),
             "loss_scale": serialization.serialize(self.loss_scale),
             **self._own_options(),
         }
-
-        def plain(value: Any) -> Any:  # JSON cannot hold the NumPy scalars of Keras 2
-            return value.item() if isinstance(value, np.generic) else value
-
-        return dict(tf.nest.map_structure(plain, config))
+        plain: Dict[str, Any] = arguments.plain(config)
+        return plain
 
     def _own_options(self) -> Dict[str, Any]:
         """Returns what older releases do not know, if it is set: else they read it."""

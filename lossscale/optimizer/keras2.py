@@ -305,11 +305,19 @@ class _New(Keras2Base):
     def _variables(self) -> List[Variable]:
         return self._all_variables()
 
+    def set_weights(self, weights: Any) -> None:
+        inner = self.inner_optimizer
+        # Keras's own `set_weights` asks for it (seen on 2.11 to 2.21). Without it, the
+        # values of slots that do not exist yet would be the loss scale's.
+        if hasattr(inner, "set_weights") and not getattr(inner, "_built", False):
+            inner.set_weights(weights)  # Keras's own error
+        super().set_weights(weights)
+
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
         count, every = len(store.keys()), len(self.variables)
         if count in (len(self._inner_variables()), every - len(SINCE_0_1_0)):
-            self.set_weights([store[str(number)][()] for number in range(count)])
+            super().set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
 

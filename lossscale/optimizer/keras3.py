@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import keras
@@ -247,7 +248,11 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
             found = {name: key for name, key in theirs.items() if name in variables}
         elif not found and keys:
-            self.inner_optimizer.load_own_variables(store)
+            inner = self.inner_optimizer
+            inner.load_own_variables(store)
+            # Next Keras hands the inner optimizer its own group, which such a file does
+            # not have, and would warn that it loads nothing.
+            vars(inner)["load_own_variables"] = partial(_load_what_is_there, inner)
         # All values are read before the first one is set, so that a damaged file
         # changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
@@ -272,6 +277,13 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     @classmethod
     def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
         return "loss_scale_factor" in inner_config
+
+
+def _load_what_is_there(inner: Any, store: Any) -> None:
+    """Is an optimizer's `load_own_variables` for one call: without a word if empty."""
+    vars(inner).pop("load_own_variables", None)
+    if store.keys():
+        inner.load_own_variables(store)
 
 
 def _is_overwritten(variable: Variable) -> bool:

@@ -22,18 +22,36 @@ from lossscale.scales.base import LossScale, new_variable
 from lossscale.scales.spike_guard import SpikeGuard
 
 
+def _without_values(record: Any) -> str:
+    """Returns the `repr` of a named tuple, with the shape of its variable, last."""
+    fields = {**record._asdict(), "shape": tuple(record.variable.shape)}
+    del fields["variable"]
+    listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+    return f"{type(record).__name__}({listed})"
+
+
 class NonfiniteGradient(NamedTuple):
     """A gradient that was not finite.
 
     Attributes:
       name: The name of its variable; in Keras 3, the variable's path.
       kind: `"nan"` if it held a NaN, else `"inf"`.
-      variable: The variable.
+      variable: The variable. Printed is its shape, not its values.
     """
 
     name: str
     kind: str
     variable: Variable
+
+    def __repr__(self) -> str:
+        return _without_values(self)
+
+
+class NonfiniteGradients(List[NonfiniteGradient]):
+    """A list that is printed in lines, one for each gradient."""
+
+    def __repr__(self) -> str:
+        return "[" + ",\n ".join(map(repr, self)) + "]"
 
 
 class Spike(NamedTuple):
@@ -45,13 +63,16 @@ class Spike(NamedTuple):
         after clipping.
       largest: The greatest magnitude of the step's true gradients, a float.
       limit: The guard's `limit` at that step, a float.
-      variable: The variable.
+      variable: The variable. Printed is its shape, not its values.
     """
 
     name: str
     largest: float
     limit: float
     variable: Variable
+
+    def __repr__(self) -> str:
+        return _without_values(self)
 
 
 class OwnSteps(NamedTuple):
@@ -136,12 +157,12 @@ class Record(tf.Module):
 
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
-        return [
+        return NonfiniteGradients(
             NonfiniteGradient(kerases.variable_name(variable), kind, variable)
             for entry, worst in self._last()
             for variable, kind in zip(entry.variables, map(_kind, worst))
             if kind is not None
-        ]
+        )
 
     def loss(self) -> Optional[str]:
         """Returns "inf" or "nan" if the unscaled loss was not finite, else None."""

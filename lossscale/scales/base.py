@@ -55,6 +55,13 @@ class _Operator:
         raise NotImplementedError
 
 
+def _is_value(value: Any) -> bool:
+    """Tells whether `value` is a number, a tensor or an array, and no variable."""
+    kinds = (numbers.Number, np.ndarray, np.generic, list, tuple)
+    is_tensor = tf.is_tensor(value) and not hasattr(value, "assign")
+    return isinstance(value, kinds) or is_tensor
+
+
 def _is_number(other: object) -> bool:
     """Tells whether Python compares values, and not identities."""
     is_number = isinstance(other, (numbers.Number, np.ndarray))
@@ -165,6 +172,19 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         self._unsaved = SimpleNamespace(largest=None)
         if self.needs_largest:
             self.keep_largest()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Steps would go on with the variable that was here, also those of functions
+        # that are traced already. A subclass may put another variable in its place.
+        held = vars(self).get(name, getattr(type(self), name, None))
+        if isinstance(held, property) and held.fset is None:
+            held = getattr(self, name, None)
+        if isinstance(held, tf.Variable) and _is_value(value):
+            raise AttributeError(
+                f"`{name}` must be set by its method `assign`, got {shown(value)} for "
+                f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
+            )
+        super().__setattr__(name, value)
 
     @abc.abstractmethod
     def __call__(self) -> Any:

@@ -7,6 +7,8 @@ The first tests assert what the suites of TensorFlow do, in other words: 1.15's
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -64,6 +66,84 @@ class Stepwise(lossscale.LossScaleManager):
             lambda: v1.assign_add(self.current, 1.0),
             lambda: v1.assign_sub(self.current, 1.0),
         )
+
+
+def loss_and_weight(run):
+    weight = variable(2.0)
+    return run.loss(lambda: weight * weight), weight
+
+
+#: Public method of tf.compat.v1.train.Optimizer -> calls of it.
+METHODS = {
+    "apply_gradients": [
+        lambda o, _loss, w: o.apply_gradients([(tf.constant(0.5), w)]),
+        lambda o, _loss, w: o.apply_gradients([(tf.constant(0.5), w)], name="mine"),
+        lambda o, _loss, _w: o.apply_gradients([]),
+        lambda o, _loss, w: o.apply_gradients([(None, w)]),
+    ],
+    "compute_gradients": [
+        lambda o, loss, w: o.compute_gradients(loss, [w]),
+        lambda o, loss, w: o.compute_gradients(loss, [w], grad_loss=tf.constant(3.0)),
+        lambda o, loss, w: o.compute_gradients(loss, [w], gate_gradients=o.GATE_NONE),
+        lambda o, loss, _w: o.compute_gradients(loss, []),
+        lambda o, loss, _w: o.compute_gradients(loss, ["no variable"]),
+        lambda o, loss, w: o.compute_gradients(loss, [w], gate_gradients=7),
+    ],
+    "get_name": [lambda o, _loss, _w: o.get_name()],
+    "get_slot": [
+        lambda o, _loss, w: o.get_slot(w, "momentum"),
+        lambda o, _loss, w: o.get_slot(w, "none of this name"),
+    ],
+    "get_slot_names": [lambda o, _loss, _w: o.get_slot_names()],
+    "minimize": [
+        lambda o, loss, w: o.minimize(loss, var_list=[w]),
+        lambda o, loss, _w: o.minimize(loss, var_list=[variable(1.0, "other")]),
+    ],
+    "variables": [lambda o, _loss, _w: o.variables()],
+}
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+@pytest.mark.parametrize("mode", ["eager", "session"])
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_answers_as_the_bare_optimizers(name, mode, is_used):
+    def outcome(call, wraps):
+        """Returns the answer of a method or its error, and the weight after it."""
+        with running(mode) as run:
+            loss, weight = loss_and_weight(run)
+            optimizer = v1.train.MomentumOptimizer(0.25, 0.5)
+            if wraps:
+                optimizer = LossScaleOptimizer(optimizer, 64.0)
+            if is_used:
+                run.step(lambda _: optimizer.minimize(loss, var_list=[weight]))()
+            of_scale = optimizer.loss_scale.variables if wraps else []
+
+            def plain(value):
+                if isinstance(value, (list, tuple)):
+                    known = [v for v in value if not any(v is o for o in of_scale)]
+                    return [plain(each) for each in known]
+                if isinstance(value, tf.Operation):  # a step
+                    return run.value(value)
+                return (
+                    value
+                    if value is None or isinstance(value, str)
+                    else run.value(value)
+                )
+
+            try:
+                answer = plain(call(optimizer, loss, weight))
+            except Exception as error:
+                answer = type(error), re.sub("0x[0-9a-f]+", "", str(error))
+            return answer, run.value(weight)
+
+    for call in METHODS[name]:
+        assert outcome(call, wraps=True) == outcome(call, wraps=False)
+
+
+def test_each_public_method_is_called():
+    base = v1.train.Optimizer
+    methods = {n for n in dir(base) if callable(getattr(base, n)) and n[0] != "_"}
+    assert methods == {*METHODS}
 
 
 # What contrib's suite asserts.

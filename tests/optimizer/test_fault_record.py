@@ -194,6 +194,22 @@ def test_names_are_those_of_keras(family):
     assert optimizer.nonfinite_loss() == "nan"
 
 
+def test_it_is_printed_in_lines_without_values(family):
+    optimizer, variables = make(family)
+    stepper(optimizer, variables)(gradients(_0=INF, _5=NAN))
+    found = optimizer.nonfinite_gradients()
+    first, last = str(found).splitlines()
+    assert first == (
+        f"[NonfiniteGradient(name={found[0].name!r}, kind='inf', shape=({SMALL + 1},)),"
+    )
+    assert last == (
+        f" NonfiniteGradient(name={found[1].name!r}, kind='nan', shape=(2, 2))]"
+    )
+    assert repr(found[:1]) == f"[{found[0]!r}]"
+    assert isinstance(found, list)
+    assert str(make(family)[0].nonfinite_gradients()) == "[]"
+
+
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_on_the_last_replica(family, mirrored, mode):
     with mirrored.scope():

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -225,6 +226,135 @@ class TestKerasFile:
             f"{type(model.optimizer).__name__} {float(model.optimizer.loss_scale)}"
         )
         assert answer.stdout.split("\n")[-2] == expected
+
+
+class TestABareOptimizersWeightsFile:
+    """A `.weights.h5` file of a bare optimizer, into a wrapped one of Keras 3."""
+
+    @pytest.fixture
+    def written(self, family, rng, tmp_path):
+        if family.name != "keras3":
+            pytest.skip("in Keras 2's files a wrapper looks like the inner optimizer")
+        x, y = data(rng, 16)
+        bare = regression(family, family.optimizers.Adam(0.05))
+        train(bare, x, y, "TTT")
+        path = str(tmp_path / "model.weights.h5")
+        bare.save_weights(path)
+        return bare, path, x, y
+
+    def test_loads_whole_and_in_silence(self, family, written):
+        bare, path, x, y = written
+        model = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        train(model, x, y, "T")
+        before = scale_state(model.optimizer)
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                model.load_weights(path)
+            assert_same(training_state(model), training_state(bare))
+            assert scale_state(model.optimizer) == before
+        train(model, x, y, "TT")
+        train(bare, x, y, "TT")
+        assert_same(training_state(model), training_state(bare))
+
+    def test_a_true_warning_stays(self, family, written, tmp_path):
+        _, path, x, y = written
+        unbuilt = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        with pytest.warns(UserWarning, match="has 2 variables whereas the saved") as w:
+            unbuilt.load_weights(path)
+        assert len(w) == 1
+        built = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        train(built, x, y, "T")
+        own = str(tmp_path / "own.weights.h5")
+        built.save_weights(own)
+        built.load_weights(path)
+        # A file of a wrapped optimizer, saved before it was built.
+        empty = str(tmp_path / "empty.weights.h5")
+        fresh = regression(family, LossScaleOptimizer(family.optimizers.Adam(0.05)))
+        fresh.save_weights(empty)
+        with pytest.warns(UserWarning, match="Skipping variable loading"):
+            built.load_weights(empty)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            built.load_weights(own)
+        assert built.optimizer.iterations.numpy() == 1
+
+
+#: The arguments of each learning rate schedule of Keras 2.
+SCHEDULES = {
+    "CosineDecay": (0.05, 10),
+    "CosineDecayRestarts": (0.05, 10),
+    "ExponentialDecay": (0.05, 10, 0.5),
+    "InverseTimeDecay": (0.05, 10, 0.5),
+    "PiecewiseConstantDecay": ([2, 4], [0.05, 0.02, 0.01]),
+    "PolynomialDecay": (0.05, 10),
+}
+
+
+def schedule_of(family, name):
+    """Returns one of Keras's schedules, or a registered one of the user's."""
+    schedules, utils = family.keras.optimizers.schedules, family.keras.utils
+    if name != "Mine":
+        if name.startswith("Cosine"):
+            skip_without("cosine schedules", family)
+        return getattr(schedules, name)(*SCHEDULES[name])
+    home = f"test-{family.name}-schedule"
+    utils.get_custom_objects().pop(f"{home}>Mine", None)  # 2.4 registers it once
+
+    @utils.register_keras_serializable(home)
+    class Mine(schedules.LearningRateSchedule):
+        """A user's schedule."""
+
+        def __init__(self, first):
+            self.first = first
+
+        def __call__(self, step):
+            return self.first / (1.0 + tf.cast(step, tf.float32))
+
+        def get_config(self):
+            return {"first": self.first}
+
+    return Mine(0.05)
+
+
+class TestSavedModelOfASchedule:
+    """Keras 2's folders: the inner optimizer's config holds another Keras object."""
+
+    @pytest.mark.parametrize("writer", ["save", "ModelCheckpoint"])
+    @pytest.mark.parametrize(
+        "name",
+        ["Mine", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES)],
+    )
+    def test_holds_everything(self, family, rng, tmp_path, name, writer):
+        skip_without("weights in TensorFlow's format", family)
+        x, y = data(rng, 16)
+        inner = family.optimizers.Adam(schedule_of(family, name))
+        model = regression(family, LossScaleOptimizer(inner))
+        path = str(tmp_path / "saved")
+        if writer == "save":
+            train(model, x, y, "TT")
+            model.save(path, save_format="tf")
+        else:
+            written = family.keras.callbacks.ModelCheckpoint(path)
+            model.fit(x, y, 16, epochs=2, callbacks=[written], **QUIET)
+        other = family.keras.models.load_model(path)
+        other.load_weights(f"{path}/variables/variables").expect_partial()
+        assert type(other.optimizer) is type(model.optimizer)
+        config = other.optimizer.get_config()
+        assert config == model.optimizer.get_config()
+        rate = json.loads(json.dumps(config))["inner_optimizer"]["config"]
+        assert rate["learning_rate"]["class_name"].endswith(name)
+        assert scale_state(other.optimizer) == scale_state(model.optimizer)
+        for each in (model, other):  # Keras builds a new optimizer at its first step
+            train(each, x, y, "T")
+        assert_goes_on_equally(model, other, x, y)
+
+    def test_every_schedule_is_here(self, family):
+        schedules = family.keras.optimizers.schedules
+        base = schedules.LearningRateSchedule
+        found = {n for n, s in vars(schedules).items() if isinstance(s, type)}
+        found = {n for n in found if issubclass(getattr(schedules, n), base)}
+        assert found - {base.__name__} <= {*SCHEDULES}
 
 
 def test_a_variable_that_a_loss_scale_creates_later_is_saved(family, rng, tmp_path):

@@ -80,6 +80,8 @@ def test_a_spike_changes_nothing_and_is_named(family, loop, mode):
     assert spike.variable is variables[1]
     assert "last" in spike.name
     assert (spike.largest, spike.limit) == (1024.0, 2.0)
+    shown = f"Spike(name={spike.name!r}, largest=1024.0, limit=2.0, shape=(2,))"
+    assert str(spike) == shown
     assert optimizer.nonfinite_gradients() == []
     run(step, 1.0)
     assert differ(values(variables), before)

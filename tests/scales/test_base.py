@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from types import SimpleNamespace
 
@@ -195,6 +196,52 @@ class TestARestoredScaleComesBack:
     def test_in_every_mode(self, name, mode, value, mirrored):
         scales, _ = drive(lambda: restored(name, value), [False], mode, mirrored)
         assert scales == [RESTORED[value]]
+
+
+class Replacing(DynamicLossScale):
+    """A user's: it has variables of its own, one in the place of another."""
+
+    def __init__(self):
+        super().__init__(64.0)
+        self.good_steps = self._add_weight("my_good_steps", 3, tf.int64)
+        self.bad_steps = None
+        self.mine = self._add_weight("mine", 1.0, tf.float32)
+
+
+class TestAnAttributeThatIsAVariable:
+    """A number in its place would be a second value, which no step reads."""
+
+    def test_the_error_has_the_line_to_write(self):
+        loss_scale = DynamicLossScale(64.0)
+        with pytest.raises(AttributeError) as caught:
+            loss_scale.current_loss_scale = 8.0
+        line = "loss_scale.current_loss_scale.assign(8.0)"
+        assert str(caught.value).endswith(f" Write {line}.")
+        loss_scale.current_loss_scale.assign(8.0)
+        assert float(loss_scale) == 8.0
+
+    def test_a_users_subclass(self):
+        loss_scale = Replacing()
+        assert (loss_scale.good_steps.numpy(), loss_scale.bad_steps) == (3, None)
+        for module in (loss_scale, copy.deepcopy(loss_scale)):
+            with pytest.raises(AttributeError, match=r"Write loss_scale\.mine\.assign"):
+                module.mine = 2.0
+            module.mine = variable = tf.Variable(2.0)
+            assert module.mine is variable
+            assert any(each is variable for each in module.variables)
+            module.mine = None
+            module.mine = 2.0  # which takes no variable's place
+
+    def test_in_a_graph(self):
+        loss_scale = DynamicLossScale(64.0)
+
+        @tf.function
+        def step():
+            loss_scale.current_loss_scale += 1.0
+
+        with pytest.raises((AttributeError, RuntimeError, NotImplementedError)):
+            step()
+        assert isinstance(loss_scale.current_loss_scale, tf.Variable)
 
 
 def test_a_floor_that_float32_rounds_down_is_reached_in_silence():

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import doctest
 import json
+<<<<<<< HEAD
 import warnings
+=======
+import re
+>>>>>>> i61a
 
 import numpy as np
 import pytest
@@ -85,6 +89,30 @@ def test_config_through_json_is_the_constructors_arguments(make):
     for third in (lossscale.deserialize(serialized), lossscale.get(serialized)):
         assert type(third) is type(first)
         assert third.get_config() == first.get_config()
+
+
+def attributes_with_variables(loss_scale):
+    """Returns pairs of an object and the name of one of its variables."""
+    loss_scale.keep_largest()
+    named = [(loss_scale, "last_largest")]
+    for module in (loss_scale, *loss_scale.submodules):
+        held = vars(module).items()
+        named += [(module, name) for name, v in held if isinstance(v, tf.Variable)]
+    return named
+
+
+def test_a_number_takes_no_variables_place(make):
+    loss_scale = make()
+    named = attributes_with_variables(loss_scale)
+    held = [getattr(module, name) for module, name in named]
+    assert {id(v) for v in loss_scale.variables} < {id(v) for v in held}
+    for (module, name), variable in zip(named, held):
+        value = variable.numpy()
+        for each in (value, value.tolist(), tf.constant(value), tf.identity(variable)):
+            line = rf"`{name}` must be .* got .*\. Write loss_scale\.{name}\.assign\("
+            with pytest.raises(AttributeError, match=re.compile(line, re.DOTALL)):
+                setattr(module, name, each)
+        assert getattr(module, name) is variable
 
 
 def test_a_checkpoint_holds_the_whole_state(make, tmp_path):

@@ -130,6 +130,10 @@ LIMITS = {
         "Keras 3 builds the optimizer of an .h5 file for no variables, and the "
         "experimental ones of 2.10 lose their state: bare or wrapped",
     ),
+    "cosine schedules": (
+        lambda family: not hasattr(family.keras.optimizers.schedules, "CosineDecay"),
+        "TensorFlow 2.4 has these schedules elsewhere",
+    ),
     "weights in TensorFlow's format": (
         lambda family: family.name == "keras3",
         "Keras 3 writes no weights in TensorFlow's format",
