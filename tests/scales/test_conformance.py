@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import doctest
 import json
-<<<<<<< HEAD
-import warnings
-=======
 import re
->>>>>>> i61a
+import warnings
 
 import numpy as np
 import pytest
