@@ -197,7 +197,7 @@ def private_names():
     }
     # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's.
     known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
-    known |= {"_growth_tracker", "_hysteresis_tracker"}
+    known |= {"_growth_tracker", "_hysteresis_tracker", "_asdict", "_by_position"}
     for node in nodes:
         module = getattr(node, "module", None) or ""
         if module.startswith("tensorflow.python"):

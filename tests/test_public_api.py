@@ -96,6 +96,7 @@ LossScaleOptimizer.apply_gradients(grads_and_vars, global_step=None, name=None)
 LossScaleOptimizer.compute_gradients(loss, var_list=None, gate_gradients=1,
     aggregation_method=None, colocate_gradients_with_ops=False, grad_loss=None)
 LossScaleOptimizer.get_slot(var, name)
+LossScaleOptimizer.get_slot_names()
 LossScaleOptimizer.variables()
 MixedPrecisionLossScaleOptimizer(opt, loss_scale)
 enable_mixed_precision_graph_rewrite(opt, loss_scale='dynamic')

@@ -555,7 +555,7 @@ def test_slots_and_variables_are_the_inner_optimizers():
     optimizer = LossScaleOptimizer(inner, "dynamic")
     optimizer.minimize(weight * 2.0)
     assert inner.get_slot_names() == ["m", "v"]
-    assert optimizer.get_slot_names() == []  # as of TensorFlow's own wrapper
+    assert optimizer.get_slot_names() == ["m", "v"]
     assert optimizer.get_slot(weight, "m") is inner.get_slot(weight, "m")
     names = {each.name for each in optimizer.variables()}
     assert names == {each.name for each in v1.global_variables()} - {weight.name}
