@@ -95,7 +95,9 @@ class LossScaleMonitor(_Callback):
         after which it warns of underflow.
       on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
-        as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup,
+        as `EarlyStopping` does. `"raise"` looks within epochs, too: it reads the device
+        once in `patience` steps as long as none is skipped, and raises at the
+        `patience`-th skipped step. Keras's `BackupAndRestore` then deletes its backup,
         unless `delete_checkpoint=False`.
       every: Also read and check whenever this many steps have passed, and add the last
         values to the logs of batches. Keras's progress bar then shows averages over an
@@ -143,7 +145,7 @@ class LossScaleMonitor(_Callback):
         _ARGUMENTS.keep(self, locals())
         super().__init__()
         # Keras is faster if a callback overrides none of these.
-        if self.every or self.record:
+        if self.every or self.record or self.on_stall == "raise":
             self.on_train_batch_end = self._after_batch
         if self.record:
             self.on_train_batch_begin = self._before_batch
@@ -272,10 +274,13 @@ class LossScaleMonitor(_Callback):
             if steps > 1:
                 raise ValueError(_SEVERAL_STEPS.format(steps))
             self._steps.append((not skipped, self._taken_with, now.largest))
+        wait = self.every
+        if wait is None and self.on_stall == "raise":
+            wait = min(each.until_stall for each in self._watched)
+        # Keras counts from 0, and passes the number of the last batch that ran.
+        if wait is not None and batch - self._looked_after >= wait:
+            self._look(after_batch=batch)
         if self.every:
-            # Keras counts from 0, and passes the number of the last batch that ran.
-            if batch - self._looked_after >= self.every:
-                self._look(after_batch=batch)
             self._add_to(logs)
 
     def _end_activations(self) -> None:
@@ -296,6 +301,7 @@ class LossScaleMonitor(_Callback):
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 self._end_activations()
+                self._save()
                 raise FloatingPointError(message)
             self._told_of_statistics = watched.of_statistics(self.model)
             _warn(message)

@@ -60,6 +60,21 @@ _BACKWARD = """\
 No inf or NaN was seen in the loss itself, so this begins in the backward pass, \
 between the loss and the variable named first. Look there for an infinite derivative, \
 as a square root has at zero, or give that layer dtype="float32"."""
+_SEARCH = """\
+No inf or NaN was seen in the loss itself, so this begins in the backward pass, and the \
+loss scale may just be too high. {search}. {largest}. If steps are still skipped when \
+it is low, look between the loss and the variable named first for an infinite \
+derivative, as a square root has at zero."""
+_LOWERED = """\
+It is at step {done} of its search: lowered from {high} to {now}, it comes to its floor, \
+{floor}, at step {end}"""
+_MOVED = "Since training began, it was read between {low} and {high}"
+_LARGEST = """\
+The largest gradient of the last good step that was read was {largest:.3g}: times the \
+loss scale {scaled:.3g}, and float16 ends at 65504"""
+_NO_LARGEST = """\
+The largest gradient is not known: LossScaleMonitor(check_underflow=True) keeps it"""
+_NONE_READ = "The largest gradient is not known, since no good step was read"
 _FLOOR = """\
 The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
@@ -208,11 +223,12 @@ class Watched:
             findings.append(activations.finding())
         if faults:
             findings.append(_GRADIENTS.format(names=_listed(faults)))
+        floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if faults and not loss:
-            findings.append(_BACKWARD)
+            searches = loss_scale._can_change and now > floor
+            findings.append(self._search(floor) if searches else _BACKWARD)
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
         findings.append(of_statistics(model))
-        floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if not loss and not loss_scale._can_change:
             findings.append(_FIXED)
         elif not loss and now <= floor:
@@ -223,6 +239,33 @@ class Watched:
             f"The loss scale is {scale_text(now)}."
         )
         return self._named("\n  * ".join([first, *filter(None, findings)]))
+
+    def _search(self, floor: float) -> str:
+        """Returns what is known of a loss scale that can still fall."""
+        now, rule = self.last.loss_scale, self.optimizer.loss_scale
+        done = _backoffs(rule, self._highest, now)
+        left = _backoffs(rule, now, floor)
+        low, high, lowest, at = map(
+            scale_text, (self._lowest, self._highest, floor, now)
+        )
+        search = _MOVED.format(low=low, high=high)
+        if done and left:
+            search = _LOWERED.format(
+                done=done, high=high, now=at, end=done + left, floor=lowest
+            )
+        largest = _NO_LARGEST if self.last.largest is None else _NONE_READ
+        if math.isfinite(self._largest):
+            scaled = self._largest * now
+            largest = _LARGEST.format(largest=self._largest, scaled=scaled)
+        return _SEARCH.format(search=search, largest=largest)
+
+    @property
+    def until_stall(self) -> int:
+        """After how many more steps there may be a stall, if all are skipped."""
+        in_a_row = self.last.own.in_a_row
+        is_long = in_a_row >= self._patience  # during the search
+        left = self._patience - (int(self._stuck) if is_long else in_a_row)
+        return left if left > 0 else self._patience
 
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
@@ -319,15 +362,25 @@ class Watched:
 
 def _steps_that_lowered(loss_scale: Any, before: Reading, now: Reading) -> float:
     """Returns how many bad steps lowered the loss scale between two readings."""
-    high, low, rule = before.loss_scale, now.loss_scale, unguarded(loss_scale)
-    if low >= high:
+    if now.loss_scale >= before.loss_scale:
         return 0
+    falls = _backoffs(loss_scale, before.loss_scale, now.loss_scale)
+    if falls is None:  # perhaps all steps lowered it
+        return math.inf
+    return falls * int(getattr(unguarded(loss_scale), "hysteresis", 1))
+
+
+def _backoffs(loss_scale: Any, high: float, low: float) -> Optional[int]:
+    """Returns how often a loss scale backs off from one value to a lower one.
+
+    None if its rule is not that of `DynamicLossScale`, or the lower value is 0.
+    """
+    rule = unguarded(loss_scale)
     multiplier = getattr(rule, "multiplier", None)
     backoff = getattr(rule, "backoff_factor", None) or 1 / (multiplier or 1)
-    if backoff >= 1:  # not DynamicLossScale's rule: perhaps all steps lowered it
-        return math.inf
-    falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
-    return falls * int(getattr(rule, "hysteresis", 1))
+    if backoff >= 1 or low <= 0:
+        return None
+    return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
 
 
 def _name_of_loss(model: Any) -> str:
