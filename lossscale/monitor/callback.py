@@ -12,6 +12,7 @@ from lossscale import arguments
 from lossscale.arguments import or_none
 from lossscale.monitor import watched
 from lossscale.monitor.activations import Activations
+from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
@@ -26,6 +27,7 @@ _ARGUMENTS = arguments.Declared(
     verbose=partial(arguments.count, least=0),
     check_underflow=arguments.boolean,
     check_activations=arguments.boolean,
+    restore_statistics=arguments.boolean,
     optimizers=or_none(watched.given_optimizers),
 )
 
@@ -114,6 +116,12 @@ class LossScaleMonitor(_Callback):
       check_activations: Whether to keep, on the device, the largest magnitude of each
         layer's outputs at the last steps. A warning of skipped steps then names the
         first layer with an output not finite. Traces the training step again.
+      restore_statistics: Whether to keep a copy of the variables that are not trained,
+        as BatchNormalization's statistics, and to put it back after a batch that made
+        one of them NaN or infinite. The copy is of the last batch whose step was
+        applied, with all of them finite. It takes their memory a second time, and one
+        more call after each batch, which reads and copies them on the device. Metrics,
+        random seeds and frozen layers are left alone.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the compiled one and those in the model's attributes, as a
         GAN's `d_optimizer` and `g_optimizer`. With several, logs have the optimizer's
@@ -140,19 +148,23 @@ class LossScaleMonitor(_Callback):
         verbose: int = 1,
         check_underflow: bool = False,
         check_activations: bool = False,
+        restore_statistics: bool = False,
         optimizers: Any = None,
     ) -> None:
         _ARGUMENTS.keep(self, locals())
         super().__init__()
-        # Keras is faster if a callback overrides none of these.
-        if self.every or self.record or self.on_stall == "raise":
-            self.on_train_batch_end = self._after_batch
-        if self.record:
+        # Keras is faster if a callback overrides none of these. Before the second one,
+        # Keras 3 reads all metrics from the device.
+        looks = self.every is None and self.on_stall == "raise"
+        if looks or self.record or self.restore_statistics:
             self.on_train_batch_begin = self._before_batch
+        if self.every or self.record:
+            self.on_train_batch_end = self._after_batch
         #: The first one is the one that is recorded.
         self._watched: List[Watched] = []
         self._is_begun = False
         self._activations: Optional[Activations] = None
+        self._statistics: Optional[Statistics] = None
         #: Of each step: whether it was applied, its loss scale, its largest gradient.
         self._steps: List[Tuple[bool, float, Optional[float]]] = []
 
@@ -171,7 +183,7 @@ class LossScaleMonitor(_Callback):
             known.get(id(each)) or Watched(each, name, self.patience)
             for name, each in found.items()
         ]
-        self._is_begun = False
+        self._is_begun, self._statistics = False, None
         scales = [each.optimizer.loss_scale for each in self._watched]
         for each in self._watched:
             each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
@@ -219,11 +231,13 @@ class LossScaleMonitor(_Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         del epoch, logs
         self._begin()
+        self._mend()
         self._looked_after = -1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         del epoch
         self._begin()
+        self._mend()
         self._save()
         self._look(after_batch=-1)
         _warn(*[each.underflow() for each in self._watched])
@@ -231,17 +245,28 @@ class LossScaleMonitor(_Callback):
             self._check_statistics()
         self._add_to(logs)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        del logs
+        if self._statistics is not None:  # the test that ends an epoch of `fit`
+            self._mend()
+
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._end_activations()
         if not self._is_begun:  # no epoch has run
             return
+        self._mend()
         self._save()
         self._check_statistics()
         for each in self._watched:
             each.see(watched.read(each.optimizer))
-            if self.verbose:
-                print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
+        lines = [each.summary() for each in self._watched]
+        if self._statistics is not None and self._statistics.times:
+            times = self._statistics.times
+            lines.append(f"Batches after which statistics were put back: {times}.")
+        self._statistics = None  # what happens after training is not its concern
+        for line in lines if self.verbose else []:
+            print(line, flush=True)  # noqa: T201 - as Keras's own do
 
     def _begin(self) -> None:
         """Reads the starting values, once in each training.
@@ -260,9 +285,14 @@ class LossScaleMonitor(_Callback):
         self._looked_after = -1
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
+        del logs
         self._begin()
-        self._taken_with = self._watched[0].optimizer.loss_scale._to_show()
+        self._mend()
+        if self.every is None and self.on_stall == "raise":
+            wait = min(each.until_stall for each in self._watched)
+            self._look_if_due(batch - 1, wait)
+        if self.record:
+            self._taken_with = self._watched[0].optimizer.loss_scale._to_show()
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
@@ -274,14 +304,20 @@ class LossScaleMonitor(_Callback):
             if steps > 1:
                 raise ValueError(_SEVERAL_STEPS.format(steps))
             self._steps.append((not skipped, self._taken_with, now.largest))
-        wait = self.every
-        if wait is None and self.on_stall == "raise":
-            wait = min(each.until_stall for each in self._watched)
-        # Keras counts from 0, and passes the number of the last batch that ran.
-        if wait is not None and batch - self._looked_after >= wait:
-            self._look(after_batch=batch)
+        self._mend()
         if self.every:
+            self._look_if_due(batch, self.every)
             self._add_to(logs)
+
+    def _mend(self) -> None:
+        """Mends the model's statistics, if that is asked for."""
+        if not self.restore_statistics:
+            return
+        if self._statistics is None and self.model.built:
+            optimizers = [each.optimizer for each in self._watched]
+            self._statistics = Statistics(self.model, optimizers)
+        if self._statistics is not None:
+            self._statistics.mend()
 
     def _end_activations(self) -> None:
         if self._activations is not None:
@@ -291,6 +327,11 @@ class LossScaleMonitor(_Callback):
         if isinstance(logs, dict):  # a train_step of Keras 2 may return anything
             for each in self._watched:
                 each.add_to(logs)
+
+    def _look_if_due(self, after_batch: int, wait: int) -> None:
+        # Keras counts from 0, and passes the number of the last batch that ran.
+        if after_batch - self._looked_after >= wait:
+            self._look(after_batch)
 
     def _look(self, after_batch: int) -> None:
         self._looked_after = after_batch
@@ -310,6 +351,8 @@ class LossScaleMonitor(_Callback):
 
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the last warning did."""
+        if self._statistics is not None:
+            _warn(self._statistics.restored())
         found = watched.of_statistics(self.model)
         if found != self._told_of_statistics:
             _warn(found)

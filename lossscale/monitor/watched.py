@@ -61,13 +61,13 @@ No inf or NaN was seen in the loss itself, so this begins in the backward pass, 
 between the loss and the variable named first. Look there for an infinite derivative, \
 as a square root has at zero, or give that layer dtype="float32"."""
 _SEARCH = """\
-No inf or NaN was seen in the loss itself, so this begins in the backward pass, and the \
-loss scale may just be too high. {search}. {largest}. If steps are still skipped when \
-it is low, look between the loss and the variable named first for an infinite \
+No inf or NaN was seen in the loss itself, so this begins in the backward pass, and \
+the loss scale may just be too high. {search}. {largest}. If steps are still skipped \
+when it is low, look between the loss and the variable named first for an infinite \
 derivative, as a square root has at zero."""
 _LOWERED = """\
-It is at step {done} of its search: lowered from {high} to {now}, it comes to its floor, \
-{floor}, at step {end}"""
+It is at step {done} of its search: lowered from {high} to {now}, it comes to its \
+floor, {floor}, at step {end}"""
 _MOVED = "Since training began, it was read between {low} and {high}"
 _LARGEST = """\
 The largest gradient of the last good step that was read was {largest:.3g}: times the \
@@ -96,7 +96,8 @@ _STATISTICS = """\
 Variables that are not trained, as BatchNormalization's statistics, hold inf or NaN: \
 {names}. Skipping a step does not undo what its forward pass did to them, and later \
 steps cannot repair them: predictions are lost. Go back to a checkpoint, or reset \
-them, and keep the data and that layer's inputs finite."""
+them, and keep the data and that layer's inputs finite. \
+LossScaleMonitor(restore_statistics=True) puts them back after each such step."""
 
 
 class Reading(NamedTuple):
@@ -395,7 +396,7 @@ def _name_of_loss(model: Any) -> str:
 
 def of_statistics(model: Any) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
-    return _nonfinite(_STATISTICS, model, model.non_trainable_weights)
+    return _nonfinite(_STATISTICS, model, kerases.statistics_of(model))
 
 
 def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[str]:
