@@ -15,13 +15,13 @@ All of it happens on the device. The host reads only how often, once per epoch.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients.check import all_finite
 from lossscale.runtime import kerases
-from lossscale.runtime.aliases import Flag, Tensor
+from lossscale.runtime.aliases import Flag, Tensor, Variable
 
 _RESTORED = """\
 Variables that are not trained, as BatchNormalization's statistics, held inf or NaN \
@@ -51,19 +51,31 @@ class Statistics:
         local = model.distribute_strategy.experimental_local_results
         parts = [local(kerases.tensor_of(each)) for each in self._variables]
         counts = [local(kerases.tensor_of(each.applied_steps)) for each in optimizers]
-        every = [part for each in parts for part in each]
+        # Those of one device and dtype are one tensor: a hundred small ones take longer
+        # to hand over than to copy.
+        groups: Dict[Any, List[Variable]] = {}
+        for part in [part for each in parts for part in each]:
+            groups.setdefault((part.device, part.dtype), []).append(part)
+
+        def values() -> List[Tensor]:
+            return [
+                tf.concat([tf.reshape(part, [-1]) for part in group], 0)
+                for group in groups.values()
+            ]
 
         def mend(
             copies: List[Tensor], applied: Tensor, has_copy: Flag, times: Tensor
         ) -> Tuple[List[Tensor], Tensor, Flag, Tensor]:
-            now = [tf.convert_to_tensor(part) for part in every]
+            now = values()
             is_finite, steps = all_finite(now), _steps(counts)
             is_newer = tf.logical_and(is_finite, tf.not_equal(steps, applied))
 
             def restore() -> Tensor:
                 bad = [tf.logical_not(all_finite(list(each))) for each in parts]
-                for part, copy in zip(every, copies):
-                    part.assign(copy, read_value=False)
+                for group, copy in zip(groups.values(), copies):
+                    sizes = [part.shape.num_elements() for part in group]
+                    for part, value in zip(group, tf.split(copy, sizes)):
+                        part.assign(tf.reshape(value, part.shape), read_value=False)
                 return times + tf.cast(tf.stack([True, *bad]), tf.int64)
 
             restores = tf.logical_and(has_copy, tf.logical_not(is_finite))
@@ -74,8 +86,7 @@ class Statistics:
 
         self._mend = tf.function(mend, autograph=False)
         # What is here before the first step is as good as after an applied one.
-        now = [tf.convert_to_tensor(part) for part in every]
-        none = tf.zeros([1 + len(parts)], tf.int64)
+        now, none = values(), tf.zeros([1 + len(parts)], tf.int64)
         self._state = (now, _steps(counts), all_finite(now), none)
 
     def mend(self) -> None:
