@@ -64,13 +64,17 @@ class LossScaleMonitor(_Callback):
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    It adds `loss_scale` and `skipped_steps` (counted since the loss scale was created)
-    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. If it finds that the last `patience` steps or more were skipped, one
-    warning says why. That warning comes again only after an applied step, or in another
-    `fit`. Another warning says that a step that overflowed has left inf or NaN in
-    statistics such as BatchNormalization's. When training ends, one line is printed for
-    each optimizer.
+    It adds `loss_scale`, `skipped_steps` (counted since the loss scale was created) and
+    `nonfinite_losses` (the steps that the optimizer skipped because the loss was NaN or
+    infinite before it was scaled, since the process began) to the logs of every epoch,
+    and so to the progress bar, `History`, `CSVLogger` and `TensorBoard`. If it finds
+    that the last `patience` steps or more were skipped, one warning says why. That
+    warning comes again only after an applied step, or in another `fit`. Another warning
+    says that a step that overflowed has left inf or NaN in statistics such as
+    BatchNormalization's. When training ends, one line is printed for each optimizer.
+
+    At the end of an epoch in which losses were not finite before they were scaled, it
+    names the last such batches, up to 16, as Keras counts them.
 
     The loss scale counts every batch as a step, even under Keras 3's
     `gradient_accumulation_steps`, where `iterations` counts updates from several
@@ -163,10 +167,12 @@ class LossScaleMonitor(_Callback):
         #: The first one is the one that is recorded.
         self._watched: List[Watched] = []
         self._is_begun = False
+        self._epoch: Optional[int] = None
         self._activations: Optional[Activations] = None
         self._statistics: Optional[Statistics] = None
-        #: Of each step: whether it was applied, its loss scale, its largest gradient.
-        self._steps: List[Tuple[bool, float, Optional[float]]] = []
+        #: Of each step: whether it was applied, its loss scale, its largest gradient,
+        #: and whether its loss was bad.
+        self._steps: List[Tuple[bool, float, Optional[float], bool]] = []
 
     def __repr__(self) -> str:
         given = _ARGUMENTS.config(self)
@@ -229,14 +235,15 @@ class LossScaleMonitor(_Callback):
                     yield _BACKUP.format(other="" if deletes is None else _OTHER)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        del epoch, logs
+        del logs
         self._begin()
+        self._epoch = epoch
         self._mend()
         self._looked_after = -1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch
         self._begin()
+        self._epoch = epoch
         self._mend()
         self._save()
         self._look(after_batch=-1)
@@ -277,7 +284,7 @@ class LossScaleMonitor(_Callback):
             self.on_train_begin()
         if self._is_begun:
             return
-        self._is_begun = True
+        self._is_begun, self._epoch = True, None
         for each in self._watched:
             each.begin(watched.read(each.optimizer))
         self._before = self._watched[0].last
@@ -300,10 +307,11 @@ class LossScaleMonitor(_Callback):
             now = watched.read(self._watched[0].optimizer)
             skipped = now.skipped - self._before.skipped
             steps = now.applied - self._before.applied + skipped
-            self._before = now
             if steps > 1:
                 raise ValueError(_SEVERAL_STEPS.format(steps))
-            self._steps.append((not skipped, self._taken_with, now.largest))
+            is_bad = now.skips.losses > self._before.skips.losses
+            self._steps.append((not skipped, self._taken_with, now.largest, is_bad))
+            self._before = now
         self._mend()
         if self.every:
             self._look_if_due(batch, self.every)
@@ -338,6 +346,12 @@ class LossScaleMonitor(_Callback):
         for each in self._watched:
             each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
+        # Keras counts epochs from 0 here, and shows them from 1 on.
+        epoch = None if self._epoch is None else self._epoch + 1
+        batches: Optional[int] = after_batch + 1
+        if not batches and not getattr(self.model, "stop_training", False):
+            batches = (getattr(self, "params", None) or {}).get("steps")
+        _warn(*[each.bad_batches(epoch, batches) for each in self._watched])
         messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
@@ -360,10 +374,12 @@ class LossScaleMonitor(_Callback):
 
     def _save(self) -> None:
         if self.record:
-            flags, scales, largest = zip(*self._steps) if self._steps else ((), (), ())
+            columns = zip(*self._steps) if self._steps else ((), (), (), ())
+            flags, scales, largest, bad = columns
             # Steps from before `keep_largest` have none.
             known = None if None in largest else np.asarray(largest, np.float32)
-            save_run(self.record, flags, np.asarray(scales, np.float32), known)
+            taken_with = np.asarray(scales, np.float32)
+            save_run(self.record, flags, taken_with, known, bad)
 
 
 def _warn(*messages: Optional[str]) -> None:

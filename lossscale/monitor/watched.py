@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import OwnSteps
+from lossscale.optimizer.record import OwnSteps, Skips
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
@@ -54,6 +54,13 @@ give layers with such activations, and the last layer, dtype="float32"."""
 _ASK = """ \
 lossscale.find_nonfinite(model, x, y) names the layer, and so does \
 LossScaleMonitor(check_activations=True) in `fit`."""
+_BAD_BATCHES = """\
+{when}{count} of {steps:,} steps {were} skipped because the loss was {kind} before it \
+was scaled, {last}{unit} {numbers}, counted from 0: look at these rows."""
+_COST = """ \
+The loss scale was told of each as of an overflow, though no loss scale is at fault: \
+it was {before} when the epoch began, and is {now}. \
+LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
@@ -112,6 +119,13 @@ class Reading(NamedTuple):
     largest: Optional[float] = None
     #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
+    #: The steps that the optimizer skipped, and why.
+    skips: Skips = Skips()
+
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has applied or skipped."""
+        return self.applied + self.skips.total
 
     @property
     def headroom(self) -> Optional[float]:
@@ -138,6 +152,7 @@ def read(optimizer: Any) -> Reading:
         optimizer._record.own_steps(skipped, in_a_row),
         None if largest is None else float(largest.numpy()),
         int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
+        optimizer._record.skips(),
     )
 
 
@@ -163,6 +178,7 @@ class Watched:
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
         self._told_of_underflow = self._told_of_spike = False
+        self._told_of_losses = False  # in this epoch
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
 
@@ -171,6 +187,7 @@ class Watched:
         self.start = self.last = self._judged = self._epoch_began = reading
         self._lowest = self._highest = reading.loss_scale
         self._told: Optional[int] = None
+        self._told_of_losses = False
 
     def see(self, reading: Reading) -> None:
         self.last = reading
@@ -271,7 +288,7 @@ class Watched:
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
         before, now = self._epoch_began, self.last
-        self._epoch_began = now
+        self._epoch_began, self._told_of_losses = now, False
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
         # A scale that overflows is not too low: gradients of activations count, too.
@@ -294,6 +311,43 @@ class Watched:
                 borne=scale_text(borne),
             )
         )
+
+    def bad_batches(
+        self, epoch: Optional[int], batches: Optional[int]
+    ) -> Optional[str]:
+        """Returns the message about losses that were not finite, once in each epoch.
+
+        `epoch` and `batches` are the epoch's number as `fit` shows it, and how many
+        batches it has had, or None.
+        """
+        before, now = self._epoch_began, self.last
+        count = now.skips.losses - before.skips.losses
+        if self._told_of_losses or not count:
+            return None
+        self._told_of_losses = True
+        steps = now.steps - before.steps
+        since = now.skips.total - before.skips.total
+        last = [
+            (number - before.steps, why)
+            for number, why in now.skips.last[-since:]
+            if why in WORDS
+        ]
+        numbers, unit, plural = _as_batches([n for n, _ in last], steps, batches)
+        text = _BAD_BATCHES.format(
+            when="" if epoch is None else f"Epoch {epoch}: ",
+            count=count,
+            steps=steps,
+            were="was" if count == 1 else "were",
+            kind=" or ".join(sorted({WORDS[why] for _, why in last})),
+            last="" if count == 1 else "last ",
+            unit=f"at {unit}{'' if len(numbers) == 1 else plural}",
+            numbers=", ".join(map(str, numbers)),
+        )
+        is_told = not self.optimizer._skips_losses
+        if is_told and self.optimizer.loss_scale._can_change:
+            scales = map(scale_text, (before.loss_scale, now.loss_scale))
+            text += _COST.format(**dict(zip(("before", "now"), scales)))
+        return self._named(text)
 
     def spike(self) -> Optional[str]:
         if self._told_of_spike or not self._spikes:
@@ -330,6 +384,7 @@ class Watched:
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
+        logs[f"{prefix}nonfinite_losses"] = self.last.skips.losses
         if self.last.spikes is not None:
             logs[f"{prefix}spikes"] = self.last.spikes
         if self.last.largest is not None:
@@ -350,6 +405,9 @@ class Watched:
             bad = now.skipped - start.skipped
             line += f"shared, with {bad} steps skipped for all; "
         line += f"it is {final}, and was read between {low} and {high}."
+        losses = now.skips.losses - start.skips.losses
+        if losses:
+            line += f" Steps skipped for a loss that was not finite: {losses}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
         if not math.isnan(self._room):
@@ -382,6 +440,25 @@ def _backoffs(loss_scale: Any, high: float, low: float) -> Optional[int]:
     if backoff >= 1 or low <= 0:
         return None
     return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
+
+
+def _as_batches(
+    numbers: List[int], steps: int, batches: Optional[int]
+) -> Tuple[List[int], str, str]:
+    """Returns the batches of an epoch in which its steps of these numbers were.
+
+    And the word for one of them, and the end of that word for several.
+    """
+    unit = ("batch", "es")
+    if not batches or batches == steps:
+        found = numbers
+    elif steps % batches == 0:  # several steps in each
+        found = [number * batches // steps for number in numbers]
+    elif batches % steps:  # Keras 2 has begun in the midst of an epoch, from a backup
+        found = [number + batches - steps for number in numbers]
+    else:  # one step of several batches
+        found, unit = numbers, ("step", "s")
+    return (list(dict.fromkeys(found)), *unit)
 
 
 def _name_of_loss(model: Any) -> str:

@@ -133,9 +133,11 @@ def test_tensorboard_reads_both_curves(faulty, tmp_path):
     skip_without("tensorboard", faulty.family)
     board = faulty.family.keras.callbacks.TensorBoard(str(tmp_path))
     run = [None, "gradient", None]
+    before = float(faulty.optimizer._record.skips().losses)  # the model is shared
     faulty.fit(run, quiet_monitor(), board, epochs=3)
     assert curve(tmp_path, "epoch_loss_scale") == [512.0, 256.0, 128.0]
     assert curve(tmp_path, "epoch_skipped_steps") == [1.0, 2.0, 3.0]
+    assert curve(tmp_path, "epoch_nonfinite_losses") == [before] * 3
 
 
 def curve(folder, tag):
@@ -253,7 +255,7 @@ def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
     monitor = quiet_monitor(patience=2, every=1)
-    in_a_gradient, in_the_loss, in_the_data = fit(anywhere, faults, monitor)[0]
+    in_a_gradient, batches, in_the_loss, in_the_data = fit(anywhere, faults, monitor)[0]
 
     first, *findings = in_a_gradient.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 256."
@@ -267,6 +269,11 @@ def test_each_fault_is_named_once(anywhere):
     )
     assert "The largest gradient is not known: LossScaleMonitor(check" in findings[1]
     assert len(findings) == 2
+
+    assert batches.startswith(  # named at the first look, once in the epoch
+        "Epoch 1: 1 of 6 steps was skipped because the loss was inf before it was "
+        "scaled, at batch 5, counted from 0: look at these rows."
+    )
 
     first, *findings = in_the_loss.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 32."
@@ -289,14 +296,17 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     monitor = quiet_monitor(verbose=1)
     run = [None, "data", None]
     messages, _ = fit(faulty, run, monitor, epochs=2)
-    (message,) = messages  # once, although they stay so
+    of_batches = [each for each in messages if each.startswith("Epoch ")]
+    assert len(of_batches) == 2
+    (message,) = (each for each in messages if each not in of_batches)
+    # Once, although they stay so.
     assert "as BatchNormalization's statistics, hold inf or NaN" in message
     for name in STATISTICS:
         assert f"{name} (NaN)" in message
     assert "in a row" not in message
     assert capsys.readouterr().out.startswith("Loss scale: 4 steps applied, 2 skipped;")
     monitor.on_train_end = lambda _: None  # it is told when the epoch ends
-    assert fit(faulty.reset(), run, monitor)[0] == [message]
+    assert fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
 
 
 @pytest.mark.slow_on_the_newest
