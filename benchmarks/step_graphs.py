@@ -9,6 +9,7 @@ the counts with those of another checkout. Names do not matter, only types.
     python benchmarks/step_graphs.py --json before.json        # keeps them
     python benchmarks/step_graphs.py --against before.json     # compares: exit 0 or 1
     python benchmarks/step_graphs.py --against ../before       # with another checkout
+    python benchmarks/step_graphs.py --modes launches          # and Keras's own wrapper
 
 Equal counts do not prove equal steps: operations may be wired in another way. The tests
 check what a step computes.
@@ -17,6 +18,10 @@ The script counts graphs as they are traced, with both branches of a `cond`. Nex
 these counts it shows the nodes that a good step executes, as in `step_overhead.py`, and
 the instructions that XLA makes of the step. A file of counts is valid for one machine
 and its versions.
+
+The mode `launches` counts the kernels that a good step of a few dense layers would start
+on a GPU, with a bare optimizer, with the wrapper of its Keras and with ours. At the end
+a table shows what either wrapper adds.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ sys.path.insert(0, os.environ.get("STEPS_OF", str(Path(__file__).parents[1])))
 
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
-from workloads import INNER, executed_nodes, families, versions
+from workloads import INNER, executed_nodes, families, launches, versions
 
 import lossscale
 
@@ -51,6 +56,9 @@ SCALES = {
     "dynamic": lossscale.DynamicLossScale,
     "fixed": functools.partial(lossscale.FixedLossScale, 128),
 }
+#: The steps of the mode `launches`, and whose wrapper they use.
+LAYERS = {"2-layers": 2, "20-layers": 20}
+WRAPPERS = ["bare", "its-own", "ours"]
 #: One instruction of a program of XLA, and in it the name of what it does.
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?\S+ = .*?\s([a-z][a-z0-9-]*)\(", re.MULTILINE)
 
@@ -73,6 +81,42 @@ def make_step(family, loop, inner, scale):
             grads = optimizer.get_unscaled_gradients(grads)
             grads, _ = tf.clip_by_global_norm(grads, 1.0)
         optimizer.apply_gradients(list(zip(grads, variables)))
+
+    return step
+
+
+def make_layers_step(family, layers, inner, wrapper):
+    """Returns a step of a few dense layers, as `make_step` does, that returns the loss.
+
+    No two kernels are packed, since they are large. Biases are.
+    """
+    optimizers, make_variable, wrap = families()[family]
+    shapes = [(100, 100), (100,)] * LAYERS[layers]
+    variables = [make_variable(tf.fill(shape, 0.01)) for shape in shapes]
+    held = [v if isinstance(v, tf.Variable) else v.value for v in variables]
+    class_name, rate = INNER[inner]
+    optimizer = getattr(optimizers, class_name)(rate)
+    if wrapper != "bare":
+        ours = lossscale.LossScaleOptimizer
+        optimizer = (ours if wrapper == "ours" else wrap)(optimizer)
+    if hasattr(optimizer, "build"):  # Keras 2's legacy ones have none
+        optimizer.build(variables)
+    scale = getattr(optimizer, "scale_loss", None)
+    scale = scale or getattr(optimizer, "get_scaled_loss", tf.identity)
+    inputs = tf.ones([4, 100])
+
+    def step():
+        with tf.GradientTape() as tape:
+            values = inputs
+            for kernel, bias in zip(held[::2], held[1::2]):
+                values = tf.nn.bias_add(values @ kernel, bias)
+            loss = tf.reduce_mean(values * values)
+            scaled = scale(loss)
+        grads = tape.gradient(scaled, held)
+        if wrapper != "bare" and family != "keras3":
+            grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(list(zip(grads, variables)))
+        return loss
 
     return step
 
@@ -138,6 +182,11 @@ def replicas(make):
     return {"ops": traced_nodes(function)}
 
 
+def started(make):
+    """Counts the kernels that a good step starts."""
+    return {"launches": launches(tf.function(make(), autograph=False))}
+
+
 @functools.lru_cache(maxsize=None)
 def mirrored():
     """Returns the only strategy: a second one would break its collectives."""
@@ -151,15 +200,23 @@ def traced_nodes(function):
     return collections.Counter(node.op for body in bodies for node in body)
 
 
-MODES = {"eager": eager, "graph": graph, "xla": xla, "replicas": replicas}
+MODES = {
+    "eager": eager,
+    "graph": graph,
+    "xla": xla,
+    "replicas": replicas,
+    "launches": started,
+}
 
 
 def chosen(options):
     """Yields the steps that the arguments choose, each as a tuple of its five names."""
-    every = options.modes, options.families, LOOPS, options.inner, SCALES
-    for mode, family, loop, inner, scale in itertools.product(*every):
-        if scale == "dynamic" or mode == "graph":
-            yield mode, family, loop, inner, scale
+    for mode in options.modes:
+        loops, last = (LAYERS, WRAPPERS) if mode == "launches" else (LOOPS, SCALES)
+        every = options.families, loops, options.inner, last
+        for family, loop, inner, scale in itertools.product(*every):
+            if scale != "fixed" or mode == "graph":
+                yield mode, family, loop, inner, scale
 
 
 def count_all(options, show):
@@ -167,7 +224,8 @@ def count_all(options, show):
     steps = {}
     for mode, *kind in chosen(options):
         name = " ".join((mode, *kind))
-        counted = MODES[mode](functools.partial(make_step, *kind))
+        make = make_layers_step if mode == "launches" else make_step
+        counted = MODES[mode](functools.partial(make, *kind))
         steps[name] = {part: dict(sorted(of.items())) for part, of in counted.items()}
         show(name, steps[name])
     return {"about": versions(), "lossscale": lossscale.__file__, "steps": steps}
@@ -176,10 +234,10 @@ def count_all(options, show):
 def line(name, counted):
     """Prints how many operations a step has."""
     cells = name.split()
-    for part in ("ops", "executed", "hlo"):
+    for part in ("ops", "executed", "hlo", "launches"):
         total = sum(counted.get(part, {}).values())
         cells.append(f"{total:5} {part}" if part in counted else "")
-    print("{:8} {:13} {:18} {:4} {:7} {} {}{}".format(*cells), flush=True)
+    print("{:8} {:13} {:18} {:4} {:7} {} {}{}{}".format(*cells), flush=True)
 
 
 def details(name, counted):
@@ -188,6 +246,21 @@ def details(name, counted):
     for part, histogram in counted.items():
         for kind, count in histogram.items():
             print(f"    {part:9} {kind:40} {count:6}")
+
+
+def added(steps):
+    """Returns a table: what each wrapper adds to the launches of a bare step."""
+    rows = ["| optimizer of | step | bare | its own wrapper adds | ours adds |"]
+    rows += ["| --- | --- | ---: | ---: | ---: |"]
+    totals = {n: sum(of.get("launches", {}).values()) for n, of in steps.items()}
+    for name, bare in totals.items():
+        mode, family, layers, inner, wrapper = name.split()
+        if mode == "launches" and wrapper == "bare":
+            stem = name[: -len(wrapper)]
+            theirs, ours = (totals[stem + by] - bare for by in WRAPPERS[1:])
+            step = f"{layers.replace('-', ' ')}, {inner}"
+            rows.append(f"| {family} | {step} | {bare} | {theirs} | {ours} |")
+    return "\n".join(rows)
 
 
 # The comparison
@@ -264,6 +337,8 @@ def main():
     )
     show = details if options.details else line
     here = count_all(options, (lambda *_: None) if there else show)
+    if "launches" in options.modes and not there:
+        print(added(here["steps"]))
     if options.json:
         Path(options.json).write_text(json.dumps(here, indent=1) + "\n")
     sys.exit(compare(here, there) if there else 0)

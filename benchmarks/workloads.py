@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import platform
+import re
 import time
 from typing import Any, Callable, NamedTuple
 
@@ -311,16 +313,51 @@ def executed_nodes(function):
     Args:
       function: A traced `tf.function` that has not run yet.
     """
+    nodes = optimized_nodes(function)
+    idle = ("Const", "NoOp", "Placeholder", "Identity", "_Arg", "_Retval")
+    if not nodes or any(node.op.startswith(("Xla", "_Xla")) for node in nodes):
+        return None
+    return sum(node.op not in idle and "/else/" not in node.name for node in nodes)
+
+
+def launches(function):
+    """Returns how many kernels a good step starts on a GPU, by the operations' types.
+
+    These are the nodes that it executes, but for those that only hand on what is there:
+    constants, reads of variables, and what a `cond` is turned into. A good step that
+    neither grows the loss scale nor follows a skipped one takes the first side of a
+    `cond`, and the second side of a `cond` in that: where a wrapper of Keras grows it.
+
+    Args:
+      function: A traced `tf.function` that has not run yet.
+    """
+
+    def is_taken(name):
+        outer, *inner = re.findall(r"/(then|else)/_\d", name) or ["then"]
+        return outer == "then" and "then" not in inner
+
+    return collections.Counter(
+        node.op
+        for node in optimized_nodes(function)
+        if node.op not in _NO_LAUNCHES and is_taken(node.name)
+    )
+
+
+#: What is no kernel of its own: handing on, constants, reads, and switches.
+_NO_LAUNCHES = {
+    *("Const", "NoOp", "Placeholder", "Identity", "IdentityN", "_Arg", "_Retval"),
+    *("ReadVariableOp", "VarHandleOp", "_EagerConst", "_DeviceArg", "Switch", "Merge"),
+}
+
+
+def optimized_nodes(function):
+    """Calls a `tf.function`, and returns the nodes of the graph that TensorFlow ran."""
     # No public name (seen on 2.21).
     context.enable_graph_collection()
     function()
     graphs = context.export_run_metadata().function_graphs
     context.disable_graph_collection()
-    idle = ("Const", "NoOp", "Placeholder", "Identity", "_Arg", "_Retval")
-    nodes = [node for graph in graphs for node in graph.post_optimization_graph.node]
-    if not nodes or any(node.op.startswith(("Xla", "_Xla")) for node in nodes):
-        return None
-    return sum(node.op not in idle and "/else/" not in node.name for node in nodes)
+    return [node for graph in graphs for node in graph.post_optimization_graph.node]
 
 
 def gpu_peak(function):

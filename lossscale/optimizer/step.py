@@ -14,14 +14,14 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import rows
-from lossscale.gradients.check import Check
+from lossscale.gradients.check import Check, all_true
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import FlagReduction
 from lossscale.runtime import callbacks, mode, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor, Variable
-from lossscale.runtime.control import group_ops, run_either
+from lossscale.runtime.control import either, group_ops, run_either
 from lossscale.runtime.graphs import (
     above_branches,
     branches_here,
@@ -40,9 +40,13 @@ class Step:
       bundle = unscale(bundle)                # one replica: later, where it applies
       bundle, contribution = check(bundle)    # on each replica
       agreed = reduce(contributions)          # from here on for all replicas at once
-      should_apply = adjust(agreed)
-      if should_apply: apply(bundle)   else: skip(bundle)
+      if is_finite(agreed): adjust(True),  apply(bundle)
+      else:                 adjust(False), skip(bundle)
     ```
+
+    The loss scale is adjusted within the branch, where the flag is a constant that
+    TensorFlow folds. Where a finite step may be skipped, too, or somebody else counts,
+    `adjust` comes before the branch: see `adjusts_in_branch`.
 
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
     that its attributes must be equal on all of them. What differs between replicas is
@@ -83,15 +87,72 @@ class Step:
         """Does the rest of the step, from `reduce` on, for all replicas at once."""
         with callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
-            update_op, should_apply = self.adjust(agreed, bundle)
-            done = run_either(
-                should_apply,
-                lambda: replicas.call_for_each_replica(
+
+            def apply_all() -> Any:
+                return replicas.call_for_each_replica(
                     lambda local, apply: apply(local.unscaled()), bundle, apply
-                ),
-                lambda: self.skip(bundle, agreed),
+                )
+
+            if not self.adjusts_in_branch():
+                update_op, should_apply = self.adjust(agreed, bundle)
+                done = run_either(
+                    should_apply, apply_all, lambda: self.skip(bundle, agreed)
+                )
+                return group_ops([done, update_op])
+
+            def adjust(is_finite: bool) -> Op:
+                return adjust_known(self._loss_scale, is_finite, agreed.largest)[0]
+
+            is_finite, has_adjusted = self.decide(agreed, adjust)
+            done = run_either(
+                is_finite,
+                lambda: [None if has_adjusted else adjust(True), apply_all()],
+                lambda: [adjust(False), self.skip(bundle, agreed)],
             )
-            return group_ops([done, update_op])
+            return group_ops([done])
+
+    def adjusts_in_branch(self) -> bool:
+        """Tells whether the loss scale is adjusted where the step is applied or skipped.
+
+        The flag alone must decide, and the loss scale be told nothing else. A shared
+        loss scale is set back before, in a session nothing orders what branches read
+        and write, and in replica context variables cannot be assigned in a branch.
+        """
+        kind = type(self._loss_scale)
+        return (
+            self._is_told_the_flag
+            and kind.adjust is LossScale.adjust
+            and kind._decide is LossScale._decide
+            and not self._pending.is_shared
+            and not mode.current().runs_parts
+            and (replicas.count() == 1 or tf.distribute.in_cross_replica_context())
+        )
+
+    def decide(self, agreed: Check, adjust: Callable[[bool], Op]) -> Tuple[Flag, bool]:
+        """Returns the exact flag, and whether a good step was adjusted to already.
+
+        A graph needs a branch for the exact check. There it also runs the rule if a
+        good step would do more than to count itself, which is rare.
+        """
+        here = mode.current()
+        is_plain = here.knows_values or here.by_xla or agreed.exact_check is None
+        routine = None if is_plain else self._loss_scale._routine()
+        if routine is None:
+            return agreed.exact(), False
+        flags, counted = routine
+
+        def count() -> Flag:
+            ops = [each.assign_add(1, read_value=False) for each in counted]
+            with tf.control_dependencies([group_ops(ops)]):
+                return tf.constant(True)
+
+        def look() -> Flag:
+            is_finite = agreed.exact()
+            run = run_either(is_finite, lambda: adjust(True), lambda: None)
+            with tf.control_dependencies([group_ops([run])]):
+                return tf.identity(is_finite)
+
+        return either(all_true([agreed.quick, *flags]), count, look), True
 
     def unscale(self, bundle: Bundle) -> Bundle:
         """Divides, unless one replica leaves that to the branch."""

@@ -123,6 +123,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     __array_priority__ = 100
     #: Like `__call__`, but nobody is told of the read.
     _value: Callable[[], Any]
+    #: Whether `_adjust` runs for a good step of an optimizer: its gradients were finite,
+    #: so that the loss scale, a factor of theirs, was a number.
+    _is_proved: bool = False
     #: Told of each use. Optimizers that share this loss scale set it.
     _noted_by: Optional[Listener] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
@@ -308,7 +311,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     def _adjust_checked(
         self, is_finite: Flag, largest: Optional[Scalar]
     ) -> Tuple[Op, Any]:
-        """Adjusts the loss scale to a flag and a magnitude that need no check."""
+        """Adjusts the loss scale to a flag and a magnitude that need no check.
+
+        An optimizer that knows the flag while a graph is built passes a Python bool.
+        """
         if not self.checks_gradients:
             return group_ops([]), True
         if self.last_largest is None:
@@ -323,6 +329,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         self, is_finite: Flag, largest: Optional[Scalar], decided: List[Any]
     ) -> Op:
         """Runs the rule and counts the step, once for all replicas."""
+        self._is_proved = is_finite is True
         is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
         told, results = [], []
         if largest is not None:
@@ -334,13 +341,32 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
         in_a_row = tf.where(is_finite, zero, in_a_row)
-        bad = tf.where(is_finite, zero, one)
+        if not self._is_proved:
+            bad = tf.where(is_finite, zero, one)
+            results.append(self.skipped_steps.assign_add(bad, read_value=False))
         results += [
-            self.skipped_steps.assign_add(bad, read_value=False),
             self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
             self.last_step_finite.assign(is_finite, read_value=False),
         ]
         return group_ops(results)
+
+    def _routine(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
+        """Returns when a good step only counts itself, and where. None: that is unknown.
+
+        If all of the flags, `bool` tensors of shape `[]`, are True, `adjust(True)` adds
+        1 to each of the variables and leaves all others as they are, whatever state was
+        restored. An optimizer then does only that.
+        """
+        found = self._rule_only_counts()
+        if found is None or self.last_largest is not None:
+            return None
+        flags, counted = found
+        # After a good step nothing is counted in a row.
+        return [tf.convert_to_tensor(self.last_step_finite), *flags], counted
+
+    def _rule_only_counts(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
+        """Returns the same for the variables of `_adjust` alone."""
+        return None
 
     def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
         """Returns whether to apply the step, and further arguments for `_adjust`."""
@@ -501,20 +527,23 @@ def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
-def usable(current: Scalar, floor: float, initial: float) -> Scalar:
+def usable(loss_scale: Any, current: Scalar) -> Scalar:
     """Returns `max(current, floor) if 0 < current < inf else initial`.
 
     A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
     multiplies would never leave 0, NaN or infinity. So the next step brings such a
-    value back, and moves it no further. Eager mode warns.
+    value back, and moves it no further. Eager mode warns. In a graph, an optimizer's
+    good step has proved that `current` is a number, and looks at the floor only.
     """
-    knows_values = mode.current().knows_values
+    floor, knows_values = loss_scale.min_loss_scale, mode.current().knows_values
     # A scale at its floor was rounded to float32, too.
     if knows_values and float(np.float32(floor)) <= float(current) < float("inf"):
         return current
-    # The logarithm of 0, of infinity, of a negative number and of NaN is not finite.
-    is_number = tf.math.is_finite(tf.math.log(current))
-    found = tf.where(is_number, tf.maximum(current, floor), initial)
+    found = tf.maximum(current, floor)
+    if not loss_scale._is_proved or knows_values:
+        # The logarithm of 0, of infinity, of a negative number and of NaN is not finite.
+        is_number = tf.math.is_finite(tf.math.log(current))
+        found = tf.where(is_number, found, loss_scale.initial_loss_scale)
     if knows_values:
         warn(
             f"The loss scale was {float(current)!r}, below its floor or no number that "

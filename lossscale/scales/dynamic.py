@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -11,7 +11,7 @@ from lossscale import arguments, presets
 from lossscale.arguments import or_none
 from lossscale.gradients import arithmetic
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Results, Scalar
+from lossscale.runtime.aliases import Flag, Results, Scalar, Variable
 from lossscale.scales.base import LossScale, usable
 
 #: The events that may clear the count of bad steps.
@@ -193,16 +193,10 @@ class DynamicLossScale(LossScale):
     def _adjust(self, is_finite: Flag) -> Results:
         zero = tf.constant(0, tf.int64)
         current = tf.convert_to_tensor(self.current_loss_scale)
-        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        scale = usable(self, current)
 
-        period = tf.convert_to_tensor(self.increment_period, tf.int64)
-        if self.search_period is not None:
-            # A session may have counted a bad step already. Nothing grows then.
-            searches = tf.convert_to_tensor(self.skipped_steps) < 1
-            first = tf.convert_to_tensor(self.search_period, tf.int64)
-            period = tf.where(searches, first, period)
         good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
-        grows = good >= period  # never on a bad step: `good` is 0
+        grows = good >= self._period()  # never on a bad step: `good` is 0
 
         bad = tf.convert_to_tensor(self.bad_steps)
         left = zero if "good" in self.hysteresis_reset else bad
@@ -231,14 +225,43 @@ class DynamicLossScale(LossScale):
         for event, happened in (("growth", grows), ("backoff", backs_off)):
             if event in self.hysteresis_reset:
                 bad = tf.where(happened, zero, bad)
-        moved = tf.where(grows, self._grown(scale), self._backed_off(scale))
+        # Of a constant flag TensorFlow computes one side.
+        moved = tf.where(is_finite, self._grown(scale), self._backed_off(scale))
         moved = tf.where(tf.logical_and(moves, tf.equal(current, scale)), moved, scale)
+        if not (self._is_proved and self._forgets_bad_steps()):
+            results.append(self.bad_steps.assign(bad, read_value=False))
         return [
             *results,
             self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
-            self.bad_steps.assign(bad, read_value=False),
             self.current_loss_scale.assign(moved, read_value=False),
         ]
+
+    def _period(self) -> Scalar:
+        period = tf.convert_to_tensor(self.increment_period, tf.int64)
+        if self.search_period is None:
+            return period
+        # A session may have counted a bad step already. Nothing grows then.
+        searches = tf.convert_to_tensor(self.skipped_steps) < 1
+        first = tf.convert_to_tensor(self.search_period, tf.int64)
+        return tf.where(searches, first, period)
+
+    def _forgets_bad_steps(self) -> bool:
+        """Tells whether each bad step clears its own count: no good step has to."""
+        always = self.hysteresis == 1 and "backoff" in self.hysteresis_reset
+        return always and self.cooldown_steps is None and self.window_steps is None
+
+    def _rule_only_counts(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
+        if type(self)._adjust is not DynamicLossScale._adjust:
+            return None  # a user's own rule
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        good = tf.convert_to_tensor(self.good_steps)
+        flags = [current >= self.min_loss_scale, good < self._period() - 1]
+        if "good" in self.hysteresis_reset:
+            flags.append(tf.equal(tf.convert_to_tensor(self.bad_steps), 0))
+        if self.cooldown_steps is not None:
+            flags.append(tf.equal(tf.convert_to_tensor(self.cooldown_steps), 0))
+        windows = [] if self.window_steps is None else [self.window_steps]
+        return flags, [self.good_steps, *windows]
 
     def _grown(self, scale: Scalar) -> Scalar:
         larger = scale * self.multiplier

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag
+from lossscale.runtime.aliases import Flag, Variable
 from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 
@@ -59,6 +59,9 @@ class FixedLossScale(LossScale):
 
     def _adjust(self, is_finite: Flag) -> None:
         del is_finite  # the scale never changes
+
+    def _rule_only_counts(self) -> Tuple[List[Flag], List[Variable]]:
+        return [], []
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)

@@ -119,7 +119,7 @@ class HeadroomLossScale(LossScale):
 
     def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
         current = tf.convert_to_tensor(self.current_loss_scale)
-        scale = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        scale = usable(self, current)
         peak = tf.convert_to_tensor(self.peak)
         ceiling = tf.convert_to_tensor(self.ceiling)
         zero = tf.constant(0, tf.int64)

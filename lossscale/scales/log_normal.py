@@ -116,7 +116,7 @@ class LogNormalLossScale(LossScale):
 
     def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
         current = tf.convert_to_tensor(self.current_loss_scale)
-        restored = usable(current, self.min_loss_scale, self.initial_loss_scale)
+        restored = usable(self, current)
         is_silent = tf.logical_and(is_finite, tf.equal(largest, 0.0))
         overflowed = self.log2_max + 1.0 - _log2(restored)
         x = tf.where(is_finite, _log2(largest), overflowed)

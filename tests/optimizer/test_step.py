@@ -114,6 +114,133 @@ def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(family, size, mo
         assert int(loss_scale.skipped_steps.numpy()) == skipped
 
 
+#: Loss scales whose rule a step runs within its branches, and what their states hold.
+RULES = {
+    "defaults": {"increment_period": 3},
+    "bounded": {"increment_period": 2, "min_loss_scale": 4.0, "max_loss_scale": 64.0},
+    "good": {"increment_period": 3, "hysteresis": 2, "hysteresis_reset": ["good"]},
+    "growth": {"increment_period": 3, "hysteresis": 2, "hysteresis_reset": ["growth"]},
+    "one of good": {"increment_period": 3, "hysteresis_reset": ["good"]},
+    "one of growth": {"increment_period": 3, "hysteresis_reset": ["growth"]},
+    "search": {"increment_period": 3, "search_period": 1, "multiplier": 1.7},
+    "cooldown": {"increment_period": 3, "backoff_cooldown": 2},
+    "tolerance": {"increment_period": 3, "overflow_tolerance": 0.4},
+}
+HIGHEST = {"bad_steps": 3, "cooldown_steps": 3, "window_bad_steps": 3}
+
+
+def some_state(rng, loss_scale):
+    """Returns a state that a run or a file may have left, by the variables' names."""
+    state = {}
+    for variable in loss_scale.variables:
+        name = variable.name.split(":")[0]
+        state[name] = rng.integers(HIGHEST.get(name, 5))
+    state["current_loss_scale"] = rng.choice([2.0, 4.0, 3e38, 2.0 ** rng.integers(9)])
+    state["last_step_finite"] = bool(rng.integers(2))
+    if state["last_step_finite"]:
+        state["consecutive_skipped_steps"] = 0
+    if loss_scale.hysteresis == 1 and "backoff" in loss_scale.hysteresis_reset:
+        state["bad_steps"] = 0  # such a count is cleared at once
+    return state
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng):
+    """To the bit: in whichever branch the rule runs, and where a step only counts."""
+    variable = variable_of(family, [0.0, 0.0])
+    loss_scale = DynamicLossScale(32.0, **RULES[rule])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
+    optimizer.build([variable])
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def step(values):
+        loss_scale.scale(1.0)
+        optimizer.apply_gradients([(values, variable)])
+
+    def adjust(is_finite):
+        loss_scale.adjust(is_finite)
+
+    def left_by(function, argument):
+        for each in loss_scale.variables:
+            each.assign(state[each.name.split(":")[0]])
+        function(tf.constant(argument))
+        return [each.numpy().tobytes() for each in loss_scale.variables]
+
+    step, adjust = compiled(step, mode), compiled(adjust, mode)
+    for _ in range(40):
+        state = some_state(rng, loss_scale)
+        values = [1.0, rng.choice([1.0, 1.0, 1.0, 3e38, INF])]
+        values = np.asarray([values[1] if values[1] == 3e38 else 1.0, values[1]])
+        by_hand = left_by(adjust, bool(np.isfinite(values).all()))
+        assert left_by(step, values.astype(np.float32)) == by_hand, (state, values)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_what_was_skipped_is_right_after_each_step(family, mode):
+    variable = variable_of(family, [0.0])
+    loss_scale = DynamicLossScale(8.0)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
+    optimizer.build([variable])
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def step(values):
+        optimizer.apply_gradients([(optimizer.scale_loss(values), variable)])
+
+    step, in_a_row, skipped, good = compiled(step, mode), 0, 0, 0
+    for is_finite in [True, False, True, True, False, False, True, True, True]:
+        step(tf.constant([1.0 if is_finite else INF]))
+        in_a_row = 0 if is_finite else in_a_row + 1
+        good = good + 1 if is_finite else 0
+        skipped += not is_finite
+        assert bool(loss_scale.last_step_finite.numpy()) == is_finite
+        assert int(loss_scale.consecutive_skipped_steps.numpy()) == in_a_row
+        assert int(loss_scale.skipped_steps.numpy()) == skipped
+        assert int(loss_scale.good_steps.numpy()) == good
+
+
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+@pytest.mark.parametrize("value", [0.0, -8.0, INF, NAN])
+def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
+    """That an optimizer's gradients have proved that S is a number is no matter here."""
+    loss_scale = DynamicLossScale(8.0, 1)
+    optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), loss_scale)
+    variable = tf.Variable([0.0])
+
+    def train():
+        optimizer.apply_gradients([(optimizer.scale_loss([1.0]), variable)])
+
+    def adjust():
+        loss_scale.adjust(tf.constant(True))
+
+    compiled(train, mode)()
+    loss_scale.current_loss_scale.assign(value)
+    compiled(adjust, mode)()
+    assert float(loss_scale) == 8.0
+
+
+class OfTheUser(DynamicLossScale):
+    """A subclass that it should not be, with a rule of its own."""
+
+    def _adjust(self, is_finite):
+        return [super()._adjust(is_finite), self.current_loss_scale.assign_add(1.0)]
+
+
+def test_a_subclass_with_a_rule_of_its_own_has_each_step(family):
+    variable = variable_of(family, [0.0])
+    loss_scale = OfTheUser(8.0)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
+    optimizer.build([variable])
+
+    @tf.function(autograph=False)
+    def step():
+        optimizer.apply_gradients([(optimizer.scale_loss(tf.ones([1])), variable)])
+
+    for scale in (9.0, 10.0, 11.0):
+        step()
+        assert float(loss_scale) == scale
+
+
 def test_under_xla_no_cond_runs_both_its_sides(family):
     variable = variable_of(family, np.ones([SMALL + 1], np.float32))
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0))

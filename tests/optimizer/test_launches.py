@@ -1,0 +1,82 @@
+"""How many kernels a good step starts: no change may add one unseen.
+
+Counted in the graph that the newest TensorFlow runs, by `benchmarks/step_graphs.py`.
+"""
+
+from __future__ import annotations
+
+import benchmark  # noqa: F401 - it makes benchmarks/ importable
+import pytest
+import tensorflow as tf
+from installed import ROOT, families
+from limits import IS_NEWEST
+from models import variable_of
+from predicates import nodes_run
+
+import lossscale
+
+pytestmark = pytest.mark.skipif(not IS_NEWEST, reason="others count other nodes")
+
+#: What a wrapper adds to a bare step: that of its Keras, and ours at most.
+ADDED = {
+    ("keras3", "2-layers"): (20, 21),
+    ("keras3", "20-layers"): (128, 57),
+    ("keras2-new", "2-layers"): (21, 42),
+    ("keras2-new", "20-layers"): (129, 78),
+    ("keras2-legacy", "2-layers"): (21, 42),
+    ("keras2-legacy", "20-layers"): (129, 78),
+}
+SHOWN = {"keras3": "Keras 3", "keras2-new": "tf_keras", "keras2-legacy": "legacy"}
+
+
+def step_graphs():
+    return pytest.importorskip("step_graphs")
+
+
+#: Those that take seconds.
+LARGE = [each for each in ADDED if each[1] == "20-layers" and each[0] != "keras3"]
+
+
+@pytest.mark.parametrize(
+    "inner", ["sgd", pytest.param("adam", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [pytest.param(*e, marks=[pytest.mark.slow] * (e in LARGE)) for e in ADDED],
+)
+def test_a_good_step_starts_no_more_kernels(name, layers, inner):
+    if name not in {family.name for family in families()}:
+        pytest.skip(f"{name} is not installed")
+    totals = []
+    for by in step_graphs().WRAPPERS:
+        step = step_graphs().make_layers_step(name, layers, inner, by)
+        counted = step_graphs().launches(tf.function(step, autograph=False))
+        totals.append(sum(counted.values()))
+    bare, its_own, ours = totals
+    theirs, most = ADDED[name, layers]
+    assert its_own - bare == theirs, "it is no longer compared with what it was"
+    assert ours - bare <= most, counted
+
+
+def test_the_page_shows_these_figures():
+    page = (ROOT / "docs" / "cost.md").read_text()
+    for (name, layers), (theirs, ours) in ADDED.items():
+        row = f"| {layers.replace('-', ' ')} | {SHOWN[name]} | + {theirs} | + {ours} |"
+        assert row in page
+
+
+def test_a_good_step_computes_no_logarithm(family):
+    """Nor where it runs the rule, as after `get_unscaled_gradients`."""
+    variable = variable_of(family, tf.ones([2]))
+    loss_scale = lossscale.DynamicLossScale(8.0)
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
+    optimizer.build([variable])
+
+    @tf.function(autograph=False)
+    def step():
+        grads = [optimizer.scale_loss(tf.random.stateless_uniform([2], [1, 2]))]
+        grads = optimizer.get_unscaled_gradients(grads)
+        optimizer.apply_gradients(list(zip(grads, [variable])))
+
+    nodes = nodes_run(step, of="stateless_random_uniform")
+    assert not any(node.op == "Log" and "/else/" not in node.name for node in nodes)
