@@ -230,6 +230,8 @@ class LossScaleOptimizer:
                 f"nonfinite_loss='skip', got {found!r}, with which every step is "
                 "applied. Write FixedLossScale(..., skip_nonfinite=True)."
             )
+        if skips_losses:
+            found._count_untold()
         self._wrap(inner_optimizer, found, name)
         inner_sum = reduction.InnerSum(
             inner_optimizer, self._summing_methods[-1], is_left_out=dtype is not None
@@ -428,7 +430,7 @@ class LossScaleOptimizer:
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(aggregates, dtype is not None)
         entry = self._record.entry_of(variables, self._loss_scale)
-        step = Step(self._pending, reduces, entry)
+        step = Step(self._pending, reduces, entry, self._skips_losses)
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:

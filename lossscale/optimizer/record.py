@@ -18,7 +18,7 @@ from lossscale.gradients.arithmetic import largest_of_each
 from lossscale.gradients.check import Check, worst_of_all
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
-from lossscale.runtime.aliases import Op, PerGradient, Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale, new_variable
 from lossscale.scales.spike_guard import SpikeGuard
@@ -26,9 +26,10 @@ from lossscale.scales.spike_guard import SpikeGuard
 #: Of so many skipped steps the numbers and reasons are kept.
 _KEPT = 16
 #: Why a step was skipped, in the order of the numbers that stand for it on the device:
-#: gradients overflowed, the unscaled loss was infinite or NaN, or it was a spike.
-REASONS = ("gradients", "inf", "nan", "spike")
-_GRADIENTS, _INF, _NAN, _SPIKE = range(len(REASONS))
+#: gradients overflowed, the unscaled loss was infinite or NaN, or the loss scale has
+#: left out a finite step.
+REASONS = ("gradients", "inf", "nan", "left out")
+_GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 
 class NonfiniteGradient(NamedTuple):
@@ -241,11 +242,14 @@ class Entry:
     ring: Any
     applied: Any
 
-    def write_faults(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
+    def write_faults(
+        self, bundle: Bundle, agreed: Check, scale: LossScale, is_of_loss: Flag
+    ) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
         It adds their worst numbers to those of the same step, or starts anew. `agreed`
-        also covers the gradients' sum. The loss scale has counted the step.
+        also covers the gradients' sum. `is_of_loss` tells whether a bad loss was at
+        fault. The loss scale has counted the step.
         """
 
         def worst_with_loss(local: Bundle) -> PerGradient:
@@ -274,9 +278,9 @@ class Entry:
         counts = [own + one, goes_on * run + one, (goes_on * losses + one) * is_bad]
         value = tf.concat([worst, *counts, stamp], 0)
         reasons = (tf.constant(each, tf.int64) for each in (_GRADIENTS, _INF, _NAN))
-        reason, of_inf, of_nan = reasons
-        reason = tf.where(tf.math.is_inf(of_this_loss), of_inf, reason)
-        reason = tf.where(tf.math.is_nan(of_this_loss), of_nan, reason)
+        of_gradients, of_inf, of_nan = reasons
+        reason = tf.where(tf.math.is_nan(of_this_loss), of_nan, of_inf)
+        reason = tf.where(is_of_loss, reason, of_gradients)
         written = self.faults.assign(value, read_value=False)
         return group_ops([written, self._write_reason(reason)])
 
@@ -294,8 +298,14 @@ class Entry:
         value = tf.concat([count + 1, losses, kept, *newest], 0)
         return self.ring.assign(value, read_value=False)
 
-    def write_spike(self, bundle: Bundle, agreed: Check, guard: SpikeGuard) -> Op:
-        """Records which gradient was the largest. The guard has counted the spike."""
+    def write_left_out(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
+        """Records a finite step that the loss scale has left out, and counted.
+
+        Of a spike also which gradient was the largest.
+        """
+        written = self._write_reason(tf.constant(_LEFT_OUT, tf.int64))
+        if self.spike is None:
+            return written
 
         def magnitudes(local: Bundle) -> PerGradient:
             return largest_of_each(local.quotients(), local.groups)
@@ -303,11 +313,11 @@ class Entry:
         each = replicas.call_for_each_replica(magnitudes, bundle)
         each = replicas.greatest(each)
         each = _placed(each, self.positions, len(self.variables))
+        guard = cast(SpikeGuard, scale)
         limit, spikes = map(replicas.local_result, (guard.limit, guard.spikes))
         known = [tf.cast(one, tf.float32) for one in (agreed.largest, limit, spikes)]
         value = tf.concat([each, tf.stack(known)], 0)
-        written = cast(Variable, self.spike).assign(value, read_value=False)
-        return group_ops([written, self._write_reason(tf.constant(_SPIKE, tf.int64))])
+        return group_ops([written, self.spike.assign(value, read_value=False)])
 
 
 def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:

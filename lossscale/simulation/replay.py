@@ -247,7 +247,7 @@ def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy with plain variables, on one device."""
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, loss_scale.last_largest)
+        for variable in (*loss_scale.variables, *vars(loss_scale._unsaved).values())
         if variable is not None
     }
     for module in (loss_scale, *loss_scale.submodules):

@@ -37,9 +37,7 @@ def step_graphs():
 LARGE = [each for each in ADDED if each[1] == "20-layers" and each[0] != "keras3"]
 
 
-@pytest.mark.parametrize(
-    "inner", ["sgd", pytest.param("adam", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("inner", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "layers"),
     [pytest.param(*e, marks=[pytest.mark.slow] * (e in LARGE)) for e in ADDED],
