@@ -134,28 +134,31 @@ class Step:
     def adjusts_in_branch(self) -> bool:
         """Tells whether the loss scale is adjusted where the step is applied or skipped.
 
-        The loss scale must be told by its own `adjust`. A shared one is set back before,
-        in a session nothing orders what branches read and write, and in replica context
-        variables cannot be assigned in a branch.
+        The loss scale must be told by its own `adjust`. A shared one is first set back.
+        XLA fuses the rule, and would copy the loss scale's variables into a branch and
+        out of it: it pays only if a branch is needed to see whose fault a bad step is.
+        In a session nothing orders what branches read, and in replica context no branch
+        can assign to mirrored variables.
         """
-        kind = type(self._loss_scale)
+        kind, here = type(self._loss_scale), mode.current()
         return (
             self._is_told_the_flag
             and kind.adjust is LossScale.adjust
             and not self._pending.is_shared
-            and not mode.current().runs_parts
+            and not (here.by_xla and not self._skips_losses)
+            and not here.runs_parts
             and (replicas.count() == 1 or tf.distribute.in_cross_replica_context())
         )
 
     def decide(self, agreed: Check, adjust: Callable[[bool], Op]) -> Tuple[Flag, bool]:
         """Returns the exact flag, and whether a good step was adjusted to already.
 
-        A graph needs a branch for the exact check. There it also runs the rule if a
+        A graph has a branch for the exact check. In there it also runs the rule if a
         good step would do more than to count itself, which is rare.
         """
-        here = mode.current()
-        is_plain = here.knows_values or here.by_xla or agreed.exact_check is None
-        routine = None if is_plain else self._loss_scale._routine()
+        routine, here = None, mode.current()
+        if not (agreed.exact_check is None or here.knows_values or here.by_xla):
+            routine = self._loss_scale._routine()
         if routine is None:
             return agreed.exact(), False
         flags, counted = routine
@@ -167,8 +170,8 @@ class Step:
 
         def look() -> Flag:
             is_finite = agreed.exact()
-            run = run_either(is_finite, lambda: adjust(True), lambda: None)
-            with tf.control_dependencies([group_ops([run])]):
+            done = run_either(is_finite, lambda: adjust(True), lambda: None)
+            with tf.control_dependencies([group_ops([done])]):
                 return tf.identity(is_finite)
 
         return either(all_true([agreed.quick, *flags]), count, look), True

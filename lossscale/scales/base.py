@@ -401,9 +401,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         results.append(
             adjust() if is_told is True else run_either(is_told, adjust, list, True)
         )
-        for name in kept:
-            value = replicas.local_result(kept[name])
-            results.append(getattr(self, name).assign(value, read_value=False))
+        for name, value in kept.items():
+            now = replicas.local_result(value)
+            results.append(getattr(self, name).assign(now, read_value=False))
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
         in_a_row = tf.where(is_finite, zero, in_a_row)

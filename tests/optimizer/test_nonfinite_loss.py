@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import json
 
+import benchmark  # noqa: F401 - it makes benchmarks/ importable
 import numpy as np
 import pytest
 import tensorflow as tf
 from every_loss_scale import CASES
 from exact import heard
-from limits import skip_without
+from limits import IS_NEWEST, skip_without
 from models import (
     assert_same,
     compiled,
@@ -193,6 +194,21 @@ def test_by_default_it_is_told_as_ever(family, make, mode):
         as_overflow(1.0, largest)
     assert told.rule() == as_overflow.rule()
     assert told.counted() == as_overflow.counted()
+
+
+@pytest.mark.skipif(not IS_NEWEST, reason="others count other nodes")
+@pytest.mark.parametrize("case", ["dynamic", "headroom", "spike-guard", "own"])
+def test_a_good_step_starts_no_more_kernels(family, case):
+    launches = pytest.importorskip("step_graphs").launches
+    counted = []
+    for how in ("backoff", "skip"):
+        trained = Trained(family, EVERY[case](), "eager", how)
+
+        def step(trained=trained):
+            trained.step(tf.random.stateless_uniform([], [1, 2]), [tf.ones([2])] * 2)
+
+        counted.append(launches(tf.function(step, autograph=False)))
+    assert counted[0] == counted[1]
 
 
 def test_a_search_does_not_end_at_a_bad_loss(family):
