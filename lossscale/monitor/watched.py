@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import OwnSteps, Skips
+from lossscale.optimizer.record import LEFT_OUT, OwnSteps, Skips
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
@@ -56,7 +56,8 @@ lossscale.find_nonfinite(model, x, y) names the layer, and so does \
 LossScaleMonitor(check_activations=True) in `fit`."""
 _BAD_BATCHES = """\
 {when}{count} of {steps:,} steps {were} skipped because the loss was {kind} before it \
-was scaled, {last}{unit} {numbers}, counted from 0: look at these rows."""
+was scaled{where}: look at these rows."""
+_LEFT_OUT = "{when}Steps were skipped as {reason}{where}."
 _COST = """ \
 The loss scale was told of each as of an overflow, though no loss scale is at fault: \
 it was {before} when the epoch began, and is {now}. \
@@ -317,36 +318,40 @@ class Watched:
     ) -> Optional[str]:
         """Returns the message about losses that were not finite, once in each epoch.
 
-        `epoch` and `batches` are the epoch's number as `fit` shows it, and how many
-        batches it has had, or None.
+        And about steps that a loss scale of the user's own has left out. `epoch` and
+        `batches` are the epoch's number as `fit` shows it, and how many batches it has
+        had, or None.
         """
         before, now = self._epoch_began, self.last
+        steps, scale = now.steps - before.steps, self.optimizer.loss_scale
+        new = now.skips.total - before.skips.total
+        found = [(n - before.steps, why) for n, why in now.skips.last[-new:] if new]
+        when = "" if epoch is None else f"Epoch {epoch}: "
         count = now.skips.losses - before.skips.losses
-        if self._told_of_losses or not count:
+        own = "" if scale.skips_spikes else scale._left_out_as
+        numbers = [n for n, why in found if why == LEFT_OUT and own]
+        if self._told_of_losses or not (count or numbers):
             return None
         self._told_of_losses = True
-        steps = now.steps - before.steps
-        since = now.skips.total - before.skips.total
-        last = [
-            (number - before.steps, why)
-            for number, why in now.skips.last[-since:]
-            if why in WORDS
-        ]
-        numbers, unit, plural = _as_batches([n for n, _ in last], steps, batches)
-        text = _BAD_BATCHES.format(
-            when="" if epoch is None else f"Epoch {epoch}: ",
-            count=count,
-            steps=steps,
-            were="was" if count == 1 else "were",
-            kind=" or ".join(sorted({WORDS[why] for _, why in last})),
-            last="" if count == 1 else "last ",
-            unit=f"at {unit}{'' if len(numbers) == 1 else plural}",
-            numbers=", ".join(map(str, numbers)),
-        )
-        is_told = not self.optimizer._skips_losses
-        if is_told and self.optimizer.loss_scale._can_change:
-            scales = map(scale_text, (before.loss_scale, now.loss_scale))
-            text += _COST.format(**dict(zip(("before", "now"), scales)))
+        text = ""
+        if count:
+            last = [(n, why) for n, why in found if why in WORDS]
+            kinds = sorted({WORDS[why] for _, why in last}) or ["not finite"]
+            text = _BAD_BATCHES.format(
+                when=when,
+                count=count,
+                steps=steps,
+                were="was" if count == 1 else "were",
+                kind=" or ".join(kinds),
+                where=_where([n for n, _ in last], steps, batches, count),
+            )
+            if scale._can_change and not self.optimizer._skips_losses:
+                scales = map(scale_text, (before.loss_scale, now.loss_scale))
+                text += _COST.format(**dict(zip(("before", "now"), scales)))
+        if numbers:
+            where = _where(numbers, steps, batches, len(numbers))
+            left_out = _LEFT_OUT.format(when=when, reason=own, where=where)
+            text = f"{text} {left_out}" if text else left_out
         return self._named(text)
 
     def spike(self) -> Optional[str]:
@@ -442,23 +447,23 @@ def _backoffs(loss_scale: Any, high: float, low: float) -> Optional[int]:
     return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
 
 
-def _as_batches(
-    numbers: List[int], steps: int, batches: Optional[int]
-) -> Tuple[List[int], str, str]:
-    """Returns the batches of an epoch in which its steps of these numbers were.
+def _where(numbers: List[int], steps: int, batches: Optional[int], count: int) -> str:
+    """Returns at which batches of an epoch its steps of these numbers were.
 
-    And the word for one of them, and the end of that word for several.
+    They are the last ones of `count`. Empty if none is known.
     """
-    unit = ("batch", "es")
-    if not batches or batches == steps:
-        found = numbers
-    elif steps % batches == 0:  # several steps in each
-        found = [number * batches // steps for number in numbers]
-    elif batches % steps:  # Keras 2 has begun in the midst of an epoch, from a backup
-        found = [number + batches - steps for number in numbers]
-    else:  # one step of several batches
-        found, unit = numbers, ("step", "s")
-    return (list(dict.fromkeys(found)), *unit)
+    one, several = "batch", "batches"
+    if batches and steps % batches == 0:  # several steps in each
+        numbers = [number * batches // steps for number in numbers]
+    elif batches and batches % steps:  # Keras 2 goes on within an epoch, from a backup
+        numbers = [number + batches - steps for number in numbers]
+    elif batches:  # one step of several batches
+        one, several = "step", "steps"
+    listed = list(dict.fromkeys(numbers))
+    if not listed:
+        return ""
+    last, unit = "" if count == 1 else "last ", one if len(listed) == 1 else several
+    return f", {last}at {unit} {', '.join(map(str, listed))}, counted from 0"
 
 
 def _name_of_loss(model: Any) -> str:

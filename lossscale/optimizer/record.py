@@ -28,7 +28,8 @@ _KEPT = 16
 #: Why a step was skipped, in the order of the numbers that stand for it on the device:
 #: gradients overflowed, the unscaled loss was infinite or NaN, or the loss scale has
 #: left out a finite step.
-REASONS = ("gradients", "inf", "nan", "left out")
+LEFT_OUT = "left out"
+REASONS = ("gradients", "inf", "nan", LEFT_OUT)
 _GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 

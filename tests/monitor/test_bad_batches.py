@@ -20,7 +20,7 @@ from lossscale.runtime import kerases
 
 pytestmark = pytest.mark.either_keras2
 
-LOOK = "counted from 0: look at these rows."
+LOOK = ": look at these rows."
 PLACES = [(family.name, "alone") for family in families()] + [
     (name, "mirrored") for name in {f.keras: f.name for f in families()}.values()
 ]
@@ -64,7 +64,7 @@ def test_they_are_named_with_what_they_cost(place, capsys):
     first, second = messages
     assert first == (
         "Epoch 1: 3 of 12 steps were skipped because the loss was NaN or inf before it "
-        f"was scaled, last at batches 3, 7, 10, {LOOK} The loss scale was told of each "
+        f"was scaled, last at batches 3, 7, 10, counted from 0{LOOK} The loss scale was told of each "
         "as of an overflow, though no loss scale is at fault: it was 2**10 when the "
         'epoch began, and is 64. LossScaleOptimizer(..., nonfinite_loss="skip") leaves '
         "it as it is at such steps."
@@ -200,7 +200,7 @@ def test_spikes_are_counted_among_the_steps_and_are_no_bad_losses(family, rng):
     assert "1 of 16 steps was skipped because the loss was NaN" in message
     assert "at batch 14, " in message
     skips = optimizer._record.skips()
-    assert skips.last == ((12, "spike"), (14, "nan"))
+    assert skips.last == ((12, "left out"), (14, "nan"))
 
 
 def test_no_scale_to_lose_is_no_cost(family):
@@ -213,6 +213,13 @@ def test_no_scale_to_lose_is_no_cost(family):
         model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
     (message,) = named(messages)
     assert message.endswith(LOOK)
+
+
+def test_bad_losses_before_many_overflows_are_counted(family):
+    run = run_of(30, data=[1], gradient=range(4, 24))
+    (message,), _ = fit(Faulty(family), run, monitor())
+    assert message.startswith("Epoch 1: 1 of 30 steps was skipped because the loss was")
+    assert "the loss was not finite before it was scaled: look at these" in message
 
 
 def test_csv_and_record_hold_them(family, tmp_path):

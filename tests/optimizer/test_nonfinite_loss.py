@@ -591,3 +591,23 @@ def test_a_reason_of_a_users_own_is_one_class(family, mode):
     assert float(inner) == 64.0
     reasons = [why for _, why in trained.optimizer._record.skips().last]
     assert reasons == ["left out", "nan", "gradients"]
+
+
+def test_the_monitor_says_what_it_is_called(family):
+    optimizer = LossScaleOptimizer(
+        family.optimizers.SGD(2.0**-8), Patient(DynamicLossScale(64.0))
+    )
+    model = regression(family, optimizer)
+    x, y = data(np.random.default_rng(7), 32)
+    weights = np.ones([32])
+    weights[8:12] = 0.0  # the third of eight batches weighs nothing
+    with heard() as messages:
+        model.fit(
+            *(x, y, 4),
+            sample_weight=weights,
+            shuffle=False,
+            verbose=0,
+            callbacks=[lossscale.LossScaleMonitor(verbose=0)],
+        )
+    message = "Epoch 1: Steps were skipped as all zero, at batch 2, counted from 0."
+    assert messages == [message]
