@@ -52,17 +52,20 @@ LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()
 LossScaleManager.update_loss_scale(finite_grads)
 LossScaleMonitor(patience=10, *, on_stall='warn', every=None, record=None, verbose=1,
-    check_underflow=False, check_activations=False, optimizers=None)
+    check_underflow=False, check_activations=False, restore_statistics=False,
+    optimizers=None)
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
+LossScaleMonitor.on_test_begin(logs=None)
 LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
     dynamic_growth_steps=None, *, dynamic=None, initial_scale=None,
-    communication_dtype=None, **kwargs)
+    communication_dtype=None, nonfinite_loss='backoff', **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
-LossScaleOptimizer.from_keras(optimizer, *, communication_dtype=None)
+LossScaleOptimizer.from_keras(optimizer, *, communication_dtype=None,
+    nonfinite_loss='backoff')
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
 LossScaleOptimizer.get_unscaled_gradients(grads)
@@ -72,7 +75,7 @@ LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
     dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='')
-Run(is_finite, loss_scale=None, largest=None)
+Run(is_finite, loss_scale=None, largest=None, bad_losses=None)
 Run.plot(ax=None)
 ScaledBlock(layer, headroom=6, recompute=False, **kwargs)
 ScaledBlock.build(*args, **kwargs)
