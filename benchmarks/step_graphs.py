@@ -19,9 +19,9 @@ these counts it shows the nodes that a good step executes, as in `step_overhead.
 the instructions that XLA makes of the step. A file of counts is valid for one machine
 and its versions.
 
-The mode `launches` counts the kernels that a good step of a few dense layers would start
-on a GPU, with a bare optimizer, with the wrapper of its Keras and with ours. At the end
-a table shows what either wrapper adds.
+The mode `launches` counts the kernels that a good step of dense layers would start on a
+GPU, with a bare optimizer, with the wrapper of its Keras and with ours. At the end a
+table shows what either wrapper adds.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
 SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
     min_ratio=2.0)
+Verdict(should_apply, is_told=True, kept={})
 all_finite(grads)
 deserialize(config, custom_objects=None)
 export_state(system, loss_scale)
@@ -97,9 +98,10 @@ gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=N
     batches=10, batch_size=None, activations=False, verbose=1)
 import_state(system, state, **overrides)
 load_run(path)
-save_run(path, is_finite, loss_scale=None, largest=None)
+save_run(path, is_finite, loss_scale=None, largest=None, bad_losses=None)
 serialize(loss_scale)
-simulate(loss_scale, *, is_finite=None, limit=None, largest=None)
+simulate(loss_scale, *, is_finite=None, limit=None, largest=None, bad_losses=None,
+    nonfinite_loss='backoff')
 """
 #: What is public besides: modules, and a class of warnings.
 NOT_CALLED = {"compat", "presets", "LossScaleWarning"}

@@ -44,9 +44,11 @@ class Step:
       else: skip(bundle, why)                 # adjusts to why, and records it
     ```
 
-    The loss scale is adjusted within the branch, where the flag is a constant that
-    TensorFlow folds. Where somebody else counts, `adjust` comes before the branch: see
-    `adjusts_in_branch`.
+            def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
+                scale, largest = self._loss_scale, agreed.largest
+                # The name of a variable that a rule creates must not show the branch.
+                with tf.name_scope(""):
+                    return scale._adjust_checked(is_finite, largest, verdict)[0]
 
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
     that its attributes must be equal on all of them. What differs between replicas is
@@ -103,17 +105,16 @@ class Step:
 
             if not self.adjusts_in_branch():
                 update_op, should_apply = self.adjust(agreed, bundle)
-                was_finite = replicas.local_result(self._loss_scale.last_step_finite)
                 done = run_either(
-                    should_apply,
-                    apply_all,
-                    lambda: self.skip(bundle, agreed, was_finite),
+                    should_apply, apply_all, lambda: self.skip(bundle, agreed)
                 )
                 return group_ops([done, update_op])
 
             def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
                 scale, largest = self._loss_scale, agreed.largest
-                return scale._adjust_checked(is_finite, largest, verdict)[0]
+                # The name of a variable that a rule creates must not show the branch.
+                with tf.name_scope(""):
+                    return scale._adjust_checked(is_finite, largest, verdict)[0]
 
             is_finite, has_adjusted = self.decide(agreed, adjust)
             verdict = self._loss_scale._judge(is_finite, agreed.largest)
@@ -132,13 +133,12 @@ class Step:
             return group_ops([done])
 
     def adjusts_in_branch(self) -> bool:
-        """Tells whether the loss scale is adjusted where the step is applied or skipped.
+        """Tells whether the branch that applies or skips adjusts the loss scale, too.
 
         The loss scale must be told by its own `adjust`. A shared one is first set back.
-        XLA fuses the rule, and would copy the loss scale's variables into a branch and
-        out of it: it pays only if a branch is needed to see whose fault a bad step is.
-        In a session nothing orders what branches read, and in replica context no branch
-        can assign to mirrored variables.
+        XLA fuses the rule, and a branch would copy variables in and out: it pays only
+        where a bad loss must be told from an overflow. In a session nothing orders what
+        branches read, and in replica context none can assign to mirrored variables.
         """
         kind, here = type(self._loss_scale), mode.current()
         return (
@@ -217,13 +217,14 @@ class Step:
         self,
         bundle: Bundle,
         agreed: Check,
-        is_finite: Flag,
+        is_finite: Optional[Flag] = None,
         adjust: Optional[Callable[[bool, Flag], Op]] = None,
     ) -> Any:
         """Adjusts the loss scale to why the step is left out, and records it.
 
         Nothing else changes. For all replicas. `adjust` is told whether the step was
-        finite, and whether the rule is told of it. None: that is done.
+        finite, and whether the rule is told of it. Without these two the loss scale was
+        told before.
         """
         entry, loss_scale = self._entry, self._loss_scale
 
@@ -247,6 +248,8 @@ class Step:
 
         if not loss_scale._left_out_as:
             return overflowed()
+        if is_finite is None:
+            is_finite = replicas.local_result(loss_scale.last_step_finite)
         return run_either(tf.convert_to_tensor(is_finite), left_out, overflowed)
 
 

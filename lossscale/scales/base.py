@@ -160,8 +160,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     __array_priority__ = 100
     #: Like `__call__`, but nobody is told of the read.
     _value: Callable[[], Any]
-    #: Whether `_adjust` runs for a good step of an optimizer: its gradients were finite,
-    #: so that the loss scale, a factor of theirs, was a number.
+    #: Whether `_adjust` runs for a good step of an optimizer. The loss scale, a factor
+    #: of gradients that were finite, was a number.
     _is_proved: bool = False
     #: Told of each use. Optimizers that share this loss scale set it.
     _noted_by: Optional[Listener] = None
@@ -426,7 +426,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return self._adjust_checked(False, largest, Verdict(False, is_told=False))[0]
 
     def _routine(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
-        """Returns when a good step only counts itself, and where. None: that is unknown.
+        """Returns when a good step only counts itself, and where. None: not known.
 
         If all of the flags, `bool` tensors of shape `[]`, are True, `adjust(True)` adds
         1 to each of the variables and leaves all others as they are, whatever state was
@@ -619,7 +619,7 @@ def usable(loss_scale: Any, current: Scalar) -> Scalar:
         return current
     found = tf.maximum(current, floor)
     if not loss_scale._is_proved or knows_values:
-        # The logarithm of 0, of infinity, of a negative number and of NaN is not finite.
+        # The logarithm of 0, infinity, a negative number and NaN is not finite.
         is_number = tf.math.is_finite(tf.math.log(current))
         found = tf.where(is_number, found, loss_scale.initial_loss_scale)
     if knows_values:

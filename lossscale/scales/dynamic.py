@@ -66,8 +66,9 @@ class DynamicLossScale(LossScale):
     ```
 
     A file may hold a scale that is 0, negative, infinite, NaN or below the floor. The
-    next step replaces it, with a warning in eager mode. Except for this,
-    an overflow never raises the scale.
+    next step replaces it, with a warning in eager mode. In a graph, finite gradients of
+    an optimizer prove that it is a number: a good step only brings it to the floor.
+    Except for this, an overflow never raises the scale.
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:

@@ -202,7 +202,7 @@ def test_what_was_skipped_is_right_after_each_step(family, mode):
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("value", [0.0, -8.0, INF, NAN])
 def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
-    """That an optimizer's gradients have proved that S is a number is no matter here."""
+    """Here no gradients have proved that S is a number, as an optimizer's do."""
     loss_scale = DynamicLossScale(8.0, 1)
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), loss_scale)
     variable = tf.Variable([0.0])
