@@ -115,7 +115,7 @@ def _by_their_names(given: Mapping[str, Any]) -> Dict[str, Any]:
 def _refuse_other(name: str, value: Any) -> None:
     """Raises if no wrapper takes this argument, or takes it at its default only."""
     if name not in _WITHOUT_MEANING:
-        others = ("communication_dtype", "nonfinite_loss")
+        others = ("nonfinite_loss", "communication_dtype")
         listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE, *others))
         raise TypeError(
             f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, got "
