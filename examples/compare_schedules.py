@@ -4,11 +4,12 @@
     python examples/compare_schedules.py --all    # draws all of them
 
 The run is a limit for each step: the greatest loss scale whose gradients do not
-overflow. It drifts as training goes on, jitters, drops for single bad batches, sinks
-for a bad stretch, and once a few batches are NaN whatever the scale. Every schedule
-gets the same run; one that looks at the gradients sees gradients that just reach the
-limit. The script prints how many steps each schedule lost, and draws how it followed
-the limit.
+overflow. It drifts as training goes on, jitters, drops for single bad batches, and
+sinks for a stretch of overflows. Later the losses of eight steps are NaN whatever the
+scale. Every schedule gets the same run, twice: told of those losses as of overflows,
+and not told (`nonfinite_loss="skip"`). One that looks at the gradients sees gradients
+that just reach the limit. The script prints how many steps each schedule lost, and
+draws how it followed the limit.
 """
 
 import argparse
@@ -45,9 +46,14 @@ def made_up_run(steps=STEPS, seed=0):
     exponent[spikes] -= rng.uniform(1, 9, np.sum(spikes))
     stretch = slice(int(0.45 * steps), int(0.45 * steps) + 300)
     exponent[stretch] -= 7
-    limit = 2.0**exponent
-    limit[int(0.8 * steps) : int(0.8 * steps) + 8] = 0  # NaN whatever the scale
-    return limit
+    return 2.0**exponent
+
+
+def bad_losses(steps=STEPS):
+    """Returns at which steps the loss is NaN, a `bool` array of shape `[steps]`."""
+    found = np.zeros([steps], bool)
+    found[int(0.8 * steps) : int(0.8 * steps) + 8] = True
+    return found
 
 
 def schedules():
@@ -81,8 +87,11 @@ def most_different(simulations, count=DRAWN):
     return {name: s for name, s in simulations.items() if name in chosen}
 
 
-def draw(simulations, path):
-    """Draws one panel per schedule, all on the same axes."""
+def draw(simulations, skipping, path):
+    """Draws one panel per schedule, all on the same axes.
+
+    `skipping` are those of the same schedules that were not told of the bad losses.
+    """
     columns = 2 if len(simulations) > DRAWN else 1
     rows = -(-len(simulations) // columns)
     figure, axes = plt.subplots(
@@ -92,6 +101,8 @@ def draw(simulations, path):
         ax.set_axis_off()
     for ax, (name, simulation) in zip(axes.flat, simulations.items()):
         simulation.plot(ax)
+        untold = {"color": "C2", "linewidth": 1, "label": "untold of the NaNs"}
+        ax.plot(skipping[name].loss_scale, zorder=1, **untold)
         ax.set_title(f"{name}: {simulation.steps_lost} steps lost", fontsize=9)
         ax.label_outer()
         ax.get_legend().remove()
@@ -100,8 +111,8 @@ def draw(simulations, path):
     for ax in axes.flat[: len(simulations)][-columns:]:
         ax.tick_params(labelbottom=True)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    labels[-1] = "steps lost"
-    figure.legend(handles, labels, loc="upper center", ncol=3, fontsize=9)
+    labels = ["steps lost" if "lost" in label else label for label in labels]
+    figure.legend(handles, labels, loc="upper center", ncol=4, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.985))  # the legend stands above
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -114,18 +125,28 @@ def main():
     parser.add_argument("--all", action="store_true", help="draw every schedule")
     given = parser.parse_args()
     started = time.time()
-    limit = made_up_run()
-    simulations = {
-        name: lossscale.simulate(loss_scale, limit=limit)
-        for name, loss_scale in schedules().items()
-    }
+    limit, bad = made_up_run(), bad_losses()
+    told, untold = (
+        {
+            name: lossscale.simulate(
+                loss_scale, limit=limit, bad_losses=bad, nonfinite_loss=how
+            )
+            for name, loss_scale in schedules().items()
+        }
+        for how in ("backoff", "skip")
+    )
     print(f"{len(limit)} steps of a made-up run\n")
-    print(f"{'':24}{'steps lost':>12}{'longest stall':>15}{'log2 below limit':>18}")
-    for name, simulation in simulations.items():
-        lost, stall = simulation.steps_lost, simulation.longest_stall
-        print(f"{name:24}{lost:>12}{stall:>15}{simulation.log2_below_limit:>18.2f}")
-    drawn = simulations if given.all else most_different(simulations)
-    draw(drawn, given.output)
+    print(f"{'':24}{'told of the NaN losses':>45}{'not told':>30}")
+    figures = f"{'steps lost':>12}{'longest stall':>15}{'log2 below limit':>18}"
+    print(f"{'':24}{figures}{'steps lost':>12}{'log2 below limit':>18}")
+    for name, one in told.items():
+        lost, stall, other = one.steps_lost, one.longest_stall, untold[name]
+        print(
+            f"{name:24}{lost:>12}{stall:>15}{one.log2_below_limit:>18.2f}"
+            f"{other.steps_lost:>12}{other.log2_below_limit:>18.2f}"
+        )
+    drawn = told if given.all else most_different(told)
+    draw(drawn, untold, given.output)
     print(f"\nThe picture is {given.output}, of {', '.join(drawn)}.")
     print(f"It took {time.time() - started:.0f} seconds.")
 

@@ -8,7 +8,7 @@ from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
 from lossscale.ranges.forward import ForwardRanges, forward_ranges
 from lossscale.ranges.gradients import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, Verdict
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
 from lossscale.scales.headroom import HeadroomLossScale
@@ -45,6 +45,7 @@ __all__ = [
     "ScaledBlock",
     "Simulation",
     "SpikeGuard",
+    "Verdict",
     "all_finite",
     "compat",
     "deserialize",

@@ -137,6 +137,12 @@ def main(given: Optional[Sequence[str]] = None) -> int:
         default=["dynamic"],
         help=f"one or more of {', '.join(names)} (dynamic if not given)",
     )
+    simulated.add_argument(
+        "--nonfinite-loss",
+        choices=("backoff", "skip"),
+        default="backoff",
+        help="what a loss that was not finite itself does (backoff if not given)",
+    )
     plotted = commands.add_parser("plot", help="draw a recorded run")
     plotted.set_defaults(answer=_plotted)
     plotted.add_argument(
@@ -165,7 +171,11 @@ def _simulated(asked: argparse.Namespace) -> str:
             given["initial_loss_scale"] = float(recorded[0])  # where the run began
         loss_scale = lossscale.DynamicLossScale.from_preset(name, **given)
         simulation = lossscale.simulate(
-            loss_scale, is_finite=run.is_finite, largest=run.largest
+            loss_scale,
+            is_finite=run.is_finite,
+            largest=run.largest,
+            bad_losses=run.bad_losses,
+            nonfinite_loss=asked.nonfinite_loss,
         )
         simulations[name] = simulation
         final = scale_text(simulation.final_loss_scale)

@@ -104,11 +104,12 @@ def test_two_workers_end_with_equal_weights():
 @pytest.mark.slow
 def test_the_comparison_of_schedules(example, printed_by):
     printed = printed_by("compare_schedules")
-    rows = dict(re.findall(r"^(\S.*?) {2,}(\d+) +\d+ +[\d.]+$", printed, re.M))
+    figures = r"^(\S.*?) {2,}(\d+) +(\d+) +([\d.]+) +(\d+) +([\d.]+)$"
+    rows = {name: values for name, *values in re.findall(figures, printed, re.M)}
     assert set(rows) == set(example("compare_schedules").schedules())
     page = (ROOT / "docs" / "examples" / "compare-schedules.md").read_text()
-    for name, lost in rows.items():
-        assert f"| {name} | {lost} |" in page
+    for name, values in rows.items():
+        assert f"| {name} | {' | '.join(values)} |" in page
     drawn = re.search(r"picture\.png, of (.*)\.", printed).group(1).split(", ")
     assert len(drawn) == 5
     assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)

@@ -43,17 +43,20 @@ LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()
 LossScaleManager.update_loss_scale(finite_grads)
 LossScaleMonitor(patience=10, *, on_stall='warn', every=None, record=None, verbose=1,
-    check_underflow=False, check_activations=False, optimizers=None)
+    check_underflow=False, check_activations=False, restore_statistics=False,
+    optimizers=None)
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
+LossScaleMonitor.on_test_begin(logs=None)
 LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,
     dynamic_growth_steps=None, *, dynamic=None, initial_scale=None,
-    communication_dtype=None, **kwargs)
+    communication_dtype=None, nonfinite_loss='backoff', **kwargs)
 LossScaleOptimizer.from_config(config, custom_objects=None)
-LossScaleOptimizer.from_keras(optimizer, *, communication_dtype=None)
+LossScaleOptimizer.from_keras(optimizer, *, communication_dtype=None,
+    nonfinite_loss='backoff')
 LossScaleOptimizer.get_config()
 LossScaleOptimizer.get_scaled_loss(loss)
 LossScaleOptimizer.get_unscaled_gradients(grads)
@@ -63,7 +66,7 @@ LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
     dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='')
-Run(is_finite, loss_scale=None, largest=None)
+Run(is_finite, loss_scale=None, largest=None, bad_losses=None)
 Run.plot(ax=None)
 ScaledBlock(layer, headroom=6, recompute=False, **kwargs)
 ScaledBlock.build(*args, **kwargs)
@@ -73,6 +76,7 @@ ScaledBlock.from_config(config, custom_objects=None)
 ScaledBlock.get_config()
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
+Verdict(should_apply, is_told=True, kept={})
 all_finite(grads)
 deserialize(config, custom_objects=None)
 export_state(system, loss_scale)
@@ -83,9 +87,10 @@ gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=N
     batches=10, batch_size=None, activations=False, verbose=1)
 import_state(system, state, **overrides)
 load_run(path)
-save_run(path, is_finite, loss_scale=None, largest=None)
+save_run(path, is_finite, loss_scale=None, largest=None, bad_losses=None)
 serialize(loss_scale)
-simulate(loss_scale, *, is_finite=None, limit=None, largest=None)
+simulate(loss_scale, *, is_finite=None, limit=None, largest=None, bad_losses=None,
+    nonfinite_loss='backoff')
 """
 #: What is public besides: modules, and a class of warnings.
 NOT_CALLED = {"compat", "presets", "LossScaleWarning"}

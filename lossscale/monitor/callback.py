@@ -12,6 +12,7 @@ from lossscale import arguments
 from lossscale.arguments import or_none
 from lossscale.monitor import watched
 from lossscale.monitor.activations import Activations
+from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
@@ -26,6 +27,7 @@ _ARGUMENTS = arguments.Declared(
     verbose=partial(arguments.count, least=0),
     check_underflow=arguments.boolean,
     check_activations=arguments.boolean,
+    restore_statistics=arguments.boolean,
     optimizers=or_none(watched.given_optimizers),
 )
 
@@ -62,13 +64,17 @@ class LossScaleMonitor(_Callback):
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    It adds `loss_scale` and `skipped_steps` (counted since the loss scale was created)
-    to the logs of every epoch, and so to the progress bar, `History`, `CSVLogger` and
-    `TensorBoard`. If it finds that the last `patience` steps or more were skipped, one
-    warning says why. That warning comes again only after an applied step, or in another
-    `fit`. Another warning says that a step that overflowed has left inf or NaN in
-    statistics such as BatchNormalization's. When training ends, one line is printed for
-    each optimizer.
+    It adds `loss_scale`, `skipped_steps` (counted since the loss scale was created) and
+    `nonfinite_losses` (the steps that the optimizer skipped because the loss was NaN or
+    infinite before it was scaled, since the process began) to the logs of every epoch,
+    and so to the progress bar, `History`, `CSVLogger` and `TensorBoard`. If it finds
+    that the last `patience` steps or more were skipped, one warning says why. That
+    warning comes again only after an applied step, or in another `fit`. Another warning
+    says that a step that overflowed has left inf or NaN in statistics such as
+    BatchNormalization's. When training ends, one line is printed for each optimizer.
+
+    At the end of an epoch in which losses were not finite before they were scaled, it
+    names the last such batches, up to 16, as Keras counts them.
 
     The loss scale counts every batch as a step, even under Keras 3's
     `gradient_accumulation_steps`, where `iterations` counts updates from several
@@ -95,7 +101,9 @@ class LossScaleMonitor(_Callback):
         after which it warns of underflow.
       on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
-        as `EarlyStopping` does. Keras's `BackupAndRestore` then deletes its backup,
+        as `EarlyStopping` does. `"raise"` looks within epochs, too: it reads the device
+        once in `patience` steps as long as none is skipped, and raises at the
+        `patience`-th skipped step. Keras's `BackupAndRestore` then deletes its backup,
         unless `delete_checkpoint=False`.
       every: Also read and check whenever this many steps have passed, and add the last
         values to the logs of batches. Keras's progress bar then shows averages over an
@@ -112,6 +120,12 @@ class LossScaleMonitor(_Callback):
       check_activations: Whether to keep, on the device, the largest magnitude of each
         layer's outputs at the last steps. A warning of skipped steps then names the
         first layer with an output not finite. Traces the training step again.
+      restore_statistics: Whether to keep a copy of the variables that are not trained,
+        as BatchNormalization's statistics, and to put it back after a batch that made
+        one of them NaN or infinite. The copy is of the last batch whose step was
+        applied, with all of them finite. It takes their memory a second time, and one
+        more call after each batch, which reads and copies them on the device. Metrics,
+        random seeds and frozen layers are left alone.
       optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
         them by name. None: the compiled one and those in the model's attributes, as a
         GAN's `d_optimizer` and `g_optimizer`. With several, logs have the optimizer's
@@ -138,21 +152,27 @@ class LossScaleMonitor(_Callback):
         verbose: int = 1,
         check_underflow: bool = False,
         check_activations: bool = False,
+        restore_statistics: bool = False,
         optimizers: Any = None,
     ) -> None:
         _ARGUMENTS.keep(self, locals())
         super().__init__()
-        # Keras is faster if a callback overrides none of these.
+        # Keras is faster if a callback overrides none of these. Before the second one,
+        # Keras 3 reads all metrics from the device.
+        looks = self.every is None and self.on_stall == "raise"
+        if looks or self.record or self.restore_statistics:
+            self.on_train_batch_begin = self._before_batch
         if self.every or self.record:
             self.on_train_batch_end = self._after_batch
-        if self.record:
-            self.on_train_batch_begin = self._before_batch
         #: The first one is the one that is recorded.
         self._watched: List[Watched] = []
         self._is_begun = False
+        self._epoch: Optional[int] = None
         self._activations: Optional[Activations] = None
-        #: Of each step: whether it was applied, its loss scale, its largest gradient.
-        self._steps: List[Tuple[bool, float, Optional[float]]] = []
+        self._statistics: Optional[Statistics] = None
+        #: Of each step: whether it was applied, its loss scale, its largest gradient,
+        #: and whether its loss was bad.
+        self._steps: List[Tuple[bool, float, Optional[float], bool]] = []
 
     def __repr__(self) -> str:
         given = _ARGUMENTS.config(self)
@@ -169,7 +189,7 @@ class LossScaleMonitor(_Callback):
             known.get(id(each)) or Watched(each, name, self.patience)
             for name, each in found.items()
         ]
-        self._is_begun = False
+        self._is_begun, self._statistics = False, None
         scales = [each.optimizer.loss_scale for each in self._watched]
         for each in self._watched:
             each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
@@ -215,13 +235,16 @@ class LossScaleMonitor(_Callback):
                     yield _BACKUP.format(other="" if deletes is None else _OTHER)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        del epoch, logs
+        del logs
         self._begin()
+        self._epoch = epoch
+        self._mend()
         self._looked_after = -1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch
         self._begin()
+        self._epoch = epoch
+        self._mend()
         self._save()
         self._look(after_batch=-1)
         _warn(*[each.underflow() for each in self._watched])
@@ -229,17 +252,28 @@ class LossScaleMonitor(_Callback):
             self._check_statistics()
         self._add_to(logs)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        del logs
+        if self._statistics is not None:  # the test that ends an epoch of `fit`
+            self._mend()
+
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._end_activations()
         if not self._is_begun:  # no epoch has run
             return
+        self._mend()
         self._save()
         self._check_statistics()
         for each in self._watched:
             each.see(watched.read(each.optimizer))
-            if self.verbose:
-                print(each.summary(), flush=True)  # noqa: T201 - as Keras's own do
+        lines = [each.summary() for each in self._watched]
+        if self._statistics is not None and self._statistics.times:
+            times = self._statistics.times
+            lines.append(f"Batches after which statistics were put back: {times}.")
+        self._statistics = None  # what happens after training is not its concern
+        for line in lines if self.verbose else []:
+            print(line, flush=True)  # noqa: T201 - as Keras's own do
 
     def _begin(self) -> None:
         """Reads the starting values, once in each training.
@@ -250,7 +284,7 @@ class LossScaleMonitor(_Callback):
             self.on_train_begin()
         if self._is_begun:
             return
-        self._is_begun = True
+        self._is_begun, self._epoch = True, None
         for each in self._watched:
             each.begin(watched.read(each.optimizer))
         self._before = self._watched[0].last
@@ -258,9 +292,14 @@ class LossScaleMonitor(_Callback):
         self._looked_after = -1
 
     def _before_batch(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
+        del logs
         self._begin()
-        self._taken_with = self._watched[0].optimizer.loss_scale._to_show()
+        self._mend()
+        if self.every is None and self.on_stall == "raise":
+            wait = min(each.until_stall for each in self._watched)
+            self._look_if_due(batch - 1, wait)
+        if self.record:
+            self._taken_with = self._watched[0].optimizer.loss_scale._to_show()
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
@@ -268,15 +307,25 @@ class LossScaleMonitor(_Callback):
             now = watched.read(self._watched[0].optimizer)
             skipped = now.skipped - self._before.skipped
             steps = now.applied - self._before.applied + skipped
-            self._before = now
             if steps > 1:
                 raise ValueError(_SEVERAL_STEPS.format(steps))
-            self._steps.append((not skipped, self._taken_with, now.largest))
+            is_bad = now.skips.losses > self._before.skips.losses
+            self._steps.append((not skipped, self._taken_with, now.largest, is_bad))
+            self._before = now
+        self._mend()
         if self.every:
-            # Keras counts from 0, and passes the number of the last batch that ran.
-            if batch - self._looked_after >= self.every:
-                self._look(after_batch=batch)
+            self._look_if_due(batch, self.every)
             self._add_to(logs)
+
+    def _mend(self) -> None:
+        """Mends the model's statistics, if that is asked for."""
+        if not self.restore_statistics:
+            return
+        if self._statistics is None and self.model.built:
+            optimizers = [each.optimizer for each in self._watched]
+            self._statistics = Statistics(self.model, optimizers)
+        if self._statistics is not None:
+            self._statistics.mend()
 
     def _end_activations(self) -> None:
         if self._activations is not None:
@@ -287,15 +336,27 @@ class LossScaleMonitor(_Callback):
             for each in self._watched:
                 each.add_to(logs)
 
+    def _look_if_due(self, after_batch: int, wait: int) -> None:
+        # Keras counts from 0, and passes the number of the last batch that ran.
+        if after_batch - self._looked_after >= wait:
+            self._look(after_batch)
+
     def _look(self, after_batch: int) -> None:
         self._looked_after = after_batch
         for each in self._watched:
             each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
+        # Keras counts epochs from 0 here, and shows them from 1 on.
+        epoch = None if self._epoch is None else self._epoch + 1
+        batches: Optional[int] = after_batch + 1
+        if not batches and not getattr(self.model, "stop_training", False):
+            batches = (getattr(self, "params", None) or {}).get("steps")
+        _warn(*[each.bad_batches(epoch, batches) for each in self._watched])
         messages = [each.stall(self.model, self._activations) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 self._end_activations()
+                self._save()
                 raise FloatingPointError(message)
             self._told_of_statistics = watched.of_statistics(self.model)
             _warn(message)
@@ -304,6 +365,8 @@ class LossScaleMonitor(_Callback):
 
     def _check_statistics(self) -> None:
         """Warns of statistics that are not finite, unless the last warning did."""
+        if self._statistics is not None:
+            _warn(self._statistics.restored())
         found = watched.of_statistics(self.model)
         if found != self._told_of_statistics:
             _warn(found)
@@ -311,10 +374,12 @@ class LossScaleMonitor(_Callback):
 
     def _save(self) -> None:
         if self.record:
-            flags, scales, largest = zip(*self._steps) if self._steps else ((), (), ())
+            columns = zip(*self._steps) if self._steps else ((), (), (), ())
+            flags, scales, largest, bad = columns
             # Steps from before `keep_largest` have none.
             known = None if None in largest else np.asarray(largest, np.float32)
-            save_run(self.record, flags, np.asarray(scales, np.float32), known)
+            taken_with = np.asarray(scales, np.float32)
+            save_run(self.record, flags, taken_with, known, bad)
 
 
 def _warn(*messages: Optional[str]) -> None:

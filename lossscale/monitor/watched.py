@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import OwnSteps
+from lossscale.optimizer.record import LEFT_OUT, OwnSteps, Skips
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
@@ -64,6 +64,14 @@ give layers with such activations, and the last layer, dtype="float32"."""
 _ASK = """ \
 lossscale.find_nonfinite(model, x, y) names the layer, and so does \
 LossScaleMonitor(check_activations=True) in `fit`."""
+_BAD_BATCHES = """\
+{when}{count} of {steps:,} steps {were} skipped because the loss was {kind} before it \
+was scaled{where}: look at these rows."""
+_LEFT_OUT = "{when}Steps were skipped as {reason}{where}."
+_COST = """ \
+The loss scale was told of each as of an overflow, though no loss scale is at fault: \
+it was {before} when the epoch began, and is {now}. \
+LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
@@ -75,6 +83,21 @@ Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
 assign(tf.zeros_like(total)). Multiplied by 0, an infinity becomes NaN and stays, and \
 no step is applied again."""
+_SEARCH = """\
+No inf or NaN was seen in the loss itself, so this begins in the backward pass, and \
+the loss scale may just be too high. {search}. {largest}. If steps are still skipped \
+when it is low, look between the loss and the variable named first for an infinite \
+derivative, as a square root has at zero."""
+_LOWERED = """\
+It is at step {done} of its search: lowered from {high} to {now}, it comes to its \
+floor, {floor}, at step {end}"""
+_MOVED = "Since training began, it was read between {low} and {high}"
+_LARGEST = """\
+The largest gradient of the last good step that was read was {largest:.3g}: times the \
+loss scale {scaled:.3g}, and float16 ends at 65504"""
+_NO_LARGEST = """\
+The largest gradient is not known: LossScaleMonitor(check_underflow=True) keeps it"""
+_NONE_READ = "The largest gradient is not known, since no good step was read"
 _FLOOR = """\
 The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
@@ -96,7 +119,8 @@ _STATISTICS = """\
 Variables that are not trained, as BatchNormalization's statistics, hold inf or NaN: \
 {names}. Skipping a step does not undo what its forward pass did to them, and later \
 steps cannot repair them: predictions are lost. Go back to a checkpoint, or reset \
-them, and keep the data and that layer's inputs finite."""
+them, and keep the data and that layer's inputs finite. \
+LossScaleMonitor(restore_statistics=True) puts them back after each such step."""
 
 
 class Reading(NamedTuple):
@@ -111,6 +135,13 @@ class Reading(NamedTuple):
     largest: Optional[float] = None
     #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
+    #: The steps that the optimizer skipped, and why.
+    skips: Skips = Skips()
+
+    @property
+    def steps(self) -> int:
+        """How many steps the optimizer has applied or skipped."""
+        return self.applied + self.skips.total
 
     @property
     def headroom(self) -> Optional[float]:
@@ -137,6 +168,7 @@ def read(optimizer: Any) -> Reading:
         optimizer._record.own_steps(skipped, in_a_row),
         None if largest is None else float(largest.numpy()),
         int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
+        optimizer._record.skips(),
     )
 
 
@@ -162,6 +194,7 @@ class Watched:
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
         self._told_of_underflow = self._told_of_spike = False
+        self._told_of_losses = False  # in this epoch
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
 
@@ -170,6 +203,7 @@ class Watched:
         self.start = self.last = self._judged = self._epoch_began = reading
         self._lowest = self._highest = reading.loss_scale
         self._told: Optional[int] = None
+        self._told_of_losses = False
 
     def see(self, reading: Reading) -> None:
         self.last = reading
@@ -223,15 +257,16 @@ class Watched:
             findings.append(activations.finding())
         if faults:
             findings.append(_GRADIENTS.format(names=_listed(faults)))
+        floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if faults and not loss:
-            findings.append(_BACKWARD)
+            searches = loss_scale._can_change and now > floor
+            findings.append(self._search(floor) if searches else _BACKWARD)
         accumulators = _accumulators(model, [variable for variable, _ in faults])
         if accumulators:
             names = ", ".join(f"model.{name}" for name in accumulators)
             findings.append(_ACCUMULATORS.format(names=names))
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
         findings.append(of_statistics(model, accumulators.values()))
-        floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if not loss and not loss_scale._can_change:
             findings.append(_FIXED)
         elif not loss and now <= floor:
@@ -243,10 +278,37 @@ class Watched:
         )
         return self._named("\n  * ".join([first, *filter(None, findings)]))
 
+    def _search(self, floor: float) -> str:
+        """Returns what is known of a loss scale that can still fall."""
+        now, rule = self.last.loss_scale, self.optimizer.loss_scale
+        done = _backoffs(rule, self._highest, now)
+        left = _backoffs(rule, now, floor)
+        low, high, lowest, at = map(
+            scale_text, (self._lowest, self._highest, floor, now)
+        )
+        search = _MOVED.format(low=low, high=high)
+        if done and left:
+            search = _LOWERED.format(
+                done=done, high=high, now=at, end=done + left, floor=lowest
+            )
+        largest = _NO_LARGEST if self.last.largest is None else _NONE_READ
+        if math.isfinite(self._largest):
+            scaled = self._largest * now
+            largest = _LARGEST.format(largest=self._largest, scaled=scaled)
+        return _SEARCH.format(search=search, largest=largest)
+
+    @property
+    def until_stall(self) -> int:
+        """After how many more steps there may be a stall, if all are skipped."""
+        in_a_row = self.last.own.in_a_row
+        is_long = in_a_row >= self._patience  # during the search
+        left = self._patience - (int(self._stuck) if is_long else in_a_row)
+        return left if left > 0 else self._patience
+
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
         before, now = self._epoch_began, self.last
-        self._epoch_began = now
+        self._epoch_began, self._told_of_losses = now, False
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
         # A scale that overflows is not too low: gradients of activations count, too.
@@ -269,6 +331,47 @@ class Watched:
                 borne=scale_text(borne),
             )
         )
+
+    def bad_batches(
+        self, epoch: Optional[int], batches: Optional[int]
+    ) -> Optional[str]:
+        """Returns the message about losses that were not finite, once in each epoch.
+
+        And about steps that a loss scale of the user's own has left out. `epoch` and
+        `batches` are the epoch's number as `fit` shows it, and how many batches it has
+        had, or None.
+        """
+        before, now = self._epoch_began, self.last
+        steps, scale = now.steps - before.steps, self.optimizer.loss_scale
+        new = now.skips.total - before.skips.total
+        found = [(n - before.steps, why) for n, why in now.skips.last[-new:] if new]
+        when = "" if epoch is None else f"Epoch {epoch}: "
+        count = now.skips.losses - before.skips.losses
+        own = "" if scale.skips_spikes else scale._left_out_as
+        numbers = [n for n, why in found if why == LEFT_OUT and own]
+        if self._told_of_losses or not (count or numbers):
+            return None
+        self._told_of_losses = True
+        text = ""
+        if count:
+            last = [(n, why) for n, why in found if why in WORDS]
+            kinds = sorted({WORDS[why] for _, why in last}) or ["not finite"]
+            text = _BAD_BATCHES.format(
+                when=when,
+                count=count,
+                steps=steps,
+                were="was" if count == 1 else "were",
+                kind=" or ".join(kinds),
+                where=_where([n for n, _ in last], steps, batches, count),
+            )
+            if scale._can_change and not self.optimizer._skips_losses:
+                scales = map(scale_text, (before.loss_scale, now.loss_scale))
+                text += _COST.format(**dict(zip(("before", "now"), scales)))
+        if numbers:
+            where = _where(numbers, steps, batches, len(numbers))
+            left_out = _LEFT_OUT.format(when=when, reason=own, where=where)
+            text = f"{text} {left_out}" if text else left_out
+        return self._named(text)
 
     def spike(self) -> Optional[str]:
         if self._told_of_spike or not self._spikes:
@@ -305,6 +408,7 @@ class Watched:
         prefix = f"{self.name}_" if self.name else ""
         logs[f"{prefix}loss_scale"] = self.last.loss_scale
         logs[f"{prefix}skipped_steps"] = self._skipped(self.last)
+        logs[f"{prefix}nonfinite_losses"] = self.last.skips.losses
         if self.last.spikes is not None:
             logs[f"{prefix}spikes"] = self.last.spikes
         if self.last.largest is not None:
@@ -325,6 +429,9 @@ class Watched:
             bad = now.skipped - start.skipped
             line += f"shared, with {bad} steps skipped for all; "
         line += f"it is {final}, and was read between {low} and {high}."
+        losses = now.skips.losses - start.skips.losses
+        if losses:
+            line += f" Steps skipped for a loss that was not finite: {losses}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
         if not math.isnan(self._room):
@@ -338,15 +445,44 @@ class Watched:
 
 def _steps_that_lowered(loss_scale: Any, before: Reading, now: Reading) -> float:
     """Returns how many bad steps lowered the loss scale between two readings."""
-    high, low, rule = before.loss_scale, now.loss_scale, unguarded(loss_scale)
-    if low >= high:
+    if now.loss_scale >= before.loss_scale:
         return 0
+    falls = _backoffs(loss_scale, before.loss_scale, now.loss_scale)
+    if falls is None:  # perhaps all steps lowered it
+        return math.inf
+    return falls * int(getattr(unguarded(loss_scale), "hysteresis", 1))
+
+
+def _backoffs(loss_scale: Any, high: float, low: float) -> Optional[int]:
+    """Returns how often a loss scale backs off from one value to a lower one.
+
+    None if its rule is not that of `DynamicLossScale`, or the lower value is 0.
+    """
+    rule = unguarded(loss_scale)
     multiplier = getattr(rule, "multiplier", None)
     backoff = getattr(rule, "backoff_factor", None) or 1 / (multiplier or 1)
-    if backoff >= 1:  # not DynamicLossScale's rule: perhaps all steps lowered it
-        return math.inf
-    falls = math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
-    return falls * int(getattr(rule, "hysteresis", 1))
+    if backoff >= 1 or low <= 0:
+        return None
+    return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
+
+
+def _where(numbers: List[int], steps: int, batches: Optional[int], count: int) -> str:
+    """Returns at which batches of an epoch its steps of these numbers were.
+
+    They are the last ones of `count`. Empty if none is known.
+    """
+    one, several = "batch", "batches"
+    if batches and steps % batches == 0:  # several steps in each
+        numbers = [number * batches // steps for number in numbers]
+    elif batches and batches % steps:  # Keras 2 goes on within an epoch, from a backup
+        numbers = [number + batches - steps for number in numbers]
+    elif batches:  # one step of several batches
+        one, several = "step", "steps"
+    listed = list(dict.fromkeys(numbers))
+    if not listed:
+        return ""
+    last, unit = "" if count == 1 else "last ", one if len(listed) == 1 else several
+    return f", {last}at {unit} {', '.join(map(str, listed))}, counted from 0"
 
 
 def _name_of_loss(model: Any) -> str:
@@ -362,7 +498,8 @@ def _name_of_loss(model: Any) -> str:
 def of_statistics(model: Any, but: Iterable[Any] = ()) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
     known = {id(each) for each in but}
-    variables = [v for v in model.non_trainable_weights if id(v) not in known]
+    variables = kerases.statistics_of(model)
+    variables = [v for v in variables if id(v) not in known]
     return _nonfinite(_STATISTICS, model, variables)
 
 

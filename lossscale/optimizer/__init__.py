@@ -8,7 +8,7 @@ In the order of its imports:
 * `kinds`: what is known of a value: scaled, unscaled, or neither;
 * `pending`: is a division pending? the state of a step, on the device;
 * `reduction`: the flag over one replica or several; sums in float16;
-* `record`: why the last step was skipped: not finite, or a spike;
+* `record`: why the last steps were skipped: not finite, a bad loss, or a spike;
 * `step`: one step: unscale, check, reduce, adjust, apply or skip, by one optimizer or
   by several that share a loss scale;
 * `wrappers`: which wrapper for which optimizer;

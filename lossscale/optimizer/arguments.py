@@ -147,11 +147,12 @@ def _by_their_names(
 def _refuse_other(name: str, value: Any) -> None:
     """Raises if no wrapper takes this argument, or takes it at its default only."""
     if name not in _WITHOUT_MEANING:
-        listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE))
+        others = ("nonfinite_loss", "communication_dtype")
+        listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE, *others))
         raise TypeError(
-            f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, "
-            f"communication_dtype, got {name}={shown(value)}. If it is an argument of "
-            "the inner optimizer, pass it to that one."
+            f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, got "
+            f"{name}={shown(value)}. If it is an argument of the inner optimizer, pass "
+            "it to that one."
         )
     if value != _WITHOUT_MEANING[name]:
         raise ValueError(

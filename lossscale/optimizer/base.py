@@ -115,6 +115,13 @@ class LossScaleOptimizer:
       communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange their
         gradients, half the bytes of float32. The wrapper sums them while they are still
         scaled, and unscales the sum in float32. None: their own dtypes.
+      nonfinite_loss: What a loss does that was NaN or infinite on any replica before it
+        was scaled, so that no loss scale helps. Its step is skipped and counted in any
+        case. `"backoff"`: the loss scale is told of an overflow, as by TensorFlow's,
+        Keras's and torch's. `"skip"`: it is told nothing, and stays as it is, with its
+        counters of good and bad steps. If the gradients of a good loss overflowed on
+        another replica, or the loss cannot be seen here (one `tf.function` scaled it,
+        and another one applies its gradients), the step is an overflow.
       **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults. Any
         other value is a `ValueError`: set it on the inner optimizer.
 
@@ -147,6 +154,8 @@ class LossScaleOptimizer:
     _pending: Pending
     _record: Record
     _communication_dtype: Optional[str]
+    #: Whether `nonfinite_loss` is "skip".
+    _skips_losses: bool
     _inner_sum: reduction.InnerSum
     #: The module of this Keras.
     _keras: Any
@@ -182,6 +191,7 @@ class LossScaleOptimizer:
         dynamic: Optional[bool] = None,
         initial_scale: Optional[float] = None,
         communication_dtype: Optional[str] = None,
+        nonfinite_loss: str = "backoff",
         **kwargs: Any,
     ) -> None:
         by_position = kwargs.pop("_by_position")
@@ -200,7 +210,9 @@ class LossScaleOptimizer:
         dtype = check("communication_dtype", dtype)
         # Keras's own __setattr__ works only after Keras's constructor has run, and
         # tracks objects under names that it makes up.
-        self.__dict__.update(_communication_dtype=dtype)
+        checks.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
+        skips_losses = nonfinite_loss == "skip"
+        self.__dict__.update(_communication_dtype=dtype, _skips_losses=skips_losses)
         self._refuse_to_sum(inner_optimizer)
         ours = arguments.as_ours(given, by_position)
         name = ours["name"]
@@ -213,6 +225,14 @@ class LossScaleOptimizer:
                 "inner optimizer as it is, or pass loss_scale=1."
             )
         reduction.refuse_unchecked(dtype, found)
+        if skips_losses and not found.checks_gradients:
+            raise ValueError(
+                "`loss_scale` must be one that checks gradients with "
+                f"nonfinite_loss='skip', got {found!r}, with which every step is "
+                "applied. Write FixedLossScale(..., skip_nonfinite=True)."
+            )
+        if skips_losses:
+            found._count_untold()
         self._wrap(inner_optimizer, found, name)
         inner_sum = reduction.InnerSum(
             inner_optimizer, self._summing_methods[-1], is_left_out=dtype is not None
@@ -221,7 +241,7 @@ class LossScaleOptimizer:
 
     def _attach(self, loss_scale: LossScale) -> None:
         pending = Pending(loss_scale, self._unscales_in_apply)
-        record = Record(pending.kept())
+        record = Record(pending.kept(), lambda: self.applied_steps)
         self.__dict__.update(_loss_scale=loss_scale, _pending=pending, _record=record)
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(loss_scale, "loss_scale")
@@ -233,6 +253,8 @@ class LossScaleOptimizer:
         loss_scale = getattr(self, "_loss_scale", None)
         dtype = getattr(self, "_communication_dtype", None)
         more = f", communication_dtype={dtype!r}" if dtype is not None else ""
+        if getattr(self, "_skips_losses", False):
+            more += ", nonfinite_loss='skip'"
         return f"LossScaleOptimizer({type(inner).__name__}, {loss_scale!r}{more})"
 
     @property
@@ -410,7 +432,7 @@ class LossScaleOptimizer:
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(aggregates, dtype is not None)
         entry = self._record.entry_of(variables, self._loss_scale)
-        step = Step(self._pending, reduces, entry)
+        step = Step(self._pending, reduces, entry, self._skips_losses)
         return step.run(bundle, lambda grads: apply(grads, variables))
 
     def _trains(self, variables: List[Variable]) -> None:
@@ -463,7 +485,11 @@ class LossScaleOptimizer:
 
     @classmethod
     def from_keras(
-        cls, optimizer: Any, *, communication_dtype: Optional[str] = None
+        cls,
+        optimizer: Any,
+        *,
+        communication_dtype: Optional[str] = None,
+        nonfinite_loss: str = "backoff",
     ) -> Any:
         """Returns an optimizer that goes on from the state of Keras's own wrapper.
 
@@ -479,6 +505,7 @@ class LossScaleOptimizer:
         Args:
           optimizer: Keras's own `LossScaleOptimizer`, of Keras 2 or of Keras 3.
           communication_dtype: As in the constructor.
+          nonfinite_loss: As in the constructor.
 
         Returns:
           A `LossScaleOptimizer` with the same loss scale, count of finite steps and
@@ -495,6 +522,8 @@ class LossScaleOptimizer:
         wrappers.for_optimizer(inner)._release(inner)
         dtype = communication_dtype
         others = {} if dtype is None else {"communication_dtype": dtype}
+        if nonfinite_loss != "backoff":
+            others["nonfinite_loss"] = nonfinite_loss
         return cls._of(inner, loss_scale, others)
 
     @classmethod
@@ -516,7 +545,8 @@ class LossScaleOptimizer:
     def _own_options(self) -> Dict[str, Any]:
         """Returns what older releases do not know, if it is set: else they read it."""
         dtype = self._communication_dtype
-        return {} if dtype is None else {"communication_dtype": dtype}
+        options = {} if dtype is None else {"communication_dtype": dtype}
+        return {**options, "nonfinite_loss": "skip"} if self._skips_losses else options
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         # Keras 3 would save and load each optimizer by itself. If two optimizers share

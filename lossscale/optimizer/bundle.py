@@ -16,6 +16,7 @@ from lossscale.gradients.check import (
     floating_values,
     greater,
     sum_is_finite,
+    worst_of_all,
     worst_of_each,
 )
 from lossscale.gradients.packing import groups_of_one, in_this_graph, pack, unpack
@@ -96,6 +97,11 @@ class Bundle:
     def divided(self) -> Bundle:
         """Returns the bundle after the division, so that nothing is left to divide."""
         return self.but(grads=self.quotients(), divisors=[None] * len(self.grads))
+
+    def has_bad_loss(self) -> Flag:
+        """Tells whether a loss was not finite before it was scaled. For a branch."""
+        (worst,) = tf.unstack(worst_of_all(self.losses))
+        return tf.logical_not(tf.math.is_finite(worst))
 
     def unscaled(self) -> Grads:
         """Returns the gradients divided by their divisors, and unpacked."""

@@ -1,15 +1,16 @@
-"""Why the last step was skipped: which gradients were not finite, or which was a spike.
+"""Why the last steps were skipped: gradients not finite, a bad loss, or a spike.
 
-The record is kept on the device and written on a skipped step only. It is in no
-checkpoint, so that a model that has changed can still restore, but in a SavedModel of a
-training step, which writes it.
+Of the last skipped step the record holds which gradients were at fault, of the last few
+their numbers and reasons. It is kept on the device and written on a skipped step only.
+It is in no checkpoint, so that a model that has changed can still restore, but in a
+SavedModel of a training step, which writes it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, cast
 
 import tensorflow as tf
 
@@ -17,9 +18,19 @@ from lossscale.gradients.arithmetic import largest_of_each
 from lossscale.gradients.check import Check, worst_of_all
 from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
-from lossscale.runtime.aliases import Op, PerGradient, Tensor, Variable
+from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
+from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale, new_variable
 from lossscale.scales.spike_guard import SpikeGuard
+
+#: Of so many skipped steps the numbers and reasons are kept.
+_KEPT = 16
+#: Why a step was skipped, in the order of the numbers that stand for it on the device:
+#: gradients overflowed, the unscaled loss was infinite or NaN, or the loss scale has
+#: left out a finite step.
+LEFT_OUT = "left out"
+REASONS = ("gradients", "inf", "nan", LEFT_OUT)
+_GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 
 def _without_values(record: Any) -> str:
@@ -85,18 +96,41 @@ class OwnSteps(NamedTuple):
     bad_losses: int
 
 
+class Skips(NamedTuple):
+    """Which steps one optimizer skipped since this process began."""
+
+    total: int = 0
+    #: Those of them at which the unscaled loss was not finite.
+    losses: int = 0
+    #: Of the last few, oldest first: the number of the step among all that this
+    #: optimizer applied or skipped, from 0 on, and a word of `REASONS`.
+    last: Tuple[Tuple[int, str], ...] = ()
+
+
 class Record(tf.Module):
     """Why the last steps of an optimizer were skipped, for each list of variables."""
 
     _entries: List[Entry]
+    #: See `Entry`. None before there is an entry.
+    _ring: Optional[Variable]
+    _applied: Optional[Callable[[], Any]]
     #: The variables that a SavedModel holds and no checkpoint, by name.
     _kept: Dict[str, Variable]
 
-    def __init__(self, others: Dict[str, Variable]) -> None:
-        """`others` are further ones of `_kept`."""
+    def __init__(
+        self,
+        others: Dict[str, Variable],
+        applied: Optional[Callable[[], Any]] = None,
+    ) -> None:
+        """`others` are further ones of `_kept`.
+
+        `applied` returns the optimizer's count of applied steps, a variable. None: the
+        optimizer has no entries.
+        """
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
         self.__dict__.update(_entries=[], _kept=dict(others))
+        self.__dict__.update(_ring=None, _applied=applied)
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
     # TensorFlow calls the first method since 2.9, and called the second before.
@@ -137,7 +171,13 @@ class Record(tf.Module):
         if loss_scale.skips_spikes:
             spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self._kept[f"spike{number}"] = spike
-        self._entries.append(Entry(recorded, faults, spike, list(range(count))))
+        if self._ring is None:
+            ring = new_variable("skipped_last", [0] * (2 * _KEPT + 2), tf.int64)
+            self.__dict__.update(_ring=ring)
+            self._kept["skipped_last"] = ring
+        places = list(range(count))
+        entry = Entry(recorded, faults, spike, places, self._ring, self._applied)
+        self._entries.append(entry)
         return self.entry_of(variables, loss_scale)
 
     def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
@@ -154,6 +194,15 @@ class Record(tf.Module):
         if stamp != skipped:
             run = losses = 0
         return OwnSteps(count, min(int(run), in_a_row), min(int(losses), in_a_row))
+
+    def skips(self) -> Skips:
+        """Returns which steps this optimizer skipped, and why."""
+        if self._ring is None:
+            return Skips()
+        count, losses, *last = self._ring.numpy().tolist()
+        pairs = [*zip(last[::2], last[1::2])][-count:] if count else []
+        named = tuple((number, REASONS[reason]) for number, reason in pairs)
+        return Skips(count, losses, named)
 
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
@@ -203,18 +252,26 @@ class Entry:
         the step, the limit, and a stamp: the guard's count of spikes then. None: no
         guard skips steps of theirs.
       positions: Where in `variables` those are that a step trains.
+      ring: What `Skips` holds, of all entries: two counts, then a pair for each of the
+        last skipped steps, the newest at the end.
+      applied: Returns the optimizer's count of applied steps, a variable.
     """
 
     variables: List[Variable]
     faults: Variable
     spike: Optional[Variable]
     positions: List[int]
+    ring: Any
+    applied: Any
 
-    def write_faults(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
+    def write_faults(
+        self, bundle: Bundle, agreed: Check, scale: LossScale, is_of_loss: Flag
+    ) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
         It adds their worst numbers to those of the same step, or starts anew. `agreed`
-        also covers the gradients' sum. The loss scale has counted the step.
+        also covers the gradients' sum. `is_of_loss` tells whether a bad loss was at
+        fault. The loss scale has counted the step.
         """
 
         def worst_with_loss(local: Bundle) -> PerGradient:
@@ -232,6 +289,7 @@ class Entry:
         skipped = replicas.local_result(scale.skipped_steps)
         stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
         since = stamp - old_stamp
+        of_this_loss = tf.reshape(worst[-1:], [])
         worst += tf.where(tf.equal(stamp, old_stamp), old, 0.0)
         _, of_loss = tf.split(worst, [size - 1, 1])
         is_bad = tf.cast(tf.logical_not(tf.math.is_finite(of_loss)), tf.float32)
@@ -241,10 +299,35 @@ class Entry:
         one = tf.ones([1])
         counts = [own + one, goes_on * run + one, (goes_on * losses + one) * is_bad]
         value = tf.concat([worst, *counts, stamp], 0)
-        return self.faults.assign(value, read_value=False)
+        reasons = (tf.constant(each, tf.int64) for each in (_GRADIENTS, _INF, _NAN))
+        of_gradients, of_inf, of_nan = reasons
+        reason = tf.where(tf.math.is_nan(of_this_loss), of_nan, of_inf)
+        reason = tf.where(is_of_loss, reason, of_gradients)
+        written = self.faults.assign(value, read_value=False)
+        return group_ops([written, self._write_reason(reason)])
 
-    def write_spike(self, bundle: Bundle, agreed: Check, guard: SpikeGuard) -> Op:
-        """Records which gradient was the largest. The guard has counted the spike."""
+    def _write_reason(self, reason: Scalar) -> Op:
+        """Adds this step to the last skipped ones."""
+        with tf.init_scope():  # a legacy optimizer's is created when it is asked for
+            applied = kerases.tensor_of(self.applied())
+        steps = tf.cast(replicas.local_result(applied), tf.int64)
+        count, losses, _, kept = tf.split(
+            tf.convert_to_tensor(self.ring), [1, 1, 2, 2 * _KEPT - 2]
+        )
+        is_loss = tf.logical_or(tf.equal(reason, _INF), tf.equal(reason, _NAN))
+        losses += tf.cast(is_loss, tf.int64)
+        newest = [steps + count, tf.reshape(reason, [1])]
+        value = tf.concat([count + 1, losses, kept, *newest], 0)
+        return self.ring.assign(value, read_value=False)
+
+    def write_left_out(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
+        """Records a finite step that the loss scale has left out, and counted.
+
+        Of a spike also which gradient was the largest.
+        """
+        written = self._write_reason(tf.constant(_LEFT_OUT, tf.int64))
+        if self.spike is None:
+            return written
 
         def magnitudes(local: Bundle) -> PerGradient:
             return largest_of_each(local.quotients(), local.groups)
@@ -252,10 +335,11 @@ class Entry:
         each = replicas.call_for_each_replica(magnitudes, bundle)
         each = replicas.greatest(each)
         each = _placed(each, self.positions, len(self.variables))
+        guard = cast(SpikeGuard, scale)
         limit, spikes = map(replicas.local_result, (guard.limit, guard.spikes))
         known = [tf.cast(one, tf.float32) for one in (agreed.largest, limit, spikes)]
         value = tf.concat([each, tf.stack(known)], 0)
-        return cast(Variable, self.spike).assign(value, read_value=False)
+        return group_ops([written, self.spike.assign(value, read_value=False)])
 
 
 def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:

@@ -65,6 +65,15 @@ class EqualReplicas:
 
         return check._replace(exact_check=exact_check)
 
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        """Tells whether an unscaled loss was not finite on any replica. For a branch.
+
+        A sum of gradients does not show whether a good loss overflowed, too.
+        """
+        at_fault = lambda local: tf.cast(local.has_bad_loss(), tf.float32)  # noqa: E731
+        bad = replicas.call_for_each_replica(at_fault, bundle)
+        return replicas.all_reduce_sum(bad) > 0.0
+
 
 class SeveralReplicas:
     """Several replicas: one scalar of each is all-reduced.
@@ -128,6 +137,18 @@ class SeveralReplicas:
             is_in_doubt, look_at_sum, lambda: (is_clear, nothing)
         )
         return Check(is_finite, None, lambda: worst, largest)
+
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        """The same, and no gradients of a good loss overflowed on another replica."""
+
+        def faults(local: Bundle) -> Tensor:
+            is_bad = local.has_bad_loss()
+            is_good = tf.logical_or(is_bad, local.check.exact_in_branch())
+            return tf.cast(tf.stack([is_bad, tf.logical_not(is_good)]), tf.float32)
+
+        found = replicas.call_for_each_replica(faults, bundle)
+        losses, overflows = tf.unstack(replicas.all_reduce_sum(found))
+        return tf.logical_and(losses > 0.0, tf.equal(overflows, 0.0))
 
     def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
         """Returns what one replica adds to the sum that is looked at, by position.

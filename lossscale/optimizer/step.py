@@ -28,8 +28,7 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.base import LossScale, adjust_known
-from lossscale.scales.spike_guard import SpikeGuard
+from lossscale.scales.base import LossScale, Verdict, adjust_known
 
 
 class Step:
@@ -40,13 +39,16 @@ class Step:
       bundle = unscale(bundle)                # one replica: later, where it applies
       bundle, contribution = check(bundle)    # on each replica
       agreed = reduce(contributions)          # from here on for all replicas at once
-      if is_finite(agreed): adjust(True),  apply(bundle)
-      else:                 adjust(False), skip(bundle)
+      verdict = judge(agreed)                 # the loss scale's
+      if verdict.should_apply: adjust(True), apply(bundle)
+      else: skip(bundle, why)                 # adjusts to why, and records it
     ```
 
-    The loss scale is adjusted within the branch, where the flag is a constant: there
-    TensorFlow computes only what one outcome needs. `adjusts_in_branch` says where
-    `adjust` comes before the branch instead.
+            def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
+                scale, largest = self._loss_scale, agreed.largest
+                # The name of a variable that a rule creates must not show the branch.
+                with tf.name_scope(""):
+                    return scale._adjust_checked(is_finite, largest, verdict)[0]
 
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
     that its attributes must be equal on all of them. What differs between replicas is
@@ -57,13 +59,21 @@ class Step:
     """
 
     def __init__(
-        self, pending: Pending, reduction: FlagReduction, entry: Optional[Entry]
+        self,
+        pending: Pending,
+        reduction: FlagReduction,
+        entry: Optional[Entry],
+        skips_losses: bool = False,
     ) -> None:
-        """Begins a step. `entry` is where its faults are kept. None: nowhere."""
+        """Begins a step. `entry` is where its faults are kept. None: nowhere.
+
+        `skips_losses` tells whether nonfinite_loss is "skip".
+        """
         self._pending = pending
         self._loss_scale = pending.loss_scale
         self._entry = entry
         self._reduction = reduction
+        self._skips_losses = skips_losses
         #: Whether the flag is all that the loss scale is told. A subclass that
         #: overrides `update` is given the gradients.
         self._is_told_the_flag = type(self._loss_scale).update is LossScale.update
@@ -100,34 +110,43 @@ class Step:
                 )
                 return group_ops([done, update_op])
 
-            def adjust(is_finite: bool) -> Op:
+            def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
+                scale, largest = self._loss_scale, agreed.largest
                 # The name of a variable that a rule creates must not show the branch.
                 with tf.name_scope(""):
-                    return adjust_known(self._loss_scale, is_finite, agreed.largest)[0]
+                    return scale._adjust_checked(is_finite, largest, verdict)[0]
 
             is_finite, has_adjusted = self.decide(agreed, adjust)
+            verdict = self._loss_scale._judge(is_finite, agreed.largest)
+            applied = Verdict(True, kept=verdict.kept)
+            left_out = Verdict(False, kept=verdict.kept)
             done = run_either(
-                is_finite,
-                lambda: [None if has_adjusted else adjust(True), apply_all()],
-                lambda: [adjust(False), self.skip(bundle, agreed)],
+                verdict.should_apply,
+                lambda: [None if has_adjusted else adjust(True, applied), apply_all()],
+                lambda: self.skip(
+                    *(bundle, agreed, is_finite),
+                    lambda is_finite, is_told: adjust(
+                        is_finite, left_out._replace(is_told=is_told)
+                    ),
+                ),
             )
             return group_ops([done])
 
     def adjusts_in_branch(self) -> bool:
         """Tells whether the branch that applies or skips adjusts the loss scale, too.
 
-        The flag alone must decide, and be all that the loss scale is told. A shared
-        loss scale is first set back. XLA fuses the rule; a branch would copy variables
-        in and out. In a session nothing orders what branches read, and in replica
-        context no branch can assign to mirrored variables.
+        The loss scale must be told by its own `adjust`. A shared one is first set back.
+        XLA fuses the rule, and a branch would copy variables in and out: it pays only
+        where a bad loss must be told from an overflow. In a session nothing orders what
+        branches read, and in replica context none can assign to mirrored variables.
         """
         kind, here = type(self._loss_scale), mode.current()
         return (
             self._is_told_the_flag
             and kind.adjust is LossScale.adjust
-            and kind._decide is LossScale._decide
             and not self._pending.is_shared
-            and not (here.by_xla or here.runs_parts)
+            and not (here.by_xla and not self._skips_losses)
+            and not here.runs_parts
             and (replicas.count() == 1 or tf.distribute.in_cross_replica_context())
         )
 
@@ -137,8 +156,8 @@ class Step:
         A graph has a branch for the exact check. In there it also runs the rule if a
         good step would do more than to count itself, which is rare.
         """
-        routine = None
-        if agreed.exact_check is not None and not mode.current().knows_values:
+        routine, here = None, mode.current()
+        if not (agreed.exact_check is None or here.knows_values or here.by_xla):
             routine = self._loss_scale._routine()
         if routine is None:
             return agreed.exact(), False
@@ -174,25 +193,64 @@ class Step:
 
     def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Tells the loss scale. Returns its update op, and whether to apply."""
+        is_untold = None
+        if self._skips_losses:
+            agreed = agreed._replace(quick=agreed.exact(), exact_check=None)
+            is_untold = either(
+                agreed.quick,
+                lambda: tf.constant(False),
+                lambda: self._reduction.loss_is_at_fault(bundle),
+            )
         if self._is_told_the_flag:
-            return adjust_together(self._pending, agreed)
+            return adjust_together(self._pending, agreed, is_untold)
         # The gradients may have been clipped since the check. A scalar that is NaN on
         # a bad step tells the subclass that they were not finite.
         grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
         flag = tf.where(agreed.exact(), 0.0, float("nan"))
-        return tuple(self._loss_scale.update([*grads, flag]))
+        return _unless_untold(
+            is_untold,
+            self._loss_scale,
+            lambda: tuple(self._loss_scale.update([*grads, flag])),
+        )
 
-    def skip(self, bundle: Bundle, agreed: Check) -> Any:
-        """Changes nothing but the record of what was at fault. For all replicas."""
+    def skip(
+        self,
+        bundle: Bundle,
+        agreed: Check,
+        is_finite: Optional[Flag] = None,
+        adjust: Optional[Callable[[bool, Flag], Op]] = None,
+    ) -> Any:
+        """Adjusts the loss scale to why the step is left out, and records it.
+
+        Nothing else changes. For all replicas. `adjust` is told whether the step was
+        finite, and whether the rule is told of it. Without these two the loss scale was
+        told before.
+        """
         entry, loss_scale = self._entry, self._loss_scale
-        if entry is None:
-            return None
-        write_faults = partial(entry.write_faults, bundle, agreed, loss_scale)
-        if not isinstance(loss_scale, SpikeGuard):
-            return write_faults()
-        write_spike = partial(entry.write_spike, bundle, agreed, loss_scale)
-        is_spike = replicas.local_result(loss_scale.last_step_finite)
-        return run_either(tf.convert_to_tensor(is_spike), write_spike, write_faults)
+
+        def overflowed() -> List[Any]:
+            if entry is None and not self._skips_losses:
+                return [adjust and adjust(False, True)]
+            is_of_loss = self._reduction.loss_is_at_fault(bundle)
+            is_told: Flag = True
+            if self._skips_losses:
+                is_told = tf.logical_not(is_of_loss)
+            done = [adjust and adjust(False, is_told)]
+            if entry is not None:
+                done.append(entry.write_faults(bundle, agreed, loss_scale, is_of_loss))
+            return done
+
+        def left_out() -> List[Any]:
+            done = [adjust and adjust(True, False)]
+            if entry is not None:
+                done.append(entry.write_left_out(bundle, agreed, loss_scale))
+            return done
+
+        if not loss_scale._left_out_as:
+            return overflowed()
+        if is_finite is None:
+            is_finite = replicas.local_result(loss_scale.last_step_finite)
+        return run_either(tf.convert_to_tensor(is_finite), left_out, overflowed)
 
 
 class _SharedStep:
@@ -221,10 +279,18 @@ class _SharedStep:
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
             #: Pairs of a variable of the loss scale and its value before the step.
-            self.before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
+            variables = list(loss_scale.variables)
+            if loss_scale._unsaved.untold is not None:
+                variables.append(loss_scale._unsaved.untold)
+            self.before = [(v, tf.convert_to_tensor(v)) for v in variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
                 self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
+
+    def since(self, variable: Variable) -> Tensor:
+        """Returns by how much a counter has grown since before the step."""
+        (old,) = [old for other, old in self.before if other is variable]
+        return tf.convert_to_tensor(variable) - old
 
     def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
         """Tells whether `member` applies in this step, and not in a new one."""
@@ -239,43 +305,82 @@ class _SharedStep:
         return self.left is None or self.left == _values(loss_scale)
 
 
-def adjust_together(member: Pending, check: Check) -> Tuple[Op, Flag]:
+def adjust_together(
+    member: Pending, check: Check, is_untold: Optional[Flag]
+) -> Tuple[Op, Flag]:
     """Adjusts a loss scale to a step that one of its optimizers applies or skips.
 
-    `check` covers this optimizer's gradients on all replicas. Returns the update op,
-    None in eager mode, and whether this optimizer applies the step.
+    `check` covers this optimizer's gradients on all replicas. `is_untold` tells whether
+    a bad loss made them so, of which the rule is not told; None: it is told of all.
+    Returns the update op, None in eager mode, and whether this optimizer applies the
+    step.
     """
     loss_scale = member.loss_scale
     is_finite = check.exact()
     if not member.is_shared:
-        return adjust_known(loss_scale, is_finite, check.largest)
+        adjust = partial(adjust_known, loss_scale, is_finite, check.largest)
+        return _unless_untold(is_untold, loss_scale, adjust)
     step: Optional[_SharedStep] = member.observer.shared_step
     if step is None or not step.goes_on(member, loss_scale):
         step = member.observer.shared_step = _SharedStep(loss_scale)
     step.applied[member] = branches_here()
+    untold = loss_scale._unsaved.untold
     # In a tf.compat.v1 graph only control dependencies order the operations.
     with tf.control_dependencies(step.update_ops):
-        skipped = loss_scale.skipped_steps
-        (old,) = [old for variable, old in step.before if variable is skipped]
-        was_good = tf.equal(tf.convert_to_tensor(skipped), old)
+        bad_before = step.since(loss_scale.skipped_steps)
+        was_good = tf.equal(bad_before, 0)
         known = []
         if check.largest is not None:
             so_far = tf.convert_to_tensor(loss_scale.last_largest)
             known = [tf.maximum(check.largest, so_far)]
+        if untold is not None:
+            # One overflow of any optimizer is told. Without, one bad loss is not.
+            is_overflow = tf.logical_not(is_finite)
+            if is_untold is not None:
+                is_overflow = tf.logical_and(is_overflow, tf.logical_not(is_untold))
+            was_overflow = bad_before > step.since(untold)
+            is_overflow = tf.logical_or(is_overflow, was_overflow)
+            is_good = tf.logical_and(is_finite, was_good)
+            is_untold = tf.logical_not(tf.logical_or(is_good, is_overflow))
     with tf.control_dependencies([was_good, *known]):
         restored = [v.assign(old, read_value=False) for v, old in step.before]
     with tf.control_dependencies([group_ops([was_good, restored])]):
         # An optimizer skips by its own gradients, the loss scale counts by all flags.
-        should_apply = loss_scale._should_apply(is_finite, check.largest)
+        verdict = loss_scale._judge(is_finite, check.largest)
+        should_apply = tf.convert_to_tensor(verdict.should_apply)
         all_good = tf.logical_and(is_finite, was_good)
         with tf.control_dependencies([should_apply]):
-            update_op, _ = loss_scale.adjust(all_good, *known)
+            update_op, _ = _unless_untold(
+                is_untold, loss_scale, lambda: loss_scale.adjust(all_good, *known)
+            )
     if mode.current().knows_values:
         step.left = _values(loss_scale)
     # An op within a branch cannot be waited for: it is done when the branch is.
     may_wait = update_op is not None and current_graph() is step.graph
     step.update_ops = [update_op] if may_wait else []
     return update_op, should_apply
+
+
+def _unless_untold(
+    is_untold: Optional[Flag],
+    loss_scale: LossScale,
+    adjust: Callable[[], Tuple[Op, Flag]],
+) -> Tuple[Op, Flag]:
+    """Returns what `adjust` does, unless the rule is told nothing of this step."""
+    if is_untold is None:
+        return adjust()
+
+    def told() -> Flag:
+        update_op, should_apply = adjust()
+        with tf.control_dependencies([group_ops([update_op])]):
+            return tf.identity(should_apply)
+
+    def untold() -> Flag:
+        with tf.control_dependencies([group_ops([loss_scale._adjust_untold()])]):
+            return tf.constant(False)
+
+    should_apply = either(is_untold, untold, told)
+    return group_ops([should_apply]), should_apply
 
 
 def _values(loss_scale: LossScale) -> List[Any]:

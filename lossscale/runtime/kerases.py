@@ -229,6 +229,17 @@ def casts_inputs(layer: Any) -> bool:
     return bool(casts and not is_functional)
 
 
+def statistics_of(model: Any) -> List[Variable]:
+    """Returns the floating-point variables that are not trained, without metrics."""
+    # A metric that is an attribute of a model of Keras 2 is one of its layers.
+    of_metrics = {id(v) for metric in model.metrics for v in metric.variables}
+    return [
+        variable
+        for variable in model.non_trainable_weights
+        if tf.as_dtype(variable.dtype).is_floating and id(variable) not in of_metrics
+    ]
+
+
 def state_of(model: Any) -> List[Variable]:
     """Returns the variables that a forward pass may change: statistics and seeds."""
     found = list(model.non_trainable_variables)

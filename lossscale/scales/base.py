@@ -7,7 +7,18 @@ import functools
 import inspect
 import numbers
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Tuple,
+    Type,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +29,7 @@ from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.control import group_ops
+from lossscale.runtime.control import group_ops, run_either
 from lossscale.runtime.warning import warn
 
 
@@ -36,6 +47,29 @@ class Listener(Protocol):
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
+
+
+class Verdict(NamedTuple):
+    """What becomes of a step. A loss scale gives one to an optimizer: `_judge`.
+
+    ```
+    a step                                  is applied   the rule is told of it
+    finite                                  yes          yes
+    an overflow                             no           yes
+    finite, and left out, as a spike        no           no
+    a bad loss, with nonfinite_loss="skip"  no           no
+    ```
+
+    Attributes:
+      should_apply: Whether the step is applied.
+      is_told: Whether the rule, `_adjust`, learns of it.
+      kept: The names of variables that are attributes of the loss scale, and their
+        values after this step.
+    """
+
+    should_apply: Flag
+    is_told: Flag = True
+    kept: Mapping[str, Tensor] = {}
 
 
 class _Operator:
@@ -99,7 +133,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         gradients, which are read twice more for it. A subclass sets it in its class.
       checks_gradients: Whether `update` looks at the gradients. If not, it returns the
         Python value True, and every step is applied.
-      skips_spikes: Whether finite steps may be skipped, too, as by `SpikeGuard`.
+      skips_spikes: Whether this is a `SpikeGuard`, which also skips finite steps.
       has_scaled: Whether this object has multiplied a loss in this process.
       has_been_read: Whether this object was read as a tensor in this process, as
         `loss * optimizer.loss_scale` does. If this and `has_scaled` are False, an
@@ -122,6 +156,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     needs_largest: bool = False
     checks_gradients: bool = True
     skips_spikes: bool = False
+    #: What a finite step is that `_judge` leaves out, a word for people. Empty: a
+    #: subclass does not override `_judge`, and leaves none out.
+    _left_out_as: str = ""
     has_scaled: bool = False
     has_been_read: bool = False
     #: Whether a step can change the value.
@@ -169,7 +206,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
         # tf.Module does not search this object, so that no file holds what is in it.
-        self._unsaved = SimpleNamespace(largest=None)
+        self._unsaved = SimpleNamespace(largest=None, untold=None)
         if self.needs_largest:
             self.keep_largest()
 
@@ -283,6 +320,16 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             ) from None
         self._unsaved.largest = new_variable("last_largest", 0.0, tf.float32)
 
+    def _count_untold(self) -> None:
+        """Counts bad steps of which the rule is not told, in this process.
+
+        An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
+        """
+        with tf.init_scope():
+            # A session would have to initialize it.
+            if self._unsaved.untold is None and mode.current().knows_values:
+                self._unsaved.untold = new_variable("untold_steps", 0, tf.int64)
+
     @do_not_convert
     def adjust(
         self, is_finite: Flag, largest: Optional[Scalar] = None
@@ -329,11 +376,15 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return self._adjust_checked(is_finite, largest)
 
     def _adjust_checked(
-        self, is_finite: Flag, largest: Optional[Scalar]
+        self,
+        is_finite: Flag,
+        largest: Optional[Scalar],
+        verdict: Optional[Verdict] = None,
     ) -> Tuple[Op, Any]:
         """Adjusts the loss scale to a flag and a magnitude that need no check.
 
-        An optimizer that knows the flag while a graph is built passes a Python bool.
+        An optimizer passes the verdict on the step. It passes a Python bool where it
+        knows a flag while a graph is built.
         """
         if not self.checks_gradients:
             return group_ops([]), True
@@ -341,34 +392,58 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             largest = None
         if largest is not None:
             largest = tf.where(is_finite, largest, float("inf"))
-        should_apply, *decided = self._decide(is_finite, largest)
+        verdict = verdict or self._judge(is_finite, largest)
+        should_apply, is_told, kept = verdict
         run = self._adjust_once
-        return replicas.merge_call(run, is_finite, largest, decided), should_apply
+        op = replicas.merge_call(run, is_finite, largest, is_told, dict(kept))
+        return op, should_apply
 
     def _adjust_once(
-        self, is_finite: Flag, largest: Optional[Scalar], decided: List[Any]
+        self,
+        is_finite: Flag,
+        largest: Optional[Scalar],
+        is_told: Flag,
+        kept: Dict[str, Tensor],
     ) -> Op:
         """Runs the rule and counts the step, once for all replicas."""
         self._is_proved = is_finite is True
         is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
-        told, results = [], []
+        is_told = replicas.local_result(is_told)
+        seen, results = [], []
         if largest is not None:
             largest = replicas.local_result(largest)
             results.append(self.last_largest.assign(largest, read_value=False))
-            told += [largest] if self.needs_largest else []
-        told += map(replicas.local_result, decided)
-        results.append(self._adjust(is_finite, *told))  # it may read the counters
+            seen += [largest] if self.needs_largest else []
+
+        def adjust() -> Any:  # the rule may read the counters
+            return self._adjust(is_finite, *seen)
+
+        results.append(
+            adjust() if is_told is True else run_either(is_told, adjust, list, True)
+        )
+        for name, value in kept.items():
+            now = replicas.local_result(value)
+            results.append(getattr(self, name).assign(now, read_value=False))
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
         in_a_row = tf.where(is_finite, zero, in_a_row)
         if not self._is_proved:
             bad = tf.where(is_finite, zero, one)
             results.append(self.skipped_steps.assign_add(bad, read_value=False))
+            if self._unsaved.untold is not None and is_told is not True:
+                bad = tf.where(is_told, zero, bad)
+                untold = self._unsaved.untold.assign_add(bad, read_value=False)
+                results.append(untold)
         results += [
             self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
             self.last_step_finite.assign(is_finite, read_value=False),
         ]
         return group_ops(results)
+
+    def _adjust_untold(self) -> Op:
+        """Counts a bad step of which the rule is not told."""
+        largest = None if self.last_largest is None else float("inf")
+        return self._adjust_checked(False, largest, Verdict(False, is_told=False))[0]
 
     def _routine(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
         """Returns when a good step only counts itself, and where. None: not known.
@@ -378,7 +453,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         restored. An optimizer then does only that.
         """
         found = self._rule_only_counts()
-        if found is None or self.last_largest is not None:
+        if found is None or self.last_largest is not None or self._left_out_as:
             return None
         flags, counted = found
         # After a good step nothing is counted in a row.
@@ -388,14 +463,17 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """Returns the same for the variables of `_adjust` alone."""
         return None
 
-    def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
-        """Returns whether to apply the step, and further arguments for `_adjust`."""
-        del largest
-        return (is_finite,)
+    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
+        """Decides about a step, and changes nothing.
 
-    def _should_apply(self, is_finite: Flag, largest: Optional[Scalar]) -> Flag:
-        """Returns whether `adjust` would apply such a step. Changes nothing."""
-        return tf.convert_to_tensor(self._decide(is_finite, largest)[0])
+        A subclass that leaves out finite steps overrides it, and sets `_left_out_as`.
+
+        Args:
+          is_finite: As in `_adjust`.
+          largest: As in `_adjust`. None if `last_largest` is.
+        """
+        del largest
+        return Verdict(is_finite)
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -586,8 +664,8 @@ def adjust_known(
 
 def unguarded(loss_scale: LossScale) -> Any:
     """Returns the loss scale that a `SpikeGuard` holds, and any other unchanged."""
-    is_guard = getattr(loss_scale, "skips_spikes", False)
-    return loss_scale.loss_scale if is_guard else loss_scale
+    held = getattr(loss_scale, "loss_scale", None)
+    return held if isinstance(held, LossScale) else loss_scale
 
 
 def _one_element(name: str, value: Any, kind: str) -> Tensor:

@@ -242,7 +242,10 @@ class DynamicLossScale(LossScale):
         if self.search_period is None:
             return period
         # A session may have counted a bad step already. Nothing grows then.
-        searches = tf.convert_to_tensor(self.skipped_steps) < 1
+        # Bad losses of which nobody told this rule end no search.
+        untold = self._unsaved.untold
+        skipped = tf.convert_to_tensor(self.skipped_steps)
+        searches = skipped < 1 if untold is None else skipped <= untold
         first = tf.convert_to_tensor(self.search_period, tf.int64)
         return tf.where(searches, first, period)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Results, Scalar
-from lossscale.runtime.control import run_either
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, adjust_known
+from lossscale.scales.base import LossScale, Verdict, adjust_known
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
@@ -145,6 +144,7 @@ class SpikeGuard(LossScale):
 
     needs_largest = True
     skips_spikes = True
+    _left_out_as = "spike"
     # Keras's files have only the names of variables, and the loss scale that this guard
     # holds has counters of the same names.
     _prefix = "guard_"
@@ -169,30 +169,21 @@ class SpikeGuard(LossScale):
     def __call__(self) -> Any:
         return self.loss_scale._value()
 
-    def _decide(self, is_finite: Flag, largest: Optional[Scalar]) -> Tuple[Any, ...]:
+    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
         before = tf.convert_to_tensor(self.above_in_a_row)
         zero = tf.constant(0, tf.int64)
         is_above = largest > tf.convert_to_tensor(self.limit)
         above = tf.where(is_finite, tf.where(is_above, before + 1, zero), before)
         gives_way = tf.logical_or(above < 1, above > self.max_in_a_row)
-        return tf.logical_and(is_finite, gives_way), above, gives_way
-
-    def _adjust(
-        self,
-        is_finite: Flag,
-        largest: Scalar = None,
-        above: Scalar = None,
-        gives_way: Flag = True,
-    ) -> Results:
         is_spike = tf.logical_and(is_finite, tf.logical_not(gives_way))
-        return [
-            run_either(is_spike, list, lambda: self._go_on(is_finite, largest), True),
-            self.above_in_a_row.assign(above, read_value=False),
-            self.spikes.assign_add(tf.cast(is_spike, tf.int64), read_value=False),
-        ]
+        spikes = tf.convert_to_tensor(self.spikes) + tf.cast(is_spike, tf.int64)
+        return Verdict(
+            should_apply=tf.logical_and(is_finite, gives_way),
+            is_told=tf.logical_not(is_spike),
+            kept={"above_in_a_row": above, "spikes": spikes},
+        )
 
-    def _go_on(self, is_finite: Flag, largest: Scalar) -> Results:
-        """Adjusts the loss scale within to a step that is no spike, and keeps it."""
+    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
         update_op, _ = adjust_known(self.loss_scale, is_finite, largest)
         recent = tf.convert_to_tensor(self.recent)
         moved = tf.concat([recent[1:], tf.reshape(largest, [1])], 0)

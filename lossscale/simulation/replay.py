@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Array
+from lossscale.runtime.aliases import Array, Flag
+from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.simulation.run_file import (
@@ -121,6 +122,8 @@ def simulate(
     is_finite: Any = None,
     limit: Any = None,
     largest: Any = None,
+    bad_losses: Any = None,
+    nonfinite_loss: str = "backoff",
 ) -> Simulation:
     """Replays a loss scale over a run of steps, without a model.
 
@@ -151,6 +154,11 @@ def simulate(
         unscaled gradients, none of them negative or NaN. Without flags and limits, the
         limits are 65504 / largest. If flags or limits are given, only a loss scale
         that looks at the gradients uses it. None: that of the file, or 65504 / limit.
+      bad_losses: A `bool` array of shape `[steps]`: the steps whose loss was not finite
+        before it was scaled, so that no scale helps. Their gradients count as not
+        finite, whatever the flags or limits say. None: those of the file, or none.
+      nonfinite_loss: As in `LossScaleOptimizer`: at such steps the loss scale is told
+        of an overflow (`"backoff"`), or of nothing (`"skip"`).
 
     Returns:
       A `Simulation`.
@@ -178,9 +186,11 @@ def simulate(
             "`simulate` must be called eagerly and outside strategy.scope(), got "
             "a graph or a strategy. Call it before or after training."
         )
+    arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
     if isinstance(is_finite, (str, bytes, os.PathLike)):
         run = load_run(arguments.path("is_finite", is_finite))
         is_finite, largest = run.is_finite, run.largest if largest is None else largest
+        bad_losses = run.bad_losses if bad_losses is None else bad_losses
     if largest is not None:
         largest = per_step("largest", largest, "numbers")
         check_not_negative("largest", largest)
@@ -203,7 +213,12 @@ def simulate(
         if largest is not None:
             largest = per_step("largest", largest, "numbers", len(trace))
             largest = largest.astype(np.float32)
-    told = [trace]
+    bad = np.zeros(len(trace), np.bool_)
+    if bad_losses is not None:
+        bad = per_step("bad_losses", bad_losses, "booleans", len(trace))
+        bad = bad.astype(np.bool_)
+    untold = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
+    told = [trace, bad, untold]
     if loss_scale.needs_largest:
         if largest is None:
             raise TypeError(
@@ -220,7 +235,7 @@ def simulate(
             scales, applied, last = _replay(loss_scale, told, {})
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
-    return Simulation(scales, trace, applied, last, limit)
+    return Simulation(scales, trace & ~bad, applied, last, limit)
 
 
 def _ratios(values: Array) -> Array:
@@ -232,7 +247,7 @@ def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy with plain variables, on one device."""
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, loss_scale.last_largest)
+        for variable in (*loss_scale.variables, *vars(loss_scale._unsaved).values())
         if variable is not None
     }
     for module in (loss_scale, *loss_scale.submodules):
@@ -249,18 +264,28 @@ def _replay(
 ) -> Tuple[Array, Array, float]:
     """Returns the scale of each step, whether it was applied, and the last scale.
 
-    `given` are the flags or limits, and the largest gradients if the rule needs them.
+    `given` are the flags or limits, the steps with a bad loss, those of which the loss
+    scale is not told, and the largest gradients if the rule needs them.
     """
     loss_scale = _copy(loss_scale)
     steps = len(given[0])
 
     def body(i: Any, told: Any, scales: Any, applied: Any) -> Any:
         scale = tf.reshape(tf.cast(loss_scale(), tf.float32), [])
-        entry, *seen = [array[i] for array in told]
+        entry, is_bad, is_untold, *seen = [array[i] for array in told]
         is_limit = not entry.dtype.is_bool
         is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
-        _, should_apply = loss_scale.adjust(is_finite, *seen)
-        should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+        is_finite = tf.logical_and(is_finite, tf.logical_not(is_bad))
+
+        def adjusted() -> Flag:
+            update_op, should_apply = loss_scale.adjust(is_finite, *seen)
+            with tf.control_dependencies([group_ops([update_op])]):
+                return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+
+        if given[2].any():
+            should_apply = tf.cond(is_untold, lambda: tf.constant(False), adjusted)
+        else:  # the same graph as without such steps
+            should_apply = adjusted()
         return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
 
     def replay(*told: Any) -> Any:

@@ -24,7 +24,7 @@ from lossscale.runtime.aliases import Array
 from lossscale.scales.headroom import FLOAT16_MAX
 
 #: The names of the arrays in a file. The file format: never rename them.
-_ARRAYS = ("is_finite", "loss_scale", "largest")
+_ARRAYS = ("is_finite", "loss_scale", "largest", "bad_losses")
 #: NumPy's kinds of dtypes. For NumPy a timedelta64 is a number, too: not for us.
 _KINDS = {"booleans": "b", "floats": "f", "numbers": "iuf"}
 #: Up to this many lost steps each get a mark. If there are more, the density is drawn.
@@ -50,11 +50,14 @@ class Run:
         step. None if it was not recorded.
       largest: A `float32` array of shape `[steps]`: the largest magnitude among the
         unscaled gradients of a step. None if it was not recorded.
+      bad_losses: A `bool` array of shape `[steps]`: whether a step was skipped because
+        its loss was not finite before it was scaled. None if it was not recorded.
     """
 
     is_finite: Array
     loss_scale: Optional[Array] = None
     largest: Optional[Array] = None
+    bad_losses: Optional[Array] = None
 
     # A run still behaves like the pair that it once was.
     def __iter__(self) -> Iterator[Any]:
@@ -76,6 +79,8 @@ class Run:
             if values is not None and len(values):
                 low, high = float(np.min(values)), float(np.max(values))
                 parts.append(f"{name}={scale_text(low)} to {scale_text(high)}")
+        if self.bad_losses is not None and self.bad_losses.any():
+            parts.append(f"bad_losses={np.sum(self.bad_losses)}")
         return f"Run({', '.join(parts)})"
 
     def plot(self, ax: Any = None) -> Any:
@@ -109,6 +114,7 @@ def save_run(
     is_finite: Any,
     loss_scale: Optional[Any] = None,
     largest: Optional[Any] = None,
+    bad_losses: Optional[Any] = None,
 ) -> None:
     """Writes a recorded run to a file that `simulate` and `load_run` can read.
 
@@ -120,6 +126,8 @@ def save_run(
       loss_scale: A `float32` array of shape `[steps]`, or None.
       largest: A `float32` array of shape `[steps]`, the greatest magnitude of each
         step's unscaled gradients, or None.
+      bad_losses: A `bool` array of shape `[steps]`, the steps skipped because the loss
+        was not finite before it was scaled, or None.
 
     Raises:
       TypeError: An array has the wrong type.
@@ -127,7 +135,7 @@ def save_run(
         that is neither a recorded run nor empty, which this never overwrites.
     """
     file_name = check_writable("path", path)
-    arrays: Dict[str, Any] = _arrays_of(is_finite, loss_scale, largest)
+    arrays: Dict[str, Any] = _arrays_of(is_finite, loss_scale, largest, bad_losses)
     beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -139,7 +147,7 @@ def load_run(path: Any) -> Run:
 
     Args:
       path: A NumPy `.npz` file that holds the arrays `is_finite` and perhaps
-        `loss_scale` and `largest`. Others are ignored.
+        `loss_scale`, `largest` and `bad_losses`. Others are ignored.
 
     Returns:
       A `Run`.
@@ -208,7 +216,7 @@ def check_writable(name: str, value: Any) -> str:
 
 
 def _arrays_of(
-    is_finite: Any, loss_scale: Any = None, largest: Any = None
+    is_finite: Any, loss_scale: Any = None, largest: Any = None, bad_losses: Any = None
 ) -> Dict[str, Array]:
     """Returns a run's arrays by name, as the file holds them, without those missing."""
     flags = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
@@ -217,6 +225,9 @@ def _arrays_of(
         if values is not None:
             array = per_step(name, values, "floats", len(flags))
             arrays[name] = array.astype(np.float32)
+    if bad_losses is not None:
+        array = per_step("bad_losses", bad_losses, "booleans", len(flags))
+        arrays["bad_losses"] = array.astype(np.bool_)
     return arrays
 
 

@@ -25,6 +25,7 @@ from lossscale import (
     load_run,
     simulate,
 )
+from lossscale.monitor import watched
 from lossscale.runtime import kerases
 
 pytestmark = pytest.mark.either_keras2
@@ -132,9 +133,11 @@ def test_tensorboard_reads_both_curves(faulty, tmp_path):
     skip_without("tensorboard", faulty.family)
     board = faulty.family.keras.callbacks.TensorBoard(str(tmp_path))
     run = [None, "gradient", None]
+    before = float(faulty.optimizer._record.skips().losses)  # the model is shared
     faulty.fit(run, quiet_monitor(), board, epochs=3)
     assert curve(tmp_path, "epoch_loss_scale") == [512.0, 256.0, 128.0]
     assert curve(tmp_path, "epoch_skipped_steps") == [1.0, 2.0, 3.0]
+    assert curve(tmp_path, "epoch_nonfinite_losses") == [before] * 3
 
 
 def curve(folder, tag):
@@ -252,13 +255,25 @@ def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
     monitor = quiet_monitor(patience=2, every=1)
-    in_a_gradient, in_the_loss, in_the_data = fit(anywhere, faults, monitor)[0]
+    in_a_gradient, batches, in_the_loss, in_the_data = fit(anywhere, faults, monitor)[0]
 
     first, *findings = in_a_gradient.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 256."
     assert "the model's last ones first: " + ", ".join(FIRST) + "." in findings[0]
     assert findings[1].startswith("No inf or NaN was seen in the loss itself")
+    # An overflow of a scale that can still fall is not blamed on the layer.
+    assert "the loss scale may just be too high. It is at step 2 of its" in findings[1]
+    assert (
+        "lowered from 2**10 to 256, it comes to its floor, 1, at step 10."
+        in (findings[1])
+    )
+    assert "The largest gradient is not known: LossScaleMonitor(check" in findings[1]
     assert len(findings) == 2
+
+    assert batches.startswith(  # named at the first look, once in the epoch
+        "Epoch 1: 1 of 6 steps was skipped because the loss was inf before it was "
+        "scaled, at batch 5, counted from 0: look at these rows."
+    )
 
     first, *findings = in_the_loss.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 32."
@@ -281,14 +296,17 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     monitor = quiet_monitor(verbose=1)
     run = [None, "data", None]
     messages, _ = fit(faulty, run, monitor, epochs=2)
-    (message,) = messages  # once, although they stay so
+    of_batches = [each for each in messages if each.startswith("Epoch ")]
+    assert len(of_batches) == 2
+    (message,) = (each for each in messages if each not in of_batches)
+    # Once, although they stay so.
     assert "as BatchNormalization's statistics, hold inf or NaN" in message
     for name in STATISTICS:
         assert f"{name} (NaN)" in message
     assert "in a row" not in message
     assert capsys.readouterr().out.startswith("Loss scale: 4 steps applied, 2 skipped;")
     monitor.on_train_end = lambda _: None  # it is told when the epoch ends
-    assert fit(faulty.reset(), run, monitor)[0] == [message]
+    assert fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
 
 
 @pytest.mark.slow_on_the_newest
@@ -303,20 +321,86 @@ def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
     assert ", ".join(FIRST) in message
 
 
+def test_a_scale_that_is_too_high_is_not_blamed_on_a_derivative(family, rng):
+    """Its gradients overflow while it can still fall: which step, and how large."""
+    x, y = data(rng)
+    scale = DynamicLossScale(2.0**127, increment_period=10**6)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), scale)
+    optimizer.iterations.assign(1)  # the search is over
+    model = regression(family, optimizer)
+    monitor = quiet_monitor(every=1, check_underflow=True)
+
+    def finding_of_fit(factor):
+        with heard() as messages:
+            model.fit(*(x * factor, y * factor), 16, verbose=0, callbacks=[monitor])
+        return [message.split("\n  * ")[-1] for message in messages]
+
+    (found,) = finding_of_fit(2.0**20)  # float32 overflows
+    assert "at step 3 of its search: lowered from 2**127 to 2**124, it comes" in found
+    assert "its floor, 1, at step 127." in found
+    assert "The largest gradient is not known, since no good step was read." in found
+    assert found.index("too high") < found.index("infinite derivative")
+    scale.current_loss_scale.assign(2.0**10)
+    assert finding_of_fit(1.0) == []
+    largest = float(scale.last_largest.numpy())
+    scale.current_loss_scale.assign(2.0**127)
+    (found,) = finding_of_fit(2.0**20)
+    assert f"of the last good step that was read was {largest:.3g}: times" in found
+    assert f"the loss scale {largest * 2.0**124:.3g}, and float16 ends" in found
+
+
 # What it does
 
 
 def test_on_stall_raise_keeps_the_record(faulty, tmp_path):
     path = tmp_path / "run.npz"
     monitor = quiet_monitor(on_stall="raise", record=path)
-    with pytest.raises(FloatingPointError, match=r"(?s)4 steps in a row.*first/kernel"):
+    with pytest.raises(FloatingPointError, match=r"(?s)3 steps in a row.*first/kernel"):
         faulty.fit(["gradient"] * 4, monitor)
     run = load_run(path)
     assert not run.is_finite.any()
-    np.testing.assert_array_equal(run.loss_scale, 2.0 ** np.arange(10, 6, -1))
-    with pytest.raises(FloatingPointError, match="8 steps in a row"):
+    np.testing.assert_array_equal(run.loss_scale, 2.0 ** np.arange(10, 7, -1))
+    with pytest.raises(FloatingPointError, match="6 steps in a row"):
         faulty.fit(["gradient"] * 4, monitor)  # it is still so
-    assert len(load_run(path).is_finite) == 8
+    assert len(load_run(path).is_finite) == 6
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Returns a list, which gets an entry each time that the monitor reads."""
+    reads, read = [], watched.read
+
+    def counting(optimizer):
+        reads.append(optimizer)
+        return read(optimizer)
+
+    monkeypatch.setattr(watched, "read", counting)
+    return reads
+
+
+@pytest.mark.parametrize("good", [2, 3, 4, 40])
+def test_on_stall_raise_needs_no_every(faulty, counted, good):
+    """Whether the stall begins at a look, or between two."""
+    monitor = quiet_monitor(on_stall="raise", patience=4)
+    run = [None] * good + ["gradient"] * 60
+    with pytest.raises(FloatingPointError, match="4 steps in a row"):
+        faulty.fit(run, monitor)
+    assert int(faulty.scale.skipped_steps.numpy()) == 4
+    # Once as it begins, once in four good steps, and at most twice within the stall.
+    assert len(counted) <= 1 + good // 4 + 2
+
+
+def test_on_stall_raise_lets_a_scale_search_and_finds_it_stuck(faulty):
+    faulty.reset(scale=2.0**6, applied=0)
+    monitor = quiet_monitor(on_stall="raise", patience=4)
+    with pytest.raises(FloatingPointError, match="10 steps in a row"):
+        faulty.fit(["gradient"] * 60, monitor)  # six to fall, four at the floor
+
+
+@pytest.mark.parametrize("on_stall", ["warn", "stop"])
+def test_others_read_at_the_end_of_an_epoch_alone(faulty, counted, on_stall):
+    fit(faulty, ["gradient"] * 20, quiet_monitor(on_stall=on_stall))
+    assert len(counted) == 3  # as it begins, at the epoch's end, and at the end
 
 
 def test_on_stall_stop_stops_at_once(faulty):

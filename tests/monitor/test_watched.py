@@ -86,8 +86,10 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
     assert history == {
         "d_optimizer_loss_scale": [2.0**10, 2.0**10],
         "d_optimizer_skipped_steps": [0, 0],
+        "d_optimizer_nonfinite_losses": [0, 0],
         "g_optimizer_loss_scale": [2.0**8, 2.0**6],
         "g_optimizer_skipped_steps": [2, 4],
+        "g_optimizer_nonfinite_losses": [2, 4],
     }
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("Loss scale of d_optimizer: 12 steps applied, 0 skipped; ")
@@ -108,7 +110,8 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
 def test_those_that_are_given_are_watched(gan, given, names):
     monitor = LossScaleMonitor(verbose=0, optimizers=given(*gan.both))
     history = fit(gan, monitor, 1)
-    logged = [name + what for name in names for what in ("loss_scale", "skipped_steps")]
+    figures = ("loss_scale", "skipped_steps", "nonfinite_losses")
+    logged = [name + what for name in names for what in figures]
     assert list(history) == logged
     assert history[f"{names[-1]}skipped_steps"] == [1]
 
@@ -168,8 +171,10 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
     assert history == {
         "d_optimizer_loss_scale": [2.0**7],
         "d_optimizer_skipped_steps": [0],
+        "d_optimizer_nonfinite_losses": [0],
         "g_optimizer_loss_scale": [2.0**7],
         "g_optimizer_skipped_steps": [3],
+        "g_optimizer_nonfinite_losses": [3],
     }
     healthy, other = capsys.readouterr().out.splitlines()
     assert healthy == (
@@ -182,7 +187,8 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
 def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
     with heard() as messages:
         fit(sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5)
-    (message,) = messages
+    of_batches, message = messages
+    assert of_batches.startswith("g_optimizer: Epoch 1: 1 of 2 steps was skipped")
     assert message.startswith("g_optimizer: 3 steps in a row were skipped")
 
 

@@ -99,13 +99,21 @@ def flags(seed, steps=60):
 LARGEST = 2.0 ** np.random.default_rng(8).uniform(-12, -2, 60).astype(np.float32)
 
 
-def by_hand(loss_scale, trace, largest=LARGEST):
-    """Returns what `simulate` should, from stepping the object itself."""
+def by_hand(loss_scale, trace, largest=LARGEST, bad=(), untold=False):
+    """Returns what `simulate` should, from stepping the object itself.
+
+    `bad` are steps with a loss that was not finite, of which it may be `untold`.
+    """
     scales, finite, applied = [], [], []
-    for entry, seen in zip(trace, largest):
+    for step, (entry, seen) in enumerate(zip(trace, largest)):
         scales.append(float(loss_scale))
         finite.append(entry if isinstance(entry, np.bool_) else scales[-1] <= entry)
         known = [seen] if loss_scale.needs_largest else []
+        if step in bad:
+            finite[-1] = False
+            if untold and loss_scale.checks_gradients:
+                applied.append(False)
+                continue
         applied.append(bool(loss_scale.adjust(bool(finite[-1]), *known)[1]))
     return scales, finite, applied, float(loss_scale)
 
@@ -145,6 +153,34 @@ def test_flags_with_the_largest_gradients(name):
     trace = np.arange(60) % 9 != 8  # so rarely that the largest gradients decide
     found = simulate(EVERY[name](), is_finite=trace, largest=LARGEST)
     assert results(found) == by_hand(EVERY[name](), trace)
+
+
+@pytest.mark.slow_on_the_newest
+@pytest.mark.parametrize("how", ["backoff", "skip"])
+def test_a_loss_that_is_not_finite_is_an_event_of_its_own(make, how):
+    loss_scale, bad = make(), {4, 5, 6, 20}
+    limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
+    flags = np.isin(np.arange(30), [*bad])
+    arguments = {"limit": limit, "bad_losses": flags, "nonfinite_loss": how}
+    found = results(simulate(loss_scale, **arguments))
+    largest = 65504 / limit.astype(np.float32)
+    assert found == same(by_hand(make(), limit, largest, bad, untold=how == "skip"))
+
+
+def test_a_bad_loss_costs_the_scale_nothing_if_it_is_not_told():
+    without = np.arange(40) % 9 != 8
+    with_two = np.insert(without, [12, 12], True)
+    bad = np.isin(np.arange(42), [12, 13])
+    scale = DynamicLossScale(64, 3)
+    expected = simulate(scale, is_finite=without)
+    arguments = {"is_finite": with_two, "bad_losses": bad}
+    found = simulate(scale, **arguments, nonfinite_loss="skip")
+    assert found.loss_scale[~bad].tolist() == expected.loss_scale.tolist()
+    assert found.final_loss_scale == expected.final_loss_scale
+    assert found.steps_lost == expected.steps_lost + 2
+    assert not found.spikes.any()  # their gradients were not finite
+    told = simulate(scale, **arguments)
+    assert told.loss_scale[14] == found.loss_scale[14] / 4
 
 
 def test_a_rule_that_fails_changes_nothing():
@@ -231,6 +267,13 @@ def test_a_recorded_run_is_replayed(tmp_path):
     for path in (tmp_path / "run.npz", str(tmp_path / "run.npz")):
         found = simulate(DynamicLossScale(64, 2), is_finite=path)
         assert results(found) == by_hand(DynamicLossScale(64, 2), trace)
+    bad = {*np.flatnonzero(~trace)[:4].tolist()}
+    flags_of_losses = np.isin(np.arange(60), [*bad])
+    lossscale.save_run(tmp_path / "run.npz", trace, bad_losses=flags_of_losses)
+    path = tmp_path / "run.npz"
+    found = simulate(DynamicLossScale(64, 2), is_finite=path, nonfinite_loss="skip")
+    expected = by_hand(DynamicLossScale(64, 2), trace, bad=bad, untold=True)
+    assert results(found) == expected
 
 
 def test_a_mirrored_loss_scale(mirrored):
@@ -290,6 +333,21 @@ def test_a_restored_loss_scale_leaves_its_checkpoint_alone(tmp_path, monkeypatch
         ({"limit": np.ones([2], "m8[s]")}, TypeError, "`limit` must hold numbers"),
         ({"limit": [[1.0], 2.0]}, TypeError, "`limit` must"),
         ({"is_finite": ""}, ValueError, "`is_finite` must be the path of a file"),
+        (
+            {"is_finite": [True], "bad_losses": [True, False]},
+            ValueError,
+            r"`bad_losses` must have one entry per step, shape \[1\]",
+        ),
+        (
+            {"is_finite": [True], "bad_losses": [1]},
+            TypeError,
+            "`bad_losses` must hold booleans",
+        ),
+        (
+            {"is_finite": [True], "nonfinite_loss": "ignore"},
+            ValueError,
+            "`nonfinite_loss` must be one of 'backoff', 'skip', got 'ignore'",
+        ),
     ],
 )
 def test_bad_arguments(arguments, error, words):

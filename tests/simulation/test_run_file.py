@@ -33,6 +33,10 @@ def test_a_run_comes_back_from_a_path_of_every_kind(tmp_path, make):
     assert loss_scale.tolist() == SCALES.tolist()
     save_run(path, FLAGS)
     assert load_run(path).loss_scale is None
+    assert load_run(path).bad_losses is None
+    save_run(path, FLAGS, bad_losses=~FLAGS)
+    assert load_run(path).bad_losses.tolist() == (~FLAGS).tolist()
+    assert repr(load_run(path)) == "Run(steps=4, skipped=1, bad_losses=1)"
     assert [found.name for found in tmp_path.iterdir()] == ["run.npz"]
 
 
@@ -95,6 +99,7 @@ def test_lists_that_are_no_array_are_refused(tmp_path, value):
         ({"is_finite": FLAGS[None]}, ValueError, r"`is_finite`.*\[1, 4\]"),
         ({"is_finite": FLAGS, "loss_scale": SCALES[1:]}, ValueError, r"\[4\].*\[3\]"),
         ({"is_finite": FLAGS, "loss_scale": FLAGS}, TypeError, "`loss_scale`.*bool"),
+        ({"is_finite": FLAGS, "bad_losses": SCALES}, TypeError, "`bad_losses`.*bool"),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path, arrays, error, words):

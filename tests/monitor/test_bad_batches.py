@@ -1,0 +1,272 @@
+"""Batches whose loss was not finite are named, as `fit` counts them, once per epoch."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact import heard
+from faulty import ROWS, Faulty, batches
+from installed import families
+from limits import skip_without
+from models import data, regression
+
+import lossscale
+from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
+from lossscale.runtime import kerases
+
+pytestmark = pytest.mark.either_keras2
+
+LOOK = ": look at these rows."
+PLACES = [(family.name, "alone") for family in families()] + [
+    (name, "mirrored") for name in {f.keras: f.name for f in families()}.values()
+]
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
+def place(request):
+    name, where = request.param
+    strategy = request.getfixturevalue("mirrored") if where == "mirrored" else None
+    return next(each for each in families() if each.name == name), strategy
+
+
+def monitor(**kwargs):
+    return LossScaleMonitor(**{"verbose": 0, "patience": 100, **kwargs})
+
+
+def named(messages):
+    """Returns the messages that name batches."""
+    return [message for message in messages if LOOK in message]
+
+
+def run_of(steps, **faults):
+    """Returns a run: `loss=[1, 3]` says at which steps there is such a fault."""
+    run = [None] * steps
+    for fault, numbers in faults.items():
+        for number in numbers:
+            run[number] = fault
+    return run
+
+
+def fit(faulty, run, watching, **kwargs):
+    with heard() as messages:
+        history = faulty.fit(run, watching, **kwargs).history
+    return named(messages), history
+
+
+def test_they_are_named_with_what_they_cost(place, capsys):
+    faulty = Faulty(*place)
+    run = run_of(12, data=[3, 7], gradient=[5], loss=[10])
+    messages, history = fit(faulty, run, monitor(verbose=1), epochs=2)
+    first, second = messages
+    assert first == (
+        "Epoch 1: 3 of 12 steps were skipped because the loss was NaN or inf before it "
+        f"was scaled, last at batches 3, 7, 10, counted from 0{LOOK} "
+        "The loss scale was told of each as of an overflow, though no loss scale is at "
+        "fault: it was 2**10 when the epoch began, and is 64. LossScaleOptimizer(..., "
+        'nonfinite_loss="skip") leaves it as it is at such steps.'
+    )
+    assert second.startswith("Epoch 2: 3 of 12 steps were skipped")
+    assert "at batches 3, 7, 10, " in second
+    assert history["nonfinite_losses"] == [3, 6]
+    assert history["skipped_steps"] == [4, 8]
+    line = capsys.readouterr().out
+    assert "Steps skipped for a loss that was not finite: 6." in line
+
+
+def test_a_healthy_epoch_says_nothing(family, capsys):
+    faulty = Faulty(family)
+    assert fit(faulty, run_of(4, gradient=[1]), monitor(verbose=1))[0] == []
+    assert "not finite" not in capsys.readouterr().out
+
+
+def test_epochs_and_steps_are_those_of_fit(family):
+    """It begins at another epoch, counters are not zero, and an epoch ends early."""
+    faulty = Faulty(family).reset(applied=1234)
+    faulty.scale.skipped_steps.assign(77)
+    x, y = batches(run_of(10, data=[2, 6]))
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(ROWS).repeat()
+    with heard() as messages:
+        faulty.model.fit(
+            dataset,
+            steps_per_epoch=5,
+            initial_epoch=3,
+            epochs=5,
+            verbose=0,
+            callbacks=[monitor()],
+        )
+    fourth, fifth = named(messages)
+    assert fourth.startswith("Epoch 4: 1 of 5 steps was skipped because the loss was N")
+    assert "scaled, at batch 2, counted" in fourth
+    assert fifth.startswith("Epoch 5: 1 of 5 steps was skipped")
+    assert "scaled, at batch 1, counted" in fifth
+
+
+def test_only_the_last_ones_are_named(family):
+    messages, history = fit(Faulty(family), run_of(40, data=range(3, 33)), monitor())
+    (message,) = messages
+    assert message.startswith("Epoch 1: 30 of 40 steps were skipped")
+    listed = re.search("last at batches ([0-9, ]+), counted", message)[1]
+    assert [*map(int, listed.split(", "))] == [*range(17, 33)]
+    assert history["nonfinite_losses"] == [30]
+
+
+def test_every_names_them_in_the_midst_of_an_epoch(family):
+    messages, _ = fit(Faulty(family), run_of(9, data=[1, 2, 8]), monitor(every=3))
+    (message,) = messages
+    assert message.startswith("Epoch 1: 2 of 3 steps were skipped")
+    assert "last at batches 1, 2, " in message
+
+
+def test_several_steps_in_one_call(family):
+    faulty = Faulty(family)
+    faulty.model.compile(faulty.optimizer, loss="mse", steps_per_execution=4)
+    (message,), _ = fit(faulty, run_of(8, data=[1, 6]), monitor(every=4))
+    assert "1 of 4 steps was skipped" in message
+    assert "at batch 1, " in message
+
+
+def test_accumulated_gradients_are_counted_by_the_batch(family):
+    skip_without("gradient_accumulation_steps", family)
+    inner = family.optimizers.SGD(1e-3, gradient_accumulation_steps=3)
+    model = regression(family, LossScaleOptimizer(inner, DynamicLossScale(8.0)))
+    x, y = data(np.random.default_rng(7), 48)
+    y[[20, 40]] = np.nan
+    with heard() as messages:
+        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
+    (message,) = named(messages)
+    assert "2 of 12 steps were skipped" in message
+    assert "last at batches 5, 10, " in message
+
+
+def accumulating(family, count):
+    """Returns a model whose own `train_step` applies once in `count` batches."""
+
+    class Accumulating(family.keras.Sequential):
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                scaled_loss = self.optimizer.scale_loss(loss)
+            tensors = [*map(kerases.tensor_of, self.trainable_variables)]
+            grads = tape.gradient(scaled_loss, tensors)
+            for total, grad in zip(self.sums, grads):
+                total.assign_add(grad)
+            self.batch.assign_add(1)
+            tf.cond(self.batch % count == 0, self.apply_sums, lambda: None)
+            return {"loss": loss}
+
+        def apply_sums(self):
+            pairs = zip(map(tf.identity, self.sums), self.trainable_variables)
+            self.optimizer.apply_gradients(list(pairs))
+            for total in self.sums:
+                total.assign(tf.zeros_like(total))
+
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1e-3), DynamicLossScale(8.0))
+    model = regression(family, optimizer, model_class=Accumulating)
+    optimizer.build(model.trainable_variables)
+    model.batch = tf.Variable(0, trainable=False)
+    model.sums = [
+        tf.Variable(tf.zeros(v.shape), trainable=False)
+        for v in model.trainable_variables
+    ]
+    return model
+
+
+def test_a_loop_that_accumulates_is_counted_by_the_step(family):
+    model = accumulating(family, 3)
+    x, y = data(np.random.default_rng(7), 48)
+    y[20] = np.nan
+    with heard() as messages:
+        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
+    for message in named(messages):  # if the loss is seen in the branch that applies
+        assert "1 of 4 steps was skipped" in message
+        assert "at step 1, " in message
+
+
+def test_spikes_are_counted_among_the_steps_and_are_no_bad_losses(family, rng):
+    x, y = data(rng, 256)
+    y[192:208] += 1e4  # a spike
+    y[224] = np.nan
+    guard = SpikeGuard(DynamicLossScale(1.0), window=8)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), guard)
+    model = regression(family, optimizer)
+    with heard() as messages:
+        model.fit(x, y, 16, verbose=0, shuffle=False, callbacks=[monitor()])
+    (message,) = named(messages)
+    assert "1 of 16 steps was skipped because the loss was NaN" in message
+    assert "at batch 14, " in message
+    skips = optimizer._record.skips()
+    assert skips.last == ((12, "left out"), (14, "nan"))
+
+
+def test_no_scale_to_lose_is_no_cost(family):
+    scale = lossscale.FixedLossScale(8, skip_nonfinite=True)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), scale)
+    model = regression(family, optimizer)
+    x, y = data(np.random.default_rng(7), 48)
+    y[20] = np.nan
+    with heard() as messages:
+        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
+    (message,) = named(messages)
+    assert message.endswith(LOOK)
+
+
+def test_bad_losses_before_many_overflows_are_counted(family):
+    run = run_of(30, data=[1], gradient=range(4, 24))
+    (message,), _ = fit(Faulty(family), run, monitor())
+    assert message.startswith("Epoch 1: 1 of 30 steps was skipped because the loss was")
+    assert "the loss was not finite before it was scaled: look at these" in message
+
+
+def test_csv_and_record_hold_them(family, tmp_path):
+    log = family.keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    faulty, path = Faulty(family), tmp_path / "run.npz"
+    run = run_of(6, data=[2], gradient=[4])
+    with heard():
+        faulty.model.fit(
+            *batches(run),
+            batch_size=ROWS,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            callbacks=[monitor(record=path), log],
+        )
+    with open(tmp_path / "log.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["nonfinite_losses"]) for row in rows] == [1, 2]
+    found = lossscale.load_run(path)
+    assert np.flatnonzero(found.bad_losses).tolist() == [2, 8]
+    assert np.flatnonzero(~found.is_finite).tolist() == [2, 4, 8, 10]
+
+
+def test_several_optimizers_and_applies_in_a_batch(family):
+    """Each optimizer counts its own steps, two in each batch."""
+    keras = family.keras
+
+    class Twice(keras.Sequential):
+        def train_step(self, batch):
+            x, y = batch
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                    scaled_loss = self.optimizer.scale_loss(loss)
+                tensors = [*map(kerases.tensor_of, self.trainable_variables)]
+                grads = tape.gradient(scaled_loss, tensors)
+                pairs = zip(grads, self.trainable_variables)
+                self.optimizer.apply_gradients(list(pairs))
+            return {"loss": loss}
+
+    inner = family.optimizers.SGD(2.0**-8)
+    optimizer = LossScaleOptimizer(inner, DynamicLossScale(2.0**10))
+    model = regression(family, optimizer, model_class=Twice)
+    x, y = data(np.random.default_rng(7), 48)
+    y[[20, 40]] = np.nan
+    with heard() as messages:
+        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
+    (message,) = named(messages)
+    assert "4 of 24 steps were skipped" in message
+    assert "last at batches 5, 10, " in message

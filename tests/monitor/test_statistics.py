@@ -1,0 +1,202 @@
+"""restore_statistics: what a bad batch leaves in a model is put back, on each Keras."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from exact import heard
+from faulty import ROWS, Faulty, batches
+from installed import families
+from strategies import scope_of
+
+from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
+from lossscale.runtime import kerases
+
+pytestmark = pytest.mark.either_keras2
+
+#: The third batch is bad in its last row alone, so on the last replica.
+RUN = [None, None, "data", None, None]
+WITHOUT = [None] * 4
+STATISTICS = ["norm/moving_mean", "norm/moving_variance"]
+PLACES = [(family.name, "alone") for family in families()] + [
+    (name, "mirrored") for name in {f.keras: f.name for f in families()}.values()
+]
+
+
+@pytest.fixture(params=PLACES, ids="-".join)
+def place(request):
+    """A Keras, and no strategy or two replicas."""
+    name, where = request.param
+    strategy = request.getfixturevalue("mirrored") if where == "mirrored" else None
+    return next(each for each in families() if each.name == name), strategy
+
+
+def monitor(**kwargs):
+    return LossScaleMonitor(restore_statistics=True, **{"verbose": 0, **kwargs})
+
+
+def statistics(model):
+    """Returns the statistics of each replica."""
+    local = model.distribute_strategy.experimental_local_results
+    return [
+        part.numpy()
+        for variable in kerases.statistics_of(model)
+        for part in local(kerases.tensor_of(variable))
+    ]
+
+
+def finite(model):
+    return all(np.isfinite(each).all() for each in statistics(model))
+
+
+def test_they_are_as_if_the_bad_batch_had_not_been(place, capsys):
+    faulty = Faulty(*place)
+    with heard() as messages:
+        faulty.fit(RUN, monitor(verbose=1), epochs=2)
+    mended = statistics(faulty.model)
+    assert int(faulty.scale.skipped_steps.numpy()) == 2
+    x, y = batches(WITHOUT)
+    assert np.isfinite(faulty.model.evaluate(x, y, verbose=0))
+    assert np.isfinite(faulty.model.predict(x, verbose=0)).all()
+    (message,) = [each for each in messages if "put back" in each]  # once
+    for name in STATISTICS:
+        assert name in message
+    assert not any("hold inf or NaN" in each for each in messages)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Batches after which statistics were put back: 2."
+
+    x, y = batches(RUN)
+    kept = [row for row in range(len(x)) if row // ROWS != RUN.index("data")]
+    faulty.reset()
+    model = faulty.model
+    model.fit(x[kept], y[kept], ROWS, 2, verbose=0, shuffle=False)
+    for one, other in zip(mended, statistics(model)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_the_argument_nothing_is_put_back(family):
+    faulty = Faulty(family)
+    with heard() as messages:
+        faulty.fit(RUN, LossScaleMonitor(verbose=0))
+    assert not finite(faulty.model)
+    assert any("restore_statistics=True" in each for each in messages)
+
+
+@pytest.mark.parametrize("bad", [0, 4])
+def test_a_test_within_fit_sees_numbers(family, bad):
+    """If the first batch is bad, and if the last one before the test is."""
+    run = [None] * 5
+    run[bad] = "data"
+    faulty = Faulty(family)
+    x, y = batches(run)
+    fitted = faulty.model.fit(
+        *(x, y, ROWS, 2),
+        shuffle=False,
+        verbose=0,
+        validation_data=batches(WITHOUT),
+        callbacks=[monitor()],
+    )
+    assert np.isfinite(fitted.history["val_loss"]).all()
+    assert finite(faulty.model)
+
+
+def test_several_steps_in_one_call_and_a_loop_of_your_own(family):
+    faulty = Faulty(family)
+    compiled = {"loss": "mse", "steps_per_execution": 5}
+    faulty.model.compile(faulty.optimizer, **compiled)
+    faulty.fit(RUN * 2, monitor())
+    assert finite(faulty.model)
+
+    faulty = Faulty(family)
+    watching = monitor()
+    watching.set_model(faulty.model)
+    watching.on_epoch_begin(0)
+    for step, (x, y) in enumerate(zip(*(np.split(v, 5) for v in batches(RUN)))):
+        watching.on_train_batch_begin(step)
+        faulty.model.train_on_batch(x, y)
+    watching.on_epoch_end(0)
+    assert finite(faulty.model)
+
+
+@pytest.mark.slow_on_the_newest
+def test_statistics_of_every_kind(place):
+    """In a model within a model, summed over replicas, of a norm, and those frozen."""
+    family, strategy = place
+    keras = family.keras
+    layers = keras.layers
+
+    class Own(layers.Layer):
+        """Has a variable of its own, a seed and a metric."""
+
+        def build(self, shape):
+            self.largest = self.add_weight(
+                name="largest", shape=(), initializer="zeros", trainable=False
+            )
+            self.drop = layers.Dropout(0.5, seed=3)
+            self.mean = keras.metrics.Mean()
+            super().build(shape)
+
+        def call(self, x, training=None):
+            if training:
+                self.largest.assign(tf.reduce_max(tf.abs(tf.cast(x, tf.float32))))
+                self.mean.update_state(x)
+            return self.drop(x, training=training)
+
+    def sync():
+        if hasattr(layers, "SyncBatchNormalization"):
+            return layers.SyncBatchNormalization(name="sync")
+        try:
+            return layers.BatchNormalization(synchronized=True, name="sync")
+        except TypeError:  # TensorFlow 2.4 to 2.11
+            return layers.experimental.SyncBatchNormalization(name="sync")
+
+    with scope_of(strategy):
+        frozen = layers.BatchNormalization(trainable=False, name="frozen")
+        inner = keras.Sequential([keras.Input((3,)), layers.Dense(4), sync(), frozen])
+        parts = [keras.Input((3,)), inner, Own(), layers.Dense(1)]
+        if family.name == "keras3":  # that of tf_keras does not work beside Keras 3
+            parts.insert(2, layers.SpectralNormalization(layers.Dense(4)))
+        model = keras.Sequential(parts)
+        scale = DynamicLossScale(2.0**10)
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), scale)
+        model.compile(optimizer, "mse")
+    watching = monitor()
+    x, y = batches(RUN)
+    model.fit(x, y, ROWS, 2, verbose=0, shuffle=False, callbacks=[watching])
+    assert int(scale.skipped_steps.numpy()) == 2
+    assert finite(model)
+    (own,) = [each for each in kerases.layers_of(model) if isinstance(each, Own)]
+    assert np.isnan(own.mean.result().numpy())  # a metric tells what happened
+    x, y = batches(WITHOUT)
+    assert np.isfinite(np.ravel(model.evaluate(x, y, verbose=0))[0])
+    assert np.isfinite(model.predict(x, verbose=0)).all()
+
+
+def test_what_was_not_finite_before_is_told_as_before(family):
+    faulty = Faulty(family)
+    statistic = kerases.tensor_of(kerases.statistics_of(faulty.model)[0])
+    statistic.assign(np.full(statistic.shape, np.nan, np.float32))
+    with heard() as messages:
+        faulty.fit(["data", None], monitor())
+    assert not any("put back" in each for each in messages)
+    assert any("hold inf or NaN" in each for each in messages)
+
+
+def test_a_model_that_is_built_by_its_first_batch(family):
+    keras = family.keras
+    model = keras.Sequential([keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8))
+    model.compile(optimizer, "mse")
+    x, y = batches(RUN)
+    model.fit(x, y, ROWS, verbose=0, shuffle=False, callbacks=[monitor()])
+    assert finite(model)
+
+
+def test_a_model_without_statistics(family):
+    keras = family.keras
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
+    x, y = batches(RUN)
+    model.fit(x, y, ROWS, verbose=0, shuffle=False, callbacks=[monitor()])
+    assert int(model.optimizer.loss_scale.skipped_steps.numpy()) == 1

@@ -1,0 +1,613 @@
+"""nonfinite_loss: a loss that was not finite itself tells the loss scale nothing.
+
+A loss and its gradients are given from outside, so that each can be bad by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import benchmark  # noqa: F401 - it makes benchmarks/ importable
+import numpy as np
+import pytest
+import tensorflow as tf
+from every_loss_scale import CASES
+from exact import heard
+from limits import IS_NEWEST, skip_without
+from models import (
+    assert_same,
+    compiled,
+    data,
+    inner_variables,
+    optimizer_state,
+    regression,
+    variable_of,
+)
+from strategies import last_replica_gets
+
+import lossscale
+from lossscale import DynamicLossScale, LossScale, LossScaleManager, LossScaleOptimizer
+from lossscale.scales.base import Verdict
+
+pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
+
+INF, NAN = float("inf"), float("nan")
+MODES = ["eager", "graph", "xla"]
+#: The largest gradients of good steps, so that some loss scales see them grow.
+GOOD = [0.5, 0.25, 0.5, 0.125, 0.5, 0.5, 0.25, 0.5]
+COUNTERS = ("skipped_steps", "consecutive_skipped_steps", "last_step_finite")
+
+
+class Halving(LossScale):
+    """A user's own rule, with state that every step moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = self._add_weight("value", 64.0, tf.float32)
+
+    def __call__(self):
+        return tf.convert_to_tensor(self.value)
+
+    def _adjust(self, is_finite):
+        value = tf.where(is_finite, self.value * 1.25, self.value * 0.5)
+        return self.value.assign(value, read_value=False)
+
+    def get_config(self):
+        return {}
+
+
+class OwnAdjust(Halving):
+    """One that is told by a method of its own."""
+
+    def adjust(self, is_finite):
+        return super().adjust(is_finite)
+
+
+class OwnUpdate(Halving):
+    """One that is given the gradients."""
+
+    def update(self, grads):
+        return super().update(grads)
+
+
+class OwnManager(LossScaleManager):
+    """A user's own manager."""
+
+    def __init__(self):
+        super().__init__()
+        self.value = tf.Variable(64.0)
+
+    def get_loss_scale(self):
+        return tf.convert_to_tensor(self.value)
+
+    def update_loss_scale(self, finite_grads):
+        change = tf.where(finite_grads, 1.0, -8.0)
+        return self.value.assign_add(change, read_value=False)
+
+
+EVERY = {
+    **{name: make for name, make in CASES.items() if name != "fixed"},
+    "own": Halving,
+    "own-adjust": OwnAdjust,
+    "own-update": OwnUpdate,
+    "own-manager": lambda: lossscale.get(OwnManager()),
+}
+
+
+class Trained:
+    """An optimizer, two variables, and a step that is given losses and gradients."""
+
+    def __init__(self, family, loss_scale, mode="graph", how="skip", **kwargs):
+        # Of powers of two all sums are exact.
+        inner = family.optimizers.SGD(2.0**-4, momentum=0.5)
+        self.optimizer = LossScaleOptimizer(
+            inner, loss_scale, nonfinite_loss=how, **kwargs
+        )
+        self.variables = [variable_of(family, [8.0, 8.0]) for _ in range(2)]
+        self.optimizer.build(self.variables)
+        self.optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+        self.run = compiled(self.step, mode)
+
+    def step(self, loss, grads):
+        scaled = self.optimizer.scale_loss(loss)
+        scaled = tf.reshape(scaled / tf.stop_gradient(loss), [])
+        pairs = zip(self.unseen(grads, scaled), self.variables)
+        self.optimizer.apply_gradients(list(pairs))
+
+    def unseen(self, grads, _):
+        """Returns gradients of the loss, times the loss scale."""
+        scale = tf.convert_to_tensor(self.optimizer.loss_scale)
+        return [grad * scale for grad in grads]
+
+    def __call__(self, loss=1.0, largest=0.5):
+        grads = [tf.constant([largest, 0.25]), tf.constant([0.125, 0.0625])]
+        self.run(tf.constant(loss), grads)
+
+    def rule(self):
+        """Returns the values of the rule's own variables, by position."""
+        scale = self.optimizer.loss_scale
+        counters = [getattr(scale, name) for name in COUNTERS]
+        found = [v for v in scale.variables if not any(v is c for c in counters)]
+        if isinstance(scale, lossscale.SpikeGuard):
+            inner = scale.loss_scale  # whose counters no step of a guard's counts
+            found = [
+                v for v in found if all(v is not getattr(inner, c) for c in COUNTERS)
+            ]
+        manager = getattr(scale, "manager", None)
+        found += [] if manager is None else manager.variables
+        return [v.numpy().tolist() for v in found]
+
+    def counted(self):
+        scale = self.optimizer.loss_scale
+        return [getattr(scale, name).numpy().item() for name in COUNTERS]
+
+    def trained(self):
+        state = optimizer_state(self.optimizer, self.variables)
+        return [*(v.numpy() for v in self.variables), *state]
+
+
+@pytest.fixture(params=EVERY.values(), ids=EVERY)
+def make(request):
+    return request.param
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_the_rule_is_told_nothing_and_the_step_is_counted(family, make, mode, bad):
+    trained, without = (Trained(family, make(), mode) for _ in range(2))
+    for number, largest in enumerate(GOOD):
+        trained(largest=largest)
+        without(largest=largest)
+        if number in {2, 3, 6}:
+            before, good = trained.rule(), trained.trained()
+            skipped, in_a_row, _ = trained.counted()
+            trained(bad, NAN)
+            assert trained.rule() == before
+            assert_same(trained.trained(), good)
+            assert trained.counted() == [skipped + 1, in_a_row + 1, False]
+    # As if these steps had not been, to the bit.
+    assert trained.rule() == without.rule()
+    assert_same(trained.trained(), without.trained())
+    assert trained.counted()[0] == 3 + without.counted()[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_overflow_of_a_good_loss_is_told(family, make, mode):
+    told, plain = (
+        Trained(family, make(), mode),
+        Trained(family, make(), mode, "backoff"),
+    )
+    for loss, largest in [(1.0, 0.5), (1.0, INF), (1.0, 0.5), (2.0, NAN), (1.0, 0.25)]:
+        told(loss, largest)
+        plain(loss, largest)
+    assert told.rule() == plain.rule()
+    assert told.counted() == plain.counted()
+    assert_same(told.trained(), plain.trained())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_by_default_it_is_told_as_ever(family, make, mode):
+    told, as_overflow = (Trained(family, make(), mode, "backoff") for _ in range(2))
+    for loss, largest in [(1.0, 0.5), (NAN, NAN), (1.0, 0.5), (INF, INF), (1.0, 0.25)]:
+        told(loss, largest)
+        as_overflow(1.0, largest)
+    assert told.rule() == as_overflow.rule()
+    assert told.counted() == as_overflow.counted()
+
+
+@pytest.mark.skipif(not IS_NEWEST, reason="others count other nodes")
+@pytest.mark.parametrize("case", ["dynamic", "headroom", "spike-guard", "own"])
+def test_a_good_step_starts_no_more_kernels(family, case):
+    launches = pytest.importorskip("step_graphs").launches
+    counted = []
+    for how in ("backoff", "skip"):
+        trained = Trained(family, EVERY[case](), "eager", how)
+
+        def step(trained=trained):
+            trained.step(tf.random.stateless_uniform([], [1, 2]), [tf.ones([2])] * 2)
+
+        counted.append(launches(tf.function(step, autograph=False)))
+    assert counted[0] == counted[1]
+
+
+def test_a_search_does_not_end_at_a_bad_loss(family):
+    scale = DynamicLossScale(2.0, search_period=1)
+    trained = Trained(family, scale)
+    trained()
+    trained(NAN, NAN)
+    trained()
+    assert float(scale) == 8.0
+    trained(1.0, INF)
+    trained()
+    assert float(scale) == 4.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_losses_and_any_bad_one(family, mode):
+    trained = Trained(family, DynamicLossScale(64.0))
+
+    def step(losses, grads):
+        for loss in tf.unstack(losses):
+            trained.optimizer.scale_loss(loss)
+        grads = trained.unseen(grads, None)
+        trained.optimizer.apply_gradients(list(zip(grads, trained.variables)))
+
+    trained.run = compiled(step, mode)
+    trained([1.0, NAN, 2.0], NAN)
+    assert float(trained.optimizer.loss_scale) == 64.0
+    trained([1.0, 3.0, 2.0], NAN)
+    assert float(trained.optimizer.loss_scale) == 32.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("unscales", [True, False])
+def test_accumulation_in_a_loop(family, mode, unscales):
+    trained = Trained(family, DynamicLossScale(64.0))
+
+    def step(losses, grads):
+        sums = [tf.zeros_like(grad) for grad in grads]
+        for loss in tf.unstack(losses):
+            trained.optimizer.scale_loss(loss)
+            new = [loss * grad for grad in trained.unseen(grads, None)]
+            if unscales:
+                new = trained.optimizer.get_unscaled_gradients(new)
+            sums = [one + other for one, other in zip(sums, new)]
+        trained.optimizer.apply_gradients(list(zip(sums, trained.variables)))
+
+    trained.run = compiled(step, mode)
+    trained([1.0, INF, 2.0, 1.0])
+    assert float(trained.optimizer.loss_scale) == 64.0
+    assert trained.counted() == [1, 1, False]
+    trained([1.0, 1.0, 2.0, 1.0], INF)
+    assert float(trained.optimizer.loss_scale) == 32.0
+
+
+def test_a_loss_that_is_out_of_sight_is_an_overflow(family):
+    trained = Trained(family, DynamicLossScale(64.0))
+    optimizer = trained.optimizer
+
+    @tf.function
+    def scaled(loss, grad):
+        return [grad * optimizer.scale_loss(loss)]
+
+    @tf.function
+    def apply(grads):
+        optimizer.apply_gradients(list(zip(grads, trained.variables[:1])))
+
+    apply(scaled(tf.constant(NAN), tf.ones([2])))
+    assert float(optimizer.loss_scale) == 32.0
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_on_the_last_replica(family, mirrored, mode, dtype):
+    def run(loss_scale, how):
+        with mirrored.scope():
+            options = {} if dtype is None else {"communication_dtype": dtype}
+            trained = Trained(family, loss_scale(), how=how, **options)
+
+        def each(loss, grad, first):
+            grads = [
+                grad * last_replica_gets(loss, 1.0) * last_replica_gets(1.0, first)
+            ]
+            trained.optimizer.scale_loss(last_replica_gets(loss, 1.0))
+            grads = trained.unseen(grads, None)
+            trained.optimizer.apply_gradients(list(zip(grads, trained.variables)))
+
+        step = compiled(lambda *args: mirrored.run(each, args=args), mode)
+        return trained, lambda loss, grad=0.5, first=1.0: step(
+            *map(tf.constant, (loss, [grad, grad], first))
+        )
+
+    trained, step = run(lambda: DynamicLossScale(64.0, 2), "skip")
+    step(1.0)
+    before, weights = trained.rule(), trained.trained()
+    for bad in (NAN, INF):
+        step(bad)
+    assert trained.rule() == before
+    assert trained.counted() == [2, 2, False]
+    assert_same(trained.trained(), weights)
+    assert trained.optimizer.nonfinite_loss() == "inf"
+    reasons = [why for _, why in trained.optimizer._record.skips().last]
+    assert reasons == ["nan", "inf"]
+    step(1.0)  # the second good step
+    assert float(trained.optimizer.loss_scale) == 128.0
+    step(1.0, INF)  # an overflow on all
+    assert float(trained.optimizer.loss_scale) == 64.0
+    # A bad loss on the last replica, and an overflow of a good one on the first. A sum
+    # in float16 does not show it.
+    step(NAN, first=INF)
+    assert float(trained.optimizer.loss_scale) == (32.0 if dtype is None else 64.0)
+    reasons = [why for _, why in trained.optimizer._record.skips().last]
+    assert reasons[-1] == ("gradients" if dtype is None else "nan")
+
+
+@pytest.mark.parametrize("name", ["spike-guard", "headroom", "own", "own-update"])
+def test_other_loss_scales_on_the_last_replica(family, mirrored, name):
+    with mirrored.scope():
+        trained = Trained(family, EVERY[name]())
+
+    def each(loss):
+        trained.optimizer.scale_loss(last_replica_gets(loss, 1.0))
+        grads = [tf.constant([0.5, 0.25]) * last_replica_gets(loss, 1.0)]
+        grads = trained.unseen(grads, None)
+        trained.optimizer.apply_gradients(list(zip(grads, trained.variables)))
+
+    step = tf.function(lambda loss: mirrored.run(each, args=(loss,)))
+    step(tf.constant(1.0))
+    before = trained.rule()
+    step(tf.constant(NAN))
+    assert trained.rule() == before
+    assert trained.counted() == [1, 1, False]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", ["dynamic", "spike-guard", "own", "own-adjust"])
+def test_optimizers_that_share_a_loss_scale(family, mode, case):
+    """Of a step: an overflow of either is told, else a bad loss of either is not."""
+    scale = EVERY[case]()
+    both = [Trained(family, scale) for _ in range(2)]
+
+    def step(losses, factors):
+        for one, loss, factor in zip(both, tf.unstack(losses), tf.unstack(factors)):
+            one.optimizer.scale_loss(loss)
+            grads = one.unseen([factor * tf.constant([0.5, 0.25])], None)
+            one.optimizer.apply_gradients(list(zip(grads, one.variables)))
+
+    step = compiled(step, mode)
+    alone = Trained(family, EVERY[case]())  # told of each step as a whole
+
+    def take(losses, factors, told):
+        step(tf.constant(losses), tf.constant(factors))
+        if told is not None:
+            alone(1.0, 0.5 if told else INF)
+        assert both[0].rule() == alone.rule(), (losses, factors)
+
+    take([1.0, 1.0], [1.0, 1.0], True)
+    take([NAN, 1.0], [NAN, 1.0], None)
+    take([1.0, NAN], [1.0, NAN], None)
+    take([NAN, NAN], [NAN, NAN], None)
+    take([NAN, 1.0], [NAN, INF], False)
+    take([1.0, NAN], [INF, NAN], False)
+    take([1.0, 1.0], [1.0, 1.0], True)
+    assert both[0].counted()[:2] == [5, 0]
+    iterations = [int(one.optimizer.iterations.numpy()) for one in both]
+    assert iterations == [3, 3]
+
+
+def test_one_of_two_that_share_may_be_told(family):
+    scale = DynamicLossScale(64.0, 1000)
+    told, untold = (Trained(family, scale, how=how) for how in ("backoff", "skip"))
+
+    @tf.function
+    def step(first, second):
+        for one, loss in ((told, first), (untold, second)):
+            one.optimizer.scale_loss(loss)
+            grads = one.unseen([loss * tf.ones([2])], None)
+            one.optimizer.apply_gradients(list(zip(grads, one.variables)))
+
+    step(tf.constant(1.0), tf.constant(NAN))
+    assert float(scale) == 64.0
+    step(tf.constant(NAN), tf.constant(1.0))
+    assert float(scale) == 32.0
+    step(tf.constant(NAN), tf.constant(NAN))
+    assert float(scale) == 16.0
+
+
+def test_batches_that_keras_accumulates(family):
+    skip_without("gradient_accumulation_steps", family)
+    x, y = data(np.random.default_rng(7), 48)
+    results = []
+    for bad in ([], [20, 21, 22, 23]):
+        inner = family.optimizers.SGD(2.0**-8, gradient_accumulation_steps=3)
+        scale = DynamicLossScale(64.0, 5)
+        optimizer = LossScaleOptimizer(inner, scale, nonfinite_loss="skip")
+        model = regression(family, optimizer)
+        inputs, targets = x.copy(), y.copy()
+        targets[bad] = np.nan
+        if not bad:
+            inputs, targets = (np.delete(each, range(20, 24), 0) for each in (x, y))
+        model.fit(inputs, targets, 4, verbose=0, shuffle=False)
+        results.append([float(scale), int(scale.good_steps.numpy())])
+        weights = model.get_weights()
+        results.append(weights)
+        assert int(scale.skipped_steps.numpy()) == bool(bad)
+    assert results[0] == results[2]
+    assert_same(results[1], results[3])
+
+
+# In fit: a row of NaN in each epoch
+
+
+def row_of_nan(family, optimizer, with_row=True, epochs=100, **compile_arguments):
+    """Returns a model that was fit to 200 rows, a step each, one of them NaN."""
+    x, y = data(np.random.default_rng(7), 200)
+    y[77] = np.nan
+    if not with_row:
+        x, y = np.delete(x, 77, 0), np.delete(y, 77, 0)
+    model = regression(family, optimizer, **compile_arguments)
+    monitor = lossscale.LossScaleMonitor(verbose=0)
+    is_ours = isinstance(optimizer, LossScaleOptimizer)
+    callbacks = [monitor] if is_ours else []
+    with heard() as messages:
+        model.fit(x, y, 1, epochs, verbose=0, shuffle=False, callbacks=callbacks)
+    return model, messages
+
+
+def scale_of(family, how, period=150):
+    scale = DynamicLossScale(2.0**10, period)
+    inner = family.optimizers.SGD(2.0**-10)
+    return LossScaleOptimizer(inner, scale, nonfinite_loss=how)
+
+
+@pytest.mark.parametrize("epochs", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_with_skip_a_row_of_nan_costs_nothing(family, epochs):
+    found, messages = row_of_nan(family, scale_of(family, "skip"), epochs=epochs)
+    expected, none = row_of_nan(family, scale_of(family, "skip"), False, epochs)
+    assert none == []
+    scales = [float(each.optimizer.loss_scale) for each in (found, expected)]
+    assert scales[0] == scales[1] > 2.0**10
+    assert_same(found.get_weights(), expected.get_weights())
+    assert len(messages) == epochs
+    for number, message in enumerate(messages, 1):
+        assert message == (
+            f"Epoch {number}: 1 of 200 steps was skipped because the loss was NaN "
+            "before it was scaled, at batch 77, counted from 0: look at these rows."
+        )
+
+
+@pytest.mark.parametrize("epochs", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_with_backoff_it_is_as_with_keras_own_wrapper(family, epochs):
+    found, messages = row_of_nan(family, scale_of(family, "backoff"), epochs=epochs)
+    inner = family.optimizers.SGD(2.0**-10)
+    theirs = own_wrapper(family, inner)
+    expected, _ = row_of_nan(family, theirs, epochs=epochs)
+    scale = getattr(theirs, "dynamic_scale", None)
+    scale = theirs.loss_scale if scale is None else scale
+    assert float(found.optimizer.loss_scale) == float(np.array(scale))
+    assert_same(found.get_weights(), expected.get_weights())
+    assert len(messages) == epochs
+    assert "at batch 77, " in messages[-1]
+    assert 'LossScaleOptimizer(..., nonfinite_loss="skip")' in messages[-1]
+
+
+def own_wrapper(family, inner):
+    """Returns Keras's own wrapper, with the settings of `scale_of`."""
+    if family.name == "keras3":
+        return family.keras.optimizers.LossScaleOptimizer(
+            inner, initial_scale=2.0**10, dynamic_growth_steps=150
+        )
+    return family.keras.mixed_precision.LossScaleOptimizer(
+        inner, initial_scale=2.0**10, dynamic_growth_steps=150
+    )
+
+
+# The argument
+
+
+def test_it_is_in_a_config_only_if_set(family):
+    keras = family.keras
+    for how in ("backoff", "skip"):
+        optimizer = scale_of(family, how)
+        config = json.loads(json.dumps(optimizer.get_config()))
+        assert config.get("nonfinite_loss") == (None if how == "backoff" else "skip")
+        again = LossScaleOptimizer.from_config(config)
+        assert again.get_config() == optimizer.get_config()
+        assert ("nonfinite_loss='skip'" in repr(again)) == (how == "skip")
+        as_keras = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+        assert as_keras._skips_losses == (how == "skip")
+    skip_without("copying", family)
+    assert copy.deepcopy(scale_of(family, "skip"))._skips_losses
+
+
+def test_state_goes_from_one_to_the_other(family, tmp_path):
+    """Files hold the same, whichever is set."""
+    first = Trained(family, DynamicLossScale(64.0, 3), how="backoff")
+    first(NAN, NAN)
+    first()
+    path = tf.train.Checkpoint(optimizer=first.optimizer).write(str(tmp_path / "c"))
+    second = Trained(family, DynamicLossScale(64.0, 3))
+    status = tf.train.Checkpoint(optimizer=second.optimizer).read(path)
+    status.assert_existing_objects_matched()
+    assert second.rule() == first.rule()
+    assert second.counted() == first.counted()
+    sizes = [len(inner_variables(one.optimizer)) for one in (first, second)]
+    assert sizes[0] == sizes[1]
+    names = [len(one.optimizer.loss_scale.variables) for one in (first, second)]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("value", ["ignore", None, True, 1, "Skip"])
+def test_nothing_else_is_accepted(family, value):
+    inner = family.optimizers.SGD(0.1)
+    message = "`nonfinite_loss` must be one of 'backoff', 'skip', got"
+    with pytest.raises(ValueError, match=message):
+        LossScaleOptimizer(inner, nonfinite_loss=value)
+    LossScaleOptimizer(inner)  # nothing was left on it
+
+
+def test_a_loss_scale_that_checks_nothing_is_refused(family):
+    with pytest.raises(ValueError, match="`loss_scale` must be one that checks gradie"):
+        LossScaleOptimizer(family.optimizers.SGD(0.1), 128.0, nonfinite_loss="skip")
+
+
+def test_from_keras_takes_it(family):
+    theirs = own_wrapper(family, family.optimizers.SGD(0.1))
+    ours = LossScaleOptimizer.from_keras(theirs, nonfinite_loss="skip")
+    assert ours._skips_losses
+
+
+# One verdict: a reason of a user's own is one class
+
+
+class Patient(LossScale):
+    """Leaves out steps whose gradients are all zero, and holds another loss scale."""
+
+    needs_largest = True
+    _left_out_as = "all zero"
+
+    def __init__(self, loss_scale):
+        super().__init__()
+        self.loss_scale = loss_scale
+        self.zeros = self._add_weight("zeros", 0, tf.int64)
+
+    def __call__(self):
+        return self.loss_scale()
+
+    def _judge(self, is_finite, largest):
+        is_zero = tf.logical_and(is_finite, tf.equal(largest, 0.0))
+        return Verdict(
+            should_apply=tf.logical_and(is_finite, tf.logical_not(is_zero)),
+            is_told=tf.logical_not(is_zero),
+            kept={"zeros": self.zeros + tf.cast(is_zero, tf.int64)},
+        )
+
+    def _adjust(self, is_finite, largest=None):
+        del largest
+        return self.loss_scale.adjust(is_finite)[0]
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reason_of_a_users_own_is_one_class(family, mode):
+    inner = DynamicLossScale(64.0, 2)
+    trained = Trained(family, Patient(inner), mode)
+    zeros = [tf.zeros([2]), tf.zeros([2])]
+    trained()
+    before = trained.trained()
+    trained.run(tf.constant(1.0), zeros)
+    assert_same(trained.trained(), before)
+    assert (float(inner), int(inner.good_steps.numpy())) == (64.0, 1)
+    assert trained.counted() == [0, 0, True]
+    assert int(trained.optimizer.loss_scale.zeros.numpy()) == 1
+    trained()
+    assert float(inner) == 128.0
+    trained(NAN, NAN)
+    assert float(inner) == 128.0
+    trained(1.0, INF)
+    assert float(inner) == 64.0
+    reasons = [why for _, why in trained.optimizer._record.skips().last]
+    assert reasons == ["left out", "nan", "gradients"]
+
+
+def test_the_monitor_says_what_it_is_called(family):
+    optimizer = LossScaleOptimizer(
+        family.optimizers.SGD(2.0**-8), Patient(DynamicLossScale(64.0))
+    )
+    model = regression(family, optimizer)
+    x, y = data(np.random.default_rng(7), 32)
+    weights = np.ones([32])
+    weights[8:12] = 0.0  # the third of eight batches weighs nothing
+    with heard() as messages:
+        model.fit(
+            *(x, y, 4),
+            sample_weight=weights,
+            shuffle=False,
+            verbose=0,
+            callbacks=[lossscale.LossScaleMonitor(verbose=0)],
+        )
+    message = "Epoch 1: Steps were skipped as all zero, at batch 2, counted from 0."
+    assert messages == [message]
