@@ -66,7 +66,10 @@ BETWEEN = (
     *("tests/runtime", "tests/test_peer_defects.py", "tests/test_public_api.py"),
     *(
         f"tests/optimizer/test_{name}.py"
-        for name in ("fit", "golden", "kinds", "pending", "persistence", "strategies")
+        for name in (
+            *("fit", "golden", "kinds", "overflows", "pending", "persistence"),
+            "strategies",
+        )
     ),
 )
 
