@@ -215,7 +215,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         # A checkpoint asks each optimizer that it tracks, so the inner one, too, and
         # refuses slots that it is told of twice (seen on TensorFlow 2.4 to 2.21).
         asks = str(sys._getframe(1).f_globals.get("__name__"))
-        is_checkpoint = asks.startswith("tensorflow.python.")
+        is_checkpoint = asks.split(".")[:2] == ["tensorflow", "python"]
         return [] if is_checkpoint else self._optimizer.get_slot_names()
 
     def variables(self) -> List[Any]:
