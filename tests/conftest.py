@@ -12,6 +12,7 @@ import pytest
 from combinations import beyond_pairs, function_of, left_over
 from installed import families, make_strategy
 from limits import IS_NEWEST, TENSORFLOW, skip_without
+from models import seed_all
 
 from lossscale.runtime import callbacks
 
@@ -138,6 +139,7 @@ def run(family, tmp_path, monkeypatch):
     def run(program):
         path = tmp_path / "program.py"  # AutoGraph reads the source of a file
         path.write_text(program.replace("import keras\n", ""))
+        seed_all(family.keras)
         return runpy.run_path(str(path), {"keras": family.keras})
 
     return run
