@@ -64,6 +64,7 @@ LossScaleOptimizer.last_spike()
 LossScaleOptimizer.nonfinite_gradients()
 LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
+LossScaleOptimizer.with_loss_scale(loss_scale)
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
     dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='')
 Run(is_finite, loss_scale=None, largest=None, bad_losses=None)

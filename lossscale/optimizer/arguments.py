@@ -73,12 +73,12 @@ def plain(config: Any) -> Any:
 def counts_positions(init: Callable[..., None]) -> Callable[..., None]:
     """Decorates a constructor: it gets how many arguments came by position.
 
-    They are in `_by_position`, less the inner optimizer.
+    They are in `by_position`, less the inner optimizer.
     """
 
     @functools.wraps(init)
     def counted(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs, _by_position=len(args) - 1)
+        init(self, *args, **kwargs, by_position=len(args) - 1)
 
     return counted
 

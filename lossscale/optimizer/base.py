@@ -14,7 +14,7 @@ from lossscale.optimizer import arguments, reduction, wrappers
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.step import Step, aggregated
-from lossscale.runtime import callbacks, kerases, replicas
+from lossscale.runtime import callbacks, kerases, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
@@ -157,6 +157,8 @@ class LossScaleOptimizer:
     #: Whether `nonfinite_loss` is "skip".
     _skips_losses: bool
     _inner_sum: reduction.InnerSum
+    #: Whether `with_loss_scale` has returned another optimizer in the place of this.
+    _is_replaced: bool = False
     #: The module of this Keras.
     _keras: Any
     #: Whether this Keras's own wrapper unscales in `apply_gradients`.
@@ -194,7 +196,7 @@ class LossScaleOptimizer:
         nonfinite_loss: str = "backoff",
         **kwargs: Any,
     ) -> None:
-        by_position = kwargs.pop("_by_position")
+        by_position = kwargs.pop("by_position")
         given = {
             "loss_scale": loss_scale,
             "name": name,
@@ -218,25 +220,37 @@ class LossScaleOptimizer:
         name = ours["name"]
         checks.or_none(checks.text, without=self._not_in_names)("name", name)
         replicas.refuse_tpu()
-        found = serialization.get(ours["loss_scale"])
+        found = self._usable(ours["loss_scale"])
+        self._wrap(inner_optimizer, found, name)
+        self._take(inner_optimizer)
+
+    def _usable(self, loss_scale: Any) -> LossScale:
+        """Returns the loss scale that an argument stands for. Raises if it is none."""
+        found = serialization.get(loss_scale)
         if found is None:
             raise TypeError(
                 "`loss_scale` must not be None. To train without a loss scale, use the "
                 "inner optimizer as it is, or pass loss_scale=1."
             )
-        reduction.refuse_unchecked(dtype, found)
-        if skips_losses and not found.checks_gradients:
+        reduction.refuse_unchecked(self._communication_dtype, found)
+        if self._skips_losses and not found.checks_gradients:
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
                 f"nonfinite_loss='skip', got {found!r}, with which every step is "
                 "applied. Write FixedLossScale(..., skip_nonfinite=True)."
             )
-        if skips_losses:
+        if self._skips_losses:
             found._count_untold()
-        self._wrap(inner_optimizer, found, name)
-        inner_sum = reduction.InnerSum(
-            inner_optimizer, self._summing_methods[-1], is_left_out=dtype is not None
+        return found
+
+    def _take(self, inner_optimizer: Any) -> None:
+        """Marks the inner optimizer as wrapped, and may sum gradients in its place."""
+        wrappers.mark(inner_optimizer)
+        is_left_out, method = (
+            self._communication_dtype is not None,
+            self._summing_methods[-1],
         )
+        inner_sum = reduction.InnerSum(inner_optimizer, method, is_left_out)
         self.__dict__.update(_inner_sum=inner_sum)
 
     def _attach(self, loss_scale: LossScale) -> None:
@@ -246,7 +260,6 @@ class LossScaleOptimizer:
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(loss_scale, "loss_scale")
         track(self._record, "faults")
-        wrappers.mark(self.inner_optimizer)
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -284,6 +297,7 @@ class LossScaleOptimizer:
         """
         if callable(loss):
             return lambda: self.scale_loss(loss())
+        self._check_not_replaced()
         with self._pending.scales():
             return self._loss_scale.scale(loss)
 
@@ -304,6 +318,7 @@ class LossScaleOptimizer:
           ValueError: One of these gradients was unscaled already. A gradient that came
             through another `tf.function` is not recognized.
         """
+        self._check_not_replaced()
         return self._pending.unscale(list(grads))
 
     def get_scaled_loss(self, loss: Tensor) -> Any:
@@ -353,6 +368,13 @@ class LossScaleOptimizer:
     dynamic_scale = answered("current_loss_scale")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        is_ours = getattr(type(self), name, None) is LossScaleOptimizer.loss_scale
+        if is_ours:  # Keras 3 would track the value before the property refuses it
+            raise AttributeError(
+                f"`loss_scale` must not be set, got {value!r} for the attribute. Write "
+                "optimizer = optimizer.with_loss_scale(...), or, to set the value, "
+                "optimizer.loss_scale.current_loss_scale.assign(...)."
+            )
         # Ask the class first: reading a legacy optimizer's `iterations` creates it.
         is_ours = name.startswith("_") or hasattr(type(self), name)
         is_ours = is_ours or hasattr(self, name)
@@ -419,6 +441,7 @@ class LossScaleOptimizer:
         `aggregates` tells whether `apply` or this wrapper sums them across replicas. If
         not, the user's function `aggregate` may. `check` is of what else is applied.
         """
+        self._check_not_replaced()
         self._note_trained(variables)
         bundle = self._pending.resolve(grads)
         bundle = bundle.but(check=check & bundle.check)
@@ -526,10 +549,80 @@ class LossScaleOptimizer:
             others["nonfinite_loss"] = nonfinite_loss
         return cls._of(inner, loss_scale, others)
 
+    def with_loss_scale(self, loss_scale: Any) -> Any:
+        """Returns an optimizer that goes on from this one with another loss scale.
+
+        It takes over the inner optimizer, and so `iterations`, slots and the learning
+        rate. Use it in the place of this one, which raises an error from now on. So
+        compile the model with it, and make functions and `tf.train.Checkpoint`s anew:
+
+        ```
+        scale = lossscale.FixedLossScale(float(optimizer.loss_scale), True)
+        optimizer = optimizer.with_loss_scale(scale)
+        model.compile(optimizer, loss="mse")
+        ```
+
+        A `tf.function` that was traced before goes on with the old loss scale: it
+        scales and unscales by that one. To set the value of a dynamic loss scale,
+        assign it: `optimizer.loss_scale.current_loss_scale.assign(1024.0)`. That needs
+        no new optimizer, and functions that were traced before read it.
+
+        Call it eagerly, between two steps, in the scope of the strategy that trains the
+        model. Optimizers that share a loss scale share the new one if you pass it to
+        `with_loss_scale` of each.
+
+        Args:
+          loss_scale: As in the constructor. `SpikeGuard(optimizer.loss_scale)` goes on
+            with the state of the old one.
+
+        Returns:
+          A `LossScaleOptimizer` of the same class with the same name and
+          `communication_dtype`. The record of skipped steps begins anew.
+
+        Raises:
+          TypeError: `loss_scale` is no loss scale.
+          ValueError: `loss_scale` is out of range, or is a `FixedLossScale` that checks
+            nothing with `communication_dtype`.
+          RuntimeError: You called it in a graph or under a ParameterServerStrategy, or
+            this optimizer was replaced already.
+        """
+        self._check_not_replaced()
+        inner = self.inner_optimizer
+        if self._pending.state is None or not mode.current().knows_values:
+            raise RuntimeError(
+                "`with_loss_scale` must be called eagerly, and under no "
+                "ParameterServerStrategy, got a call in a graph or under one. Wrap a "
+                "new inner optimizer there, and restore a checkpoint into it."
+            )
+        loss_scale = self._usable(loss_scale)
+        others = {"name": self.name, **self._own_options()}
+        self._release(inner)
+        try:
+            other = self._of(inner, loss_scale, others)
+        except BaseException:
+            self._take(inner)
+            raise
+        other._pending.go_on_from(self._pending)
+        other._record._kept.update(other._pending.kept())
+        for entry in self._record._entries:
+            other._trains(entry.variables)
+        self.__dict__.update(_is_replaced=True)
+        return other
+
+    def _check_not_replaced(self) -> None:
+        if self._is_replaced:
+            raise RuntimeError(
+                "This LossScaleOptimizer must not take steps after `with_loss_scale`, "
+                "which has returned another one in its place. Use that one: write "
+                "model.compile(optimizer.with_loss_scale(...), ...), and make each "
+                "tf.function anew."
+            )
+
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         """Removes what a wrapper has left on its inner optimizer."""
         wrappers.mark(inner_optimizer, wrapped=False)
+        reduction.restore(inner_optimizer, cls._summing_methods[-1])
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the constructor's arguments as a dict that JSON can hold."""

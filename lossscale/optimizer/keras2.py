@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from lossscale.optimizer import reduction, wrappers
+from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
 from lossscale.runtime import kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
@@ -142,7 +142,6 @@ class Keras2Base(LossScaleOptimizer):
     @classmethod
     def _release(cls, inner_optimizer: Any) -> None:
         super()._release(inner_optimizer)
-        reduction.restore(inner_optimizer, cls._summing_methods[-1])
         # Keras's own wrapper tracks objects under these names.
         vars(inner_optimizer).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
 
@@ -306,11 +305,10 @@ class _New(Keras2Base):
         return self._all_variables()
 
     def set_weights(self, weights: Any) -> None:
-        inner = self.inner_optimizer
-        # Keras's own `set_weights` asks for it (seen on 2.11 to 2.21). Without it, the
-        # values of slots that do not exist yet would be the loss scale's.
-        if hasattr(inner, "set_weights") and not getattr(inner, "_built", False):
-            inner.set_weights(weights)  # Keras's own error
+        weights = list(weights)
+        if hasattr(self.inner_optimizer, "set_weights"):  # TensorFlow 2.10's has none
+            # It raises if there are no slots yet: their values are no loss scale's.
+            self.inner_optimizer.set_weights(weights)
         super().set_weights(weights)
 
     def load_own_variables(self, store: Any) -> None:

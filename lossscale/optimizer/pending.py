@@ -370,6 +370,13 @@ class Pending:
         """The state of the step. None in a session's graph."""
         return None if mode.current().runs_parts else self._state
 
+    def go_on_from(self, other: Pending) -> None:
+        """Takes the state of another one's step, which traced functions write, too."""
+        self._state, self.has_own, self.waits = other._state, other.has_own, other.waits
+        self.observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
+        # What others that share its loss scale do is no step of this one.
+        other.observer.optimizers.discard(other)
+
     @property
     def is_shared(self) -> bool:
         """Whether this optimizer of Keras shares its loss scale with others."""

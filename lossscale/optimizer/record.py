@@ -33,12 +33,11 @@ REASONS = ("gradients", "inf", "nan", LEFT_OUT)
 _GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 
-def _without_values(record: Any) -> str:
-    """Returns the `repr` of a named tuple, with the shape of its variable, last."""
-    fields = {**record._asdict(), "shape": tuple(record.variable.shape)}
-    del fields["variable"]
-    listed = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-    return f"{type(record).__name__}({listed})"
+def _without_values(record: Any, *names: str) -> str:
+    """Returns a text with these fields of a record, and its variable's shape."""
+    fields = [f"{name}={getattr(record, name)!r}" for name in names]
+    shape = tuple(record.variable.shape)
+    return f"{type(record).__name__}({', '.join(fields)}, shape={shape})"
 
 
 class NonfiniteGradient(NamedTuple):
@@ -55,7 +54,7 @@ class NonfiniteGradient(NamedTuple):
     variable: Variable
 
     def __repr__(self) -> str:
-        return _without_values(self)
+        return _without_values(self, "name", "kind")
 
 
 class NonfiniteGradients(List[NonfiniteGradient]):
@@ -83,7 +82,7 @@ class Spike(NamedTuple):
     variable: Variable
 
     def __repr__(self) -> str:
-        return _without_values(self)
+        return _without_values(self, "name", "largest", "limit")
 
 
 class OwnSteps(NamedTuple):

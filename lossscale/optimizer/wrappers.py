@@ -121,7 +121,8 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
         raise ValueError(
             f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
             "which a LossScaleOptimizer wraps already. Create a new inner optimizer "
-            "for each LossScaleOptimizer."
+            "for each LossScaleOptimizer, or go on with another loss scale: "
+            "optimizer = optimizer.with_loss_scale(...)."
         )
     # TensorFlow Privacy's optimizers clip per example, between computing gradients and
     # applying them, and add noise of that size. No other optimizer that we know has the
