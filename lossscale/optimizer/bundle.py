@@ -16,7 +16,6 @@ from lossscale.gradients.check import (
     floating_values,
     greater,
     sum_is_finite,
-    worst_of_all,
     worst_of_each,
 )
 from lossscale.gradients.packing import groups_of_one, in_this_graph, pack, unpack
@@ -100,8 +99,7 @@ class Bundle:
 
     def has_bad_loss(self) -> Flag:
         """Tells whether a loss was not finite before it was scaled. For a branch."""
-        (worst,) = tf.unstack(worst_of_all(self.losses))
-        return tf.logical_not(tf.math.is_finite(worst))
+        return tf.logical_not(each_is_finite(floating_values(self.losses)))
 
     def unscaled(self) -> Grads:
         """Returns the gradients divided by their divisors, and unpacked."""
