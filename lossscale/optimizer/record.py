@@ -310,9 +310,8 @@ class Entry:
         with tf.init_scope():  # a legacy optimizer's is created when it is asked for
             applied = kerases.tensor_of(self.applied())
         steps = tf.cast(replicas.local_result(applied), tf.int64)
-        count, losses, _, kept = tf.split(
-            tf.convert_to_tensor(self.ring), [1, 1, 2, 2 * _KEPT - 2]
-        )
+        held = tf.convert_to_tensor(self.ring)  # no GPU splits integers
+        count, losses, kept = held[:1], held[1:2], held[4:]
         is_loss = tf.logical_or(tf.equal(reason, _INF), tf.equal(reason, _NAN))
         losses += tf.cast(is_loss, tf.int64)
         newest = [steps + count, tf.reshape(reason, [1])]

@@ -181,7 +181,11 @@ def test_an_overflow_of_a_good_loss_is_told(family, make, mode):
     for loss, largest in [(1.0, 0.5), (1.0, INF), (1.0, 0.5), (2.0, NAN), (1.0, 0.25)]:
         told(loss, largest)
         plain(loss, largest)
-    assert told.rule() == plain.rule()
+    if mode == "xla":  # it may round a float64 otherwise where the rule is in a branch
+        for one, other in zip(told.rule(), plain.rule()):
+            np.testing.assert_allclose(one, other, rtol=1e-14)
+    else:
+        assert told.rule() == plain.rule()
     assert told.counted() == plain.counted()
     assert_same(told.trained(), plain.trained())
 

@@ -7,6 +7,7 @@ A process of its own, since one of them makes a strategy of its own.
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 import traceback
@@ -21,7 +22,8 @@ from lossscale.runtime import kerases
 
 def run(path):
     """Runs a block. What the pages show is not warned of, but where they say so."""
-    warns = "# warns" in Path(path).read_text()
+    found = re.search(r"# warns(?: (\d+) times)?", Path(path).read_text())
+    warns = int(found[1] or 1) if found else 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         runpy.run_path(path, run_name="__main__")
