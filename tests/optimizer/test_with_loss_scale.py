@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 
 import numpy as np
 import pytest
@@ -322,7 +321,7 @@ class TestOthers:
             trained.apply(trained.scaled(last_replica_gets(factor, 0.5)))
 
         def run(factor):
-            compiled(functools.partial(mirrored.run, on_each, (factor,)), mode)()
+            compiled(lambda: mirrored.run(on_each, (factor,)), mode)()
             return START - float(agreed(mirrored, trained.variables[0])[0])
 
         count = mirrored.num_replicas_in_sync
