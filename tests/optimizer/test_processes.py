@@ -61,7 +61,7 @@ def told(tmp_path_factory):
                 # Keras 3 cannot run `fit` there.
                 is_keras3 = family.name == "keras3"
                 full = ["loop", "failing-fits"] if is_keras3 else ["fit"]
-                ways = ["resumed", "float16", "tell", *full]
+                ways = ["resumed", "float16", "tell", "bad-losses", *full]
             with workers(folder, family.name, ways) as processes:
                 codes = [process.wait() for process in processes]
             assert codes == [0, 0], logs(folder)
@@ -99,6 +99,15 @@ def test_both_see_the_largest_gradient_with_one_collective_more(family, told):
         [np.inf, 2.0**12, 1.0],  # the ceiling
         [2.0**-20, 2.0**12, 1.0],
     ]
+
+
+@with_one_keras
+def test_a_bad_loss_of_either_tells_neither_loss_scale(family, told):
+    one, other = (worker["bad-losses"] for worker in told(family))
+    assert one == other
+    scales = [[64.0, 0.0], [64.0, 1.0], [32.0, 2.0], [16.0, 3.0], [16.0, 4.0]]
+    assert one["seen"] == scales
+    assert one["why"] == ["nan", "gradients", "gradients", "inf"]
 
 
 @with_one_keras

@@ -95,6 +95,36 @@ def look(strategy, family, rank):
     return seen
 
 
+def bad_losses(strategy, family, rank):
+    """Returns a loss scale after bad losses and overflows on the last worker."""
+    with strategy.scope():
+        loss_scale = lossscale.DynamicLossScale(64.0)
+        sgd = family.optimizers.SGD(1.0)
+        optimizer = lossscale.LossScaleOptimizer(sgd, loss_scale, nonfinite_loss="skip")
+        variable = variable_of(family, [1.0, 1.0])
+        optimizer.build([variable])
+
+    def replica(loss, grad):
+        scale = optimizer.scale_loss(loss) / loss
+        optimizer.apply_gradients([(grad * scale, variable)])
+
+    @tf.function
+    def step(loss, grad):
+        strategy.run(replica, args=(loss, grad))
+
+    nan, inf, seen = float("nan"), float("inf"), []
+    for losses, grads in (
+        ([1.0, 1.0], [0.5, 0.5]),
+        ([1.0, nan], [0.5, nan]),  # a bad loss
+        ([1.0, 1.0], [0.5, inf]),  # an overflow
+        ([1.0, nan], [inf, nan]),  # both: an overflow
+        ([1.0, inf], [0.5, nan]),
+    ):
+        step(tf.constant(losses[rank]), tf.constant(grads[rank]) * tf.ones([2]))
+        seen.append([float(loss_scale), float(loss_scale.skipped_steps.numpy())])
+    return {"seen": seen, "why": [why for _, why in optimizer._record.skips().last]}
+
+
 def error_of_fit(strategy, family, rank, wrap):
     """Returns what `fit` says, which fails."""
     with strategy.scope():
@@ -114,6 +144,8 @@ def answer(strategy, family, given, way):
             name: error_of_fit(strategy, family, given.rank, wrap)
             for name, wrap in wraps.items()
         }
+    if way == "bad-losses":
+        return bad_losses(strategy, family, given.rank)
     if way == "tell":
         return {
             "looked": look(strategy, family, given.rank),
