@@ -190,12 +190,14 @@ class TestLoops:
         trained = Trained(family)
         apply = compiled(trained.apply, "graph")
         apply(trained.scaled(0.5))
-        replaced(trained, FixedLossScale(2.0, True))
+        old = replaced(trained, FixedLossScale(2.0, True))
         compute = compiled(trained.scaled, later)
         apply(compute(tf.constant(0.5)))
         assert trained.subtracted() == 1.0
         apply(compute(tf.constant(INF)))
         assert trained.subtracted() == 1.0
+        # TensorFlow 2.4's functions do not keep the variables that they read.
+        assert int(old.loss_scale.skipped_steps.numpy()) == 1
 
     @pytest.mark.filterwarnings("ignore:The loss was never scaled")
     def test_in_the_middle_of_a_step(self, family):
@@ -312,6 +314,7 @@ class TestOthers:
 
     @pytest.mark.parametrize("mode", ["eager", "graph"])
     def test_on_two_replicas_outside_of_the_scope(self, family, mirrored, mode):
+        skip_without("adding up over replicas", family)
         with mirrored.scope():
             trained = Trained(family)
             trained.build()
@@ -320,7 +323,7 @@ class TestOthers:
             trained.apply(trained.scaled(last_replica_gets(factor, 0.5)))
 
         def run(factor):
-            compiled(lambda: mirrored.run(on_each, (factor,)), mode)()
+            compiled(lambda factor: mirrored.run(on_each, (factor,)), mode)(factor)
             return START - float(agreed(mirrored, trained.variables[0])[0])
 
         count = mirrored.num_replicas_in_sync
