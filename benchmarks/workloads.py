@@ -212,7 +212,7 @@ class Contender:
             optimizer = wrap(optimizer)
         elif wrapping == "unrecorded":  # what a record of faults costs a good step
             optimizer = lossscale.LossScaleOptimizer(optimizer, "dynamic")
-            optimizer._record.entry_of = lambda *_: None
+            optimizer.engine.record.entry_of = lambda *_: None
         elif wrapping == "headroom":  # what it costs to look at the gradients
             scale = lossscale.HeadroomLossScale()
             optimizer = lossscale.LossScaleOptimizer(optimizer, scale)

@@ -4,7 +4,11 @@ from lossscale import compat, presets
 from lossscale.blocks import ScaledBlock
 from lossscale.gradients.check import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
-from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
+from lossscale.optimizer import (
+    LossScaleEngine,
+    LossScaleOptimizer,
+    LossScaleWarning,
+)
 from lossscale.ranges.forward import ForwardRanges, forward_ranges
 from lossscale.ranges.gradients import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
@@ -36,6 +40,7 @@ __all__ = [
     "HeadroomLossScale",
     "LogNormalLossScale",
     "LossScale",
+    "LossScaleEngine",
     "LossScaleManager",
     "LossScaleMonitor",
     "LossScaleOptimizer",

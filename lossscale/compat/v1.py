@@ -13,15 +13,10 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.arithmetic import widened
-from lossscale.optimizer import wrappers
-from lossscale.optimizer.pending import Pending
-from lossscale.optimizer.record import Record
-from lossscale.optimizer.reduction import reduction_for
-from lossscale.optimizer.step import Step
+from lossscale.optimizer.engine import LossScaleEngine
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Op
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.scales import serialization
 from lossscale.scales.base import LossScale
 
 __all__ = [
@@ -88,27 +83,26 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
                 "`opt` must not be a LossScaleOptimizer itself, got "
                 f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."
             )
-        replicas.refuse_tpu()
-        loss_scale = serialization.get(loss_scale_manager)
-        if loss_scale is None:
+        if loss_scale_manager is None:
             raise TypeError(
                 f"`{self._argument}` must not be None, got None. Use the optimizer "
                 "without this wrapper, or pass the number 1."
             )
         super().__init__(False, opt.get_name())  # the inner optimizer may lock
         self._optimizer = opt
-        self._loss_scale = loss_scale
-        self._pending = Pending(loss_scale, divides_in_apply=False, is_keras=False)
+        self._engine = LossScaleEngine(
+            loss_scale_manager, unscales_in_apply=False, unscales_itself=True
+        )
         # These are TensorFlow's names, so that its checkpoints can be restored.
         self._track_trackable(opt, "base_optimizer")
-        self._track_trackable(loss_scale, "loss_scale")
+        self._track_trackable(self.loss_scale, "loss_scale")
         # A SavedModel of a training step needs the state of the step.
-        self._track_trackable(Record(self._pending.kept()), "faults")
+        self._track_trackable(self._engine.record, "faults")
 
     @property
     def loss_scale(self) -> LossScale:
         """The `LossScale`. `tf.convert_to_tensor` of it gives the current scale."""
-        return self._loss_scale
+        return self._engine.loss_scale
 
     @do_not_convert
     def compute_gradients(
@@ -133,7 +127,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         Returns:
           A list of pairs of a gradient, which may be None, and its variable.
         """
-        scale, scaled = self._loss_scale.scale, loss
+        scale, scaled = self.loss_scale.scale, loss
         if callable(loss):
             scaled = lambda: scale(loss())  # noqa: E731 - as TensorFlow calls it
         elif not mode.current().knows_values:  # or the inner optimizer raises an error
@@ -147,7 +141,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             # TensorFlow wants it in the dtype of the scaled loss, which is widened.
             grad_loss=None if grad_loss is None else widened(grad_loss),
         )
-        grads = self._pending.unscale([grad for grad, _ in pairs])
+        grads = self._engine.unscale([grad for grad, _ in pairs])
         return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
 
     @do_not_convert
@@ -184,7 +178,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         # The inner optimizer's variables get the names that they have outside a branch.
         scope = tf.compat.v1.get_default_graph().get_name_scope()
 
-        def apply(grads: Grads) -> Any:
+        def apply(grads: Grads, variables: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
             with graph.name_scope(f"{scope}/" if scope else None):
                 pairs = list(zip(grads, variables))
@@ -192,10 +186,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
         train_op = tf.compat.v1.GraphKeys.TRAIN_OP
         listed = tf.compat.v1.get_collection(train_op)
-        wrappers.check_shapes(grads, variables)
-        bundle = self._pending.resolve(grads)
-        step = Step(self._pending, reduction_for(are_added=True), entry=None)
-        done = step.run(bundle, apply)
+        done = self._engine.apply(grads, variables, apply)
         if done is None:
             return None
 
@@ -220,7 +211,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
     def variables(self) -> List[Any]:
         """Returns the variables of the inner optimizer and of the loss scale."""
-        return [*self._optimizer.variables(), *self._loss_scale.variables]
+        return [*self._optimizer.variables(), *self.loss_scale.variables]
 
 
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):

@@ -23,7 +23,7 @@ from lossscale.optimizer.record import LEFT_OUT, OwnSteps, Skips
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
 from lossscale.runtime import kerases
-from lossscale.scales.base import unguarded
+from lossscale.scales.base import can_change, left_out_as, shown_value, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
 
 #: Warn after this many losses in a row that are not finite before they are scaled.
@@ -162,13 +162,13 @@ def read(optimizer: Any) -> Reading:
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
     return Reading(
-        loss_scale._to_show(),
+        shown_value(loss_scale),
         skipped,
         int(optimizer.applied_steps.numpy()),
-        optimizer._record.own_steps(skipped, in_a_row),
+        optimizer.engine.record.own_steps(skipped, in_a_row),
         None if largest is None else float(largest.numpy()),
         int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
-        optimizer._record.skips(),
+        optimizer.engine.record.skips(),
     )
 
 
@@ -259,7 +259,7 @@ class Watched:
             findings.append(_GRADIENTS.format(names=_listed(faults)))
         floor = getattr(loss_scale, "min_loss_scale", 0.0)
         if faults and not loss:
-            searches = loss_scale._can_change and now > floor
+            searches = can_change(loss_scale) and now > floor
             findings.append(self._search(floor) if searches else _BACKWARD)
         accumulators = _accumulators(model, [variable for variable, _ in faults])
         if accumulators:
@@ -267,7 +267,7 @@ class Watched:
             findings.append(_ACCUMULATORS.format(names=names))
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
         findings.append(of_statistics(model, accumulators.values()))
-        if not loss and not loss_scale._can_change:
+        if not loss and not can_change(loss_scale):
             findings.append(_FIXED)
         elif not loss and now <= floor:
             text = _FLOOR if floor > 1 else _FLOOR_OF_ONE
@@ -347,7 +347,7 @@ class Watched:
         found = [(n - before.steps, why) for n, why in now.skips.last[-new:] if new]
         when = "" if epoch is None else f"Epoch {epoch}: "
         count = now.skips.losses - before.skips.losses
-        own = "" if scale.skips_spikes else scale._left_out_as
+        own = "" if scale.skips_spikes else left_out_as(scale)
         numbers = [n for n, why in found if why == LEFT_OUT and own]
         if self._told_of_losses or not (count or numbers):
             return None
@@ -364,7 +364,7 @@ class Watched:
                 kind=" or ".join(kinds),
                 where=_where([n for n, _ in last], steps, batches, count),
             )
-            if scale._can_change and not self.optimizer._skips_losses:
+            if can_change(scale) and not self.optimizer.engine.skips_losses:
                 scales = map(scale_text, (before.loss_scale, now.loss_scale))
                 text += _COST.format(**dict(zip(("before", "now"), scales)))
         if numbers:

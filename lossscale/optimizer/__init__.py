@@ -3,7 +3,7 @@
 This package knows loss scales, gradients and replicas, but not how a loss scale moves.
 In the order of its imports:
 
-* `warnings`: the texts of warnings;
+* `messages`: the texts of warnings;
 * `bundle`: one replica's gradients on their way through a step, and their checks;
 * `kinds`: what is known of a value: scaled, unscaled, or neither;
 * `pending`: is a division pending? the state of a step, on the device;
@@ -11,16 +11,21 @@ In the order of its imports:
 * `record`: why the last steps were skipped: not finite, a bad loss, or a spike;
 * `step`: one step: unscale, check, reduce, adjust, apply or skip, by one optimizer or
   by several that share a loss scale;
+* `engine`: `LossScaleEngine`, the loss scaling of one optimizer, of whatever framework.
+  Nothing up to here knows a Keras;
+* `dialect`: what one Keras's optimizers are called, hold and save;
 * `wrappers`: which wrapper for which optimizer;
-* `arguments`: the arguments, configs and states of Keras's own wrappers;
-* `base`: `LossScaleOptimizer`, what the wrappers of all Kerases have in common;
-* `keras2`, `keras3`: the wrappers. Saved files name these two modules, so neither may
-  be renamed.
+* `keras_arguments`: the arguments, configs and states of Keras's own wrappers;
+* `base`: `LossScaleOptimizer`, what the wrappers of all Kerases have in common: each
+  holds an engine and a dialect;
+* `keras2`, `keras3`: the wrappers, with their dialects. Saved files name these two
+  modules, so neither may be renamed.
 
-Begin with `base`, then `pending` and `step`.
+Begin with `engine`, then `pending` and `step`.
 """
 
 from lossscale.optimizer.base import LossScaleOptimizer
+from lossscale.optimizer.engine import LossScaleEngine
 from lossscale.runtime import kerases
 from lossscale.runtime.warning import LossScaleWarning
 
@@ -29,4 +34,4 @@ if kerases.keras3() is not None:
     from lossscale.optimizer import keras3  # noqa: F401
 from lossscale.optimizer import keras2  # noqa: F401
 
-__all__ = ["LossScaleOptimizer", "LossScaleWarning"]
+__all__ = ["LossScaleEngine", "LossScaleOptimizer", "LossScaleWarning"]

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
-import tensorflow as tf
-
-from lossscale import arguments as checks
-from lossscale.gradients.check import CLEAN, Check
-from lossscale.optimizer import arguments, reduction, wrappers
-from lossscale.optimizer.pending import Pending
-from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
-from lossscale.optimizer.step import Step, aggregated
-from lossscale.runtime import callbacks, kerases, mode, replicas
-from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
-from lossscale.runtime.autograph import do_not_convert
+from lossscale import arguments
+from lossscale.optimizer import keras_arguments, wrappers
+from lossscale.optimizer.dialect import Dialect, InnerSum
+from lossscale.optimizer.engine import LossScaleEngine, checked_dtype
+from lossscale.optimizer.record import NonfiniteGradient, Spike
+from lossscale.runtime.aliases import Grad, Grads, Tensor
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale, unguarded
 
@@ -50,12 +45,12 @@ def answered(*names: str, doc: str = "") -> Any:
     doc = doc or f"The loss scale's `{'` or `'.join(names)}`, None if it has none."
 
     def get_value(self: Any) -> Any:
-        scale = unguarded(self._loss_scale)
+        scale = unguarded(self.loss_scale)
         return next((getattr(scale, n) for n in names if hasattr(scale, n)), None)
 
     def refuse(self: Any, value: Any) -> None:
         # Keras 3's constructor sets its defaults before the loss scale exists.
-        if hasattr(self, "_loss_scale"):
+        if hasattr(self, "_engine"):
             raise AttributeError(
                 "The loss scale's settings must be arguments of LossScaleOptimizer, "
                 f"got {value!r} for an attribute. Write LossScaleOptimizer("
@@ -150,29 +145,14 @@ class LossScaleOptimizer:
     iterations: Any
     name: str
 
+    #: What Keras's own constructor is kept from tracking is in `__dict__`.
+    _engine: LossScaleEngine
+    _inner_sum: InnerSum
+    _given_name: str
+    #: Keras 2's own wrapper has it, and programs read it.
     _loss_scale: LossScale
-    _pending: Pending
-    _record: Record
-    _communication_dtype: Optional[str]
-    #: Whether `nonfinite_loss` is "skip".
-    _skips_losses: bool
-    _inner_sum: reduction.InnerSum
-    #: Whether `with_loss_scale` has returned another optimizer in the place of this.
-    _is_replaced: bool = False
-    #: The module of this Keras.
-    _keras: Any
-    #: Whether this Keras's own wrapper unscales in `apply_gradients`.
-    _unscales_in_apply: bool
-    #: The characters that this Keras allows in no name.
-    _not_in_names: str = ""
-    #: The base class of this Keras's optimizers, and their methods that prepare and sum
-    #: gradients over the replicas. The last one sums.
-    _optimizer_class: type
-    _summing_methods: Tuple[str, ...]
-    #: Constructs Keras's part of the wrapper, and calls `_attach`.
-    _wrap: Callable[[Any, LossScale, Optional[str]], None]
-    #: Makes an inner optimizer of its config and custom objects.
-    _deserialize_inner: Callable[[Dict[str, Any], Optional[Dict[str, Any]]], Any]
+    #: What this Keras's optimizers are called, hold and save.
+    _dialect: Dialect
 
     __signature__ = wrappers.Signature()
 
@@ -182,7 +162,7 @@ class LossScaleOptimizer:
             return super().__new__(cls)
         return super().__new__(wrappers.for_call(cls, LossScaleOptimizer, args, kwargs))
 
-    @arguments.counts_positions
+    @keras_arguments.counts_positions
     def __init__(
         self,
         inner_optimizer: Any,
@@ -205,75 +185,49 @@ class LossScaleOptimizer:
             "initial_scale": initial_scale,
             **kwargs,
         }
+        dialect = self._dialect
         wrappers.check_inner(inner_optimizer, type(self))
-        dtype: Any = communication_dtype
-        dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
-        check = checks.or_none(checks.choice, allowed=("float16", "bfloat16"))
-        dtype = check("communication_dtype", dtype)
-        # Keras's own __setattr__ works only after Keras's constructor has run, and
-        # tracks objects under names that it makes up.
-        checks.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
-        skips_losses = nonfinite_loss == "skip"
-        self.__dict__.update(_communication_dtype=dtype, _skips_losses=skips_losses)
-        self._refuse_to_sum(inner_optimizer)
-        ours = arguments.as_ours(given, by_position)
+        dtype = checked_dtype(communication_dtype)
+        dialect.refuse_own_sum(dtype, inner_optimizer)
+        ours = keras_arguments.as_ours(given, by_position)
         name = ours["name"]
-        checks.or_none(checks.text, without=self._not_in_names)("name", name)
-        replicas.refuse_tpu()
-        found = self._usable(ours["loss_scale"])
-        self._wrap(inner_optimizer, found, name)
-        self._take(inner_optimizer)
-
-    def _usable(self, loss_scale: Any) -> LossScale:
-        """Returns the loss scale that an argument stands for. Raises if it is none."""
-        found = serialization.get(loss_scale)
-        if found is None:
-            raise TypeError(
-                "`loss_scale` must not be None. To train without a loss scale, use the "
-                "inner optimizer as it is, or pass loss_scale=1."
-            )
-        reduction.refuse_unchecked(self._communication_dtype, found)
-        if self._skips_losses and not found.checks_gradients:
-            raise ValueError(
-                "`loss_scale` must be one that checks gradients with "
-                f"nonfinite_loss='skip', got {found!r}, with which every step is "
-                "applied. Write FixedLossScale(..., skip_nonfinite=True)."
-            )
-        if self._skips_losses:
-            found._count_untold()
-        return found
-
-    def _take(self, inner_optimizer: Any) -> None:
-        """Marks the inner optimizer as wrapped, and may sum gradients in its place."""
-        wrappers.mark(inner_optimizer)
-        is_left_out, method = (
-            self._communication_dtype is not None,
-            self._summing_methods[-1],
+        arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
+        engine = LossScaleEngine(
+            ours["loss_scale"],
+            communication_dtype=dtype,
+            nonfinite_loss=nonfinite_loss,
+            applied_steps=lambda: self.applied_steps,
+            unscales_in_apply=dialect.unscales_in_apply,
         )
-        inner_sum = reduction.InnerSum(inner_optimizer, method, is_left_out)
-        self.__dict__.update(_inner_sum=inner_sum)
-
-    def _attach(self, loss_scale: LossScale) -> None:
-        pending = Pending(loss_scale, self._unscales_in_apply)
-        record = Record(pending.kept(), lambda: self.applied_steps)
-        self.__dict__.update(_loss_scale=loss_scale, _pending=pending, _record=record)
+        name = name or "loss_scale_optimizer"
+        construct: Any = super().__init__  # of Keras's own wrapper
+        construct(inner_optimizer, **dialect.of_wrapper(name))
+        # Keras's own __setattr__ would track what is in these, under names of its own.
+        inner_sum = dialect.take(inner_optimizer, dtype is not None)
+        self.__dict__.update(_engine=engine, _inner_sum=inner_sum, _given_name=name)
+        self.__dict__.update(_loss_scale=engine.loss_scale)
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
-        track(loss_scale, "loss_scale")
-        track(self._record, "faults")
+        track(engine.loss_scale, "loss_scale")
+        track(engine.record, "faults")
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
-        loss_scale = getattr(self, "_loss_scale", None)
-        dtype = getattr(self, "_communication_dtype", None)
-        more = f", communication_dtype={dtype!r}" if dtype is not None else ""
-        if getattr(self, "_skips_losses", False):
-            more += ", nonfinite_loss='skip'"
-        return f"LossScaleOptimizer({type(inner).__name__}, {loss_scale!r}{more})"
+        engine = getattr(self, "_engine", None)  # Keras's constructor may print it
+        listed = [type(inner).__name__, repr(engine and engine.loss_scale)]
+        listed += [
+            f"{k}={v!r}" for k, v in (engine.options() if engine else {}).items()
+        ]
+        return f"LossScaleOptimizer({', '.join(listed)})"
+
+    @property
+    def engine(self) -> LossScaleEngine:
+        """The `LossScaleEngine` that scales, unscales and decides about steps."""
+        return self._engine
 
     @property
     def loss_scale(self) -> LossScale:
         """The `LossScale`. Where a number is expected, it acts as its current value."""
-        return self._loss_scale
+        return self._engine.loss_scale
 
     @property
     def applied_steps(self) -> Any:
@@ -283,9 +237,8 @@ class LossScaleOptimizer:
         each batch is a step of the loss scale, and `iterations` counts updates of
         several batches. A variable or a tensor: read it with `.numpy()`.
         """
-        return self.iterations
+        return self._dialect.applied_steps(self.inner_optimizer)
 
-    @do_not_convert
     def scale_loss(self, loss: Tensor) -> Any:
         """Returns `loss` times the loss scale, and begins a step.
 
@@ -295,13 +248,8 @@ class LossScaleOptimizer:
         Returns:
           A tensor, `float32` or wider, or a function that returns one.
         """
-        if callable(loss):
-            return lambda: self.scale_loss(loss())
-        self._check_not_replaced()
-        with self._pending.scales():
-            return self._loss_scale.scale(loss)
+        return self._engine.scale_loss(loss)
 
-    @do_not_convert
     def get_unscaled_gradients(self, grads: Iterable[Grad]) -> Grads:
         """Returns the true gradients, and remembers whether they were finite.
 
@@ -318,8 +266,7 @@ class LossScaleOptimizer:
           ValueError: One of these gradients was unscaled already. A gradient that came
             through another `tf.function` is not recognized.
         """
-        self._check_not_replaced()
-        return self._pending.unscale(list(grads))
+        return self._engine.unscale(grads)
 
     def get_scaled_loss(self, loss: Tensor) -> Any:
         """Like `scale_loss`. Keras 2's name."""
@@ -337,7 +284,7 @@ class LossScaleOptimizer:
           scale of your own skipped finite gradients, in a `tf.compat.v1` graph, or if
           the overflow was clipped away.
         """
-        return self._record.gradients()
+        return self._engine.nonfinite_gradients()
 
     def nonfinite_loss(self) -> Optional[str]:
         """Returns whether the unscaled loss of the last skipped step was inf or NaN.
@@ -348,7 +295,7 @@ class LossScaleOptimizer:
           `"inf"` or `"nan"`. None if the loss was finite or is not known, as where one
           `tf.function` scaled it and another one applied the gradients.
         """
-        return self._record.loss()
+        return self._engine.nonfinite_loss()
 
     def last_spike(self) -> Optional[Spike]:
         """Returns the last spike: a step that a `SpikeGuard` skipped for its size.
@@ -358,7 +305,7 @@ class LossScaleOptimizer:
         Returns:
           A `Spike`. None if no step was skipped for its size.
         """
-        return self._record.spike()
+        return self._engine.last_spike()
 
     dynamic = answered("_can_change", doc="Whether the loss scale can change.")
     initial_scale = answered("initial_loss_scale", "loss_scale_value")
@@ -388,84 +335,7 @@ class LossScaleOptimizer:
     @property
     def communication_dtype(self) -> Optional[str]:
         """The dtype in which replicas exchange gradients. None: the gradients' own."""
-        return self._communication_dtype
-
-    def _refuse_to_sum(self, inner_optimizer: Any) -> None:
-        """Raises if the inner optimizer rules `communication_dtype` out."""
-        dtype = self._communication_dtype
-        if dtype is not None:
-            way = self._own_way_to_sum(inner_optimizer)
-            reduction.refuse_impossible(dtype, inner_optimizer, way)
-
-    @classmethod
-    def _own_way_to_sum(cls, inner: Any) -> Optional[str]:
-        """Says how an optimizer sums gradients, in words that complete an error.
-
-        None: as its base class does, by a method that the wrapper can replace.
-        """
-        for each in reduction.parts(inner):
-            steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
-            if steps:
-                return (
-                    f"has gradient_accumulation_steps={steps!r}: Keras sums "
-                    "accumulated gradients within its own update. Set it to None and "
-                    "accumulate in your loop, or leave out `communication_dtype`"
-                )
-        if cls._has_own_aggregation(inner):
-            way = "sums them by a method or an argument of its own"
-            return f"{way}. Leave out `communication_dtype`"
-        return None
-
-    @classmethod
-    def _has_own_aggregation(cls, inner: Any) -> bool:
-        """Tells whether an optimizer, or one in it, sums gradients in its own way."""
-        base = cls._optimizer_class
-        return any(
-            getattr(type(each), name, None) is not getattr(base, name, None)
-            for each in reduction.parts(inner)
-            for name in cls._summing_methods
-        )
-
-    def _apply_or_skip(
-        self,
-        grads: Grads,
-        variables: List[Variable],
-        apply: Callable[[Grads, List[Variable]], Results],
-        aggregates: bool = True,
-        aggregate: Optional[Callable[[List[Any]], Any]] = None,
-        *,
-        check: Check = CLEAN,
-    ) -> Op:
-        """Applies `grads` to `variables`, or skips them on all replicas.
-
-        `aggregates` tells whether `apply` or this wrapper sums them across replicas. If
-        not, the user's function `aggregate` may. `check` is of what else is applied.
-        """
-        self._check_not_replaced()
-        self._note_trained(variables)
-        bundle = self._pending.resolve(grads)
-        bundle = bundle.but(check=check & bundle.check)
-        if aggregate is not None:
-            bundle, variables = aggregated(bundle, variables, aggregate)
-        # The inner optimizer may have been changed since the wrapper was made.
-        self._refuse_to_sum(self.inner_optimizer)
-        dtype = self._communication_dtype if replicas.count() > 1 else None
-        if dtype is not None:
-            with callbacks.paused():
-                bundle = reduction.summed(bundle, dtype)
-        reduces = reduction.reduction_for(aggregates, dtype is not None)
-        entry = self._record.entry_of(variables, self._loss_scale)
-        step = Step(self._pending, reduces, entry, self._skips_losses)
-        return step.run(bundle, lambda grads: apply(grads, variables))
-
-    def _trains(self, variables: List[Variable]) -> None:
-        """Notes the variables at build."""
-        self._note_trained(variables)
-        self._record.entry_of(variables, self._loss_scale)
-
-    def _note_trained(self, variables: List[Variable]) -> None:
-        tensors = map(kerases.tensor_of, variables)
-        self._pending.observer.kinds.note_variables(tensors)
+        return self._engine.communication_dtype
 
     @classmethod
     def from_config(
@@ -482,13 +352,13 @@ class LossScaleOptimizer:
         Raises:
           TypeError: `config` is not the config of one of these wrappers.
         """
-        config = arguments.config_as_ours(config)
+        config = keras_arguments.config_as_ours(config)
         wrapper: Any = wrappers.for_config(config) if wrappers.is_open(cls) else cls
         # Keras 2 changes the config that it deserializes. The caller's stays as it is.
-        config = arguments.plain(config)
+        config = keras_arguments.plain(config)
         inner, loss_scale = config.pop("inner_optimizer"), config.pop("loss_scale")
         if isinstance(inner, dict):
-            inner = wrapper._deserialize_inner(inner, custom_objects)
+            inner = wrapper._dialect.deserialize(inner, custom_objects)
         if isinstance(loss_scale, dict):
             loss_scale = serialization.deserialize(loss_scale, custom_objects)
         return cls._of(inner, loss_scale, config)
@@ -498,12 +368,12 @@ class LossScaleOptimizer:
         # The user's own class, if `wrappers.for_call` derived `cls` from it.
         asked: Any = getattr(cls, "_asked_class", cls)
         names = set(inspect.signature(asked).parameters)
-        if "loss_scale" in names or not names & {*arguments.OF_THE_SCALE}:
+        if "loss_scale" in names or not names & {*keras_arguments.OF_THE_SCALE}:
             return asked(inner, loss_scale, **others)
         # It derived from Keras's own wrapper once, and from ours now. Its constructor
         # takes Keras's arguments in the place of `loss_scale`.
         found: Any = serialization.get(loss_scale)
-        given = {**others, **arguments.as_theirs(found)}
+        given = {**others, **keras_arguments.as_theirs(found)}
         return asked(inner, **{n: v for n, v in given.items() if n in names})
 
     @classmethod
@@ -532,7 +402,7 @@ class LossScaleOptimizer:
 
         Returns:
           A `LossScaleOptimizer` with the same loss scale, count of finite steps and
-          arguments.
+          keras_arguments.
 
         Raises:
           TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.
@@ -540,9 +410,9 @@ class LossScaleOptimizer:
           RuntimeError: You called it in a graph, which cannot read the state.
         """
         wrappers.check_keras_own(optimizer)
-        loss_scale = arguments.loss_scale_of(optimizer)
+        loss_scale = keras_arguments.loss_scale_of(optimizer)
         inner = optimizer.inner_optimizer
-        wrappers.for_optimizer(inner)._release(inner)
+        wrappers.for_optimizer(inner)._dialect.release(inner)
         dtype = communication_dtype
         others = {} if dtype is None else {"communication_dtype": dtype}
         if nonfinite_loss != "backoff":
@@ -586,65 +456,35 @@ class LossScaleOptimizer:
           RuntimeError: You called it in a graph or under a ParameterServerStrategy, or
             this optimizer was replaced already.
         """
-        self._check_not_replaced()
-        inner = self.inner_optimizer
-        if self._pending.state is None or not mode.current().knows_values:
-            raise RuntimeError(
-                "`with_loss_scale` must be called eagerly, and under no "
-                "ParameterServerStrategy, got a call in a graph or under one. Wrap a "
-                "new inner optimizer there, and restore a checkpoint into it."
-            )
-        loss_scale = self._usable(loss_scale)
-        others = {"name": self.name, **self._own_options()}
-        self._release(inner)
+        engine, inner = self._engine, self.inner_optimizer
+        engine.check_can_be_replaced()
+        loss_scale = engine.usable(loss_scale)
+        others = {"name": self.name, **engine.options()}
+        self._dialect.release(inner)
         try:
             other = self._of(inner, loss_scale, others)
         except BaseException:
-            self._take(inner)
+            inner_sum = self._dialect.take(inner, self.communication_dtype is not None)
+            self.__dict__.update(_inner_sum=inner_sum)
             raise
-        other._pending.go_on_from(self._pending)
-        other._record._kept.update(other._pending.kept())
-        for entry in self._record._entries:
-            other._trains(entry.variables)
-        self.__dict__.update(_is_replaced=True)
+        other.engine.replace(engine)
         return other
-
-    def _check_not_replaced(self) -> None:
-        if self._is_replaced:
-            raise RuntimeError(
-                "This LossScaleOptimizer must not take steps after `with_loss_scale`, "
-                "which has returned another one in its place. Use that one: write "
-                "model.compile(optimizer.with_loss_scale(...), ...), and make each "
-                "tf.function anew."
-            )
-
-    @classmethod
-    def _release(cls, inner_optimizer: Any) -> None:
-        """Removes what a wrapper has left on its inner optimizer."""
-        wrappers.mark(inner_optimizer, wrapped=False)
-        reduction.restore(inner_optimizer, cls._summing_methods[-1])
 
     def get_config(self) -> Dict[str, Any]:
         """Returns the constructor's arguments as a dict that JSON can hold."""
         config = {
             "name": self.name,
-            "inner_optimizer": self._keras.optimizers.serialize(self.inner_optimizer),
+            "inner_optimizer": self._dialect.serialize(self.inner_optimizer),
             "loss_scale": serialization.serialize(self.loss_scale),
-            **self._own_options(),
+            **self._engine.options(),
         }
-        plain: Dict[str, Any] = arguments.plain(config)
+        plain: Dict[str, Any] = keras_arguments.plain(config)
         return plain
-
-    def _own_options(self) -> Dict[str, Any]:
-        """Returns what older releases do not know, if it is set: else they read it."""
-        dtype = self._communication_dtype
-        options = {} if dtype is None else {"communication_dtype": dtype}
-        return {**options, "nonfinite_loss": "skip"} if self._skips_losses else options
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
         # Keras 3 would save and load each optimizer by itself. If two optimizers share
         # a loss scale, each would get a copy of its own.
         inner = copy.deepcopy(self.inner_optimizer, memo)
-        self._release(inner)
-        loss_scale = copy.deepcopy(self._loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name, **self._own_options())
+        self._dialect.release(inner)
+        loss_scale = copy.deepcopy(self.loss_scale, memo)
+        return type(self)(inner, loss_scale, name=self.name, **self._engine.options())

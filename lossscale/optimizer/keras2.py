@@ -8,19 +8,20 @@ when a Keras 2 is imported later.
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Type
 
 import tensorflow as tf
 
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
+from lossscale.optimizer.dialect import Dialect
 from lossscale.runtime import kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.scales.base import LossScale
 
 #: Variables that files of 0.1.0 do not hold. Files without names hold them last.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}
@@ -28,34 +29,142 @@ SINCE_0_1_0 = {"consecutive_skipped_steps"}
 _TRACKED = "_lossscale_tracked"
 
 
+class Keras2Dialect(Dialect):
+    """One of the two generations of optimizers of one Keras 2."""
+
+    unscales_in_apply = False
+
+    def __init__(self, keras: Any, optimizer_class: type) -> None:
+        self.keras, self.optimizer_class = keras, optimizer_class
+        #: The module in which this Keras defines its loss scale wrappers.
+        self.module = sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
+
+    def of_wrapper(self, name: str) -> Dict[str, Any]:
+        del name  # Keras's constructor takes none
+        # With a fixed scale it creates no state.
+        return {"dynamic": False, "initial_scale": 1.0}
+
+    def recognizes(self, inner_config: Dict[str, Any]) -> bool:
+        is_new = inner_config.get("is_legacy_optimizer") is False
+        return is_new != isinstance(self, LegacyDialect)
+
+    def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
+        read, is_legacy = (
+            self.keras.optimizers.deserialize,
+            isinstance(self, LegacyDialect),
+        )
+        try:
+            return read(config, custom_objects, use_legacy_optimizer=is_legacy)
+        except TypeError:  # before TensorFlow 2.10 there is no such argument
+            return read(config, custom_objects)
+
+    def release(self, inner: Any) -> None:
+        super().release(inner)
+        # Keras's own wrapper tracks objects under these names.
+        vars(inner).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
+
+    @abc.abstractmethod
+    def variables_of(self, inner: Any) -> List[Variable]:
+        """Returns an optimizer's variables."""
+
+    @abc.abstractmethod
+    def build(self, inner: Any, variables: List[Variable]) -> None:
+        """Creates an optimizer's slots."""
+
+    @abc.abstractmethod
+    def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
+        """Calls an optimizer's summing methods on pairs."""
+
+    @abc.abstractmethod
+    def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
+        """Returns the arguments of an optimizer's `apply_gradients` beside the pairs.
+
+        `second` is the second one that the wrapper was given.
+        """
+
+
+class LegacyDialect(Keras2Dialect):
+    """`OptimizerV2`, `legacy` since TensorFlow 2.11."""
+
+    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
+    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
+    summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
+
+    def has_own_sum(self, inner: Any) -> bool:
+        # The function by which this Keras's legacy optimizers sum gradients.
+        optimizers = self.keras.optimizers
+        default = getattr(optimizers, "legacy", optimizers).SGD().gradient_aggregator
+        is_own = inner.gradient_aggregator is not default
+        return is_own or super().has_own_sum(inner)
+
+    def variables_of(self, inner: Any) -> List[Variable]:
+        return list(inner.weights)
+
+    def build(self, inner: Any, variables: List[Variable]) -> None:
+        inner._create_all_weights(variables)
+
+    def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
+        pairs = inner._transform_unaggregated_gradients(pairs)
+        return inner._aggregate_gradients(pairs)
+
+    def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
+        is_name = second is None or isinstance(second, str)
+        name = {"name": second} if is_name else _second_argument(inner, second)
+        return {**name, "experimental_aggregate_gradients": aggregates}
+
+
+class NewDialect(Keras2Dialect):
+    """`Optimizer`, Keras's default since TensorFlow 2.11."""
+
+    summing_methods = ("aggregate_gradients",)
+
+    def variables_of(self, inner: Any) -> List[Variable]:
+        found = inner.variables
+        found = list(found() if callable(found) else found)
+        # TensorFlow 2.10 does not list `iterations`.
+        counted = any(variable is inner.iterations for variable in found)
+        return found if counted else [inner.iterations, *found]
+
+    def build(self, inner: Any, variables: List[Variable]) -> None:
+        inner.build(variables)
+
+    def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
+        return inner.aggregate_gradients(pairs)
+
+    def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
+        is_name = second is None or isinstance(second, str)
+        given = {} if is_name else _second_argument(inner, second)
+        return {**given, "skip_gradients_aggregation": not aggregates}
+
+
+def _second_argument(inner: Any, value: Any) -> Dict[str, Any]:
+    """Returns the second argument of an optimizer's `apply_gradients` by its name.
+
+    It is not `name` for all: TensorFlowTTS's optimizers take a norm to clip to.
+    """
+    second = list(inspect.signature(inner.apply_gradients).parameters)[1]
+    return {} if second == "name" else {second: value}
+
+
 class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
-    _unscales_in_apply = False
-    _is_legacy: bool
-    _own_name: str
-    _create_all_weights: Any
-    #: A call of the summing methods on pairs.
-    _aggregate: Callable[[List[Any]], Any]
-    _inner_variables: Callable[[], List[Variable]]
+    _dialect: Keras2Dialect
 
-    def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
-        # With a fixed scale, Keras's constructor creates no state.
-        construct: Any = super(LossScaleOptimizer, self).__init__
-        construct(inner_optimizer, dynamic=False, initial_scale=1.0)
-        # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
-        # stands where Keras's own wrapper has one.
-        self._attach(loss_scale)
-        self.__dict__.update(_own_name=name or "loss_scale_optimizer")
+    @functools.wraps(LossScaleOptimizer.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if not mode.current().knows_values:
-            for variable in loss_scale.variables:
+            for variable in self.loss_scale.variables:
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
-                _module_of(self._keras).backend.track_variable(variable)
+                self._dialect.module.backend.track_variable(variable)
 
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
-        # What a wrapper before this one tracked under the same name is replaced.
+        # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
+        # stands where Keras's own wrapper has one. What a wrapper before this one
+        # tracked under the same name is replaced.
         inner = self.inner_optimizer
         tracked = vars(inner).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
@@ -76,41 +185,37 @@ class Keras2Base(LossScaleOptimizer):
     @property
     def name(self) -> str:  # type: ignore[override]
         """The optimizer's name."""
-        return self._own_name
+        return self._given_name
 
     def build(self, var_list: Sequence[Variable]) -> None:
         """Creates the inner optimizer's slots for `var_list`."""
-        if self._is_legacy:
-            self._create_all_weights(var_list)
-        else:
-            self.inner_optimizer.build(var_list)
-        self._trains(list(var_list))
+        self._dialect.build(self.inner_optimizer, list(var_list))
+        self._engine.builds(list(var_list))
 
     def _apply_pairs(self, grads_and_vars: Any, second: Any, aggregates: bool) -> Any:
-        """Applies pairs, or skips them. `aggregates` as in `_apply_or_skip`.
+        """Applies pairs, or skips them. `aggregates` tells whether to sum them.
 
         `second` is the second argument of `apply_gradients`. Returns `iterations` in
         eager mode, and what the inner optimizer does if all gradients are None.
         """
-        if self._communication_dtype is not None and not aggregates:
+        dtype, dialect = self.communication_dtype, self._dialect
+        if dtype is not None and not aggregates:
             raise ValueError(
                 "`skip_gradients_aggregation` must be False, and "
                 "`experimental_aggregate_gradients` True, with communication_dtype="
-                f"{self._communication_dtype!r}: LossScaleOptimizer sums the gradients "
-                "then. Leave out one of the two."
+                f"{dtype!r}: LossScaleOptimizer sums the gradients then. Leave out one "
+                "of the two."
             )
         replicas.check_can_apply()
         name = "_raise_if_strategy_unsupported"  # a method in TensorFlow 2.4
-        refuse = getattr(self, name, None) or getattr(_module_of(self._keras), name)
+        refuse = getattr(self, name, None) or getattr(dialect.module, name)
         refuse()
         inner = self.inner_optimizer
-        has_own = aggregates and self._has_own_aggregation(inner)
+        # The inner optimizer may have been changed since the wrapper was made.
+        dialect.refuse_own_sum(dtype, inner)
+        has_own = aggregates and dialect.has_own_sum(inner)
         aggregates = aggregates and not has_own
-        options = self._second_argument(second)
-        if self._is_legacy:
-            options["experimental_aggregate_gradients"] = aggregates
-        else:
-            options["skip_gradients_aggregation"] = not aggregates
+        options = dialect.options(inner, second, aggregates)
 
         def apply(grads: Grads, variables: List[Variable]) -> Results:
             with self._inner_sum.left_out(grads):
@@ -120,57 +225,31 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
-        wrappers.check_shapes(grads, variables)
-        if not self._is_legacy:
+        if isinstance(dialect, NewDialect):
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
-        aggregate = self._aggregate if has_own else None
-        done = self._apply_or_skip(grads, variables, apply, aggregates, aggregate)
+        done = self._engine.apply(
+            *(grads, variables, apply),
+            are_added=aggregates,
+            aggregate=functools.partial(dialect.aggregate, inner) if has_own else None,
+        )
         return self.iterations if done is None else done
-
-    def _second_argument(self, value: Any) -> Dict[str, Any]:
-        """Returns the second argument of `apply_gradients` by its name.
-
-        It is not `name` for all: TensorFlowTTS's optimizers take a norm to clip to.
-        """
-        if value is None or isinstance(value, str):
-            return {"name": value} if self._is_legacy else {}
-        parameters = inspect.signature(self.inner_optimizer.apply_gradients).parameters
-        second = list(parameters)[1]
-        return {} if second == "name" else {second: value}
-
-    @classmethod
-    def _release(cls, inner_optimizer: Any) -> None:
-        super()._release(inner_optimizer)
-        # Keras's own wrapper tracks objects under these names.
-        vars(inner_optimizer).setdefault(_TRACKED, {"base_optimizer", "loss_scale"})
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""
-        return list(self._keras.backend.batch_get_value(self._all_variables()))
+        return list(self._dialect.keras.backend.batch_get_value(self._all_variables()))
 
     def set_weights(self, weights: Any) -> None:
         """Sets the values of `get_weights`. Those of the loss scale may be missing."""
-        self._keras.backend.batch_set_value(list(zip(self._all_variables(), weights)))
+        self._dialect.keras.backend.batch_set_value(
+            list(zip(self._all_variables(), weights))
+        )
 
     def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        own = self._loss_scale.variables
+        own = self.loss_scale.variables
         own = sorted(own, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
-        return [*self._inner_variables(), *own]
-
-    @classmethod
-    def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
-        is_new = inner_config.get("is_legacy_optimizer") is False
-        return is_new != cls._is_legacy
-
-    @classmethod
-    def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
-        read, is_legacy = cls._keras.optimizers.deserialize, cls._is_legacy
-        try:
-            return read(config, custom_objects, use_legacy_optimizer=is_legacy)
-        except TypeError:  # before TensorFlow 2.10 there is no such argument
-            return read(config, custom_objects)
+        return [*self._dialect.variables_of(self.inner_optimizer), *own]
 
 
 class _Name(str):
@@ -188,11 +267,6 @@ class _Name(str):
 
 class _Legacy(Keras2Base):
     """The wrapper for `OptimizerV2`, `legacy` since TensorFlow 2.11."""
-
-    _is_legacy = True
-    # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
-    # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
-    _summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
 
     # TensorFlow 2.4 forwards these only where they are hyperparameters.
     learning_rate = forwarded("learning_rate")
@@ -214,16 +288,6 @@ class _Legacy(Keras2Base):
         """
         return self._apply_pairs(grads_and_vars, name, experimental_aggregate_gradients)
 
-    @classmethod
-    def _has_own_aggregation(cls, inner: Any) -> bool:
-        is_own = inner.gradient_aggregator is not _default_aggregator(cls._keras)
-        return is_own or super()._has_own_aggregation(inner)
-
-    def _aggregate(self, pairs: List[Any]) -> Any:
-        inner = self.inner_optimizer
-        pairs = inner._transform_unaggregated_gradients(pairs)
-        return inner._aggregate_gradients(pairs)
-
     def variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
         return self._all_variables()
@@ -233,27 +297,9 @@ class _Legacy(Keras2Base):
         """The inner optimizer's variables, then the loss scale's."""
         return self._all_variables()
 
-    def _inner_variables(self) -> List[Variable]:
-        return list(self.inner_optimizer.weights)
-
-
-def _module_of(keras: Any) -> Any:
-    """Returns the module in which a Keras 2 defines its loss scale wrappers."""
-    return sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
-
-
-@functools.lru_cache(maxsize=None)
-def _default_aggregator(keras: Any) -> Any:
-    """Returns the function by which a Keras 2's legacy optimizers sum gradients."""
-    legacy = getattr(keras.optimizers, "legacy", keras.optimizers)
-    return legacy.SGD().gradient_aggregator
-
 
 class _New(Keras2Base):
     """The wrapper for `Optimizer`, Keras's default since TensorFlow 2.11."""
-
-    _is_legacy = False
-    _summing_methods = ("aggregate_gradients",)
 
     weight_decay = forwarded("weight_decay")
     clipnorm = forwarded("clipnorm")
@@ -265,8 +311,7 @@ class _New(Keras2Base):
     # The inner optimizer owns the variables that these create, and saves them.
     add_variable = delegated("add_variable")
     add_variable_from_reference = delegated("add_variable_from_reference")
-    # The inner optimizer may override this one.
-    _aggregate = aggregate_gradients = delegated("aggregate_gradients")
+    aggregate_gradients = delegated("aggregate_gradients")
     exclude_from_weight_decay = delegated("exclude_from_weight_decay")
 
     @do_not_convert
@@ -292,14 +337,6 @@ class _New(Keras2Base):
         """The inner optimizer's variables, then the loss scale's."""
         return CallableList(self._all_variables())
 
-    def _inner_variables(self) -> List[Variable]:
-        inner = self.inner_optimizer
-        found = inner.variables
-        found = list(found() if callable(found) else found)
-        # TensorFlow 2.10 does not list `iterations`.
-        counted = any(variable is inner.iterations for variable in found)
-        return found if counted else [inner.iterations, *found]
-
     @property
     def _variables(self) -> List[Variable]:
         return self._all_variables()
@@ -314,7 +351,8 @@ class _New(Keras2Base):
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
         count, every = len(store.keys()), len(self.variables)
-        if count in (len(self._inner_variables()), every - len(SINCE_0_1_0)):
+        inner = self._dialect.variables_of(self.inner_optimizer)
+        if count in (len(inner), every - len(SINCE_0_1_0)):
             super().set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
@@ -330,14 +368,14 @@ class CallableList(List[Any]):
 def _mix_into(keras: Any) -> None:
     """Makes and registers the wrappers for one Keras 2."""
     for is_legacy, base, optimizer_class in kerases.generations(keras):
-        mixin = _Legacy if is_legacy else _New
+        mixin: Type[Keras2Base] = _Legacy if is_legacy else _New
+        dialect = (LegacyDialect if is_legacy else NewDialect)(keras, optimizer_class)
         name = f"Keras2{'Legacy' if is_legacy else ''}LossScaleOptimizer"
         attributes = {
             "__qualname__": name,
             "__doc__": LossScaleOptimizer.__doc__,
             "__module__": __name__,
-            "_keras": keras,
-            "_optimizer_class": optimizer_class,
+            "_dialect": dialect,
         }
         # Other code tells an optimizer's kind by this name. Files find the class by
         # the registered one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
@@ -13,14 +14,14 @@ from lossscale.gradients.check import CLEAN, Check, checked, worst_of_each
 from lossscale.gradients.packing import groups_of_one
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
-from lossscale.optimizer.kinds import SCALED, Kind
+from lossscale.optimizer.dialect import Dialect
+from lossscale.optimizer.kinds import SCALED, UNKNOWN
+from lossscale.optimizer.messages import BARE_CHECKPOINT
 from lossscale.optimizer.pending import before_division
-from lossscale.optimizer.warnings import BARE_CHECKPOINT
 from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.warning import warn
-from lossscale.scales.base import LossScale
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
 #: an optimizer's checkpoint holds none of them.
@@ -52,6 +53,31 @@ class _AsKerasVariable(keras.Variable):
     path = property(lambda self: self._shown_path, lambda *_: None)
 
 
+class Keras3Dialect(Dialect):
+    """The optimizers of Keras 3."""
+
+    keras, optimizer_class = keras, keras.optimizers.Optimizer
+    #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
+    summing_methods = ("_all_reduce_sum_gradients",)
+    unscales_in_apply = True
+    not_in_names = "/"
+
+    def of_wrapper(self, name: str) -> Dict[str, Any]:
+        return {"name": name}
+
+    def recognizes(self, inner_config: Dict[str, Any]) -> bool:
+        return "loss_scale_factor" in inner_config
+
+    def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
+        return keras.saving.deserialize_keras_object(config, custom_objects)
+
+    def applied_steps(self, inner: Any) -> Any:
+        # From Keras 3.4 on, `iterations` is this variable divided by
+        # `gradient_accumulation_steps`.
+        counts = (v for v in inner.variables if v.name == "iteration")
+        return next(counts, inner.iterations)
+
+
 @wrappers.wraps(keras.optimizers.Optimizer)
 class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     LossScaleOptimizer, keras.optimizers.LossScaleOptimizer
@@ -60,19 +86,15 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     # Under mixed_float16 `compile` wraps an optimizer unless Keras's own class is among
     # its bases. Nothing of that class's own loss scaling is used.
-    _unscales_in_apply = True
+    _dialect = Keras3Dialect()
     _looked_up: Set[str]
     #: The loss scale's variables by name, as `variables` lists them.
     _listed: Dict[str, Variable]
-    #: Private, but no public method turns the sum off (seen on Keras 3.3 to 3.15).
-    _summing_methods = ("_all_reduce_sum_gradients",)
-    _keras, _optimizer_class = keras, keras.optimizers.Optimizer
-    _not_in_names = "/"
 
-    def _wrap(self, inner_optimizer: Any, loss_scale: LossScale, name: Any) -> None:
-        construct: Any = super(LossScaleOptimizer, self).__init__
-        construct(inner_optimizer, name=name or "loss_scale_optimizer")
-        self._attach(loss_scale)
+    @functools.wraps(LossScaleOptimizer.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        loss_scale, inner = self.loss_scale, self.inner_optimizer
         # Checkpoints of Keras's own wrapper use these names of the scale and counter.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
@@ -84,7 +106,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             listed[key] = _AsKerasVariable(variable, variable.path)
         # The variables of an inner optimizer that is built already, for a call of
         # `apply` without variables. Not public.
-        built_for = list(getattr(inner_optimizer, "_trainable_variables", []))
+        built_for = list(getattr(inner, "_trainable_variables", []))
         self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
 
     learning_rate = forwarded("learning_rate")
@@ -112,13 +134,6 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     loss_scale_factor = answered(doc="Always None: see `loss_scale`.")
 
     @property
-    def applied_steps(self) -> Any:
-        # From Keras 3.4 on, `iterations` is this variable divided by
-        # `gradient_accumulation_steps`.
-        counts = (v for v in self.inner_optimizer.variables if v.name == "iteration")
-        return next(counts, self.iterations)
-
-    @property
     def variables(self) -> List[Variable]:
         """The loss scale's variables, then the inner optimizer's."""
         return [*self._listed.values(), *self.inner_optimizer.variables]
@@ -129,7 +144,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
         self.__dict__.update(_built_for=list(variables))
-        self._trains(self._built_for)
+        self._note_overwritten(self._built_for)
+        self._engine.builds(self._built_for)
         self.built = True
 
     @do_not_convert
@@ -170,17 +186,17 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built or all(grad is None for grad in rest):
             apply(rest, trained)  # what Keras does then, or its own error
             return
-        wrappers.check_shapes(rest, trained)
-        check = _check_of(values, rest)
-        self._apply_or_skip(rest, list(trained), apply, check=check)
+        # The inner optimizer may have been changed since the wrapper was made.
+        self._dialect.refuse_own_sum(self.communication_dtype, inner)
+        self._note_overwritten(trained)
+        self._engine.apply(rest, trained, apply, check=_check_of(values, rest))
 
-    def _note_trained(self, variables: List[Variable]) -> None:
+    def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and
         # multiplies them by the scale again. So the gradients are scaled all the same.
-        overwritten = [v for v in variables if _is_overwritten(v)]
-        scaled = [v.value for v in overwritten if v.name in _OF_SCALED_GRADIENTS]
-        self._pending.observer.kinds.note_variables(scaled, Kind(SCALED))
-        super()._note_trained([v for v in variables if not _is_overwritten(v)])
+        for each in filter(_is_overwritten, variables):
+            kind = SCALED if each.name in _OF_SCALED_GRADIENTS else UNKNOWN
+            self._engine.note_trained([each], kind)
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
@@ -268,15 +284,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def _scale_variables(self) -> Dict[str, Variable]:
         # Asked each time: a loss scale of the user's may create some at its first step.
-        return {v.name.split(":")[0]: v for v in self._loss_scale.variables}
-
-    @classmethod
-    def _deserialize_inner(cls, config: Any, custom_objects: Optional[Any]) -> Any:
-        return keras.saving.deserialize_keras_object(config, custom_objects)
-
-    @classmethod
-    def _recognizes(cls, inner_config: Dict[str, Any]) -> bool:
-        return "loss_scale_factor" in inner_config
+        return {v.name.split(":")[0]: v for v in self.loss_scale.variables}
 
 
 def _load_what_is_there(inner: Any, store: Any) -> None:

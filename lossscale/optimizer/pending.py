@@ -30,6 +30,7 @@ The law, where two lists of gradients or two optimizers meet:
 
 from __future__ import annotations
 
+import enum
 import math
 import weakref
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ import tensorflow as tf
 
 from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
-from lossscale.optimizer import warnings
+from lossscale.optimizer import messages
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
 from lossscale.optimizer.kinds import (
     CHANGED,
@@ -83,16 +84,24 @@ from lossscale.runtime.graphs import (
     visible_graphs,
 )
 from lossscale.runtime.warning import warn
-from lossscale.scales.base import LossScale, unguarded
+from lossscale.scales.base import LossScale, observer_of, unguarded, value_of
 
-#: What is known of an overflow: none, a counted one, and one that no apply has counted.
-#: In this order, so that one comparison with `pending` tells what counts: -S, which is
-#: below COUNTED, says that the step of a counted overflow goes on.
-NONE, COUNTED, SEEN = -math.inf, 0.0, math.inf
 #: So many losses of a step are kept.
 _KEPT = 8
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
+
+
+class Overflow(float, enum.Enum):
+    """What is known of an overflow, as the number that stands for it on the device.
+
+    In this order, so that one comparison with `pending` tells what counts: -S, which is
+    below COUNTED, says that the step of a counted overflow goes on.
+    """
+
+    NONE = -math.inf
+    COUNTED = 0.0
+    SEEN = math.inf  # and no apply has counted it
 
 
 class StepState:
@@ -116,7 +125,7 @@ class StepState:
                 )
                 for name, value in (
                     ("pending", 0.0),
-                    ("overflow_seen", NONE),
+                    ("overflow_seen", Overflow.NONE),
                     ("waiting", 0.0),
                     ("given", 0.0),
                 )
@@ -136,9 +145,10 @@ class StepState:
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
         held = tf.convert_to_tensor(self.overflow)
-        now = tf.where(held > COUNTED, SEEN, NONE)  # a counted one has ended
+        # A counted one has ended.
+        now = tf.where(held > Overflow.COUNTED, Overflow.SEEN, Overflow.NONE)
         if is_finite is not None:
-            now = tf.where(is_finite, now, SEEN)
+            now = tf.where(is_finite, now, Overflow.SEEN)
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, kind: str) -> Flag:
@@ -148,16 +158,18 @@ class StepState:
         same step, and never for scaled gradients.
         """
         held = tf.convert_to_tensor(self.overflow)
-        ends_at = COUNTED if kind == SCALED else tf.convert_to_tensor(self.pending)
-        is_bad = held > ends_at
-        self.overflow.assign(tf.where(is_bad, COUNTED, NONE), read_value=False)
+        pending = tf.convert_to_tensor(self.pending)
+        is_bad = held > (Overflow.COUNTED if kind == SCALED else pending)
+        self.overflow.assign(
+            tf.where(is_bad, Overflow.COUNTED, Overflow.NONE), read_value=False
+        )
         return tf.logical_not(is_bad)
 
 
 class Unscaled(NamedTuple):
     """A list of gradients that was unscaled: the source of what is made of them."""
 
-    pending: Pending  # of the optimizer that unscaled it
+    pending: PendingDivision  # of the optimizer that unscaled it
     check: Check
     length: int  # also counts `None`s
 
@@ -174,7 +186,9 @@ class Loss(NamedTuple):
 
     value: Tensor
     scale: Scalar
-    owner: Callable[[], Optional[Pending]]  # returns None for `LossScale.scale` itself
+    owner: Callable[
+        [], Optional[PendingDivision]
+    ]  # returns None for `LossScale.scale` itself
 
 
 class _Place:
@@ -185,18 +199,18 @@ class _Place:
         self.has_stepped = False  # whether a step was applied or skipped since
 
 
-class Observer:
-    """The `_noted_by` of a `LossScale`: told of its uses for all optimizers."""
+class StepObserver:
+    """Is told of the uses of a `LossScale` for all optimizers that share it."""
 
     def __init__(self, loss_scale: LossScale) -> None:
-        self.optimizers: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self.optimizers: weakref.WeakSet[PendingDivision] = weakref.WeakSet()
         #: What S is read from. A `FixedLossScale` has no variable.
         self._variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(self._variable)
         #: The last step that the optimizers share: see `step.adjust_together`.
         self.shared_step: Any = None
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
-        self.owner: Optional[Pending] = None
+        self.owner: Optional[PendingDivision] = None
         self._of_eager_mode: Dict[object, _Place] = {}
         self.has_unscaled = False  # whether anybody has unscaled gradients
         #: Whether a loss was scaled since gradients were unscaled, and how often S was
@@ -293,23 +307,22 @@ class Observer:
         return next(filter(None, found), [])
 
 
-class Pending:
+class PendingDivision:
     """Whether the gradients of one optimizer are still to be divided.
 
-    If it is not an optimizer of Keras (`is_keras`), it is one of TensorFlow 1: that one
-    unscales all gradients itself, never divides in `apply`, and never warns.
+    The arguments are those of `LossScaleEngine`.
     """
 
     def __init__(
-        self, loss_scale: LossScale, divides_in_apply: bool, *, is_keras: bool = True
+        self,
+        loss_scale: LossScale,
+        unscales_in_apply: bool,
+        *,
+        unscales_itself: bool = False,
     ) -> None:
-        """`divides_in_apply` tells whether this Keras's own wrapper does so."""
-        self.loss_scale, self.is_keras = loss_scale, is_keras
-        observer = loss_scale._noted_by
-        if not isinstance(observer, Observer):
-            observer = loss_scale._noted_by = Observer(loss_scale)
-        self.observer = observer
-        self._divides_in_apply, self._has_unscaled = divides_in_apply, False
+        self.loss_scale, self._unscales_itself = loss_scale, unscales_itself
+        self.observer = observer = observer_of(loss_scale, StepObserver)
+        self._unscales_in_apply, self._has_unscaled = unscales_in_apply, False
         self._warned: set[str] = set()
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
@@ -370,7 +383,7 @@ class Pending:
         """The state of the step. None in a session's graph."""
         return None if mode.current().runs_parts else self._state
 
-    def go_on_from(self, other: Pending) -> None:
+    def go_on_from(self, other: PendingDivision) -> None:
         """Takes the state of another one's step, which traced functions write, too."""
         self._state, self.has_own, self.waits = other._state, other.has_own, other.waits
         self.observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
@@ -379,8 +392,9 @@ class Pending:
 
     @property
     def is_shared(self) -> bool:
-        """Whether this optimizer of Keras shares its loss scale with others."""
-        return self.is_keras and sum(p.is_keras for p in self.observer.optimizers) > 1
+        """Whether it counts steps together with others that share its loss scale."""
+        sharing = [not each._unscales_itself for each in self.observer.optimizers]
+        return not self._unscales_itself and sum(sharing) > 1
 
     def kept(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
@@ -448,7 +462,7 @@ class Pending:
 
     def _scaled_by(self) -> Scalar:
         """Returns what multiplied the last loss, a `float32` tensor of shape `[]`."""
-        now = self.loss_scale._value()
+        now = value_of(self.loss_scale)
         if self.state is not None:
             scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
             return tf.where(scaled_by > 0.0, scaled_by, now)
@@ -514,21 +528,21 @@ class Pending:
         """
         was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         if not was_used:
-            self._warn(warnings.NEVER_SCALED)
+            self._warn(messages.NEVER_SCALED)
         rest = None
-        if self.is_keras and UNKNOWN in names:
+        if not self._unscales_itself and UNKNOWN in names:
             # The loss of a function's arguments may be scaled before they come.
-            by_nobody = (self._divides_in_apply or self._is_late) and (
+            by_nobody = (self._unscales_in_apply or self._is_late) and (
                 was_used or are_arguments(map(dense_part, grads))
             )
             rest = self._if_pending(by_nobody, grads)
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
-            self._warn(warnings.CHANGED)
+            self._warn(messages.CHANGED)
         elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
             seen.numbers > 0 and (is_divided or SCALED in names)
         ):  # the program may have divided these gradients itself
-            self._warn(warnings.READ)
+            self._warn(messages.READ)
         divisors = self._divisors_of_scaled(grads, kinds)
         both = zip(kinds, divisors)
         return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
@@ -544,7 +558,7 @@ class Pending:
         pending = tf.convert_to_tensor(self.state.pending)
         others = 1.0
         if by_nobody:
-            others = tf.where(pending < 0.0, 1.0, self.loss_scale._value())
+            others = tf.where(pending < 0.0, 1.0, value_of(self.loss_scale))
         number = _number_of(grads)
         if number is not None:
             # They may be those that `get_unscaled_gradients` was given.
@@ -557,7 +571,7 @@ class Pending:
 
     def _warn(self, message: str) -> None:
         """Gives a warning, unless it was given before."""
-        if self.is_keras and message not in self._warned:
+        if not self._unscales_itself and message not in self._warned:
             self._warned.add(message)
             warn(message)
 

@@ -179,6 +179,14 @@ class Record(tf.Module):
         self._entries.append(entry)
         return self.entry_of(variables, loss_scale)
 
+    def keep(self, variables: Dict[str, Variable]) -> None:
+        """Takes variables that a SavedModel holds and no checkpoint, by name."""
+        self._kept.update(variables)
+
+    def trained(self) -> List[List[Variable]]:
+        """Returns the lists of variables that have an entry."""
+        return [each.variables for each in self._entries]
+
     def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
         """Returns how many steps this optimizer skipped itself.
 

@@ -19,9 +19,8 @@ or the sum overflows, the sum is not finite on any replica, and all skip the ste
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Dict, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -37,8 +36,8 @@ from lossscale.gradients.check import (
 )
 from lossscale.optimizer.bundle import Bundle, and_of_rows, check_as_applied
 from lossscale.runtime import replicas
-from lossscale.runtime.aliases import Flag, Grad, Grads, Scalar, Tensor
-from lossscale.scales.base import LossScale
+from lossscale.runtime.aliases import Flag, Grad, Scalar, Tensor
+from lossscale.scales.base import LossScale, value_of
 
 
 class EqualReplicas:
@@ -183,11 +182,8 @@ def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
     return SeveralReplicas(are_added)
 
 
-def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> None:
-    """Raises if the wrapper cannot sum in this dtype in the inner optimizer's place.
-
-    `way` says how that one sums in its own way, in words that complete the error.
-    """
+def refuse_dtype(dtype: str) -> None:
+    """Raises if replicas cannot exchange a sum in this dtype here."""
     if not replicas.can_sum(dtype):
         raise ValueError(
             "`communication_dtype` must be 'float16' or None with this TensorFlow, got "
@@ -197,18 +193,6 @@ def refuse_impossible(dtype: str, inner_optimizer: Any, way: Optional[str]) -> N
         raise ValueError(
             "`communication_dtype` must be None under ParameterServerStrategy, got "
             f"{dtype!r}: replicas exchange no sum there. Leave it out."
-        )
-    modules = {each.__module__.split(".")[0] for each in type(inner_optimizer).__mro__}
-    if "horovod" in modules:
-        way = (
-            "sums them with Horovod. Leave out `communication_dtype`, and let Horovod "
-            "compress the gradients: "
-            "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
-        )
-    if way is not None:
-        raise ValueError(
-            "`communication_dtype` must be None if the inner optimizer sums gradients "
-            f"in its own way, got {dtype!r} and {inner_optimizer!r}, which {way}."
         )
 
 
@@ -229,7 +213,7 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
     Whether what was unscaled had overflowed crosses with it: the sum does not show an
     overflow that was clipped since then. Call it in replica context.
     """
-    scale, unknown = bundle.loss_scale._value(), bundle.of_unknown
+    scale, unknown = value_of(bundle.loss_scale), bundle.of_unknown
     # Whatever is known of a gradient, it crosses with the loss scale as a factor.
     factors = [
         scale if by is None else scale / by if by is unknown else None
@@ -277,67 +261,3 @@ def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:
         grad = multiply(grad, factor)
     is_wider = own.is_floating and own.size > narrow.size
     return tf.cast(grad, narrow if is_wider else own)
-
-
-class InnerSum:
-    """The sum over replicas of an inner optimizer, which the wrapper may leave out.
-
-    No argument turns it off in every optimizer: Keras 3 has none, and an optimizer of
-    Keras 2 may ignore it. So the method that sums is replaced on the object, and on the
-    parts of a `MultiOptimizer`.
-    """
-
-    def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
-        self._optimizer, self._method = optimizer, method
-        self._is_left_out = is_left_out
-        #: How many replicas are in `left_out` now, and for how many of the gradients
-        #: that they apply the method was not called yet.
-        self._inside, self._missing = 0, 0
-        for each in parts(optimizer) if is_left_out else []:
-            setattr(each, method, partial(self._leave_out, getattr(each, method)))
-
-    @contextmanager
-    def left_out(self, grads: Grads) -> Iterator[None]:
-        """Leaves out the sum of what the optimizer applies within.
-
-        Raises a ValueError if it did not call the method for each gradient: it may have
-        summed them a second time.
-        """
-        if not self._is_left_out or replicas.count() == 1:
-            yield
-            return
-        if not self._inside:
-            self._missing = 0  # an error may have left some
-        self._missing += sum(grad is not None for grad in grads)
-        self._inside += 1
-        try:
-            yield
-        finally:
-            self._inside -= 1
-        if self._missing > 0 and not self._inside:
-            raise ValueError(
-                "`communication_dtype` must be None if the inner optimizer applies "
-                f"gradients in its own way, got {self._optimizer!r}, which does not "
-                f"call {self._method} for each. Leave out `communication_dtype`."
-            )
-
-    def _leave_out(self, add_up: Callable[[Any], Any], grads_and_vars: Any) -> Any:
-        if not self._inside:  # the inner optimizer is used without its wrapper
-            return add_up(grads_and_vars)
-        pairs = list(grads_and_vars)
-        is_for_all = tf.distribute.in_cross_replica_context()
-        calls = self._inside if is_for_all else 1
-        self._missing -= calls * sum(grad is not None for grad, _ in pairs)
-        return pairs
-
-
-def restore(optimizer: Any, method: str) -> None:
-    """Gives an optimizer its own sum back."""
-    for each in parts(optimizer):
-        vars(each).pop(method, None)
-
-
-def parts(optimizer: Any) -> List[Any]:
-    """Returns an optimizer, and the optimizers in it if it is a `MultiOptimizer`."""
-    inside = getattr(optimizer, "optimizers", None) or []
-    return [optimizer, *(part for each in inside for part in parts(each))]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from lossscale.gradients import rows
 from lossscale.gradients.check import Check, all_true
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
-from lossscale.optimizer.pending import Pending
+from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import FlagReduction
 from lossscale.runtime import callbacks, mode, replicas
@@ -28,7 +28,15 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.base import LossScale, Verdict, adjust_known
+from lossscale.scales.base import (
+    LossScale,
+    Verdict,
+    adjust_known,
+    judged,
+    left_out_as,
+    only_counts,
+    untold_steps,
+)
 
 
 class Step:
@@ -44,12 +52,6 @@ class Step:
       else: skip(bundle, why)                 # adjusts to why, and records it
     ```
 
-            def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
-                scale, largest = self._loss_scale, agreed.largest
-                # The name of a variable that a rule creates must not show the branch.
-                with tf.name_scope(""):
-                    return scale._adjust_checked(is_finite, largest, verdict)[0]
-
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
     that its attributes must be equal on all of them. What differs between replicas is
     in the bundle and in `apply`.
@@ -60,7 +62,7 @@ class Step:
 
     def __init__(
         self,
-        pending: Pending,
+        pending: PendingDivision,
         reduction: FlagReduction,
         entry: Optional[Entry],
         skips_losses: bool = False,
@@ -111,13 +113,13 @@ class Step:
                 return group_ops([done, update_op])
 
             def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
-                scale, largest = self._loss_scale, agreed.largest
+                known = self._loss_scale, is_finite, agreed.largest
                 # The name of a variable that a rule creates must not show the branch.
                 with tf.name_scope(""):
-                    return scale._adjust_checked(is_finite, largest, verdict)[0]
+                    return adjust_known(*known, verdict)[0]
 
             is_finite, has_adjusted = self.decide(agreed, adjust)
-            verdict = self._loss_scale._judge(is_finite, agreed.largest)
+            verdict = judged(self._loss_scale, is_finite, agreed.largest)
             applied = Verdict(True, kept=verdict.kept)
             left_out = Verdict(False, kept=verdict.kept)
             done = run_either(
@@ -158,7 +160,7 @@ class Step:
         """
         routine, here = None, mode.current()
         if not (agreed.exact_check is None or here.knows_values or here.by_xla):
-            routine = self._loss_scale._routine()
+            routine = only_counts(self._loss_scale)
         if routine is None:
             return agreed.exact(), False
         flags, counted = routine
@@ -246,7 +248,7 @@ class Step:
                 done.append(entry.write_left_out(bundle, agreed, loss_scale))
             return done
 
-        if not loss_scale._left_out_as:
+        if not left_out_as(loss_scale):
             return overflowed()
         if is_finite is None:
             is_finite = replicas.local_result(loss_scale.last_step_finite)
@@ -280,8 +282,8 @@ class _SharedStep:
         with outside:
             #: Pairs of a variable of the loss scale and its value before the step.
             variables = list(loss_scale.variables)
-            if loss_scale._unsaved.untold is not None:
-                variables.append(loss_scale._unsaved.untold)
+            untold = untold_steps(loss_scale)
+            variables += [] if untold is None else [untold]
             self.before = [(v, tf.convert_to_tensor(v)) for v in variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
@@ -306,7 +308,7 @@ class _SharedStep:
 
 
 def adjust_together(
-    member: Pending, check: Check, is_untold: Optional[Flag]
+    member: PendingDivision, check: Check, is_untold: Optional[Flag]
 ) -> Tuple[Op, Flag]:
     """Adjusts a loss scale to a step that one of its optimizers applies or skips.
 
@@ -324,7 +326,7 @@ def adjust_together(
     if step is None or not step.goes_on(member, loss_scale):
         step = member.observer.shared_step = _SharedStep(loss_scale)
     step.applied[member] = branches_here()
-    untold = loss_scale._unsaved.untold
+    untold = untold_steps(loss_scale)
     # In a tf.compat.v1 graph only control dependencies order the operations.
     with tf.control_dependencies(step.update_ops):
         bad_before = step.since(loss_scale.skipped_steps)
@@ -346,7 +348,7 @@ def adjust_together(
         restored = [v.assign(old, read_value=False) for v, old in step.before]
     with tf.control_dependencies([group_ops([was_good, restored])]):
         # An optimizer skips by its own gradients, the loss scale counts by all flags.
-        verdict = loss_scale._judge(is_finite, check.largest)
+        verdict = judged(loss_scale, is_finite, check.largest)
         should_apply = tf.convert_to_tensor(verdict.should_apply)
         all_good = tf.logical_and(is_finite, was_good)
         with tf.control_dependencies([should_apply]):
@@ -376,7 +378,10 @@ def _unless_untold(
             return tf.identity(should_apply)
 
     def untold() -> Flag:
-        with tf.control_dependencies([group_ops([loss_scale._adjust_untold()])]):
+        largest = None if loss_scale.last_largest is None else float("inf")
+        verdict = Verdict(False, is_told=False)
+        update_op, _ = adjust_known(loss_scale, False, largest, verdict)
+        with tf.control_dependencies([group_ops([update_op])]):
             return tf.constant(False)
 
     should_apply = either(is_untold, untold, told)

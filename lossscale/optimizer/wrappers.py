@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Dict, Iterable, Sequence
+from typing import Any, Dict
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.check import dense_part
+from lossscale.optimizer.dialect import MARK
 from lossscale.runtime import kerases, registry
-from lossscale.runtime.aliases import Grad, Variable
 
 _wrappers = registry.PerKeras()
 #: `wraps(optimizer_class)` decorates a class: the wrapper of that class's optimizers.
 wraps = _wrappers.takes
-
-#: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.8 to 2.21).
-_MARK = "_is_wrapped_by_loss_scale_optimizer"
 
 
 class Signature:
@@ -32,7 +28,7 @@ class Signature:
 
 def is_open(cls: type) -> bool:
     """Tells whether a class, the public one or a user's, belongs to no Keras yet."""
-    return not hasattr(cls, "_unscales_in_apply")
+    return not hasattr(cls, "_dialect")
 
 
 def for_call(cls: type, public: type, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -96,7 +92,7 @@ def for_config(config: Dict[str, Any]) -> Any:
     if not isinstance(inner, dict):
         return for_optimizer(inner)
     every = [wrapper for _, wrapper in _wrappers.pairs]
-    return next((w for w in every if w._recognizes(inner["config"])), every[0])
+    return next((w for w in every if w._dialect.recognizes(inner["config"])), every[0])
 
 
 def check_inner(inner_optimizer: Any, wrapper: type) -> None:
@@ -117,7 +113,7 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
             f"{wrapper.__qualname__}, got {inner_optimizer!r}. Use "
             "lossscale.LossScaleOptimizer, which picks the wrapper for each Keras."
         )
-    if getattr(inner_optimizer, _MARK, False):
+    if getattr(inner_optimizer, MARK, False):
         raise ValueError(
             f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
             "which a LossScaleOptimizer wraps already. Create a new inner optimizer "
@@ -176,32 +172,3 @@ def check_keras_own(optimizer: Any) -> None:
         f"{arguments.shown(optimizer)}. Use one of lossscale's as it is. Wrap any "
         "other optimizer: lossscale.LossScaleOptimizer(optimizer)."
     )
-
-
-def check_shapes(grads: Sequence[Grad], variables: Iterable[Variable]) -> None:
-    """Raises if a gradient does not have its variable's shape, and is not broadcast.
-
-    The inner optimizer would raise after the loss scale has counted the step. Whether
-    it broadcasts, only it knows.
-    """
-    for grad, variable in zip(grads, variables):
-        if not tf.is_tensor(grad):
-            continue
-        shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
-        if isinstance(grad, tf.IndexedSlices):
-            shape, whole = shape[1:], whole[1:]
-        try:
-            fits = tf.broadcast_static_shape(shape, whole).is_compatible_with(whole)
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ValueError(
-                "`grads` must have the shapes of their variables, got "
-                f"{dense_part(grad).shape} for {kerases.variable_name(variable)!r} of "
-                f"shape {variable.shape}. Pass each gradient with its own variable."
-            )
-
-
-def mark(inner_optimizer: Any, wrapped: bool = True) -> None:
-    """Marks an optimizer as wrapped or not. A copy of a wrapped one is not wrapped."""
-    setattr(inner_optimizer, _MARK, wrapped)

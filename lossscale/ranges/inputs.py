@@ -14,7 +14,7 @@ from lossscale.gradients.check import dense_part
 from lossscale.ranges.magnitudes import floats_in, look
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, shown_value
 
 #: x, y and sample weights, as tensors; None where there are none.
 Batch = Tuple[Any, Any, Any]
@@ -113,7 +113,7 @@ def scale_of(model: Any) -> float:
         # Ours or Keras 2's wrapper; Keras 3's wrapper, built or not; Keras 3's others.
         value = getattr(optimizer, name, None)
         if isinstance(value, LossScale):
-            return value._to_show()
+            return shown_value(value)
         if value is not None:
             return float(value.numpy() if hasattr(value, "numpy") else value)
     return 1.0

@@ -33,8 +33,8 @@ from lossscale.runtime.control import group_ops, run_either
 from lossscale.runtime.warning import warn
 
 
-class Listener(Protocol):
-    """Observer: what optimizers that share a loss scale ("it") are told of its uses."""
+class Observer(Protocol):
+    """What optimizers that share a loss scale ("it") are told of its uses."""
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -170,8 +170,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     #: Whether `_adjust` runs for a good step of an optimizer. The loss scale, a factor
     #: of gradients that were finite, was a number.
     _is_proved: bool = False
-    #: Told of each use. Optimizers that share this loss scale set it.
-    _noted_by: Optional[Listener] = None
+    #: Told of each use: see `observer_of`.
+    _observer: Optional[Observer] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
 
@@ -186,8 +186,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             # The caller may multiply a loss by it.
             value = self._value()
             self.has_been_read = True
-            if self._noted_by is not None:
-                self._noted_by.note_read(value)
+            if self._observer is not None:
+                self._observer.note_read(value)
             return value
 
         def _value(self: LossScale) -> Tensor:
@@ -320,16 +320,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             ) from None
         self._unsaved.largest = new_variable("last_largest", 0.0, tf.float32)
 
-    def _count_untold(self) -> None:
-        """Counts bad steps of which the rule is not told, in this process.
-
-        An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
-        """
-        with tf.init_scope():
-            # A session would have to initialize it.
-            if self._unsaved.untold is None and mode.current().knows_values:
-                self._unsaved.untold = new_variable("untold_steps", 0, tf.int64)
-
     @do_not_convert
     def adjust(
         self, is_finite: Flag, largest: Optional[Scalar] = None
@@ -440,27 +430,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         ]
         return group_ops(results)
 
-    def _adjust_untold(self) -> Op:
-        """Counts a bad step of which the rule is not told."""
-        largest = None if self.last_largest is None else float("inf")
-        return self._adjust_checked(False, largest, Verdict(False, is_told=False))[0]
-
-    def _routine(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
-        """Returns when a good step only counts itself, and where. None: not known.
-
-        If all of the flags, `bool` tensors of shape `[]`, are True, `adjust(True)` adds
-        1 to each of the variables and leaves all others as they are, whatever state was
-        restored. An optimizer then does only that.
-        """
-        found = self._rule_only_counts()
-        if found is None or self.last_largest is not None or self._left_out_as:
-            return None
-        flags, counted = found
-        # After a good step nothing is counted in a row.
-        return [tf.convert_to_tensor(self.last_step_finite), *flags], counted
-
     def _rule_only_counts(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
-        """Returns the same for the variables of `_adjust` alone."""
+        """Returns what `only_counts` returns, for the variables of `_adjust` alone."""
         return None
 
     def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
@@ -487,8 +458,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
         loss_scale = self._value()
-        if self._noted_by is not None:
-            self._noted_by.note_loss(loss, loss_scale)
+        if self._observer is not None:
+            self._observer.note_loss(loss, loss_scale)
         return self.scale_by(loss, loss_scale)
 
     @do_not_convert
@@ -498,8 +469,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         That is what `loss_scale()` returned: the loss and a metric can have the same.
         """
         self.has_scaled = True
-        if self._noted_by is not None:
-            self._noted_by.note_read(loss_scale)
+        if self._observer is not None:
+            self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
 
     @do_not_convert
@@ -517,8 +488,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         """
         divisor = self._value()
         unscaled = self.unscale_by(grads, divisor)
-        if self._noted_by is not None:
-            self._noted_by.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
+        if self._observer is not None:
+            self._observer.note_unscaled_by(tf.nest.flatten(unscaled), divisor)
         return unscaled
 
     @do_not_convert
@@ -568,8 +539,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def __float__(self) -> float:
         number = self._to_show()
-        if self._noted_by is not None:
-            self._noted_by.note_float()
+        if self._observer is not None:
+            self._observer.note_float()
         return number
 
     def __int__(self) -> int:
@@ -651,15 +622,98 @@ def usable(loss_scale: Any, current: Scalar) -> Scalar:
     return found
 
 
-def adjust_known(
+# What optimizers and monitors ask of a loss scale, and programs do not.
+
+
+def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
+    """Returns who is told of each use of a loss scale: the same for all that ask."""
+    if loss_scale._observer is None:
+        loss_scale._observer = make(loss_scale)
+    return loss_scale._observer
+
+
+def value_of(loss_scale: LossScale) -> Scalar:
+    """Returns the current loss scale, a `float32` tensor. No observer is told."""
+    return loss_scale._value()
+
+
+def shown_value(loss_scale: LossScale) -> float:
+    """Returns the current loss scale for display. Compute nothing with it."""
+    return loss_scale._to_show()
+
+
+def can_change(loss_scale: LossScale) -> bool:
+    """Tells whether a step can change the value."""
+    return loss_scale._can_change
+
+
+def left_out_as(loss_scale: LossScale) -> str:
+    """Returns what finite steps are that it leaves out, a word. Empty: it does not."""
+    return loss_scale._left_out_as
+
+
+def judged(
     loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+) -> Verdict:
+    """Returns the verdict on a step, and changes nothing."""
+    return loss_scale._judge(is_finite, largest)
+
+
+def adjust_known(
+    loss_scale: LossScale,
+    is_finite: Flag,
+    largest: Optional[Scalar],
+    verdict: Optional[Verdict] = None,
 ) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to what we have computed ourselves: nothing is checked."""
-    if type(loss_scale).adjust is not LossScale.adjust:
+    """Adjusts a loss scale to what we have computed ourselves: nothing is checked.
+
+    A verdict was asked of `judged` before, for a flag that is a Python bool.
+    """
+    if verdict is None and type(loss_scale).adjust is not LossScale.adjust:
         # A subclass's `adjust` may take the flag alone.
         known = [] if largest is None else [largest]
         return tuple(loss_scale.adjust(is_finite, *known))
-    return loss_scale._adjust_checked(is_finite, largest)
+    return loss_scale._adjust_checked(is_finite, largest, verdict)
+
+
+def count_untold(loss_scale: LossScale) -> None:
+    """Counts bad steps of which the rule is not told, in this process.
+
+    An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
+    """
+    with tf.init_scope():
+        # A session would have to initialize it.
+        if loss_scale._unsaved.untold is None and mode.current().knows_values:
+            untold = new_variable("untold_steps", 0, tf.int64)
+            loss_scale._unsaved.untold = untold
+
+
+def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
+    """Returns the variable of how many bad steps the rule was not told of, or None."""
+    found: Optional[Variable] = loss_scale._unsaved.untold
+    return found
+
+
+def unsaved_variables(loss_scale: LossScale) -> List[Variable]:
+    """Returns the variables that no file holds."""
+    return [each for each in vars(loss_scale._unsaved).values() if each is not None]
+
+
+def only_counts(
+    loss_scale: LossScale,
+) -> Optional[Tuple[List[Flag], List[Variable]]]:
+    """Returns when a good step only counts itself, and where. None: not known.
+
+    If all of the flags, `bool` tensors of shape `[]`, are True, `adjust(True)` adds 1
+    to each of the variables and leaves all others as they are, whatever state was
+    restored. An optimizer then does only that.
+    """
+    found = loss_scale._rule_only_counts()
+    if found is None or loss_scale.last_largest is not None or loss_scale._left_out_as:
+        return None
+    flags, counted = found
+    # After a good step nothing is counted in a row.
+    return [tf.convert_to_tensor(loss_scale.last_step_finite), *flags], counted
 
 
 def unguarded(loss_scale: LossScale) -> Any:
@@ -699,8 +753,8 @@ def _to_tensor(
     del as_ref  # TensorFlow passes it
     current = tf.identity(value._value(), name)
     value.has_been_read = True
-    if value._noted_by is not None:
-        value._noted_by.note_read(current)
+    if value._observer is not None:
+        value._observer.note_read(current)
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")

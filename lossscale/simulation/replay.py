@@ -14,7 +14,7 @@ from lossscale import arguments
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array, Flag
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, unsaved_variables
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.simulation.run_file import (
     check_not_negative,
@@ -247,8 +247,7 @@ def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy with plain variables, on one device."""
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, *vars(loss_scale._unsaved).values())
-        if variable is not None
+        for variable in (*loss_scale.variables, *unsaved_variables(loss_scale))
     }
     for module in (loss_scale, *loss_scale.submodules):
         # TensorFlow keeps restored values here that the object lacks. A copy would hold

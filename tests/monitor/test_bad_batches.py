@@ -199,7 +199,7 @@ def test_spikes_are_counted_among_the_steps_and_are_no_bad_losses(family, rng):
     (message,) = named(messages)
     assert "1 of 16 steps was skipped because the loss was NaN" in message
     assert "at batch 14, " in message
-    skips = optimizer._record.skips()
+    skips = optimizer.engine.record.skips()
     assert skips.last == ((12, "left out"), (14, "nan"))
 
 

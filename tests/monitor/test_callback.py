@@ -133,7 +133,7 @@ def test_tensorboard_reads_both_curves(faulty, tmp_path):
     skip_without("tensorboard", faulty.family)
     board = faulty.family.keras.callbacks.TensorBoard(str(tmp_path))
     run = [None, "gradient", None]
-    before = float(faulty.optimizer._record.skips().losses)  # the model is shared
+    before = float(faulty.optimizer.engine.record.skips().losses)  # the model is shared
     faulty.fit(run, quiet_monitor(), board, epochs=3)
     assert curve(tmp_path, "epoch_loss_scale") == [512.0, 256.0, 128.0]
     assert curve(tmp_path, "epoch_skipped_steps") == [1.0, 2.0, 3.0]

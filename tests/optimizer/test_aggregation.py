@@ -146,4 +146,4 @@ def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode
 def test_keras_own_way_stays_within_the_branch(family):
     skip_without("aggregation by override", family)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), FixedLossScale(8))
-    assert not optimizer._has_own_aggregation(optimizer.inner_optimizer)
+    assert not optimizer._dialect.has_own_sum(optimizer.inner_optimizer)

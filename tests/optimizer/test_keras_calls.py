@@ -207,7 +207,7 @@ def test_an_optimizer_that_tracks_a_thing_of_its_own_is_wrapped(family, tmp_path
     tf.train.Checkpoint(optimizer=second).read(path).expect_partial()
     assert float(second.loss_scale) == own(second.inner_optimizer) == 8.0
     inner = second.inner_optimizer
-    type(second)._release(inner)  # as `from_keras` and copies do
+    second._dialect.release(inner)  # as `from_keras` and copies do
     assert own(inner) == 8.0
     assert float(LossScaleOptimizer(inner, 2.0).loss_scale) == 2.0
 

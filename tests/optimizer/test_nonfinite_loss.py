@@ -313,7 +313,7 @@ def test_on_the_last_replica(family, mirrored, mode, dtype):
     assert trained.counted() == [2, 2, False]
     assert_same(trained.trained(), weights)
     assert trained.optimizer.nonfinite_loss() == "inf"
-    reasons = [why for _, why in trained.optimizer._record.skips().last]
+    reasons = [why for _, why in trained.optimizer.engine.record.skips().last]
     assert reasons == ["nan", "inf"]
     step(1.0)  # the second good step
     assert float(trained.optimizer.loss_scale) == 128.0
@@ -323,7 +323,7 @@ def test_on_the_last_replica(family, mirrored, mode, dtype):
     # in float16 does not show it.
     step(NAN, first=INF)
     assert float(trained.optimizer.loss_scale) == (32.0 if dtype is None else 64.0)
-    reasons = [why for _, why in trained.optimizer._record.skips().last]
+    reasons = [why for _, why in trained.optimizer.engine.record.skips().last]
     assert reasons[-1] == ("gradients" if dtype is None else "nan")
 
 
@@ -502,9 +502,9 @@ def test_it_is_in_a_config_only_if_set(family):
         assert again.get_config() == optimizer.get_config()
         assert ("nonfinite_loss='skip'" in repr(again)) == (how == "skip")
         as_keras = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-        assert as_keras._skips_losses == (how == "skip")
+        assert as_keras.engine.skips_losses == (how == "skip")
     skip_without("copying", family)
-    assert copy.deepcopy(scale_of(family, "skip"))._skips_losses
+    assert copy.deepcopy(scale_of(family, "skip")).engine.skips_losses
 
 
 def test_state_goes_from_one_to_the_other(family, tmp_path):
@@ -541,7 +541,7 @@ def test_a_loss_scale_that_checks_nothing_is_refused(family):
 def test_from_keras_takes_it(family):
     theirs = own_wrapper(family, family.optimizers.SGD(0.1))
     ours = LossScaleOptimizer.from_keras(theirs, nonfinite_loss="skip")
-    assert ours._skips_losses
+    assert ours.engine.skips_losses
 
 
 # One verdict: a reason of a user's own is one class
@@ -595,7 +595,7 @@ def test_a_reason_of_a_users_own_is_one_class(family, mode):
     assert float(inner) == 128.0
     trained(1.0, INF)
     assert float(inner) == 64.0
-    reasons = [why for _, why in trained.optimizer._record.skips().last]
+    reasons = [why for _, why in trained.optimizer.engine.record.skips().last]
     assert reasons == ["left out", "nan", "gradients"]
 
 

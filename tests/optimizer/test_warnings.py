@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from lossscale import LossScaleWarning
-from lossscale.optimizer import warnings
+from lossscale.optimizer import messages
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.warning import warn
 
 TEXTS = {
     name: text
-    for name, text in vars(warnings).items()
+    for name, text in vars(messages).items()
     if name.isupper() and isinstance(text, str)
 }
 

@@ -348,7 +348,7 @@ class TestOthers:
             optimizer.with_loss_scale(8.0)  # which checks no sum
         other = optimizer.with_loss_scale(FixedLossScale(8.0, skip_nonfinite=True))
         assert other.communication_dtype == "float16"
-        (method,) = [n for n in vars(inner) if n == other._summing_methods[-1]]
+        (method,) = [n for n in vars(inner) if n == other._dialect.summing_methods[-1]]
         leaves_out = vars(inner)[method]
         assert leaves_out.func.__self__ is other._inner_sum
         assert leaves_out.args == (getattr(type(inner), method).__get__(inner),)

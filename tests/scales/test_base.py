@@ -255,7 +255,7 @@ def test_a_floor_that_float32_rounds_down_is_reached_in_silence():
 
 def test_optimizers_are_told_of_what_it_unscales():
     loss_scale, told = DynamicLossScale(8.0), []
-    loss_scale._noted_by = SimpleNamespace(
+    loss_scale._observer = SimpleNamespace(
         note_unscaled_by=lambda *values: told.extend(values)
     )
     loss_scale.unscale([tf.constant([16.0])])

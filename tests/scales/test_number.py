@@ -67,8 +67,8 @@ class Notes:
 def noted():
     """A dynamic loss scale of 8, and what it has told of its readings."""
     loss_scale = DynamicLossScale(8.0)
-    loss_scale._noted_by = Notes()
-    return loss_scale, loss_scale._noted_by
+    loss_scale._observer = Notes()
+    return loss_scale, loss_scale._observer
 
 
 def equal(found, expected):

@@ -122,7 +122,10 @@ def bad_losses(strategy, family, rank):
     ):
         step(tf.constant(losses[rank]), tf.constant(grads[rank]) * tf.ones([2]))
         seen.append([float(loss_scale), float(loss_scale.skipped_steps.numpy())])
-    return {"seen": seen, "why": [why for _, why in optimizer._record.skips().last]}
+    return {
+        "seen": seen,
+        "why": [why for _, why in optimizer.engine.record.skips().last],
+    }
 
 
 def error_of_fit(strategy, family, rank, wrap):

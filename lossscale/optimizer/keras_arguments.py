@@ -13,7 +13,7 @@ from lossscale import arguments as checks
 from lossscale.arguments import shown
 from lossscale.runtime import mode
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, can_change
 from lossscale.scales.dynamic import DynamicLossScale
 
 #: The arguments of Keras's own wrappers that say what the loss scale does.
@@ -194,7 +194,7 @@ def as_theirs(loss_scale: LossScale) -> Dict[str, Any]:
     config = loss_scale.get_config()
     scale = config.get("initial_loss_scale") or config.get("loss_scale_value")
     steps = config.get("increment_period")
-    theirs = dict(zip(OF_THE_SCALE, (loss_scale._can_change, scale, steps)))
+    theirs = dict(zip(OF_THE_SCALE, (can_change(loss_scale), scale, steps)))
     meant = serialization.deserialize(as_ours(theirs)["loss_scale"])
     if serialization.serialize(meant) != serialization.serialize(loss_scale):
         raise TypeError(

@@ -1,0 +1,173 @@
+"""Dialect: what one Keras's optimizers are called, hold and save.
+
+The wrappers of a Keras hold one; all that they have in common is in `base`.
+"""
+
+from __future__ import annotations
+
+import abc
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale.runtime import replicas
+from lossscale.runtime.aliases import Grads
+
+#: The mark on a wrapped optimizer. Keras 2 uses the same name (seen on 2.8 to 2.21).
+MARK = "_is_wrapped_by_loss_scale_optimizer"
+
+
+class Dialect(abc.ABC):
+    """The optimizers of one Keras, or of one of Keras 2's two generations.
+
+    Attributes:
+      keras: The module of this Keras.
+      optimizer_class: The base class of these optimizers.
+      summing_methods: Their methods that prepare and sum gradients over the replicas.
+        The last one sums.
+      unscales_in_apply: Whether this Keras's own wrapper unscales in `apply_gradients`.
+      not_in_names: The characters that this Keras allows in no name.
+    """
+
+    keras: Any
+    optimizer_class: type
+    summing_methods: Tuple[str, ...]
+    unscales_in_apply: bool
+    not_in_names: str = ""
+
+    @abc.abstractmethod
+    def of_wrapper(self, name: str) -> Dict[str, Any]:
+        """Returns the arguments of the constructor of this Keras's own wrapper."""
+
+    @abc.abstractmethod
+    def recognizes(self, inner_config: Dict[str, Any]) -> bool:
+        """Tells whether a config is that of one of these optimizers."""
+
+    @abc.abstractmethod
+    def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
+        """Returns a new optimizer."""
+
+    def serialize(self, inner: Any) -> Any:
+        """Returns what `deserialize` takes."""
+        return self.keras.optimizers.serialize(inner)
+
+    def applied_steps(self, inner: Any) -> Any:
+        """Returns an optimizer's count of the steps that it took, a variable."""
+        return inner.iterations
+
+    def take(self, inner: Any, leaves_out_sum: bool) -> InnerSum:
+        """Marks an optimizer as wrapped, and may leave out its sum over replicas."""
+        # A copy of a wrapped optimizer is not wrapped.
+        setattr(inner, MARK, True)
+        return InnerSum(inner, self.summing_methods[-1], leaves_out_sum)
+
+    def release(self, inner: Any) -> None:
+        """Removes what a wrapper has left on its inner optimizer."""
+        setattr(inner, MARK, False)
+        for each in parts(inner):
+            vars(each).pop(self.summing_methods[-1], None)
+
+    def refuse_own_sum(self, dtype: Optional[str], inner: Any) -> None:
+        """Raises if the inner optimizer rules `communication_dtype` out.
+
+        It may sum gradients in its own way only without one.
+        """
+        way = None if dtype is None else self._own_way_to_sum(inner)
+        if way is not None:
+            raise ValueError(
+                "`communication_dtype` must be None if the inner optimizer sums "
+                f"gradients in its own way, got {dtype!r} and {inner!r}, which {way}."
+            )
+
+    def _own_way_to_sum(self, inner: Any) -> Optional[str]:
+        """Says how an optimizer sums gradients, in words that complete an error.
+
+        None: as its base class does, by a method that the wrapper can replace.
+        """
+        if "horovod" in {each.__module__.split(".")[0] for each in type(inner).__mro__}:
+            return (
+                "sums them with Horovod. Leave out `communication_dtype`, and let "
+                "Horovod compress the gradients: "
+                "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
+            )
+        for each in parts(inner):
+            steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
+            if steps:
+                return (
+                    f"has gradient_accumulation_steps={steps!r}: Keras sums "
+                    "accumulated gradients within its own update. Set it to None and "
+                    "accumulate in your loop, or leave out `communication_dtype`"
+                )
+        if self.has_own_sum(inner):
+            way = "sums them by a method or an argument of its own"
+            return f"{way}. Leave out `communication_dtype`"
+        return None
+
+    def has_own_sum(self, inner: Any) -> bool:
+        """Tells whether an optimizer, or one in it, sums gradients in its own way."""
+        return any(
+            getattr(type(each), name, None)
+            is not getattr(self.optimizer_class, name, None)
+            for each in parts(inner)
+            for name in self.summing_methods
+        )
+
+
+class InnerSum:
+    """The sum over replicas of an inner optimizer, which the wrapper may leave out.
+
+    No argument turns it off in every optimizer: Keras 3 has none, and an optimizer of
+    Keras 2 may ignore it. So the method that sums is replaced on the object, and on the
+    parts of a `MultiOptimizer`.
+    """
+
+    def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
+        self._optimizer, self._method = optimizer, method
+        self._is_left_out = is_left_out
+        #: How many replicas are in `left_out` now, and for how many of the gradients
+        #: that they apply the method was not called yet.
+        self._inside, self._missing = 0, 0
+        for each in parts(optimizer) if is_left_out else []:
+            setattr(each, method, partial(self._leave_out, getattr(each, method)))
+
+    @contextmanager
+    def left_out(self, grads: Grads) -> Iterator[None]:
+        """Leaves out the sum of what the optimizer applies within.
+
+        Raises a ValueError if it did not call the method for each gradient: it may have
+        summed them a second time.
+        """
+        if not self._is_left_out or replicas.count() == 1:
+            yield
+            return
+        if not self._inside:
+            self._missing = 0  # an error may have left some
+        self._missing += sum(grad is not None for grad in grads)
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+        if self._missing > 0 and not self._inside:
+            raise ValueError(
+                "`communication_dtype` must be None if the inner optimizer applies "
+                f"gradients in its own way, got {self._optimizer!r}, which does not "
+                f"call {self._method} for each. Leave out `communication_dtype`."
+            )
+
+    def _leave_out(self, add_up: Callable[[Any], Any], grads_and_vars: Any) -> Any:
+        if not self._inside:  # the inner optimizer is used without its wrapper
+            return add_up(grads_and_vars)
+        pairs = list(grads_and_vars)
+        is_for_all = tf.distribute.in_cross_replica_context()
+        calls = self._inside if is_for_all else 1
+        self._missing -= calls * sum(grad is not None for grad, _ in pairs)
+        return pairs
+
+
+def parts(optimizer: Any) -> List[Any]:
+    """Returns an optimizer, and the optimizers in it if it is a `MultiOptimizer`."""
+    inside = getattr(optimizer, "optimizers", None) or []
+    return [optimizer, *(part for each in inside for part in parts(each))]

@@ -1,0 +1,319 @@
+"""LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of.
+
+The wrappers of Keras 2, Keras 3 and `tf.compat.v1` each hold one. Nothing here knows a
+Keras.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+import tensorflow as tf
+
+from lossscale import arguments
+from lossscale.gradients.check import CLEAN, Check, dense_part
+from lossscale.optimizer import reduction
+from lossscale.optimizer.kinds import Kind
+from lossscale.optimizer.pending import PendingDivision
+from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
+from lossscale.optimizer.step import Step, aggregated
+from lossscale.runtime import callbacks, kerases, mode, replicas
+from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
+from lossscale.runtime.autograph import do_not_convert
+from lossscale.scales import serialization
+from lossscale.scales.base import LossScale, count_untold, new_variable
+
+
+class LossScaleEngine(tf.Module):
+    """Loss scaling for an optimizer of your own, which need not be one of Keras.
+
+    Make one for each optimizer, eagerly, in the strategy's scope. Then a step is:
+
+    ```
+    engine = lossscale.LossScaleEngine("dynamic")
+
+    with tf.GradientTape() as tape:
+        loss = ...
+        scaled_loss = engine.scale_loss(loss)
+    grads = tape.gradient(scaled_loss, variables)
+    grads = engine.unscale(grads)                         # optional, as to clip them
+    engine.apply(grads, variables, apply_fn)              # calls apply_fn, or skips
+    ```
+
+    All rules are those of `LossScaleOptimizer`, which holds an engine. A checkpoint of
+    an engine holds the loss scale and `applied_steps`.
+
+    Args:
+      loss_scale: Anything but None that `lossscale.get` takes. Engines may share one:
+        it counts a step as bad if the gradients of any of them were not finite.
+      communication_dtype: As in `LossScaleOptimizer`. If it is given, `apply` adds the
+        gradients up over the replicas, and your function must not.
+      nonfinite_loss: As in `LossScaleOptimizer`.
+      applied_steps: A function that returns your own variable of the number of applied
+        steps. None: the engine counts them.
+      unscales_in_apply: Whether `apply` divides gradients if it is not known whether
+        anybody has scaled or unscaled them. Keras 3's own wrapper does, Keras 2's not.
+      unscales_itself: Whether whoever computes the gradients calls `unscale` for all of
+        them, as in TensorFlow 1. Then `apply` divides none that may be unscaled, never
+        warns, and counts a step each time, also if the loss scale is shared.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of range, or does not go with the loss scale or the
+        strategy.
+
+    Source: the names and order of the step are those of Keras 3.15's
+    `src/optimizers/loss_scale_optimizer.py`. That it stands alone is ours.
+    """
+
+    #: Whether another optimizer goes on in the place of this one.
+    _is_replaced = False
+    #: The variable of applied steps, if nobody else counts them.
+    _counted: Optional[Variable]
+    _applied_steps: Optional[Callable[[], Any]]
+
+    def __init__(
+        self,
+        loss_scale: Any = "dynamic",
+        *,
+        communication_dtype: Any = None,
+        nonfinite_loss: str = "backoff",
+        applied_steps: Optional[Callable[[], Any]] = None,
+        unscales_in_apply: bool = True,
+        unscales_itself: bool = False,
+    ) -> None:
+        super().__init__(name="loss_scale_engine")
+        self.communication_dtype = checked_dtype(communication_dtype)
+        arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
+        self.skips_losses = nonfinite_loss == "skip"
+        replicas.refuse_tpu()
+        self.loss_scale = self.usable(loss_scale)
+        if self.skips_losses:
+            count_untold(self.loss_scale)
+        self.division = PendingDivision(
+            self.loss_scale, unscales_in_apply, unscales_itself=unscales_itself
+        )
+        counted = None
+        if applied_steps is None and not unscales_itself:
+            counted = new_variable("applied_steps", 0, tf.int64)
+            self._track_trackable(counted, "applied_steps")  # its key in checkpoints
+            applied_steps = lambda: counted  # noqa: E731
+        self.__dict__.update(_counted=counted, _applied_steps=applied_steps)
+        #: Why steps were skipped. Whoever is in a SavedModel of a training step must
+        #: track it: the step needs the variables.
+        self.record = Record(self.division.kept(), applied_steps)
+
+    def usable(self, loss_scale: Any) -> LossScale:
+        """Returns the loss scale that an argument stands for. Raises if it is none."""
+        found = serialization.get(loss_scale)
+        if found is None:
+            raise TypeError(
+                "`loss_scale` must not be None. To train without a loss scale, use the "
+                "inner optimizer as it is, or pass loss_scale=1."
+            )
+        reduction.refuse_unchecked(self.communication_dtype, found)
+        if self.skips_losses and not found.checks_gradients:
+            raise ValueError(
+                "`loss_scale` must be one that checks gradients with "
+                f"nonfinite_loss='skip', got {found!r}, with which every step is "
+                "applied. Write FixedLossScale(..., skip_nonfinite=True)."
+            )
+        return found
+
+    def options(self) -> Dict[str, Any]:
+        """Returns the arguments that older releases do not know, if they are set."""
+        dtype = self.communication_dtype
+        options = {} if dtype is None else {"communication_dtype": dtype}
+        return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
+
+    @property
+    def applied_steps(self) -> Any:
+        """How many steps were applied, an `int64` variable of shape `[]`."""
+        return self._applied_steps and self._applied_steps()
+
+    @do_not_convert
+    def scale_loss(self, loss: Tensor) -> Any:
+        """Returns `loss` times the loss scale, and begins a step.
+
+        Args:
+          loss: A tensor of any shape, or a function that returns one.
+
+        Returns:
+          A tensor, `float32` or wider, or a function that returns one.
+        """
+        if callable(loss):
+            return lambda: self.scale_loss(loss())
+        self._check_not_replaced()
+        with self.division.scales():
+            return self.loss_scale.scale(loss)
+
+    @do_not_convert
+    def unscale(self, grads: Iterable[Grad]) -> Grads:
+        """Returns the true gradients, and remembers whether they were finite.
+
+        Args:
+          grads: A list of gradients of the scaled loss. `None`s stay.
+
+        Returns:
+          A list of gradients. Each has the dtype of its scaled gradient.
+
+        Raises:
+          ValueError: One of these gradients was unscaled already.
+        """
+        self._check_not_replaced()
+        return self.division.unscale(list(grads))
+
+    @do_not_convert
+    def apply(
+        self,
+        grads: Iterable[Grad],
+        variables: Iterable[Variable],
+        apply_fn: Callable[[Grads, List[Variable]], Results],
+        *,
+        are_added: bool = True,
+        aggregate: Optional[Callable[[List[Any]], Any]] = None,
+        check: Check = CLEAN,
+    ) -> Op:
+        """Calls `apply_fn`, or skips the step on all replicas. Call it on each replica.
+
+        Args:
+          grads: A list of gradients of the scaled loss, or a list of unscaled ones.
+          variables: The variables of these gradients.
+          apply_fn: Is called with the list of true gradients and the list of variables,
+            on each replica, in a branch of a graph. It adds the gradients up over the
+            replicas and changes the variables.
+          are_added: Whether `apply_fn` adds the gradients up. If not, they are applied
+            on each replica as they are there.
+          aggregate: Instead of that, a function that takes and returns pairs of true
+            gradients and variables. It is called at every step, outside of branches.
+          check: What is known of other values that `apply_fn` applies.
+
+        Returns:
+          In a graph, an operation that does it all. None in eager mode.
+
+        Raises:
+          ValueError: A gradient does not have its variable's shape, or the context is
+            the cross-replica one.
+        """
+        self._check_not_replaced()
+        replicas.check_can_apply()
+        grads, variables = list(grads), list(variables)
+        check_shapes(grads, variables)
+        self.note_trained(variables)
+        bundle = self.division.resolve(grads)
+        bundle = bundle.but(check=check & bundle.check)
+        if aggregate is not None:
+            bundle, variables = aggregated(bundle, variables, aggregate)
+        dtype = self.communication_dtype
+        if dtype is not None:
+            reduction.refuse_dtype(dtype)
+            dtype = dtype if replicas.count() > 1 else None
+        if dtype is not None:
+            with callbacks.paused():
+                bundle = reduction.summed(bundle, dtype)
+        reduces = reduction.reduction_for(are_added, dtype is not None)
+        entry = self._entry_of(variables)
+        step = Step(self.division, reduces, entry, self.skips_losses)
+
+        def apply(grads: Grads) -> Any:
+            done = apply_fn(grads, variables)
+            if self._counted is None:
+                return done
+            return [done, self._counted.assign_add(1, read_value=False)]
+
+        return step.run(bundle, apply)
+
+    def builds(self, variables: List[Variable]) -> None:
+        """Notes the variables before the first step, which then creates nothing."""
+        self.note_trained(variables)
+        self._entry_of(variables)
+
+    def _entry_of(self, variables: List[Variable]) -> Any:
+        if self._applied_steps is None:
+            return None
+        return self.record.entry_of(variables, self.loss_scale)
+
+    def note_trained(
+        self, variables: List[Variable], kind: Optional[str] = None
+    ) -> None:
+        """Notes the kind of what variables hold. None: no loss scale is in it.
+
+        What was noted first of a variable stays.
+        """
+        self.division.observer.kinds.note_variables(
+            map(kerases.tensor_of, variables), kind and Kind(kind)
+        )
+
+    def nonfinite_gradients(self) -> List[NonfiniteGradient]:
+        """As `LossScaleOptimizer.nonfinite_gradients`."""
+        return self.record.gradients()
+
+    def nonfinite_loss(self) -> Optional[str]:
+        """As `LossScaleOptimizer.nonfinite_loss`."""
+        return self.record.loss()
+
+    def last_spike(self) -> Optional[Spike]:
+        """As `LossScaleOptimizer.last_spike`."""
+        return self.record.spike()
+
+    def check_can_be_replaced(self) -> None:
+        """Raises unless `replace` works here and now."""
+        self._check_not_replaced()
+        if self.division.state is None or not mode.current().knows_values:
+            raise RuntimeError(
+                "`with_loss_scale` must be called eagerly, and under no "
+                "ParameterServerStrategy, got a call in a graph or under one. Wrap a "
+                "new inner optimizer there, and restore a checkpoint into it."
+            )
+
+    def replace(self, other: LossScaleEngine) -> None:
+        """Goes on from another engine, which takes no steps from now on."""
+        self.division.go_on_from(other.division)
+        self.record.keep(self.division.kept())
+        for variables in other.record.trained():
+            self.builds(variables)
+        other._is_replaced = True
+
+    def _check_not_replaced(self) -> None:
+        if self._is_replaced:
+            raise RuntimeError(
+                "This LossScaleOptimizer must not take steps after `with_loss_scale`, "
+                "which has returned another one in its place. Use that one: write "
+                "model.compile(optimizer.with_loss_scale(...), ...), and make each "
+                "tf.function anew."
+            )
+
+
+def checked_dtype(communication_dtype: Any) -> Optional[str]:
+    """Returns the name of `communication_dtype`, or raises."""
+    dtype = communication_dtype
+    dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
+    check = arguments.or_none(arguments.choice, allowed=("float16", "bfloat16"))
+    name: Optional[str] = check("communication_dtype", dtype)
+    if name is not None:
+        reduction.refuse_dtype(name)
+    return name
+
+
+def check_shapes(grads: Grads, variables: List[Variable]) -> None:
+    """Raises if a gradient does not have its variable's shape, and is not broadcast.
+
+    The inner optimizer would raise after the loss scale has counted the step. Whether
+    it broadcasts, only it knows.
+    """
+    for grad, variable in zip(grads, variables):
+        if not tf.is_tensor(grad):
+            continue
+        shape, whole = dense_part(grad).shape, tf.TensorShape(variable.shape)
+        if isinstance(grad, tf.IndexedSlices):
+            shape, whole = shape[1:], whole[1:]
+        try:
+            fits = tf.broadcast_static_shape(shape, whole).is_compatible_with(whole)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                "`grads` must have the shapes of their variables, got "
+                f"{dense_part(grad).shape} for {kerases.variable_name(variable)!r} of "
+                f"shape {variable.shape}. Pass each gradient with its own variable."
+            )
