@@ -115,6 +115,14 @@ def test_the_comparison_of_schedules(example, printed_by):
     assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)
 
 
+@pytest.mark.slow
+def test_an_optimizer_of_ones_own():
+    lines = printed_in_a_process("own_optimizer").splitlines()
+    skipped = "step 3 is skipped on every replica, the loss scale is 512"
+    ends = "39 of 40 steps applied, weights [ 1. -2.  3.]"
+    assert lines[-4:] == [skipped, f"two replicas: {ends}", skipped, f"XLA: {ends}"]
+
+
 def test_twenty_blocks(printed_by):
     printed = printed_by("twenty_blocks")
     counts = dict(re.findall(r"^(.*): (\d+) of 20 blocks", printed, re.M))

@@ -38,6 +38,17 @@ LossScale.scale_by(loss, loss_scale)
 LossScale.unscale(grads)
 LossScale.unscale_by(grads, loss_scale)
 LossScale.update(grads)
+LossScaleEngine(loss_scale='dynamic', *, communication_dtype=None,
+    nonfinite_loss='backoff', applied_steps=None, unscales_in_apply=True,
+    unscales_itself=False)
+LossScaleEngine.apply(grads, variables, apply_fn, *, are_added=True, aggregate=None,
+    check=Check(quick=True, exact_check=None, worst=None, largest=None))
+LossScaleEngine.build(variables)
+LossScaleEngine.last_spike()
+LossScaleEngine.nonfinite_gradients()
+LossScaleEngine.nonfinite_loss()
+LossScaleEngine.scale_loss(loss)
+LossScaleEngine.unscale(grads)
 LossScaleManager(name=None)
 LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()

@@ -215,7 +215,7 @@ class LossScaleOptimizer:
         engine = getattr(self, "_engine", None)  # Keras's constructor may print it
         listed = [type(inner).__name__, repr(engine and engine.loss_scale)]
         listed += [
-            f"{k}={v!r}" for k, v in (engine.options() if engine else {}).items()
+            f"{k}={v!r}" for k, v in (engine._options() if engine else {}).items()
         ]
         return f"LossScaleOptimizer({', '.join(listed)})"
 
@@ -457,9 +457,9 @@ class LossScaleOptimizer:
             this optimizer was replaced already.
         """
         engine, inner = self._engine, self.inner_optimizer
-        engine.check_can_be_replaced()
-        loss_scale = engine.usable(loss_scale)
-        others = {"name": self.name, **engine.options()}
+        engine._check_can_be_replaced()
+        loss_scale = engine._usable(loss_scale)
+        others = {"name": self.name, **engine._options()}
         self._dialect.release(inner)
         try:
             other = self._of(inner, loss_scale, others)
@@ -467,7 +467,7 @@ class LossScaleOptimizer:
             inner_sum = self._dialect.take(inner, self.communication_dtype is not None)
             self.__dict__.update(_inner_sum=inner_sum)
             raise
-        other.engine.replace(engine)
+        other.engine._replace(engine)
         return other
 
     def get_config(self) -> Dict[str, Any]:
@@ -476,7 +476,7 @@ class LossScaleOptimizer:
             "name": self.name,
             "inner_optimizer": self._dialect.serialize(self.inner_optimizer),
             "loss_scale": serialization.serialize(self.loss_scale),
-            **self._engine.options(),
+            **self._engine._options(),
         }
         plain: Dict[str, Any] = keras_arguments.plain(config)
         return plain
@@ -487,4 +487,4 @@ class LossScaleOptimizer:
         inner = copy.deepcopy(self.inner_optimizer, memo)
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name, **self._engine.options())
+        return type(self)(inner, loss_scale, name=self.name, **self._engine._options())

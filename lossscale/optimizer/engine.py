@@ -87,7 +87,7 @@ class LossScaleEngine(tf.Module):
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
         replicas.refuse_tpu()
-        self.loss_scale = self.usable(loss_scale)
+        self.loss_scale = self._usable(loss_scale)
         if self.skips_losses:
             count_untold(self.loss_scale)
         self.division = PendingDivision(
@@ -103,7 +103,7 @@ class LossScaleEngine(tf.Module):
         #: track it: the step needs the variables.
         self.record = Record(self.division.kept(), applied_steps)
 
-    def usable(self, loss_scale: Any) -> LossScale:
+    def _usable(self, loss_scale: Any) -> LossScale:
         """Returns the loss scale that an argument stands for. Raises if it is none."""
         found = serialization.get(loss_scale)
         if found is None:
@@ -120,7 +120,7 @@ class LossScaleEngine(tf.Module):
             )
         return found
 
-    def options(self) -> Dict[str, Any]:
+    def _options(self) -> Dict[str, Any]:
         """Returns the arguments that older releases do not know, if they are set."""
         dtype = self.communication_dtype
         options = {} if dtype is None else {"communication_dtype": dtype}
@@ -199,7 +199,7 @@ class LossScaleEngine(tf.Module):
         replicas.check_can_apply()
         grads, variables = list(grads), list(variables)
         check_shapes(grads, variables)
-        self.note_trained(variables)
+        self._note_trained(variables)
         bundle = self.division.resolve(grads)
         bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
@@ -223,9 +223,9 @@ class LossScaleEngine(tf.Module):
 
         return step.run(bundle, apply)
 
-    def builds(self, variables: List[Variable]) -> None:
+    def build(self, variables: List[Variable]) -> None:
         """Notes the variables before the first step, which then creates nothing."""
-        self.note_trained(variables)
+        self._note_trained(variables)
         self._entry_of(variables)
 
     def _entry_of(self, variables: List[Variable]) -> Any:
@@ -233,7 +233,7 @@ class LossScaleEngine(tf.Module):
             return None
         return self.record.entry_of(variables, self.loss_scale)
 
-    def note_trained(
+    def _note_trained(
         self, variables: List[Variable], kind: Optional[str] = None
     ) -> None:
         """Notes the kind of what variables hold. None: no loss scale is in it.
@@ -256,8 +256,8 @@ class LossScaleEngine(tf.Module):
         """As `LossScaleOptimizer.last_spike`."""
         return self.record.spike()
 
-    def check_can_be_replaced(self) -> None:
-        """Raises unless `replace` works here and now."""
+    def _check_can_be_replaced(self) -> None:
+        """Raises unless `_replace` works here and now."""
         self._check_not_replaced()
         if self.division.state is None or not mode.current().knows_values:
             raise RuntimeError(
@@ -266,12 +266,12 @@ class LossScaleEngine(tf.Module):
                 "new inner optimizer there, and restore a checkpoint into it."
             )
 
-    def replace(self, other: LossScaleEngine) -> None:
+    def _replace(self, other: LossScaleEngine) -> None:
         """Goes on from another engine, which takes no steps from now on."""
         self.division.go_on_from(other.division)
         self.record.keep(self.division.kept())
         for variables in other.record.trained():
-            self.builds(variables)
+            self.build(variables)
         other._is_replaced = True
 
     def _check_not_replaced(self) -> None:

@@ -145,7 +145,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self.inner_optimizer.build(variables)
         self.__dict__.update(_built_for=list(variables))
         self._note_overwritten(self._built_for)
-        self._engine.builds(self._built_for)
+        self._engine.build(self._built_for)
         self.built = True
 
     @do_not_convert
@@ -196,7 +196,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # multiplies them by the scale again. So the gradients are scaled all the same.
         for each in filter(_is_overwritten, variables):
             kind = SCALED if each.name in _OF_SCALED_GRADIENTS else UNKNOWN
-            self._engine.note_trained([each], kind)
+            self._engine._note_trained([each], kind)
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
