@@ -169,7 +169,6 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
           ValueError: The context is the cross-replica one, there is no gradient, or one
             has another shape than its variable.
         """
-        replicas.check_can_apply()
         pairs = list(grads_and_vars)
         grads, variables = [grad for grad, _ in pairs], [v for _, v in pairs]
         name = self.get_name() if name is None else name

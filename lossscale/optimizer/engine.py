@@ -133,14 +133,7 @@ class LossScaleEngine(tf.Module):
 
     @do_not_convert
     def scale_loss(self, loss: Tensor) -> Any:
-        """Returns `loss` times the loss scale, and begins a step.
-
-        Args:
-          loss: A tensor of any shape, or a function that returns one.
-
-        Returns:
-          A tensor, `float32` or wider, or a function that returns one.
-        """
+        """Begins a step, as `LossScaleOptimizer.scale_loss`."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
         self._check_not_replaced()
@@ -149,17 +142,7 @@ class LossScaleEngine(tf.Module):
 
     @do_not_convert
     def unscale(self, grads: Iterable[Grad]) -> Grads:
-        """Returns the true gradients, and remembers whether they were finite.
-
-        Args:
-          grads: A list of gradients of the scaled loss. `None`s stay.
-
-        Returns:
-          A list of gradients. Each has the dtype of its scaled gradient.
-
-        Raises:
-          ValueError: One of these gradients was unscaled already.
-        """
+        """As `LossScaleOptimizer.get_unscaled_gradients`."""
         self._check_not_replaced()
         return self.division.unscale(list(grads))
 

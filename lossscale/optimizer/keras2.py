@@ -33,6 +33,7 @@ class Keras2Dialect(Dialect):
     """One of the two generations of optimizers of one Keras 2."""
 
     unscales_in_apply = False
+    is_legacy: bool
 
     def __init__(self, keras: Any, optimizer_class: type) -> None:
         self.keras, self.optimizer_class = keras, optimizer_class
@@ -46,15 +47,12 @@ class Keras2Dialect(Dialect):
 
     def recognizes(self, inner_config: Dict[str, Any]) -> bool:
         is_new = inner_config.get("is_legacy_optimizer") is False
-        return is_new != isinstance(self, LegacyDialect)
+        return is_new != self.is_legacy
 
     def deserialize(self, config: Any, custom_objects: Optional[Any]) -> Any:
-        read, is_legacy = (
-            self.keras.optimizers.deserialize,
-            isinstance(self, LegacyDialect),
-        )
+        read = self.keras.optimizers.deserialize
         try:
-            return read(config, custom_objects, use_legacy_optimizer=is_legacy)
+            return read(config, custom_objects, use_legacy_optimizer=self.is_legacy)
         except TypeError:  # before TensorFlow 2.10 there is no such argument
             return read(config, custom_objects)
 
@@ -86,15 +84,18 @@ class Keras2Dialect(Dialect):
 class LegacyDialect(Keras2Dialect):
     """`OptimizerV2`, `legacy` since TensorFlow 2.11."""
 
+    is_legacy = True
     # The two methods are not public. A legacy optimizer's `apply_gradients` begins with
     # them, and Keras's own wrapper calls them before it decides (seen on 2.4 to 2.21).
     summing_methods = ("_transform_unaggregated_gradients", "_aggregate_gradients")
 
-    def has_own_sum(self, inner: Any) -> bool:
-        # The function by which this Keras's legacy optimizers sum gradients.
+    @functools.cached_property
+    def _default_aggregator(self) -> Any:
         optimizers = self.keras.optimizers
-        default = getattr(optimizers, "legacy", optimizers).SGD().gradient_aggregator
-        is_own = inner.gradient_aggregator is not default
+        return getattr(optimizers, "legacy", optimizers).SGD().gradient_aggregator
+
+    def has_own_sum(self, inner: Any) -> bool:
+        is_own = inner.gradient_aggregator is not self._default_aggregator
         return is_own or super().has_own_sum(inner)
 
     def variables_of(self, inner: Any) -> List[Variable]:
@@ -116,6 +117,7 @@ class LegacyDialect(Keras2Dialect):
 class NewDialect(Keras2Dialect):
     """`Optimizer`, Keras's default since TensorFlow 2.11."""
 
+    is_legacy = False
     summing_methods = ("aggregate_gradients",)
 
     def variables_of(self, inner: Any) -> List[Variable]:
@@ -225,7 +227,7 @@ class Keras2Base(LossScaleOptimizer):
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
             return apply(grads, variables)
-        if isinstance(dialect, NewDialect):
+        if not dialect.is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
         done = self._engine.apply(

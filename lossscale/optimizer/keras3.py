@@ -82,10 +82,10 @@ class Keras3Dialect(Dialect):
 class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     LossScaleOptimizer, keras.optimizers.LossScaleOptimizer
 ):
-    __doc__ = LossScaleOptimizer.__doc__
-
     # Under mixed_float16 `compile` wraps an optimizer unless Keras's own class is among
     # its bases. Nothing of that class's own loss scaling is used.
+    __doc__ = LossScaleOptimizer.__doc__
+
     _dialect = Keras3Dialect()
     _looked_up: Set[str]
     #: The loss scale's variables by name, as `variables` lists them.
