@@ -17,6 +17,7 @@ from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
+from lossscale.scales.base import shown_value
 from lossscale.simulation.run_file import check_writable, save_run
 
 _ARGUMENTS = arguments.Declared(
@@ -299,7 +300,7 @@ class LossScaleMonitor(_Callback):
             wait = min(each.until_stall for each in self._watched)
             self._look_if_due(batch - 1, wait)
         if self.record:
-            self._taken_with = self._watched[0].optimizer.loss_scale._to_show()
+            self._taken_with = shown_value(self._watched[0].optimizer.loss_scale)
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()

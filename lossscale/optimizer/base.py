@@ -13,7 +13,7 @@ from lossscale.optimizer.engine import LossScaleEngine, checked_dtype
 from lossscale.optimizer.record import NonfiniteGradient, Spike
 from lossscale.runtime.aliases import Grad, Grads, Tensor
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, unguarded
+from lossscale.scales.base import LossScale, can_change, unguarded
 
 
 def forwarded(name: str) -> Any:
@@ -40,12 +40,19 @@ def delegated(name: str) -> Callable[..., Any]:
     return call
 
 
-def answered(*names: str, doc: str = "") -> Any:
-    """Returns a property: the first of these attributes that the loss scale has."""
+def answered(
+    *names: str, doc: str = "", ask: Optional[Callable[[LossScale], Any]] = None
+) -> Any:
+    """Returns a property: the first of these attributes that the loss scale has.
+
+    Or what `ask` returns of it.
+    """
     doc = doc or f"The loss scale's `{'` or `'.join(names)}`, None if it has none."
 
     def get_value(self: Any) -> Any:
         scale = unguarded(self.loss_scale)
+        if ask is not None:
+            return ask(scale)
         return next((getattr(scale, n) for n in names if hasattr(scale, n)), None)
 
     def refuse(self: Any, value: Any) -> None:
@@ -307,7 +314,7 @@ class LossScaleOptimizer:
         """
         return self._engine.last_spike()
 
-    dynamic = answered("_can_change", doc="Whether the loss scale can change.")
+    dynamic = answered(doc="Whether the loss scale can change.", ask=can_change)
     initial_scale = answered("initial_loss_scale", "loss_scale_value")
     dynamic_growth_steps = answered("increment_period")
     dynamic_counter = answered("good_steps")
