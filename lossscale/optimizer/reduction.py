@@ -114,7 +114,9 @@ class SeveralReplicas:
         return checked, tf.concat([[contribution], slots], 0)
 
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
+        """Sums what the replicas contribute: here it crosses. For all replicas."""
         total, largest = replicas.all_reduce_sum(contributions), None
+        # Of the first replica's bundle only what is equal on all: what is in it at all.
         local = replicas.local_result(bundle)
         if local.check.largest is not None:
             total, largest = total[0], tf.reduce_max(total[1:])
