@@ -1,4 +1,4 @@
-"""Why the last steps were skipped: gradients not finite, a bad loss, or a spike.
+"""Why the last steps were skipped: not finite, a bad loss, or a finite one left out.
 
 Of the last skipped step the record holds which gradients were at fault, of the last few
 their numbers and reasons. It is kept on the device and written on a skipped step only.

@@ -177,6 +177,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls._judge is not LossScale._judge and not cls._left_out_as:
+            raise TypeError(
+                "`_left_out_as` must say what the steps are that `_judge` leaves out, "
+                f'as in "all zero", got {cls._left_out_as!r} for {cls.__name__}. Set '
+                "it in the class, next to `_judge`."
+            )
         compute = cls.__dict__.get("__call__")
         if compute is None:
             return

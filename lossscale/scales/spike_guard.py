@@ -12,7 +12,7 @@ from lossscale import arguments
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Results, Scalar
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, Verdict, adjust_known
+from lossscale.scales.base import LossScale, Verdict, adjust_known, left_out_as
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
@@ -31,6 +31,13 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
         raise ValueError(
             f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
             "loss scale that it holds: SpikeGuard(guard.loss_scale)."
+        )
+    if left_out_as(found):
+        raise ValueError(
+            "`loss_scale` must be one that leaves no finite step out, got "
+            f"{found!r}, which leaves out steps as {left_out_as(found)}: a guard asks "
+            "only its rule. Guard the loss scale that it holds, and let one of the two "
+            "decide."
         )
     if type(found).update is not LossScale.update:
         raise TypeError(

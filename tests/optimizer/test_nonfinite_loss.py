@@ -547,7 +547,7 @@ def test_from_keras_takes_it(family):
 # One verdict: a reason of a user's own is one class
 
 
-class Patient(LossScale):
+class SkipsZeros(LossScale):
     """Leaves out steps whose gradients are all zero, and holds another loss scale."""
 
     needs_largest = True
@@ -577,10 +577,22 @@ class Patient(LossScale):
         return {}
 
 
+def test_only_one_class_leaves_steps_out():
+    with pytest.raises(ValueError, match="leaves no finite step out, got SkipsZeros"):
+        lossscale.SpikeGuard(SkipsZeros(DynamicLossScale()))
+
+
+def test_a_class_that_leaves_steps_out_says_as_what():
+    members = {"_judge": lambda *_: Verdict(False)}
+    with pytest.raises(TypeError, match="`_left_out_as` must say what the steps are"):
+        type("Mine", (LossScale,), members)
+    type("Mine", (SkipsZeros,), members)  # it has the word of its base
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reason_of_a_users_own_is_one_class(family, mode):
     inner = DynamicLossScale(64.0, 2)
-    trained = Trained(family, Patient(inner), mode)
+    trained = Trained(family, SkipsZeros(inner), mode)
     zeros = [tf.zeros([2]), tf.zeros([2])]
     trained()
     before = trained.trained()
@@ -601,7 +613,7 @@ def test_a_reason_of_a_users_own_is_one_class(family, mode):
 
 def test_the_monitor_says_what_it_is_called(family):
     optimizer = LossScaleOptimizer(
-        family.optimizers.SGD(2.0**-8), Patient(DynamicLossScale(64.0))
+        family.optimizers.SGD(2.0**-8), SkipsZeros(DynamicLossScale(64.0))
     )
     model = regression(family, optimizer)
     x, y = data(np.random.default_rng(7), 32)
