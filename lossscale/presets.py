@@ -1,8 +1,8 @@
-"""A table of other systems' schedules, as arguments of DynamicLossScale.
+"""Other systems' schedules: a table of arguments of DynamicLossScale.
 
-Each framework's rule is that of `DynamicLossScale` with other arguments.
-`DynamicLossScale.from_preset` uses one by its name. `PRESETS` is the table. Each entry
-names its source, and how the preset differs:
+Take one to train as torch, Megatron or another system would: write its name for the
+loss scale, or `DynamicLossScale.from_preset("torch")`, which takes other arguments.
+Each entry of the table, `PRESETS`, names its source, and how the preset differs:
 
 >>> print(PRESETS["flax"].source)
 flax 0.12.8, flax/training/dynamic_scale.py, DynamicScale

@@ -58,44 +58,39 @@ _Callback: Any = kerases.callback_class()
 class LossScaleMonitor(_Callback):
     """Shows what the loss scale is doing, and says why steps are skipped.
 
-    A callback for `fit` in Keras 2 and Keras 3. Put it first, so that later callbacks
-    see the logs that it adds:
+    With this callback for `fit`, of Keras 2 and Keras 3, you see that a loss scale
+    works, or why it does not. Put it first: later callbacks see the logs that it adds.
 
     ```
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    It adds `loss_scale`, `skipped_steps` (counted since the loss scale was created) and
-    `nonfinite_losses` (the steps that the optimizer skipped because the loss was NaN or
-    infinite before it was scaled, since the process began) to the logs of every epoch,
-    and so to the progress bar, `History`, `CSVLogger` and `TensorBoard`. If it finds
-    that the last `patience` steps or more were skipped, one warning says why. That
-    warning comes again only after an applied step, or in another `fit`. Another warning
-    says that a step that overflowed has left inf or NaN in statistics such as
-    BatchNormalization's. When training ends, one line is printed for each optimizer.
+    **What it shows.** To the logs of every epoch, and so to the progress bar,
+    `History`, `CSVLogger` and `TensorBoard`, it adds `loss_scale`, `skipped_steps`
+    (counted since the loss scale was created) and `nonfinite_losses` (the steps that
+    the optimizer skipped because the loss was NaN or infinite before it was scaled,
+    since the process began). When training ends, it prints one line for each optimizer.
+    It reads a few scalars from the device at the end of each epoch. Every batch counts
+    as a step, even under Keras 3's `gradient_accumulation_steps`, where `iterations`
+    counts updates from several batches. For a loss scale that needs the largest
+    gradient, as `HeadroomLossScale`, it also logs two figures of the last good step
+    that it read: `largest_gradient`, unscaled, and `headroom`, which says how many
+    doublings this gradient, times the loss scale after that step, is below float16's
+    65504. For a `SpikeGuard` it logs `spikes`; the line at the end names the last.
 
-    At the end of an epoch in which losses were not finite before they were scaled, it
-    names the last such batches, up to 16, as Keras counts them.
+    **When it warns.**
 
-    The loss scale counts every batch as a step, even under Keras 3's
-    `gradient_accumulation_steps`, where `iterations` counts updates from several
-    batches.
-
-    A loss scale that starts too high falls until it fits. Until the first step is
-    applied, `patience` counts only steps that did not lower the scale. No scale can
-    help if the loss is NaN or infinite before it is scaled: the monitor warns if it
-    finds that the last three losses were so.
-
-    For a loss scale that needs the largest gradient, as `HeadroomLossScale`, it also
-    logs two figures of the last good step that it read. `largest_gradient` is the
-    largest unscaled gradient. `headroom` says how many doublings this gradient, times
-    the loss scale after that step, is below float16's 65504. It warns of underflow
-    once, after `patience` epochs without a skipped step and with a headroom above 16.
-
-    For a `SpikeGuard` it logs `spikes`. It warns once, when it first sees one, with the
-    last one's size and variable. The line at the end names the last one, too.
-
-    It reads a few scalars from the device at the end of each epoch.
+    * The last `patience` steps or more were skipped. The warning says why, and comes
+      again only after an applied step, or in another `fit`. A loss scale that starts
+      too high falls until it fits: until the first step is applied, `patience` counts
+      only steps that did not lower the scale.
+    * The last three losses were NaN or infinite before they were scaled: no scale
+      helps. At the end of an epoch with such losses it names the last batches, up to
+      16, as Keras counts them.
+    * A step that overflowed has left inf or NaN in statistics such as
+      BatchNormalization's.
+    * Underflow, once: `patience` epochs had no skipped step and a headroom above 16.
+    * The first spike that it sees, once, with the last one's size and variable.
 
     Args:
       patience: How many skipped steps in a row trigger `on_stall`. Also the epochs

@@ -71,16 +71,16 @@ def answered(
 class LossScaleOptimizer:
     """An optimizer that scales the loss and skips the steps that overflowed.
 
-    It wraps an optimizer of Keras 2 or Keras 3. Pass the wrapper to `model.compile`,
-    which does not wrap it again:
+    Use it in float16, where small gradients become zero unless the loss is scaled. It
+    wraps an optimizer of Keras 2 or Keras 3. `fit` needs only this:
 
     ```
     optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
-    model.compile(optimizer, loss="mse")
+    model.compile(optimizer, loss="mse")  # does not wrap it again
     ```
 
-    In a custom loop, scale the loss, then apply its gradients. To see or clip the true
-    gradients, unscale them first:
+    In a custom loop, scale the loss and apply its gradients, which unscales them. To
+    see or clip the true gradients, unscale them first:
 
     ```
     with tf.GradientTape() as tape:
@@ -92,16 +92,16 @@ class LossScaleOptimizer:
     optimizer.apply_gradients(zip(grads, variables))
     ```
 
+    So `scale_loss` makes a division pending, `get_unscaled_gradients` divides, and
+    `apply_gradients` divides if the division is still pending. Unscale all gradients of
+    a loss, or none. Do not divide by hand: a division by a tensor of the loss scale is
+    seen in eager mode and within one `tf.function`, but not in its branches and loops
+    (`tf.while_loop`), nor through a variable.
+
     A step is applied only if the gradients were finite on every replica when they were
     unscaled, and are finite after the replicas' gradients were added up. Otherwise
     nothing changes on any replica but the loss scale's own state: not even
     `iterations`. `FixedLossScale(S)` checks nothing: all steps are applied.
-
-    `scale_loss` makes a division pending, `get_unscaled_gradients` divides, and
-    `apply_gradients` divides if the division is still pending. Unscale all gradients of
-    a loss, or none. Do not divide by hand: the library sees a division by a tensor of
-    the loss scale in eager mode and within one `tf.function`, but not in its branches
-    and loops (`tf.while_loop`), and not through a variable.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.

@@ -164,16 +164,8 @@ def gradient_ranges(
 ) -> GradientRanges:
     """Counts what float16 would do to a model's gradients at a loss scale.
 
-    Computes the gradients of some batches in float32, under any policy of the model, as
-    training would: `training=True`, the compiled loss, regularization. It runs your
-    model itself, whose layers use float32 meanwhile, and leaves weights, moving
-    statistics, metrics, policies and random streams as they were. It creates weights
-    that are missing, does not touch the optimizer, and runs no custom `train_step`.
-    Memory does not grow with the number of batches.
-
-    An embedding's gradient has only the rows that a batch uses: only these are counted.
-    Gradients also pass through float16 between the layers: with `activations=True` the
-    report counts these, too, and the recommended scale depends on them.
+    Use it before a float16 run, to see whether the model needs a loss scale and how
+    large, or when it learns less than in float32:
 
     >>> import lossscale
     >>> import numpy as np
@@ -184,6 +176,16 @@ def gradient_ranges(
     >>> ranges = lossscale.gradient_ranges(model, x, y, loss="mse", verbose=0)
     >>> float(ranges.largest_exponent[0]), ranges.largest_safe_scale == 2.0**34
     (-19.0, True)
+
+    It computes the gradients of some batches in float32, under any policy and in
+    constant memory, as training would: `training=True`, the compiled loss,
+    regularization. It runs your model itself, its layers in float32, and leaves
+    weights, moving statistics, metrics, policies and random streams as they were. It
+    creates missing weights, and uses no optimizer and no custom `train_step`.
+
+    An embedding's gradient has only the rows that a batch uses: only these are counted.
+    Gradients also pass through float16 between the layers: with `activations=True` the
+    report counts these, too, and the recommended scale depends on them.
 
     Args:
       model: Any Keras model with float32 weights, compiled unless you pass `loss`.

@@ -107,11 +107,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
     smaller. Multiplying the loss by a loss scale multiplies every gradient by it;
-    dividing the gradients afterwards, in float32, gives back their true size. A
-    scale that is too large makes gradients overflow, and that step is skipped.
+    dividing the gradients afterwards, in float32, gives back their true size. A scale
+    that is too large makes gradients overflow, and that step is skipped.
 
-    A subclass implements `__call__`, `_adjust` (only the rule) and `get_config`, and
-    keeps its state in variables that `_add_weight` creates. This class does the rest:
+    To train, take a subclass such as `DynamicLossScale`. To write one of your own,
+    implement `__call__`, `_adjust` (only the rule) and `get_config`, and keep its state
+    in variables that `_add_weight` creates. This class does the rest, in replica and in
+    cross-replica context:
 
     ```
     update(grads):
@@ -120,8 +122,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
       adjust(is_finite)                           # the rule
       should_apply_gradients = is_finite
     ```
-
-    It works in replica and in cross-replica context.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.

@@ -38,7 +38,19 @@ _ARGUMENTS = arguments.Declared(
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and falls when they are not.
 
-    With its defaults it is TensorFlow's rule, bit for bit.
+    Take it if you do not know how large the scale can be, like most people. It starts
+    high, is halved at each overflow, whose step is skipped, and doubles after many
+    finite steps, so that it stays near the largest scale that works:
+
+    >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
+    >>> for is_finite in [True, True, False]:
+    ...     _ = loss_scale.adjust(is_finite)
+    ...     print(float(loss_scale))
+    4.0
+    8.0
+    4.0
+
+    With its defaults this is TensorFlow's rule, bit for bit. The whole rule:
 
     ```
     state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
@@ -69,14 +81,6 @@ class DynamicLossScale(LossScale):
     next step replaces it, with a warning in eager mode. In a graph, finite gradients of
     an optimizer prove that it is a number: a good step only brings it to the floor.
     Except for this, an overflow never raises the scale.
-
-    >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
-    >>> for is_finite in [True, True, False]:
-    ...     _ = loss_scale.adjust(is_finite)
-    ...     print(float(loss_scale))
-    4.0
-    8.0
-    4.0
 
     Args:
       initial_loss_scale: The scale to start with. Start high: a scale that is too high

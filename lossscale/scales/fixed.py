@@ -21,8 +21,8 @@ _ARGUMENTS = arguments.Declared(
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 
-    It costs less than a dynamic one, and suits a model whose gradients are known. By
-    default, as in TensorFlow, nobody looks at the gradients, so a NaN or an infinity is
+    Take it if you know your model's gradients. It costs less than a dynamic one, since
+    by default, as in TensorFlow, nobody looks at the gradients: a NaN or an infinity is
     applied. With `skip_nonfinite` such steps are skipped and counted.
 
     >>> loss_scale = FixedLossScale(128)

@@ -23,10 +23,10 @@ _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
 def get(identifier: Any) -> Optional[LossScale]:
     """Returns the loss scale that `identifier` stands for.
 
+    Arguments called `loss_scale` are read by it: they may be a number or a name, too.
+
     >>> float(get(128))
     128.0
-    >>> float(get("dynamic"))
-    32768.0
     >>> float(get("torch"))
     65536.0
 

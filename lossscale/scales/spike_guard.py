@@ -62,10 +62,18 @@ class SpikeGuard(LossScale):
 
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
-    learned. The guard skips a step if the logarithm of its largest unscaled gradient is
-    more than `threshold` standard deviations above the mean of the last `window`
-    applied steps. Its value is that of the loss scale that it holds. For a bfloat16 or
-    float32 run, write `SpikeGuard(1)`.
+    learned. Give the guard in the place of the loss scale that it holds, whose value it
+    has; for a bfloat16 or float32 run, write `SpikeGuard(1)`:
+
+    >>> guard = SpikeGuard(1, window=4)
+    >>> steps = [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]
+    >>> [bool(guard.adjust(True, largest)[1]) for largest in steps]
+    [True, True, True, True, False, True]
+    >>> int(guard.spikes)
+    1
+
+    It skips a step if the logarithm of its largest unscaled gradient is more than
+    `threshold` standard deviations above the mean of the last `window` applied steps:
 
     ```
     state   the state of loss_scale, recent = [], limit = M, spikes = 0,
@@ -106,18 +114,6 @@ class SpikeGuard(LossScale):
     `recent`, until one is not above the limit. So it learns a new level of gradients.
     It never applies a NaN or an infinity, even if the loss scale within does not look
     at gradients.
-
-    >>> guard = SpikeGuard(1, window=4)
-    >>> for largest in [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]:
-    ...     print(bool(guard.adjust(True, largest)[1]))
-    True
-    True
-    True
-    True
-    False
-    True
-    >>> int(guard.spikes)
-    1
 
     Args:
       loss_scale: The loss scale to guard: anything that `lossscale.get` takes, except

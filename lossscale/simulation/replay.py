@@ -127,9 +127,8 @@ def simulate(
 ) -> Simulation:
     """Replays a loss scale over a run of steps, without a model.
 
-    Calls the object's own `adjust`, also that of a subclass, once per step, compiled by
-    XLA for the CPU. A rule that XLA cannot compile runs in a graph, far slower. The run
-    begins with the object's current state, and works on a copy.
+    Use it to choose a schedule. From a record of `LossScaleMonitor`, or limits above
+    which steps overflow, it tells which steps another loss scale would have lost:
 
     >>> import lossscale
     >>> limit = np.full([100], 2.0**12)  # where this run's gradients overflow
@@ -138,11 +137,15 @@ def simulate(
     Simulation(steps=100, steps_lost=7, longest_stall=3, log2_below_limit=0.00)
 
     The scale falls to 2**12 in three steps. Then it tries 2**13 after every 20 good
-    steps, in vain. A loss scale that looks at the gradients gets `largest`,
-    or without it 65504 / `limit`:
+    steps, in vain. A loss scale that looks at the gradients gets `largest`, or without
+    it 65504 / `limit`:
 
     >>> simulate(lossscale.HeadroomLossScale(), limit=limit)
     Simulation(steps=100, steps_lost=3, longest_stall=3, log2_below_limit=3.96)
+
+    It calls the object's own `adjust`, also that of a subclass, once per step, compiled
+    by XLA for the CPU. A rule that XLA cannot compile runs in a graph, far slower. The
+    run begins with the object's current state, and works on a copy.
 
     Args:
       loss_scale: A `LossScale`.
