@@ -35,9 +35,10 @@ class Declared(NamedTuple):
       variables: The names of its variables besides those of every loss scale, in a
         graph and in checkpoints. None: see test_public_api.py.
       keys: The keys of its config if it is made from one number.
-      cases: Functions that make one, with arguments that are not the defaults and a
-        scale of 64 to begin with.
-      rule: A run, as "TFF", and the scale after each step of it, of the first case.
+      cases: Functions that make one, with arguments that are not the defaults, and
+        a scale to begin with that can fall twice.
+      rule: A run, as "TFF", and the scale after each step of it, of the first case. It
+        should reach both bounds, and grow twice in a row.
         Its largest gradients are those of `driving.magnitude`.
       rounds: Whether its last bit depends on how it is compiled.
     """
@@ -162,5 +163,5 @@ CASES = {
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),
-    "page": lambda: PAGE.HalvingLossScale(64),
+    "page": lambda: PAGE.ExampleLossScale(64),
 }
