@@ -22,7 +22,7 @@ Begin with `base`, then `pending` and `step`.
 
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.runtime import kerases
-from lossscale.runtime.warning import LossScaleWarning
+from lossscale.runtime.loss_scale_warning import LossScaleWarning
 
 # Importing a wrapper registers it, here and with its Keras.
 if kerases.keras3() is not None:

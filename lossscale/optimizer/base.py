@@ -14,7 +14,7 @@ from lossscale.optimizer import arguments, reduction, wrappers
 from lossscale.optimizer.pending import Pending
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.step import Step, aggregated
-from lossscale.runtime import callbacks, kerases, mode, replicas
+from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
@@ -451,7 +451,7 @@ class LossScaleOptimizer:
         self._refuse_to_sum(self.inner_optimizer)
         dtype = self._communication_dtype if replicas.count() > 1 else None
         if dtype is not None:
-            with callbacks.paused():
+            with op_callbacks.paused():
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(aggregates, dtype is not None)
         entry = self._record.entry_of(variables, self._loss_scale)

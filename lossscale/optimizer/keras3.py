@@ -19,7 +19,7 @@ from lossscale.optimizer.warnings import BARE_CHECKPOINT
 from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.base import LossScale
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lossscale import LossScaleWarning
 from lossscale.optimizer import warnings
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 
 TEXTS = {
     name: text
@@ -26,7 +26,7 @@ def test_a_warning_is_of_the_users_line():
 
 
 def test_lines_of_ours_and_of_keras_are_no_users():
-    program = "from lossscale.runtime.warning import warn\nwarn('it')"
+    program = "from lossscale.runtime.loss_scale_warning import warn\nwarn('it')"
     with pytest.warns(LossScaleWarning) as caught:
         exec(  # noqa: S102 - as if this line stood in Keras
             compile(program, "keras.py", "exec"), {"__name__": "keras.src.optimizers"}
