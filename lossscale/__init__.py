@@ -5,8 +5,8 @@ from lossscale.blocks import ScaledBlock
 from lossscale.gradients.check import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
-from lossscale.ranges.forward_ranges import ForwardRanges, forward_ranges
-from lossscale.ranges.gradient_ranges import GradientRanges, gradient_ranges
+from lossscale.ranges.forward import ForwardRanges, forward_ranges
+from lossscale.ranges.gradient_report import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
 from lossscale.scales.base import LossScale, Verdict
 from lossscale.scales.dynamic import DynamicLossScale

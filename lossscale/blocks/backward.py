@@ -26,12 +26,7 @@ from lossscale.runtime.aliases import (
 )
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
-from lossscale.runtime.graphs import (
-    captured_by,
-    current_graph,
-    graph_of,
-    is_recorded,
-)
+from lossscale.runtime.graphs import captured_by, current_graph, graph_of, is_recorded
 
 #: The most retries after an overflow, each at a smaller scale.
 _RETRIES = 3

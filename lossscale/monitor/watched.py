@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -266,7 +256,7 @@ class Watched:
             names = ", ".join(f"model.{name}" for name in accumulators)
             findings.append(_ACCUMULATORS.format(names=names))
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
-        findings.append(of_statistics(model, accumulators.values()))
+        findings.append(of_statistics(model, list(accumulators.values())))
         if not loss and not loss_scale._can_change:
             findings.append(_FIXED)
         elif not loss and now <= floor:
@@ -495,11 +485,10 @@ def _name_of_loss(model: Any) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def of_statistics(model: Any, but: Iterable[Any] = ()) -> Optional[str]:
+def of_statistics(model: Any, but: Sequence[Any] = ()) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
     known = {id(each) for each in but}
-    variables = kerases.statistics_of(model)
-    variables = [v for v in variables if id(v) not in known]
+    variables = [v for v in kerases.statistics_of(model) if id(v) not in known]
     return _nonfinite(_STATISTICS, model, variables)
 
 

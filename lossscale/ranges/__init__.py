@@ -11,8 +11,8 @@ In the order of imports:
 * `calls`: every call of a layer or an operation, in eager mode as in graphs;
 * `advice`: where what is not finite comes from, what to write against it, and a trial;
 * `nonfinite`: find_nonfinite, and its report;
-* `forward_ranges`: forward_ranges, and its report;
-* `gradient_ranges`: gradient_ranges, and its report.
+* `forward`: forward_ranges, and its report;
+* `gradient_report`: gradient_ranges, and its report.
 
-Begin with `gradient_ranges`, then `nonfinite`, then `forward_ranges`.
+Begin with `gradient_report`, then `nonfinite`, then `forward`.
 """

@@ -141,9 +141,7 @@ class Advice:
         return is_new
 
     def try_out(
-        self,
-        trial_of: Callable[[Advice], Trial],
-        run: Callable[[Any], Sequence[Fault]],
+        self, trial_of: Callable[[Advice], Trial], run: Callable[[Any], Sequence[Fault]]
     ) -> None:
         """Adds what helps against the faults that remain, until none does.
 
