@@ -11,7 +11,7 @@ from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import LEFT_OUT, OwnSteps, Skips
 from lossscale.plotting import scale_text
-from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
+from lossscale.ranges.magnitudes import WORDS, kind_of, magnitude
 from lossscale.runtime import kerases
 from lossscale.scales.base import unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
@@ -271,16 +271,13 @@ class Watched:
     def _search(self, floor: float) -> str:
         """Returns what is known of a loss scale that can still fall."""
         now, rule = self.last.loss_scale, self.optimizer.loss_scale
-        done = _backoffs(rule, self._highest, now)
-        left = _backoffs(rule, now, floor)
-        low, high, lowest, at = map(
-            scale_text, (self._lowest, self._highest, floor, now)
-        )
-        search = _MOVED.format(low=low, high=high)
+        done, left = _backoffs(rule, self._highest, now), _backoffs(rule, now, floor)
+        scales = {"low": self._lowest, "high": self._highest, "floor": floor}
+        texts = {name: scale_text(scale) for name, scale in scales.items()}
+        search = _MOVED.format(**texts)
         if done and left:
-            search = _LOWERED.format(
-                done=done, high=high, now=at, end=done + left, floor=lowest
-            )
+            at = scale_text(now)
+            search = _LOWERED.format(done=done, now=at, end=done + left, **texts)
         largest = _NO_LARGEST if self.last.largest is None else _NONE_READ
         if math.isfinite(self._largest):
             scaled = self._largest * now
@@ -529,7 +526,7 @@ def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[
             tensor = kerases.tensor_of(variable)
             copies = model.distribute_strategy.experimental_local_results(tensor)
             # Of a large variable only one number comes from the device to the host.
-            kind = kind_of(max(float(on_device(copy)) for copy in copies))
+            kind = kind_of(max(float(magnitude(copy)) for copy in copies))
             faults += [(variable, kind)] if kind else []
     return sentence.format(names=_listed(faults)) if faults else None
 
