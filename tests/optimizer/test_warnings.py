@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 import tensorflow as tf
@@ -23,6 +24,12 @@ def test_a_warning_is_of_the_users_line():
     with pytest.warns(LossScaleWarning, match="something") as caught:
         warn("something")
     assert caught[0].filename == __file__
+
+
+def test_its_pickles_name_no_room():
+    text = pickle.dumps(LossScaleWarning("something"))
+    assert b"lossscale\n" in pickle.dumps(LossScaleWarning("something"), 0)
+    assert pickle.loads(text).args == ("something",)  # noqa: S301 - its own
 
 
 def test_lines_of_ours_and_of_keras_are_no_users():
