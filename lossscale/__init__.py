@@ -10,7 +10,7 @@ from lossscale.optimizer import (
     LossScaleWarning,
 )
 from lossscale.ranges.forward import ForwardRanges, forward_ranges
-from lossscale.ranges.gradients import GradientRanges, gradient_ranges
+from lossscale.ranges.gradient_report import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
 from lossscale.scales.base import LossScale, Verdict
 from lossscale.scales.dynamic import DynamicLossScale

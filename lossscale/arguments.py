@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-Check = Callable[..., Any]
+ArgumentCheck = Callable[..., Any]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 #: A smaller positive float32 is subnormal, and processors may flush it to zero.
@@ -38,7 +38,7 @@ class Declared:
     ```
     """
 
-    def __init__(self, *newer: str, **checks: Check) -> None:
+    def __init__(self, *newer: str, **checks: ArgumentCheck) -> None:
         self._newer = newer
         self._checks = checks
 
@@ -57,7 +57,7 @@ class Declared:
         }
 
 
-def or_none(check: Check, **kwargs: Any) -> Check:
+def or_none(check: ArgumentCheck, **kwargs: Any) -> ArgumentCheck:
     """Returns a check that also takes None, and passes `kwargs` to `check`."""
     return lambda name, value: None if value is None else check(name, value, **kwargs)
 

@@ -14,7 +14,7 @@ from installed import families, make_strategy
 from limits import IS_NEWEST, TENSORFLOW, skip_without
 from models import seed_all
 
-from lossscale.runtime import callbacks
+from lossscale.runtime import op_callbacks
 
 _FAMILIES = [family.name for family in families()]
 #: Where a test takes the kind of Keras 2's optimizers that it does not take elsewhere.
@@ -149,7 +149,7 @@ def run(family, tmp_path, monkeypatch):
 def _listens_no_longer():
     """Ends what listens to eager mode: garbage does, until it is collected."""
     yield
-    callbacks._listening.clear()
+    op_callbacks._listening.clear()
 
 
 @pytest.fixture

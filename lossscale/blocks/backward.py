@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import divide, largest_magnitude, widened
 from lossscale.gradients.check import all_finite, checked
-from lossscale.runtime import callbacks, kerases, mode
+from lossscale.runtime import kerases, mode, op_callbacks
 from lossscale.runtime.aliases import (
     Flag,
     Grad,
@@ -26,12 +26,7 @@ from lossscale.runtime.aliases import (
 )
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
-from lossscale.runtime.graphs import (
-    captured_by,
-    current_graph,
-    graph_of,
-    is_recorded,
-)
+from lossscale.runtime.graphs import captured_by, current_graph, graph_of, is_recorded
 
 #: The most retries after an overflow, each at a smaller scale.
 _RETRIES = 3
@@ -285,9 +280,9 @@ def _reads_from_outside(
     """
     graph = current_graph()
     if graph is None:
-        listener = _Listener(found)
+        listener = _OutsideReads(found)
         copies = list(map(tf.identity, tensors))
-        callbacks.add(listener)
+        op_callbacks.add(listener)
         yield copies
         listener.is_done = True
         return
@@ -305,7 +300,7 @@ def _reads_from_outside(
             found.append(tensor)
 
 
-class _Listener:
+class _OutsideReads:
     """Adds to a list the older tensors that one thread's eager operations read."""
 
     def __init__(self, found: List[Tensor]) -> None:
@@ -313,14 +308,14 @@ class _Listener:
         self.is_done = False
         self._thread = threading.get_ident()
         # TensorFlow numbers tensors in the order in which they are made.
-        self._first = callbacks.key_of(tf.constant(0.0))
+        self._first = op_callbacks.key_of(tf.constant(0.0))
 
-    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
-        """Notes an operation: a `callbacks.Listener`."""
+    def note_op(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
+        """Notes an operation: an `op_callbacks.OpListener`."""
         del kind, outputs
         if not self.is_done and threading.get_ident() == self._thread:
             for each in inputs:
-                if callbacks.key_of(each) < self._first and _has_gradient(each):
+                if op_callbacks.key_of(each) < self._first and _has_gradient(each):
                     self.found.append(each)
         return not self.is_done
 

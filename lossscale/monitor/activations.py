@@ -12,7 +12,7 @@ at the end of the step:
   else if the step was applied: meant = True
 ```
 
-A magnitude is what `magnitudes.on_device` returns. -inf alone may be a mask.
+A magnitude is what `magnitudes.magnitude` returns. -inf alone may be a mask.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault
 from lossscale.ranges.calls import Call, Watcher, things_of
 from lossscale.ranges.exponents import LARGEST
-from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, on_device
+from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, magnitude
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
 from lossscale.runtime.autograph import do_not_convert
@@ -133,7 +133,7 @@ class Activations(Watcher):
             self._dtypes[number] = returned[0].dtype.name
         rows = [number] * len(returned) + [self.count + number] * len(given)
         if rows:
-            values = tf.stack(list(map(on_device, [*returned, *given])))
+            values = tf.stack(list(map(magnitude, [*returned, *given])))
             found = tf.math.unsorted_segment_max(values, rows, 2 * self.count)
             self.now.assign(tf.maximum(tf.convert_to_tensor(self.now), found))
         return outputs

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import (
-    Any,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -21,7 +11,7 @@ from lossscale.arguments import shown
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import LEFT_OUT, OwnSteps, Skips
 from lossscale.plotting import scale_text
-from lossscale.ranges.magnitudes import WORDS, kind_of, on_device
+from lossscale.ranges.magnitudes import WORDS, kind_of, magnitude
 from lossscale.runtime import kerases
 from lossscale.scales.base import can_change, left_out_as, shown_value, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
@@ -266,7 +256,7 @@ class Watched:
             names = ", ".join(f"model.{name}" for name in accumulators)
             findings.append(_ACCUMULATORS.format(names=names))
         findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
-        findings.append(of_statistics(model, accumulators.values()))
+        findings.append(of_statistics(model, list(accumulators.values())))
         if not loss and not can_change(loss_scale):
             findings.append(_FIXED)
         elif not loss and now <= floor:
@@ -281,16 +271,13 @@ class Watched:
     def _search(self, floor: float) -> str:
         """Returns what is known of a loss scale that can still fall."""
         now, rule = self.last.loss_scale, self.optimizer.loss_scale
-        done = _backoffs(rule, self._highest, now)
-        left = _backoffs(rule, now, floor)
-        low, high, lowest, at = map(
-            scale_text, (self._lowest, self._highest, floor, now)
-        )
-        search = _MOVED.format(low=low, high=high)
+        done, left = _backoffs(rule, self._highest, now), _backoffs(rule, now, floor)
+        scales = {"low": self._lowest, "high": self._highest, "floor": floor}
+        texts = {name: scale_text(scale) for name, scale in scales.items()}
+        search = _MOVED.format(**texts)
         if done and left:
-            search = _LOWERED.format(
-                done=done, high=high, now=at, end=done + left, floor=lowest
-            )
+            at = scale_text(now)
+            search = _LOWERED.format(done=done, now=at, end=done + left, **texts)
         largest = _NO_LARGEST if self.last.largest is None else _NONE_READ
         if math.isfinite(self._largest):
             scaled = self._largest * now
@@ -495,11 +482,10 @@ def _name_of_loss(model: Any) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def of_statistics(model: Any, but: Iterable[Any] = ()) -> Optional[str]:
+def of_statistics(model: Any, but: Sequence[Any] = ()) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
     known = {id(each) for each in but}
-    variables = kerases.statistics_of(model)
-    variables = [v for v in variables if id(v) not in known]
+    variables = [v for v in kerases.statistics_of(model) if id(v) not in known]
     return _nonfinite(_STATISTICS, model, variables)
 
 
@@ -540,7 +526,7 @@ def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[
             tensor = kerases.tensor_of(variable)
             copies = model.distribute_strategy.experimental_local_results(tensor)
             # Of a large variable only one number comes from the device to the host.
-            kind = kind_of(max(float(on_device(copy)) for copy in copies))
+            kind = kind_of(max(float(magnitude(copy)) for copy in copies))
             faults += [(variable, kind)] if kind else []
     return sentence.format(names=_listed(faults)) if faults else None
 

@@ -27,7 +27,7 @@ Begin with `engine`, then `pending` and `step`.
 from lossscale.optimizer.base import LossScaleOptimizer
 from lossscale.optimizer.engine import LossScaleEngine
 from lossscale.runtime import kerases
-from lossscale.runtime.warning import LossScaleWarning
+from lossscale.runtime.loss_scale_warning import LossScaleWarning
 
 # Importing a wrapper registers it, here and with its Keras.
 if kerases.keras3() is not None:

@@ -17,7 +17,7 @@ from lossscale.optimizer.kinds import Kind
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.step import Step, aggregated
-from lossscale.runtime import callbacks, kerases, mode, replicas
+from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.scales import serialization
@@ -192,7 +192,7 @@ class LossScaleEngine(tf.Module):
             reduction.refuse_dtype(dtype)
             dtype = dtype if replicas.count() > 1 else None
         if dtype is not None:
-            with callbacks.paused():
+            with op_callbacks.paused():
                 bundle = reduction.summed(bundle, dtype)
         reduces = reduction.reduction_for(are_added, dtype is not None)
         entry = self._entry_of(variables)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.gradients.check import dense_part
-from lossscale.runtime import callbacks
+from lossscale.runtime import op_callbacks
 from lossscale.runtime.aliases import (
     Array,
     Grad,
@@ -251,9 +251,9 @@ class Kinds:
             return
         setattr(tensor, self._attribute, kind)
         if current_graph() is None:
-            if not callbacks.is_telling():
-                self._since = callbacks.key_of(tensor)
-            callbacks.add(self)
+            if not op_callbacks.is_telling():
+                self._since = op_callbacks.key_of(tensor)
+            op_callbacks.add(self)
             self._patience = _PATIENCE
 
     def note_variables(
@@ -265,7 +265,7 @@ class Kinds:
                 handle = getattr(copy, "handle", None)
                 if handle is not None:
                     is_eager = graph_of(handle) is None
-                    key = callbacks.key_of(handle) if is_eager else id(handle)
+                    key = op_callbacks.key_of(handle) if is_eager else id(handle)
                     self._handles.setdefault(key, kind)
 
     def of(self, grads: Iterable[Grad]) -> List[Optional[Kind]]:
@@ -278,8 +278,8 @@ class Kinds:
             return self._eager_kind(tensor)
         return self._walked(graph).get(id(tensor))
 
-    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
-        """Takes note of an operation of eager mode: see `callbacks.Listener`."""
+    def note_op(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
+        """Takes note of an operation of eager mode: see `op_callbacks.OpListener`."""
         kinds = [self._eager_kind(each) for each in inputs]
         if any(kinds) or _is_call(kind):
             called = [kind] if _is_call(kind) else []
@@ -295,7 +295,7 @@ class Kinds:
     def _eager_kind(self, tensor: Tensor) -> Optional[Kind]:
         found: Optional[Kind] = vars(tensor).get(self._attribute)
         if found is None and tensor.dtype == tf.resource:
-            return self._handles.get(callbacks.key_of(tensor), Kind(UNKNOWN))
+            return self._handles.get(op_callbacks.key_of(tensor), Kind(UNKNOWN))
         return found
 
     def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
@@ -364,7 +364,7 @@ def _made(
 
     def number_at(i: int) -> Optional[Array]:
         may_be_unheard = since and operation in _SUMS
-        if may_be_unheard and callbacks.key_of(inputs[i]) < since:
+        if may_be_unheard and op_callbacks.key_of(inputs[i]) < since:
             return None
         return _number(inputs[i])
 

@@ -64,7 +64,7 @@ from lossscale.optimizer.kinds import (
     Kind,
     Kinds,
 )
-from lossscale.runtime import callbacks, mode, replicas
+from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import (
     Divisors,
     Flag,
@@ -83,7 +83,7 @@ from lossscale.runtime.graphs import (
     notes_of,
     visible_graphs,
 )
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.base import LossScale, observer_of, unguarded, value_of
 
 #: So many losses of a step are kept.
@@ -224,7 +224,7 @@ class StepObserver:
     @do_not_convert
     def note_read(self, tensor: Scalar) -> None:
         """A program read S as a tensor."""
-        if callbacks.are_paused():
+        if op_callbacks.are_paused():
             return  # a step is being applied, which itself moves the loss scale
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
         if self._variable is None:  # so that a body is seen to read S
@@ -249,7 +249,7 @@ class StepObserver:
         place.losses = [*before, Loss(loss, loss_scale, of_whom)][-_KEPT:]
         place.has_stepped = False
         self.is_scaled, self.reads, self.numbers = True, 0.0, 0
-        with callbacks.paused():
+        with op_callbacks.paused():
             for each in list(self.optimizers):
                 each.note_scaled(loss_scale, is_own=each is owner)
 
@@ -261,7 +261,7 @@ class StepObserver:
         if len(own) > 1:  # nobody knows whose these were
             for each in own:
                 each.is_unclear = True
-        with callbacks.paused():
+        with op_callbacks.paused():
             states = [each.state for each in optimizers if each.state is not None]
             free: List[Optional[Flag]] = [None] * len(states)
             if self.has_several:
@@ -403,7 +403,7 @@ class PendingDivision:
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers whether they were finite."""
         scaled = as_they_are(grads)
-        with callbacks.paused():
+        with op_callbacks.paused():
             kinds = self._kinds_of(scaled)
             if _lists_among(kind for kind in kinds if kind.name == UNSCALED):
                 raise ValueError(
@@ -472,7 +472,7 @@ class PendingDivision:
     def resolve(self, grads: Grads) -> Bundle:
         """Returns the gradients to apply, with their divisors and checks."""
         grads = as_they_are(grads)
-        with callbacks.paused():
+        with op_callbacks.paused():
             losses = [loss.value for loss in self.observer.losses()]
             kinds = self._kinds_of(grads)
             names = {k.name for grad, k in zip(grads, kinds) if grad is not None}

@@ -19,7 +19,7 @@ from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_che
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import FlagReduction
-from lossscale.runtime import callbacks, mode, replicas
+from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor, Variable
 from lossscale.runtime.control import either, group_ops, run_either
 from lossscale.runtime.graphs import (
@@ -86,7 +86,7 @@ class Step:
         `apply` is called with the unscaled gradients, unless the step is skipped. In a
         graph it returns an op that does it all. None in eager mode.
         """
-        with callbacks.paused():
+        with op_callbacks.paused():
             bundle = self.unscale(bundle)
             if not self._loss_scale.checks_gradients:
                 return group_ops([apply(bundle.unscaled())])
@@ -97,7 +97,7 @@ class Step:
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
         """Does the rest of the step, from `reduce` on, for all replicas at once."""
-        with callbacks.paused():  # the thread may be another one than in `run`
+        with op_callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
 
             def apply_all() -> Any:

@@ -12,7 +12,7 @@ In the order of imports:
 * `advice`: where what is not finite comes from, what to write against it, and a trial;
 * `nonfinite`: find_nonfinite, and its report;
 * `forward`: forward_ranges, and its report;
-* `gradients`: gradient_ranges, and its report.
+* `gradient_report`: gradient_ranges, and its report.
 
-Begin with `gradients`, then `nonfinite`, then `forward`.
+Begin with `gradient_report`, then `nonfinite`, then `forward`.
 """

@@ -29,9 +29,9 @@ import tensorflow as tf
 from lossscale.ranges.calls import Call, Watcher
 from lossscale.ranges.magnitudes import floats_in, is_bad, is_float, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32
-from lossscale.runtime import callbacks, kerases
-from lossscale.runtime.callbacks import key_of
+from lossscale.runtime import kerases, op_callbacks
 from lossscale.runtime.graphs import is_building
+from lossscale.runtime.op_callbacks import key_of
 
 #: After so many trials the advice is given as it is.
 _TRIALS = 20
@@ -141,9 +141,7 @@ class Advice:
         return is_new
 
     def try_out(
-        self,
-        trial_of: Callable[[Advice], Trial],
-        run: Callable[[Any], Sequence[Fault]],
+        self, trial_of: Callable[[Advice], Trial], run: Callable[[Any], Sequence[Fault]]
     ) -> None:
         """Adds what helps against the faults that remain, until none does.
 
@@ -260,12 +258,12 @@ class Trial(Watcher):
         self._listens = True
         try:
             with in_float32(advice.keras, layers), self.watching_eagerly(model):
-                callbacks.add(self)
+                op_callbacks.add(self)
                 yield
         finally:
             self._listens = False
 
-    def hear(self, kind: str, inputs: Any, outputs: Any) -> bool:
+    def note_op(self, kind: str, inputs: Any, outputs: Any) -> bool:
         for output in filter(is_bad, outputs if self._listens else ()):
             floats, call = floats_in(list(inputs)), self.innermost
             fault = _fault_of(call, kind, [*floats, output])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -54,8 +54,8 @@ class Call:
     @property
     def is_layer(self) -> bool:
         """Whether this calls a layer, which takes a dtype, rather than an operation."""
-        is_layer = hasattr(self.layer, "_flatten_layers")
-        return is_layer and type(self.layer).__name__ not in _OPERATIONS
+        kind = type(self.layer).__name__
+        return hasattr(self.layer, "_flatten_layers") and kind not in _OPERATIONS
 
     @property
     def is_of_library(self) -> bool:
@@ -135,11 +135,9 @@ class Watcher:
         self.calls.append(call)
         return outputs
 
-    @contextlib.contextmanager
-    def watching(self, things: List[Any]) -> Iterator[None]:
+    def watching(self, things: List[Any]) -> ContextManager[None]:
         """Tells this object of each call of some layers and operations."""
-        with changed([(thing, "call", self._watched(thing)) for thing in things]):
-            yield
+        return changed([(thing, "call", self._watched(thing)) for thing in things])
 
     @contextlib.contextmanager
     def watching_eagerly(self, model: Any) -> Iterator[None]:

@@ -16,7 +16,7 @@ from lossscale.ranges.magnitudes import floats_in, is_float
 from lossscale.ranges.model_state import SIXTEEN_BITS, all_in_float32
 from lossscale.ranges.report import Ranges
 from lossscale.runtime import kerases
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 
 #: By a layer's path and the row's name: counts of shape `[BINS]`, and the largest
 #: finite magnitude.

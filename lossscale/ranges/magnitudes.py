@@ -1,6 +1,6 @@
 """How large a tensor's values are, and whether they hold inf or NaN.
 
-On the device, in any mode, `on_device` says both in one number. On the host, for
+On the device, in any mode, `magnitude` says both in one number. On the host, for
 tensors of eager mode, `look` says more.
 """
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from lossscale.runtime import mode
 
-#: These stand for -inf alone, inf and NaN in the result of `on_device`. In this order
+#: These stand for -inf alone, inf and NaN in the result of `magnitude`. In this order
 #: each is larger than the one before, and all are larger than any other number, so a
 #: maximum keeps the worst.
 MASK, INF, NAN = 2.0**126, 2.0**127, float("inf")
@@ -23,7 +23,7 @@ _LARGEST = 2.0**125
 WORDS = {"inf": "inf", "-inf": "-inf", "nan": "NaN"}
 
 
-def on_device(tensor: Any) -> Any:
+def magnitude(tensor: Any) -> Any:
     """Returns a tensor's largest magnitude, a `float32` tensor of shape `[]`.
 
     It is `NAN` if the tensor holds NaN, else `INF` if inf, else `MASK` if -inf.
@@ -46,11 +46,11 @@ def on_device(tensor: Any) -> Any:
     return tf.where(is_nan, NAN, found)
 
 
-def kind_of(magnitude: float) -> Optional[str]:
-    """Returns what a result of `on_device` stands for: a key of `WORDS`, or None."""
-    if magnitude < MASK:
+def kind_of(found: float) -> Optional[str]:
+    """Returns what a result of `magnitude` stands for: a key of `WORDS`, or None."""
+    if found < MASK:
         return None
-    return "nan" if magnitude == NAN else "inf" if magnitude == INF else "-inf"
+    return "nan" if found == NAN else "inf" if found == INF else "-inf"
 
 
 class Look(NamedTuple):

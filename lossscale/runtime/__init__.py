@@ -3,11 +3,11 @@
 This package knows no loss scale and no gradient. In the order of its imports:
 
 * `aliases`: the types that signatures name;
-* `warning`: LossScaleWarning, and the function that gives it;
+* `loss_scale_warning`: LossScaleWarning, and the function that gives it;
 * `autograph`: keeps AutoGraph from rewriting our functions;
 * `graphs`: which graph is being built, and what is in sight from there;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
-* `callbacks`: tells listeners of each operation that eager mode runs;
+* `op_callbacks`: tells listeners of each operation that eager mode runs;
 * `control`: the branches and the order of operations in a graph;
 * `kerases`: which Kerases are in use, and how they differ;
 * `random_streams`: keeps the process's random streams as they are for a while;

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Optional,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import tensorflow as tf
 
@@ -47,7 +37,7 @@ def graph_of(tensor: Tensor) -> Optional[Graph]:
     return getattr(tensor, "graph", None)  # an eager tensor raises AttributeError
 
 
-def visible_graphs() -> Iterator[Optional[Graph]]:
+def visible_graphs() -> Iterable[Optional[Graph]]:
     """Yields the current graph and those around it whose tensors it may use.
 
     A branch of `tf.cond` or a loop's body may use the tensors of the graph around it.
@@ -172,17 +162,15 @@ def functions_of(operation: Any) -> List[str]:
 
     Those of a loop are its body and its condition. A dataset's are not among them.
     """
-    if operation.type in {"If", "StatelessIf"}:
-        called = [operation.get_attr("then_branch"), operation.get_attr("else_branch")]
-    elif operation.type in {"Case", "StatelessCase"}:
-        called = operation.get_attr("branches")
-    elif operation.type in {"While", "StatelessWhile"}:
-        called = [operation.get_attr("body"), operation.get_attr("cond")]
-    elif operation.type in {"PartitionedCall", "StatefulPartitionedCall"}:
-        called = [operation.get_attr("f")]
-    else:
-        called = []
-    return [each.name for each in called]
+    attributes = {
+        "If": ("then_branch", "else_branch"),
+        "Case": ("branches",),
+        "While": ("body", "cond"),
+        "PartitionedCall": ("f",),
+    }
+    kind = operation.type.replace("Stateless", "").replace("Stateful", "")
+    called = [operation.get_attr(name) for name in attributes.get(kind, ())]
+    return [each.name for each in tf.nest.flatten(called)]
 
 
 def body_of(function: str) -> Optional[Graph]:

@@ -179,6 +179,9 @@ def callback_class() -> Any:
     callback = type("Callback", bases(), members)
 
     def come(_: Any) -> None:
+        # So objects that exist already are callbacks of that Keras, too. No Keras lets
+        # other classes pass for its own, and only its class has the private methods
+        # that its `fit` calls.
         callback.__bases__ = bases()
 
     for_each_keras2(come)

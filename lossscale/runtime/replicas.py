@@ -59,8 +59,7 @@ def train_apart() -> bool:
     """Tells whether each worker takes its own steps, as with parameter servers."""
     of_v1 = tf.compat.v1.distribute.experimental
     spaces = (tf.distribute, tf.distribute.experimental, of_v1)
-    found = (getattr(each, "ParameterServerStrategy", None) for each in spaces)
-    classes = tuple(each for each in found if each is not None)
+    classes = tuple(getattr(each, "ParameterServerStrategy", ()) for each in spaces)
     return isinstance(tf.distribute.get_strategy(), classes)
 
 
@@ -89,8 +88,7 @@ def all_reduce_sum(value: Tensor) -> Tensor:
         return local_result(
             extended.reduce_to(tf.distribute.ReduceOp.SUM, value, value)
         )
-    (total,) = all_reduce_sums([value])
-    return total
+    return all_reduce_sums([value])[0]
 
 
 def all_reduce_sums(values: Grads) -> Grads:

@@ -30,7 +30,7 @@ from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops, run_either
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 
 
 class Observer(Protocol):

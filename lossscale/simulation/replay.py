@@ -16,12 +16,7 @@ from lossscale.runtime.aliases import Array, Flag
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale, unsaved_variables
 from lossscale.scales.headroom import FLOAT16_MAX
-from lossscale.simulation.run_file import (
-    check_not_negative,
-    draw,
-    load_run,
-    per_step,
-)
+from lossscale.simulation.run_file import check_not_negative, draw, load_run, per_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -200,7 +195,7 @@ def simulate(
     # Infinity will do for what float32 cannot hold.
     with np.errstate(divide="ignore", over="ignore"):
         if has_flags:
-            trace = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
+            trace = per_step("is_finite", is_finite, "booleans")
         else:
             limit = _ratios(largest) if limit is None else limit
             trace = per_step("limit", limit, "numbers").astype(np.float64)
@@ -214,12 +209,11 @@ def simulate(
             name = "is_finite" if has_flags else "limit"
             raise ValueError(f"`{name}` must hold at least one step, got none.")
         if largest is not None:
-            largest = per_step("largest", largest, "numbers", len(trace))
-            largest = largest.astype(np.float32)
+            of_steps = per_step("largest", largest, "numbers", len(trace))
+            largest = of_steps.astype(np.float32)
     bad = np.zeros(len(trace), np.bool_)
     if bad_losses is not None:
         bad = per_step("bad_losses", bad_losses, "booleans", len(trace))
-        bad = bad.astype(np.bool_)
     untold = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
     told = [trace, bad, untold]
     if loss_scale.needs_largest:

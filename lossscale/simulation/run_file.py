@@ -135,7 +135,8 @@ def save_run(
         that is neither a recorded run nor empty, which this never overwrites.
     """
     file_name = check_writable("path", path)
-    arrays: Dict[str, Any] = _arrays_of(is_finite, loss_scale, largest, bad_losses)
+    given = (is_finite, loss_scale, largest, bad_losses)
+    arrays: Dict[str, Any] = _checked(dict(zip(_ARRAYS, given)))
     beside = f"{file_name}.part"
     with open(beside, "wb") as file:
         np.savez_compressed(file, **arrays)
@@ -180,7 +181,7 @@ def load_run(path: Any) -> Run:
             f'`path` must hold an array "is_finite", got {file_name!r} with {names}.'
         )
     try:
-        arrays = _arrays_of(**found)
+        arrays = _checked(found)
         for name, array in arrays.items():
             check_not_negative(name, array)
     except (TypeError, ValueError) as error:
@@ -215,26 +216,24 @@ def check_writable(name: str, value: Any) -> str:
     )
 
 
-def _arrays_of(
-    is_finite: Any, loss_scale: Any = None, largest: Any = None, bad_losses: Any = None
-) -> Dict[str, Array]:
-    """Returns a run's arrays by name, as the file holds them, without those missing."""
-    flags = per_step("is_finite", is_finite, "booleans").astype(np.bool_)
-    arrays = {"is_finite": flags}
-    for name, values in (("loss_scale", loss_scale), ("largest", largest)):
-        if values is not None:
-            array = per_step(name, values, "floats", len(flags))
-            arrays[name] = array.astype(np.float32)
-    if bad_losses is not None:
-        array = per_step("bad_losses", bad_losses, "booleans", len(flags))
-        arrays["bad_losses"] = array.astype(np.bool_)
+def _checked(given: Dict[str, Any]) -> Dict[str, Array]:
+    """Returns a run's arrays as the file holds them, without those that are None."""
+    arrays: Dict[str, Array] = {}
+    steps = None
+    for name in _ARRAYS:
+        if steps is None or given.get(name) is not None:
+            is_float = name in ("loss_scale", "largest")
+            holds = "floats" if is_float else "booleans"
+            array = per_step(name, given[name], holds, steps)
+            arrays[name] = array.astype(np.float32) if is_float else array
+            steps = len(array)
     return arrays
 
 
 def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> Array:
     """Returns an argument that `holds` a key of `_KINDS` as an array, shape `[steps]`.
 
-    If `steps` is None, of any length.
+    If `steps` is None, of any length. Booleans are `bool`, others keep their dtype.
     """
     try:
         array: Array = np.asarray(value)
@@ -249,7 +248,7 @@ def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> 
             f"`{name}` must have one entry per step, shape [{wanted}], got shape "
             f"{list(array.shape)}."
         )
-    return array
+    return array.astype(np.bool_) if holds == "booleans" else array
 
 
 def check_not_negative(name: str, array: Array) -> None:

@@ -188,12 +188,12 @@ def test_what_an_operation_makes(operation, kinds, value, expected):
 
 
 def test_listening_ends_a_thousand_operations_after_the_last_use():
-    from lossscale.runtime import callbacks
+    from lossscale.runtime import op_callbacks
 
     kinds = Kinds(None)
     kinds.note(tf.constant(2.0), Kind(SCALE))
-    assert callbacks.is_telling()
+    assert op_callbacks.is_telling()
     one = tf.constant(1.0)
     for _ in range(1001):
         one += 1.0
-    assert not callbacks.is_telling()
+    assert not op_callbacks.is_telling()

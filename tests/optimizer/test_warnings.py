@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from lossscale import LossScaleWarning
 from lossscale.optimizer import messages
 from lossscale.runtime.autograph import do_not_convert
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 
 TEXTS = {
     name: text
@@ -25,8 +26,14 @@ def test_a_warning_is_of_the_users_line():
     assert caught[0].filename == __file__
 
 
+def test_its_pickles_name_no_room():
+    text = pickle.dumps(LossScaleWarning("something"))
+    assert b"lossscale\n" in pickle.dumps(LossScaleWarning("something"), 0)
+    assert pickle.loads(text).args == ("something",)  # noqa: S301 - its own
+
+
 def test_lines_of_ours_and_of_keras_are_no_users():
-    program = "from lossscale.runtime.warning import warn\nwarn('it')"
+    program = "from lossscale.runtime.loss_scale_warning import warn\nwarn('it')"
     with pytest.warns(LossScaleWarning) as caught:
         exec(  # noqa: S102 - as if this line stood in Keras
             compile(program, "keras.py", "exec"), {"__name__": "keras.src.optimizers"}

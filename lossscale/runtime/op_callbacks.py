@@ -17,10 +17,10 @@ from tensorflow.python.framework import op_callbacks
 from lossscale.runtime.aliases import Graph, Tensor, Tensors
 
 
-class Listener(Protocol):
+class OpListener(Protocol):
     """An object that is told of operations."""
 
-    def hear(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
+    def note_op(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Takes note of an operation, or a function of this name, that has run.
 
         Returns whether the listener wants to be told of this thread's next operation.
@@ -35,10 +35,10 @@ class _Here(threading.local):
 
 _here = _Here()
 #: Weak references: being listed here keeps no listener alive.
-_listening: List[weakref.ref[Listener]] = []
+_listening: List[weakref.ref[OpListener]] = []
 
 
-def add(listener: Listener) -> None:
+def add(listener: OpListener) -> None:
     """Tells a listener of each operation that eager mode runs on this thread from now.
 
     The threads of a strategy's replicas inherit it. It is told until it is freed, or
@@ -106,7 +106,7 @@ def _tell(
         _here.pauses += 1
         try:
             found = [each() for each in list(_listening)]
-            wanted = [each.hear(name, inputs, outputs) for each in found if each]
+            wanted = [each.note_op(name, inputs, outputs) for each in found if each]
         finally:
             _here.pauses -= 1
         # TensorFlow is iterating over its callbacks. If it has others, they would not

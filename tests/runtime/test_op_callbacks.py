@@ -8,13 +8,13 @@ import threading
 import pytest
 import tensorflow as tf
 
-from lossscale.runtime import callbacks
+from lossscale.runtime import op_callbacks
 
 
 @pytest.fixture(autouse=True)
 def _nobody_else(monkeypatch):
     """Leaves out the listeners of tests before, and ends what they were told by."""
-    monkeypatch.setattr(callbacks, "_listening", [])
+    monkeypatch.setattr(op_callbacks, "_listening", [])
     tf.sqrt(tf.constant(1.0))
 
 
@@ -25,7 +25,7 @@ class Listener:
         self.wanted = wanted
         self.heard = []
 
-    def hear(self, kind, inputs, outputs):
+    def note_op(self, kind, inputs, outputs):
         self.heard.append((kind, len(inputs), len(outputs)))
         return len(self.heard) < self.wanted
 
@@ -38,8 +38,8 @@ def test_operations_and_functions_are_told():
     one = tf.constant(1.0)
     function = tf.function(tf.exp).get_concrete_function(tf.TensorSpec([]))
     listener = Listener()
-    callbacks.add(listener)
-    callbacks.add(listener)  # once is enough
+    op_callbacks.add(listener)
+    op_callbacks.add(listener)  # once is enough
     tf.multiply(one, tf.sqrt(one))
     function(one)
     names = kinds(listener)
@@ -50,7 +50,7 @@ def test_operations_and_functions_are_told():
 
 def test_what_a_graph_is_built_of_is_not_told():
     listener = Listener()
-    callbacks.add(listener)
+    op_callbacks.add(listener)
     tf.function(tf.sin).get_concrete_function(tf.TensorSpec([]))
     assert "Sin" not in kinds(listener)
 
@@ -58,37 +58,37 @@ def test_what_a_graph_is_built_of_is_not_told():
 def test_it_ends_when_nobody_wants_more():
     one = tf.constant(1.0)
     many, few = Listener(), Listener(wanted=1)
-    callbacks.add(many)
-    callbacks.add(few)
+    op_callbacks.add(many)
+    op_callbacks.add(few)
     tf.sqrt(one)
-    assert callbacks.is_telling()
+    assert op_callbacks.is_telling()
     many.wanted = 0
     tf.sqrt(one)
-    assert not callbacks.is_telling()
+    assert not op_callbacks.is_telling()
     told = len(many.heard)
     tf.sqrt(one)
     assert len(many.heard) == told
-    callbacks.add(many)
+    op_callbacks.add(many)
     tf.sqrt(one)
     assert len(many.heard) == told + 1
 
 
 def test_who_is_gone_is_told_of_nothing():
     listener = Listener()
-    callbacks.add(listener)
+    op_callbacks.add(listener)
     del listener
     gc.collect()
     tf.sqrt(tf.constant(1.0))
     tf.sqrt(tf.constant(1.0))
-    assert not callbacks.is_telling()
+    assert not op_callbacks.is_telling()
 
 
 def test_a_thread_is_told_for_itself():
     listener = Listener()
-    callbacks.add(listener)
+    op_callbacks.add(listener)
     told = []
-    thread = threading.Thread(target=lambda: told.append(callbacks.is_telling()))
+    thread = threading.Thread(target=lambda: told.append(op_callbacks.is_telling()))
     thread.start()
     thread.join()
     assert told == [False]
-    assert callbacks.is_telling()
+    assert op_callbacks.is_telling()

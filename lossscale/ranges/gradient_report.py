@@ -18,7 +18,7 @@ from lossscale.ranges.model_state import SIXTEEN_BITS, in_float32, unchanged
 from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.kerases import layers_of
-from lossscale.runtime.warning import warn
+from lossscale.runtime.loss_scale_warning import warn
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -12,6 +12,8 @@ _NOT_THE_USERS = {"lossscale", "tensorflow", "keras", "tf_keras"}
 class LossScaleWarning(UserWarning):
     """The category of all warnings of this package. The text says what to change."""
 
+    __module__ = "lossscale"  # pickles of it do not depend on a room
+
 
 def warn(message: str) -> None:
     """Gives a `LossScaleWarning` that points at the user's line which led here."""
