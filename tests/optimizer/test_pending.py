@@ -14,8 +14,6 @@ from models import compiled
 
 from lossscale import FixedLossScale
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 INF = float("inf")
 MODES = ["eager", "graph"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import combinations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import reference
@@ -50,7 +49,6 @@ def runs(draw):
     return is_finite.tolist()
 
 
-@pytest.mark.slow_on_the_newest
 @settings(max_examples=60, deadline=None)
 @given(config=configs(), flags=runs())
 def test_every_step_of_every_run_is_the_references(config, flags):

@@ -69,7 +69,6 @@ def draw(seed, steps=40):
     return rule, list(zip(is_finite.tolist(), largest.astype(np.float32).tolist()))
 
 
-@pytest.mark.slow_on_the_newest
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_step_of_every_run_is_the_references(seed):
