@@ -22,6 +22,7 @@ def pytest_collection_modifyitems(items):
         items.remove(item)
 """
 ALL = """
+import pytest
 from combinations import beyond_pairs, left_over
 
 def pytest_collection_modifyitems(items):
