@@ -103,7 +103,7 @@ def test_any_two_values_are_in_one_test(tmp_path):
 
 
 def test_the_table_names_tests_that_there_are():
-    known = {"smoke", "slow-on-newest", "every", "one-xla", "one-keras2"}
+    known = {"smoke", "quick", "slow-on-newest", "every", "one-xla", "one-keras2"}
     for file, said in rules().items():
         nodes, names = ast.parse((ROOT / "tests" / file).read_text()).body, ["*"]
         for node in nodes:

@@ -90,6 +90,16 @@ def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mod
     assert trained.subtracted() == 1.0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_no_kind_are_unscaled_by_what_multiplied_their_loss(trained, mode):
+    unscale = compiled(trained.optimizer.get_unscaled_gradients, mode)
+    grads = tf.function(trained.scaled)(tf.constant(0.5))
+    trained.optimizer.loss_scale.current_loss_scale.assign(S / 4)
+    with warned(0):
+        trained.apply(unscale(grads))
+    assert trained.subtracted() == 0.5
+
+
 def test_a_function_that_nobody_heard_is_no_number(trained):
     """It returns scaled gradients before eager mode is listened to."""
     make = tf.function(trained.scaled)

@@ -7,6 +7,7 @@ beside Keras 3 only where it is not the newest TensorFlow (conftest.py). In the 
 
     smoke           runs with `pytest -m smoke`, too: in a minute, between two edits
     slow-on-newest  takes seconds: slow on the newest TensorFlow, quick on all others
+    quick           not so, though its file is
     every           quick tests take all combinations, since many of them are skipped
     one-xla         XLA compiles the graph, which each Keras has: one Keras is enough
     one-keras2      nothing in it asks which Keras 2 it is: beside Keras 3 a quick test
@@ -90,6 +91,7 @@ optimizer/test_kills_and_damage.py:
 optimizer/test_kinds.py:
     test_what_is_said_of_a_value_is_so: slow-on-newest
 optimizer/test_looking.py: slow-on-newest one-xla one-keras2
+    test_the_largest_on_the_last_replica: quick
 optimizer/test_loops.py: one-xla
     TestSession::test_what_is_finite_is_applied_though_its_sum_is_not: every
 optimizer/test_nonfinite_loss.py: one-xla one-keras2
@@ -109,6 +111,8 @@ optimizer/test_rebased.py:
 optimizer/test_sharing.py: one-xla one-keras2
     test_in_a_graph_and_session: every
 optimizer/test_spike_record.py: slow-on-newest one-xla one-keras2
+    test_a_spike_on_the_last_replica_is_skipped_on_all: quick
+    test_a_spike_changes_nothing_and_is_named: quick
 optimizer/test_step.py: one-xla one-keras2
 optimizer/test_strategies.py:
     test_strategy_run_without_the_optimizers_aggregation: slow-on-newest every
@@ -187,7 +191,8 @@ def words_of(item):
         name, _, wanted = pattern.partition("[")
         if fnmatchcase(test, name) and fnmatchcase(parameters, wanted or "*"):
             words |= said
-    return words - {"one-keras2"} if IS_SOAK and "_kills_" in file else words
+    without = {"one-keras2"} if IS_SOAK and "_kills_" in file else set()
+    return words - without - ({"slow-on-newest"} if "quick" in words else set())
 
 
 def left_over(items):
