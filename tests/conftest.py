@@ -6,16 +6,18 @@ import gc
 import itertools
 import runpy
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import beyond_pairs, function_of, is_slow, left_over, words_of
+from combinations import beyond_pairs, function_of, is_slow, left_over, rules, words_of
 from installed import families, make_strategy
 from limits import IS_NEWEST, TENSORFLOW, skip_without
 from models import seed_all
 
 from lossscale.runtime import callbacks
 
+HERE = Path(__file__).parent
 _FAMILIES = [family.name for family in families()]
 #: Where a test takes the kind of Keras 2's optimizers that it does not take elsewhere.
 OTHER_KIND = [(2, 11), (2, 15)]
@@ -41,6 +43,14 @@ def pytest_cmdline_main(config):
         option.maxprocesses = option.maxprocesses or 8
     if option.numprocesses:
         option.dist = "worksteal"
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Does not even import files without smoke tests, if only those are to run."""
+    if config.option.markexpr == "smoke" and collection_path.suffix == ".py":
+        said = rules().get(collection_path.relative_to(HERE).as_posix(), ())
+        return not any("smoke" in words for _, words in said) or None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks

@@ -34,6 +34,9 @@ blocks/test_layers.py: one-keras2
     test_two_replicas_train_as_one_does: slow-on-newest
 blocks/test_outside.py: one-xla one-keras2
 compat/test_programs_of_1.py: slow-on-newest
+gradients/test_arithmetic.py:
+    test_a_float16_loss_is_scaled_in_float32: smoke
+gradients/test_rows.py: smoke
 monitor/test_activations.py: one-keras2
     test_the_first_layer_is_named_with_what_it_was_before: slow-on-newest
 monitor/test_bad_batches.py: one-keras2
@@ -48,11 +51,13 @@ monitor/test_statistics.py: one-keras2
     test_statistics_of_every_kind: slow-on-newest
 monitor/test_underflow.py: slow-on-newest one-keras2
 monitor/test_watched.py: one-keras2
+    test_gradients_that_are_added_up_in_variables_are_told_of[*-True]: smoke
     test_those_that_are_given_are_watched: slow-on-newest
 optimizer/test_aggregation.py:
     test_it_is_called_at_every_step_and_what_it_returns_is_looked_at: slow-on-newest
 optimizer/test_between_gradients_and_apply.py: one-keras2
 optimizer/test_communication.py: one-keras2
+    test_a_loop[*-eager-*]: smoke
     test_a_subclass_that_looks_itself_is_given_the_sum: slow-on-newest
     test_fit: slow-on-newest
     test_two_optimizers_share_a_loss_scale: slow-on-newest
@@ -63,6 +68,7 @@ optimizer/test_composition.py:
     test_settings_of_every_optimizer: every
     test_variables_excluded_from_weight_decay: every
 optimizer/test_fault_record.py: one-xla one-keras2
+    test_each_gradient_at_fault_is_told_and_how[*-graph]: smoke
 optimizer/test_fit.py:
     test_converges_under_mixed_float16: slow-on-newest
 optimizer/test_foreign_loops.py: one-xla one-keras2
@@ -79,6 +85,7 @@ optimizer/test_keras_arguments.py:
     test_a_name_is_a_name_in_any_order: one-keras2
     test_arguments_of_keras_own_are_taken: one-keras2
     test_it_goes_on_as_if_keras_own_had_gone_on: slow-on-newest
+    test_keras_own_wrapper_and_its_config_are_taken: smoke
     test_what_is_no_wrapper_of_keras_is_told: one-keras2
     test_wrong_arguments_are_told_before_anything_exists: one-keras2
 optimizer/test_keras_calls.py:
@@ -92,13 +99,30 @@ optimizer/test_kinds.py:
     test_what_is_said_of_a_value_is_so: slow-on-newest
 optimizer/test_looking.py: slow-on-newest one-xla one-keras2
     test_the_largest_on_the_last_replica: quick
+    test_the_largest_on_the_last_replica[*-eager-*]: smoke
 optimizer/test_loops.py: one-xla
     TestSession::test_what_is_finite_is_applied_though_its_sum_is_not: every
+    test_clipping_cannot_hide_an_overflow[*-graph]: smoke
 optimizer/test_nonfinite_loss.py: one-xla one-keras2
+    test_the_rule_is_told_nothing_and_the_step_is_counted[*-dynamic*-graph]: smoke
 optimizer/test_overflows.py: one-xla one-keras2
+    test_an_overflow_counts_once[*-graph]: smoke
+    test_an_overflow_waits_over_any_number_of_losses: smoke
+    test_the_rest_of_a_list_is_of_the_same_step: smoke
 optimizer/test_overwriting.py: slow-on-newest one-xla one-keras2
 optimizer/test_pending.py: one-xla one-keras2
+    test_a_function_returns_them_and_their_norm_is_asked: smoke
+    test_each_row_of_the_table: smoke
+    test_gradients_of_no_kind_are_unscaled_by_what_multiplied_their_loss: smoke
+    test_it_crosses_functions[*-graph]: smoke
+    test_mixed_values_are_divided_and_told: smoke
+    test_one_adds_up_unscaled_gradients_while_the_other_takes_steps[*-False]: smoke
+    test_one_unscales_a_list_of_which_t*: smoke
+    test_the_loss_scale_unscales_for_the_one_that_waits: smoke
+    test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it: smoke
 optimizer/test_persistence.py:
+    TestCheckpoint::test_own[*-before-build]: smoke
+    TestConfig::test_round_trip: smoke
     TestKerasFile::test_holds_everything: every
     TestKerasFile::test_loads_where_only_lossscale_was_imported: one-keras2
 optimizer/test_processes.py: one-keras2
@@ -108,16 +132,22 @@ optimizer/test_rebased.py:
     test_it_goes_on_from_keras_own: one-keras2
     test_others_are_called_as_they_are: one-keras2
     test_what_cannot_be_is_told_with_the_line_to_change: one-keras2
+optimizer/test_reduction.py: smoke
 optimizer/test_sharing.py: one-xla one-keras2
     test_in_a_graph_and_session: every
+    test_one_adjustment_per_step[*e]: smoke
 optimizer/test_spike_record.py: slow-on-newest one-xla one-keras2
-    test_a_spike_on_the_last_replica_is_skipped_on_all: quick
     test_a_spike_changes_nothing_and_is_named: quick
+    test_a_spike_changes_nothing_and_is_named[*-graph]: smoke
+    test_a_spike_on_the_last_replica_is_skipped_on_all: quick
 optimizer/test_step.py: one-xla one-keras2
+    test_a_step_is_applied_if_the_unscaled_gradients_are_finite: smoke
 optimizer/test_strategies.py:
     test_strategy_run_without_the_optimizers_aggregation: slow-on-newest every
 optimizer/test_two_replicas.py:
+    test_clipping_on_one_replica_hides_nothing[*-in one run-*]: smoke
     test_equal_rows_of_float16_that_add_up_to_infinity: slow-on-newest
+    test_large_gradients_of_a_finite_sum_are_applied: smoke
     test_settings_for_which_keras3_meets_in_a_branch: every
 optimizer/test_zoo_of_expressions.py: slow-on-newest
     test_trains_as_the_bare_optimizer: one-keras2
@@ -139,21 +169,38 @@ ranges/test_nonfinite.py:
 runtime/test_mode.py:
     test_a_session_and_xla_in_it_are_seen: slow-on-newest
 scales/test_conformance.py:
+    test_a_checkpoint_holds_the_whole_state: smoke
+    test_a_restored_value_that_is_no_loss_scale_is_replaced: smoke
+    test_adjust_is_update_with_the_flag_known: smoke
+    test_config_through_json_is_the_constructors_arguments: smoke
     test_every_mode_gives_what_eager_gives[*spike*]: slow-on-newest
+    test_its_rule: smoke
     test_the_whole_state_goes_on_where_it_is_compiled: slow-on-newest
+scales/test_dynamic.py:
+    test_follows_the_rule: smoke
+    test_four_families_of_hysteresis: smoke
+    test_growth_catches_up_with_a_restored_counter: smoke
 scales/test_headroom.py:
+    test_a_ceiling_holds_what_gradients_do_not_announce: smoke
     test_every_step_is_the_references: slow-on-newest
+    test_zero_gradients_move_nothing: smoke
 scales/test_interchange.py:
     test_a_run_goes_on_here_and_goes_back: slow-on-newest
+scales/test_log_normal.py:
+    test_5000_random_steps_are_the_references: smoke
 scales/test_reference.py:
+    test_each_argument_as_the_reference: smoke
     test_every_step_of_every_run_is_the_references: slow-on-newest
 scales/test_spike_guard.py:
     test_every_step_of_every_run_is_the_references: slow-on-newest
+    test_spikes_zeros_overflows_and_a_new_level_as_the_reference: smoke
 simulation/test_replay.py:
     test_a_loss_that_is_not_finite_is_an_event_of_its_own: slow-on-newest
     test_it_is_the_objects_own_run*: slow-on-newest
 test_fuzzing.py:
     test_an_object_that_stays_finite_or_an_error_that_names: slow-on-newest
+test_public_api.py:
+    test_names_of_variables_and_of_config_keys: smoke
 test_questions.py: one-keras2
     test_a_loss_scale_below_1_trains_what_overflows_at_1: slow-on-newest
     test_a_model_trained_in_float16_becomes_int8: slow-on-newest
@@ -165,6 +212,7 @@ test_recipes.py: one-keras2
     test_an_overflow_of_either_loss*: slow-on-newest
     test_an_overflowed_batch_is_repeated_and_counted_once: slow-on-newest
     test_fit_gives_up_a_batch_that_always_overflows: slow-on-newest
+test_rooms.py: smoke
 """
 #: The runs of test_kills_and_damage.py with LOSSSCALE_SOAK=1 are with each Keras 2.
 IS_SOAK = bool(os.environ.get("LOSSSCALE_SOAK"))
