@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from fnmatch import fnmatchcase
 
+from combinations import rules
 from installed import ROOT
 
 QUICK = """
@@ -97,3 +100,17 @@ def test_any_two_values_are_in_one_test(tmp_path):
         "slow": 4,
         "none": 1,
     }
+
+
+def test_the_table_names_tests_that_there_are():
+    known = {"smoke", "quick", "slow-on-newest", "every", "one-xla", "one-keras2"}
+    for file, said in rules().items():
+        nodes, names = ast.parse((ROOT / "tests" / file).read_text()).body, ["*"]
+        for node in nodes:
+            inside = node.body if isinstance(node, ast.ClassDef) else ()
+            names += [f"{node.name}::{getattr(each, 'name', '')}" for each in inside]
+            names.append(getattr(node, "name", ""))
+        for pattern, words in said:
+            assert words <= known, (file, pattern)
+            name = pattern.partition("[")[0]
+            assert any(fnmatchcase(each, name) for each in names), (file, pattern)

@@ -304,7 +304,6 @@ def hold(found, seed):
         assert min(seen) > 0, found
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_object_that_stays_finite_or_an_error_that_names(
     name, tmp_path, monkeypatch

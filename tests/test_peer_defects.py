@@ -1,8 +1,8 @@
 """Every row of the table of peers' defects is held by a test, on every Keras.
 
-The table is in docs/reliability.md. A row is held by every test with the marker
-`peer_defect(row)`, and shown in a peer by every test with `peer_fails(row)`. Both are
-read from the files, not from a collection: that depends on what is selected.
+The table is in docs/reliability.md. The tests with the marker `peer_defect(row)` hold a
+row, and those of them in test_peers.py show it in a peer. They are read from the files,
+not from a collection: that depends on what is selected.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ NOT_SHOWN = {
 WITHOUT_KERAS = {5, 7, 10, 21, 22, 25, 29}
 
 
-def marked(marker):
-    """Returns row -> for each test with a marker, what it and its fixtures ask for."""
+def marked(paths):
+    """Returns row -> for each test of it, what that and its fixtures ask for."""
     found = {}
-    for path in (ROOT / "tests").rglob("test_*.py"):
+    for path in paths:
         nodes = ast.parse(path.read_text()).body
         of_all = [node for node in nodes if isinstance(node, ast.Assign)]  # pytestmark
         for node in nodes:
@@ -49,24 +49,27 @@ def marked(marker):
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         asked = {node.name: {each.arg for each in node.args.args} for node in functions}
         for test in [each for each in functions if each.name.startswith("test_")]:
-            for row in rows(marker, [*of_all, *test.decorator_list]):
+            for row in rows([*of_all, *test.decorator_list]):
                 own = {each.arg for each in test.args.args}
                 of_fixtures = (asked.get(name, ()) for name in own)
                 found.setdefault(row, []).append(own.union(*of_fixtures))
     return found
 
 
-def rows(marker, expressions):
-    """Returns the rows of all `pytest.mark.<marker>(row)` in expressions."""
+def rows(expressions):
+    """Returns the rows of all `pytest.mark.peer_defect(row)` in expressions."""
     return [
         node.args[0].value
         for expression in expressions
         for node in ast.walk(expression)
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == marker
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "peer_defect"
     ]
 
 
-HELD, SHOWN = marked("peer_defect"), marked("peer_fails")
+PEERS = ROOT / "tests" / "test_peers.py"
+HELD = marked({*(ROOT / "tests").rglob("test_*.py")} - {PEERS})
+SHOWN = marked([PEERS])
 
 
 def test_there_are_thirty():

@@ -75,7 +75,7 @@ def on_replicas(mirrored, optimizer, variable, first, last, **arguments):
     tf.function(lambda: mirrored.run(each))()
 
 
-@pytest.mark.peer_fails(1)
+@pytest.mark.peer_defect(1)
 def test_keras3_applies_an_overflow_of_the_last_replica(keras3, mirrored):
     with mirrored.scope():
         optimizer, variable = of_keras3(keras3)
@@ -113,7 +113,7 @@ WORKER = """
 """
 
 
-@pytest.mark.peer_fails(2)
+@pytest.mark.peer_defect(2)
 @pytest.mark.usefixtures("keras3")
 def test_keras3_hangs_two_workers(tmp_path):
     ports = ",".join(map(str, free_ports(2)))
@@ -125,7 +125,7 @@ def test_keras3_hangs_two_workers(tmp_path):
     assert said == ["one step done\n"] * 2
 
 
-@pytest.mark.peer_fails(3)
+@pytest.mark.peer_defect(3)
 def test_keras3s_scale_falls_to_zero(keras3):
     optimizer, variable = of_keras3(keras3, initial_scale=2.0**-145)
     for _ in range(8):
@@ -135,7 +135,7 @@ def test_keras3s_scale_falls_to_zero(keras3):
     assert np.isnan(variable.numpy()).all()
 
 
-@pytest.mark.peer_fails(4)
+@pytest.mark.peer_defect(4)
 def test_keras3s_scale_grows_to_infinity(keras3):
     optimizer, variable = of_keras3(
         keras3, initial_scale=2.0**126, dynamic_growth_steps=1
@@ -145,14 +145,14 @@ def test_keras3s_scale_grows_to_infinity(keras3):
     assert float(optimizer.dynamic_scale.numpy()) == np.inf
 
 
-@pytest.mark.peer_fails(5)
+@pytest.mark.peer_defect(5)
 def test_keras2_makes_gradients_zero_at_the_largest_scale(keras2):
     optimizer, _ = of_keras2(keras2, initial_scale=2.0**127)
     grads = optimizer.get_unscaled_gradients([tf.constant([2.0**127])])
     np.testing.assert_array_equal(grads[0].numpy(), [0.0])
 
 
-@pytest.mark.peer_fails(6)
+@pytest.mark.peer_defect(6)
 def test_keras3_restored_before_it_is_built(keras3, tmp_path):
     first, _ = of_keras3(keras3, initial_scale=2.0**10)
     path = tf.train.Checkpoint(optimizer=first).write(str(tmp_path / "checkpoint"))
@@ -164,7 +164,7 @@ def test_keras3_restored_before_it_is_built(keras3, tmp_path):
     np.testing.assert_array_equal(variable.numpy(), [1.0 - 32.0, 2.0])
 
 
-@pytest.mark.peer_fails(7)
+@pytest.mark.peer_defect(7)
 def test_keras3_never_grows_from_beyond_its_period(keras3):
     optimizer, variable = of_keras3(keras3, dynamic_growth_steps=3)
     optimizer.step_counter.assign(5)
@@ -173,14 +173,14 @@ def test_keras3_never_grows_from_beyond_its_period(keras3):
     assert float(optimizer.dynamic_scale.numpy()) == 2.0**15
 
 
-@pytest.mark.peer_fails(8)
+@pytest.mark.peer_defect(8)
 def test_keras3_without_scale_loss_learns_nothing(keras3):
     optimizer, variable = of_keras3(keras3)
     apply(optimizer, variable, GOOD)
     np.testing.assert_array_equal(variable.numpy(), [1.0 - 2.0**-15, 2.0])
 
 
-@pytest.mark.peer_fails(9)
+@pytest.mark.peer_defect(9)
 def test_keras3_takes_any_inner_optimizer(keras3, keras2):
     wrapper, inner = keras3.optimizers.LossScaleOptimizer, keras3.optimizers.SGD()
     wrapper(wrapper(inner))
@@ -188,7 +188,7 @@ def test_keras3_takes_any_inner_optimizer(keras3, keras2):
     wrapper(keras2.optimizers.SGD())
 
 
-@pytest.mark.peer_fails(10)
+@pytest.mark.peer_defect(10)
 def test_all_take_any_initial_scale_and_period(keras3, keras2):
     for start in (0.0, -1.0, np.nan, np.inf):
         of_keras3(keras3, initial_scale=start)
@@ -200,7 +200,7 @@ def test_all_take_any_initial_scale_and_period(keras3, keras2):
         TensorFlows(increment_period=period, multiplier=0.5)
 
 
-@pytest.mark.peer_fails(11)
+@pytest.mark.peer_defect(11)
 @pytest.mark.parametrize("wraps", [(False, True), (True, False)], ids=str)
 def test_keras3_between_bare_and_wrapped(keras3, tmp_path, wraps):
     made = []
@@ -214,7 +214,7 @@ def test_keras3_between_bare_and_wrapped(keras3, tmp_path, wraps):
         tf.train.Checkpoint(optimizer=made[1]).read(path)
 
 
-@pytest.mark.peer_fails(12)
+@pytest.mark.peer_defect(12)
 def test_keras2_loses_the_scale_in_a_keras_file(keras2, tmp_path):
     keras = keras2.keras
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -227,7 +227,7 @@ def test_keras2_loses_the_scale_in_a_keras_file(keras2, tmp_path):
     assert float(other.optimizer.loss_scale) == 2.0**15
 
 
-@pytest.mark.peer_fails(13)
+@pytest.mark.peer_defect(13)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -247,7 +247,7 @@ def test_keras3_asks_for_merge_call_in_a_branch(keras3, mirrored, setting, wrap)
         on_replicas(mirrored, optimizer, variable, GOOD, GOOD)
 
 
-@pytest.mark.peer_fails(14)
+@pytest.mark.peer_defect(14)
 def test_keras3_clips_each_replica(keras3, mirrored):
     with mirrored.scope():
         optimizer, variable = of_keras3(
@@ -258,7 +258,7 @@ def test_keras3_clips_each_replica(keras3, mirrored):
     assert np.linalg.norm(step) > 1.4  # each of norm 1, and then added
 
 
-@pytest.mark.peer_fails(15)
+@pytest.mark.peer_defect(15)
 def test_all_ignore_a_clipnorm_set_on_the_wrapper(keras3, keras2):
     for optimizer, variable in (
         of_keras3(keras3, initial_scale=1.0),
@@ -269,13 +269,13 @@ def test_all_ignore_a_clipnorm_set_on_the_wrapper(keras3, keras2):
         np.testing.assert_array_equal(variable.numpy(), [-3.0, 2.0])
 
 
-@pytest.mark.peer_fails(16)
+@pytest.mark.peer_defect(16)
 def test_keras3_has_no_way_to_unscale(keras3):
     optimizer, _ = of_keras3(keras3)
     assert not [name for name in dir(optimizer) if "unscale" in name]
 
 
-@pytest.mark.peer_fails(17)
+@pytest.mark.peer_defect(17)
 def test_all_compute_in_float16(keras3, keras2):
     loss = tf.constant(1.0, tf.float16)
     optimizer, _ = of_keras2(keras2, initial_scale=2.0**16)
@@ -289,7 +289,7 @@ def test_all_compute_in_float16(keras3, keras2):
     np.testing.assert_array_equal(grads[0].numpy(), [0.0])
 
 
-@pytest.mark.peer_fails(18)
+@pytest.mark.peer_defect(18)
 def test_keras3_returns_a_dead_counter(keras3):
     optimizer, variable = of_keras3(keras3)
     returned = optimizer.apply_gradients([(tf.constant(GOOD), variable)])
@@ -297,7 +297,7 @@ def test_keras3_returns_a_dead_counter(keras3):
     assert int(optimizer.iterations.numpy()) == 1
 
 
-@pytest.mark.peer_fails(19)
+@pytest.mark.peer_defect(19)
 def test_keras3_makes_sparse_gradients_dense(keras3):
     optimizer, table = of_keras3(keras3, np.ones([50, 2], np.float32))
 
@@ -311,7 +311,7 @@ def test_keras3_makes_sparse_gradients_dense(keras3):
     assert [50, 2] in made
 
 
-@pytest.mark.peer_fails(20)
+@pytest.mark.peer_defect(20)
 def test_a_fixed_scale_applies_a_nan(keras2):
     optimizer, variable = of_keras2(keras2, dynamic=False, initial_scale=8.0)
     apply(optimizer, variable, [np.nan, 0.0])
@@ -320,7 +320,7 @@ def test_a_fixed_scale_applies_a_nan(keras2):
     assert fixed.update([tf.constant(np.nan)])[1] is True
 
 
-@pytest.mark.peer_fails(21)
+@pytest.mark.peer_defect(21)
 def test_an_overflow_raises_a_small_scale(keras2):
     optimizer, variable = of_keras2(keras2, initial_scale=0.25)
     apply(optimizer, variable, BAD)
@@ -330,7 +330,7 @@ def test_an_overflow_raises_a_small_scale(keras2):
     assert float(loss_scale()) == 1.0
 
 
-@pytest.mark.peer_fails(22)
+@pytest.mark.peer_defect(22)
 def test_tensorflows_own_in_replica_context_and_on_other_dtypes(mirrored):
     skip_without("what the table of peers says", families()[0])
     with mirrored.scope():
@@ -342,7 +342,7 @@ def test_tensorflows_own_in_replica_context_and_on_other_dtypes(mirrored):
             TensorFlows(8.0).update([tf.constant(grad)])
 
 
-@pytest.mark.peer_fails(23)
+@pytest.mark.peer_defect(23)
 def test_keras2s_replicas_diverge(keras2, mirrored):
     with mirrored.scope():
         optimizer, variable = of_keras2(keras2)
@@ -354,14 +354,14 @@ def test_keras2s_replicas_diverge(keras2, mirrored):
     assert first[0] != last[0]
 
 
-@pytest.mark.peer_fails(24)
+@pytest.mark.peer_defect(24)
 def test_all_apply_an_overflow_that_was_clipped(keras3, keras2):
     for optimizer, variable in (of_keras3(keras3), of_keras2(keras2)):
         apply(optimizer, variable, tf.clip_by_value(BAD, -1.0, 1.0))
         assert variable.numpy()[0] < 1.0
 
 
-@pytest.mark.peer_fails(26)
+@pytest.mark.peer_defect(26)
 def test_a_skipped_step_of_keras3_spoils_moving_statistics(keras3):
     keras = keras3.keras
     model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
@@ -373,7 +373,7 @@ def test_a_skipped_step_of_keras3_spoils_moving_statistics(keras3):
     assert not np.isfinite(np.stack(model.layers[0].non_trainable_weights)).all()
 
 
-@pytest.mark.peer_fails(27)
+@pytest.mark.peer_defect(27)
 def test_nobody_can_ask_whether_a_step_was_skipped(keras3, keras2):
     for make, keras in ((of_keras3, keras3), (of_keras2, keras2)):
         skipping, variable = make(keras, initial_scale=2.0**11)
@@ -389,7 +389,7 @@ def _state(optimizer):
     return [float(optimizer.loss_scale), int(optimizer.dynamic_counter)]
 
 
-@pytest.mark.peer_fails(28)
+@pytest.mark.peer_defect(28)
 def test_keras3_with_xla_on_replicas(keras3, mirrored):
     with mirrored.scope():
         optimizer, variable = of_keras3(keras3)
@@ -401,7 +401,7 @@ def test_keras3_with_xla_on_replicas(keras3, mirrored):
         tf.function(lambda: mirrored.run(each), jit_compile=True)()
 
 
-@pytest.mark.peer_fails(30)
+@pytest.mark.peer_defect(30)
 def test_keras3_applies_an_overflow_of_the_sum(keras3, mirrored):
     with mirrored.scope():
         optimizer, variable = of_keras3(keras3, dtype="float16", initial_scale=1.0)

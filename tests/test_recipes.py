@@ -7,8 +7,6 @@ import pages
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.either_keras2
-
 #: Its programs, in the order of the page.
 REPEAT, REPEAT_IN_FIT, EACH_LOSS, EACH_LOSS_IN_FIT, *_ = pages.blocks(
     pages.PAGES["recipes"]
@@ -20,7 +18,6 @@ def count(variable):
     return int(variable.numpy())
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("program", [REPEAT, REPEAT_IN_FIT], ids=["loop", "fit"])
 def test_an_overflowed_batch_is_repeated_and_counted_once(run, program):
     found = run(program)
@@ -39,7 +36,6 @@ def test_a_loop_gives_up_a_batch_that_always_overflows(run):
     assert count(found["optimizer"].applied_steps) == BATCHES - 1
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
     found = run(REPEAT_IN_FIT)
@@ -52,7 +48,6 @@ def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
     assert count(model.optimizer.applied_steps) == BATCHES + BATCHES - 1
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("program", [EACH_LOSS, EACH_LOSS_IN_FIT], ids=["loop", "fit"])
 def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(
     run, program

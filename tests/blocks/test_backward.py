@@ -16,7 +16,6 @@ MODES = ["eager", "graph", "xla"]
 #: Where XLA compiles for long.
 MODES_IN_BRIEF = ["eager", "graph"]
 HALF = "mixed_float16"
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 
 
 @pytest.fixture
@@ -57,7 +56,6 @@ def assert_as_bare(family, make, mode, loss_of):
     assert max(errors(grads_of(block, mode, loss_of), expected)) < 0.02
 
 
-@pytest.mark.slow_on_the_newest
 def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family):
     """Eagerly examples/twenty_blocks.py shows it."""
     expected = gradients(falling(family, "float32", lambda layer: layer))

@@ -15,8 +15,6 @@ import lossscale
 from lossscale import ScaledBlock
 from lossscale.runtime import kerases
 
-pytestmark = pytest.mark.either_keras2
-
 
 def make(family, optimizer=None):
     """Returns a compiled model of two blocks, of layers of several kinds."""
@@ -125,7 +123,6 @@ def test_a_config_makes_it_again(family):
     assert again.get_config() == config == block.get_config()
 
 
-@pytest.mark.slow_on_the_newest
 def test_fit_trains_and_no_step_is_skipped(family, xy):
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.Adam(0.01))
     model = make(family, optimizer)
@@ -139,7 +136,6 @@ KINDS = ["model.keras", "model.h5", "w.weights.h5"]
 KINDS.append(pytest.param("model", marks=pytest.mark.slow))
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_model_comes_back_equal(family, kind, xy, tmp_path):
     if kind == "model" and family.name == "keras3":
@@ -193,7 +189,6 @@ def test_a_saved_function_comes_back_equal(family, xy, tmp_path):
     "recompute", [False, pytest.param(True, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.slow_on_the_newest
 def test_two_replicas_train_as_one_does(family, mirrored, eagerly, recompute, rng):
     skip_without("adding up over replicas", family)
     skip_without("fit over replicas", family)

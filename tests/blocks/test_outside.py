@@ -15,7 +15,6 @@ MODES = ["eager", "graph", "xla"]
 TINY = 2.0**-60
 X = np.array([[1.0, 2.0, 3.0]], np.float32)
 V = np.array([1.0, 2.0, 4.0], np.float32)
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 recomputed = pytest.mark.parametrize("recompute", [False, True])
 refused = pytest.raises(
     ValueError,

@@ -16,8 +16,6 @@ from version_1 import running
 from lossscale import DynamicLossScale, ExponentialUpdateLossScaleManager
 from lossscale.compat.v1 import LossScaleOptimizer, MixedPrecisionLossScaleOptimizer
 
-pytestmark = pytest.mark.slow_on_the_newest
-
 ROWS, WIDTH = 6, 4
 
 

@@ -16,8 +16,6 @@ from models import compiled_by, policy_of
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 
-pytestmark = pytest.mark.either_keras2
-
 
 def told(model, x, y, **kwargs):
     """Returns what a monitor said in a fit."""
@@ -61,7 +59,6 @@ def growing(steps, finite=1):
     return x, np.full([steps * 4, 2], 2.0**15, np.float32)
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", ["graph", "eager", "xla"])
 def test_the_first_layer_is_named_with_what_it_was_before(family, mode):
     if mode == "xla":

@@ -18,8 +18,6 @@ import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
 from lossscale.runtime import kerases
 
-pytestmark = pytest.mark.either_keras2
-
 LOOK = ": look at these rows."
 PLACES = [(family.name, "alone") for family in families()] + [
     (name, "mirrored") for name in {f.keras: f.name for f in families()}.values()

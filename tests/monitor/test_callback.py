@@ -28,8 +28,6 @@ from lossscale import (
 from lossscale.monitor import watched
 from lossscale.runtime import kerases
 
-pytestmark = pytest.mark.either_keras2
-
 #: For `small`.
 ONES = np.ones([8, 2], np.float32), np.ones([8, 1], np.float32)
 FIRST = ["first/bias (inf)", "first/kernel (inf)"]
@@ -183,7 +181,6 @@ def test_every_adds_to_the_logs_of_batches(faulty):
     assert seen == [(2.0**10, 0), (2.0**9, 1), (2.0**9, 1), (2.0**8, 2)]
 
 
-@pytest.mark.slow_on_the_newest
 def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family):
     faulty, before, behind = Faulty(family), tracker(family), tracker(family)
     run, keys = [None, "gradient", None], {"headroom", "largest_gradient"}
@@ -251,7 +248,6 @@ def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
 
 
 @pytest.mark.peer_defect(27)
-@pytest.mark.slow_on_the_newest
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
     monitor = quiet_monitor(patience=2, every=1)
@@ -309,7 +305,6 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     assert fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
 
 
-@pytest.mark.slow_on_the_newest
 def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
     anywhere.reset(scale=8.0, applied=0)
     messages, _ = fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))

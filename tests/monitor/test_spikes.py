@@ -10,8 +10,6 @@ from models import data, regression
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
 
-pytestmark = pytest.mark.either_keras2
-
 
 def fit(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
     """Returns the optimizer, the history and the warnings of a fit."""
@@ -43,7 +41,6 @@ def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
     assert f" times the limit of {spike.limit:.3g}." in line
 
 
-@pytest.mark.slow_on_the_newest
 def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys):
     guard = SpikeGuard(1, threshold=1e6)
     _, history, messages = fit(family, rng, LossScaleMonitor(), guard, rate=0.0)
@@ -55,7 +52,6 @@ def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys)
     assert messages == []
 
 
-@pytest.mark.slow_on_the_newest
 def test_a_record_tells_which_steps_a_guard_would_skip(family, rng, tmp_path):
     path = tmp_path / "run.npz"
     monitor = LossScaleMonitor(record=path, verbose=0)

@@ -13,8 +13,6 @@ from strategies import scope_of
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-pytestmark = pytest.mark.either_keras2
-
 #: The third batch is bad in its last row alone, so on the last replica.
 RUN = [None, None, "data", None, None]
 WITHOUT = [None] * 4
@@ -119,7 +117,6 @@ def test_several_steps_in_one_call_and_a_loop_of_your_own(family):
     assert finite(faulty.model)
 
 
-@pytest.mark.slow_on_the_newest
 def test_statistics_of_every_kind(place):
     """In a model within a model, summed over replicas, of a norm, and those frozen."""
     family, strategy = place

@@ -23,8 +23,6 @@ from lossscale import (
 from lossscale.monitor.watched import Reading, Watched, read
 from lossscale.optimizer.record import OwnSteps
 
-pytestmark = [pytest.mark.either_keras2, pytest.mark.slow_on_the_newest]
-
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
 #: How many steps were skipped before training begins.

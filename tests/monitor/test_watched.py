@@ -13,8 +13,6 @@ from models import FEATURES, data, policy_of, regression
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-pytestmark = pytest.mark.either_keras2
-
 
 def two_optimizers(family, wrap):
     """Returns a model like a GAN: its `compile` takes two optimizers, and its own none.
@@ -106,7 +104,6 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
     ],
     ids=["dict", "list", "one", "dict of one"],
 )
-@pytest.mark.slow_on_the_newest
 def test_those_that_are_given_are_watched(gan, given, names):
     monitor = LossScaleMonitor(verbose=0, optimizers=given(*gan.both))
     history = fit(gan, monitor, 1)

@@ -45,7 +45,6 @@ def sgd(family, way, aggregate):
 @each_way
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
-@pytest.mark.slow_on_the_newest
 def test_it_is_called_at_every_step_and_what_it_returns_is_looked_at(
     family, way, loop, mode
 ):

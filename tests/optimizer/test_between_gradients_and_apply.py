@@ -33,7 +33,6 @@ from models import variable_of
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 
-pytestmark = pytest.mark.either_keras2
 slow = pytest.mark.slow
 #: What is between belongs to TensorFlow: one Keras tries all of it.
 FIRST = families()[0]

@@ -22,8 +22,6 @@ import lossscale
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.runtime import replicas
 
-pytestmark = pytest.mark.either_keras2
-
 REPLICAS = len(DEVICES)
 #: A run that begins at the loss scale 2**6. Scaled, two steps are finite in float32 and
 #: not in float16: one on the last replica, the other on none of them, but added up.
@@ -95,7 +93,6 @@ def values(strategy, *variables):
 # Right, and agreed
 
 
-@pytest.mark.slow_on_the_newest
 @each_dtype
 def test_fit(mirrored, family, dtype):
     skip_without("fit over replicas", family)
@@ -296,7 +293,6 @@ def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
     assert values(mirrored, *variables) == [[-1.0]]
 
 
-@pytest.mark.slow_on_the_newest
 def test_two_optimizers_share_a_loss_scale(mirrored, family):
     with mirrored.scope():
         variables = [variable_of(family, [0.0]), variable_of(family, [0.0])]
@@ -324,7 +320,6 @@ class OfGradients(DynamicLossScale):
         return super().update(grads)
 
 
-@pytest.mark.slow_on_the_newest
 def test_a_subclass_that_looks_itself_is_given_the_sum(mirrored, family):
     loss_scale = OfGradients(2.0**6)
     optimizer, variables = built(mirrored, family, [0.0], loss_scale=loss_scale)

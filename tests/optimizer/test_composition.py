@@ -119,8 +119,6 @@ def assert_wrapped_is_bare(family, make):
     return bare
 
 
-@pytest.mark.slow_on_the_newest
-@pytest.mark.every_combination
 @pytest.mark.parametrize(("family", "name"), every_optimizer())
 def test_every_optimizer_of_every_keras(family, name):
     def make():
@@ -193,7 +191,6 @@ def with_settings():
 
 
 @pytest.mark.slow
-@pytest.mark.every_combination
 @pytest.mark.parametrize(("family", "name", "setting"), with_settings())
 def test_settings_of_every_optimizer(family, name, setting):
     arguments = {"learning_rate": 0.05, **SETTINGS[setting][0](family.keras)}
@@ -219,7 +216,6 @@ def test_settings_of_the_inner_optimizer(family, name):
     assert len(ours) != len(theirs) or differ(ours, theirs)  # the setting did something
 
 
-@pytest.mark.every_combination
 def test_variables_excluded_from_weight_decay(family):
     skip_without("weight_decay", family)
 
@@ -288,7 +284,6 @@ def fitted(family, inner, x, y, wrap, model_class=None, callbacks=(), is_frozen=
     return model, training_state(model), history.history
 
 
-@pytest.mark.slow_on_the_newest
 def test_fit_with_a_step_of_its_own_and_a_frozen_layer(family, rng):
     x, y = data(rng)
     how = {"model_class": with_own_step(family), "is_frozen": True}
@@ -372,7 +367,6 @@ def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
     assert_same(*weights)
 
 
-@pytest.mark.every_combination
 def test_conversion_to_a_legacy_optimizer(family):
     skip_without("convert_to_legacy_optimizer", family)
     scale = DynamicLossScale(64, 7)

@@ -20,7 +20,6 @@ from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 
-@pytest.mark.slow_on_the_newest
 def test_converges_under_mixed_float16(family, rng):
     x, y = data(rng)
     optimizer = LossScaleOptimizer(

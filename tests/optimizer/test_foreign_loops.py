@@ -23,7 +23,6 @@ from lossscale import DynamicLossScale, LossScaleOptimizer
 
 NAN, INF = float("nan"), float("inf")
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
 #: What XLA compiles is traced as a graph is. test_pending.py and test_loops.py have it.
 every_mode = pytest.mark.parametrize("mode", ["eager", "graph"])
 and_xla = pytest.mark.parametrize(
@@ -638,7 +637,6 @@ def test_the_same_variable_twice(trained, get, mode):
 
 
 @every_mode
-@pytest.mark.every_combination
 def test_an_inner_optimizer_that_was_built_before(family, mode):
     if family.name != "keras3":
         pytest.skip("Keras 3's apply")
@@ -657,7 +655,6 @@ def test_an_inner_optimizer_that_was_built_before(family, mode):
 
 
 @every_mode
-@pytest.mark.every_combination
 def test_gradients_that_are_all_new_values(family, mode):
     """float8 layers hand them over: of such a step the loss scale is told nothing."""
     skip_without("gradients that are all new values", family)

@@ -264,7 +264,6 @@ def public_of_bases(family):
     return public(base)
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("is_built", [False, True], ids=["unbuilt", "built"])
 def test_each_method_answers_as_the_bare_optimizers(family, is_built):
     names = public_of_bases(family)

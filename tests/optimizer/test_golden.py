@@ -111,7 +111,6 @@ def test_a_checkpoint_of_an_older_version_goes_on(family, path, half, end):
     assert_goes_on(model, half, end)
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize(("family", "path", "half", "end"), FILES)
 def test_a_file_of_an_older_lossscale_goes_on(family, path, half, end):
     if ".weights." in path.name:

@@ -55,7 +55,6 @@ def fit_once(strategy, family, make, **compile_arguments):
 
 
 @pytest.mark.parametrize("make", [bare, ours])
-@pytest.mark.every_combination
 def test_keras3_always_aggregates(family, make):
     if family.name != "keras3":
         pytest.skip("Keras 2 can leave it to the caller")

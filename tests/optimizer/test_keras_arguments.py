@@ -140,7 +140,6 @@ CALLS = [
 ]
 
 
-@pytest.mark.either_keras2
 @pytest.mark.parametrize(("arguments", "expected"), CALLS, ids=repr)
 def test_arguments_of_keras_own_are_taken(family, arguments, expected):
     own = type(LossScaleOptimizer(family.optimizers.SGD(0.25)))
@@ -155,7 +154,6 @@ def test_arguments_of_keras_own_are_taken(family, arguments, expected):
         assert taken(config).loss_scale.get_config() == expected
 
 
-@pytest.mark.either_keras2
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -215,7 +213,6 @@ def test_a_name_is_a_name_in_any_order(family, arguments):
     ],
     ids=str,
 )
-@pytest.mark.either_keras2
 def test_wrong_arguments_are_told_before_anything_exists(
     family, monkeypatch, arguments, error, message
 ):
@@ -234,7 +231,6 @@ def test_wrong_arguments_are_told_before_anything_exists(
     LossScaleOptimizer(inner)  # nobody has marked it as wrapped
 
 
-@pytest.mark.slow_on_the_newest
 def test_it_goes_on_as_if_keras_own_had_gone_on(family, rng, tmp_path):
     x, y = data(rng)
     arguments = {"initial_scale": 64.0, "dynamic_growth_steps": 6}
@@ -282,7 +278,6 @@ def test_a_scale_below_the_floor_stays(family):
         LossScaleOptimizer.from_keras(own)
 
 
-@pytest.mark.either_keras2
 def test_what_is_no_wrapper_of_keras_is_told(family):
     ours = LossScaleOptimizer(family.optimizers.SGD(0.25))
     with pytest.raises(TypeError, match=r"`optimizer` must be .*lossscale's as it is"):

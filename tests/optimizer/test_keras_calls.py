@@ -68,7 +68,6 @@ def test_variables_are_keras_variables_of_the_loss_scale(family):
     assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.slow_on_the_newest
 def test_weights_of_other_optimizers_are_taken(family, rng):
     """Those of Keras's own wrapper hold a loss scale, those of a bare one do not."""
     only_keras3(family)
@@ -175,7 +174,6 @@ def test_a_gradient_of_a_wrong_shape_is_taken_or_refused_as_by_a_bare_optimizer(
     assert optimizer.iterations.numpy() == 0
 
 
-@pytest.mark.either_keras2
 def test_rows_of_a_wrong_length_are_no_good_step(family):
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(8.0))
     variables = [variable_of(family, np.ones([4, 3], np.float32), name="w")]
@@ -227,7 +225,6 @@ def test_a_state_that_cannot_be_restored_is_an_error(family, tmp_path):
         guarded(inner, 16)
 
 
-@pytest.mark.every_combination
 def test_learning_rates_that_are_properties_are_forwarded(family):
     if family.name != "keras2-legacy":
         pytest.skip("only legacy optimizers keep their learning rate in a dict")

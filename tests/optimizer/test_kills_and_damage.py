@@ -34,8 +34,6 @@ from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
 SOAK = bool(os.environ.get("LOSSSCALE_SOAK"))
-#: On each kind of optimizer with LOSSSCALE_SOAK=1.
-either_keras2 = (lambda test: test) if SOAK else pytest.mark.either_keras2
 KILLS = 10 if SOAK else 2
 SECONDS = 280
 
@@ -55,7 +53,6 @@ def next_life(lines):
 
 
 @pytest.mark.slow
-@either_keras2
 def test_a_killed_run_ends_as_one_that_was_never_killed(family, tmp_path):
     rng, safe = np.random.default_rng(3), 0
     command = [SUPPORT / "trainee.py", family.name, tmp_path]
@@ -91,8 +88,6 @@ AT_ONCE = 1000
 
 
 @pytest.mark.slow
-@pytest.mark.compiled_once
-@either_keras2
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_a_very_long_run(family, mode):
     """After each step everything that is kept must be finite.

@@ -111,7 +111,6 @@ def homogeneous(steps, found):
     return exact
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=7))

@@ -20,12 +20,6 @@ from lossscale import (
     LossScaleOptimizer,
 )
 
-pytestmark = [
-    pytest.mark.compiled_once,
-    pytest.mark.either_keras2,
-    pytest.mark.slow_on_the_newest,
-]
-
 MODES = ["eager", "graph"]
 LOOPS = ["keras2", "keras3", "in-a-loop"]
 

@@ -18,8 +18,6 @@ from lossscale import (
     LossScaleWarning,
 )
 
-pytestmark = pytest.mark.compiled_once
-
 MODES = ["eager", "graph"]
 #: For what XLA may run otherwise: branches, and what is kept from one list to the next.
 AND_XLA = [*MODES, "xla"]
@@ -530,7 +528,6 @@ class TestSession:
     """tf.compat.v1 graphs: Keras 2's legacy optimizers only, newer ones cannot."""
 
     @pytest.mark.parametrize("clips", [False, True])
-    @pytest.mark.every_combination
     def test_what_is_finite_is_applied_though_its_sum_is_not(self, family, clips):
         skip_without("a tf.compat.v1 graph", family)
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -30,8 +30,6 @@ import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleManager, LossScaleOptimizer
 from lossscale.scales.base import Verdict
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 INF, NAN = float("inf"), float("nan")
 MODES = ["eager", "graph", "xla"]
 #: The largest gradients of good steps, so that some loss scales see them grow.

@@ -7,8 +7,6 @@ import tensorflow as tf
 from exact import S, Trained, sharing, warned
 from models import compiled
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 INF = float("inf")
 MODES = ["eager", "graph"]
 #: The slow tests have graphs of what a loop carries on in Python.

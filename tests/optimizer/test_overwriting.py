@@ -11,12 +11,6 @@ from models import assert_same, compiled
 from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.runtime import kerases
 
-pytestmark = [
-    pytest.mark.compiled_once,
-    pytest.mark.either_keras2,
-    pytest.mark.slow_on_the_newest,
-]
-
 keras = kerases.keras3()
 if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePolicy"):
     pytest.skip("no Keras 3, or one without float8", allow_module_level=True)

@@ -14,8 +14,6 @@ from models import compiled
 
 from lossscale import FixedLossScale
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 INF = float("inf")
 MODES = ["eager", "graph"]
 
@@ -90,6 +88,16 @@ def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mod
     with warned(0):
         compiled(step, mode)()
     assert trained.subtracted() == 1.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_no_kind_are_unscaled_by_what_multiplied_their_loss(trained, mode):
+    unscale = compiled(trained.optimizer.get_unscaled_gradients, mode)
+    grads = tf.function(trained.scaled)(tf.constant(0.5))
+    trained.optimizer.loss_scale.current_loss_scale.assign(S / 4)
+    with warned(0):
+        trained.apply(unscale(grads))
+    assert trained.subtracted() == 0.5
 
 
 def test_a_function_that_nobody_heard_is_no_number(trained):

@@ -181,7 +181,6 @@ class TestKerasFile:
     """The `.keras` format."""
 
     @pytest.mark.peer_defect(12)
-    @pytest.mark.every_combination
     def test_holds_everything(self, family, trained, tmp_path):
         skip_without("an optimizer in a .keras file", family)
         model, x, y = trained
@@ -193,7 +192,6 @@ class TestKerasFile:
         assert_goes_on_equally(model, other, x, y)
 
     @pytest.mark.slow
-    @pytest.mark.either_keras2
     def test_loads_where_only_lossscale_was_imported(self, family, trained, tmp_path):
         skip_without("an optimizer in a .keras file", family)
         model, _, _ = trained

@@ -21,11 +21,7 @@ from processes import SUPPORT, free_ports, kill, logs, started
 from worker import RUN
 
 SECONDS = 90
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.either_keras2,
-    pytest.mark.peer_defect(2),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.peer_defect(2)]
 with_one_keras = pytest.mark.parametrize(
     "family", families()[:1], ids=lambda family: family.name
 )

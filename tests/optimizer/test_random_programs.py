@@ -19,7 +19,6 @@ CHUNKS = [
 ]
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_none_is_wrong_in_silence(chunk):
     every = families()

@@ -93,7 +93,6 @@ def test_a_registered_one_is_found_by_its_name(family):
     assert float(again.loss_scale) == 64.0
 
 
-@pytest.mark.either_keras2
 def test_others_are_called_as_they_are(family):
     scale = OfKeras3(family.optimizers.SGD(0.25), 64.0, 7).loss_scale
     assert (float(scale), scale.increment_period) == (64.0, 7)
@@ -103,7 +102,6 @@ def test_others_are_called_as_they_are(family):
     assert float(optimizer.loss_scale) == 8.0
 
 
-@pytest.mark.either_keras2
 def test_it_goes_on_from_keras_own(family):
     own = family.keras.mixed_precision.LossScaleOptimizer(
         family.optimizers.SGD(0.25), initial_scale=64.0
@@ -113,7 +111,6 @@ def test_it_goes_on_from_keras_own(family):
     assert float(optimizer.loss_scale) == 64.0
 
 
-@pytest.mark.either_keras2
 def test_what_cannot_be_is_told_with_the_line_to_change(family):
     class WithoutOne(LossScaleOptimizer):
         def __init__(self, rate):

@@ -13,8 +13,6 @@ from strategies import SCALE, last_replica_gets, rule
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 MODES = ["eager", "graph", "xla"]
 #: Finite on the first optimizer and on the second, step by step.
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
@@ -135,7 +133,6 @@ def test_on_two_replicas(family, mirrored, mode, inside):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.every_combination
 def test_in_a_graph_and_session(family, looks):
     """Also if the loss scale looks at the largest gradient, of both optimizers."""
     skip_without("a tf.compat.v1 graph", family)

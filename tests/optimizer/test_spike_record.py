@@ -20,12 +20,6 @@ from lossscale import (
     SpikeGuard,
 )
 
-pytestmark = [
-    pytest.mark.compiled_once,
-    pytest.mark.either_keras2,
-    pytest.mark.slow_on_the_newest,
-]
-
 MODES = ["eager", "graph"]
 
 

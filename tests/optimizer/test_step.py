@@ -13,8 +13,6 @@ from lossscale import DynamicLossScale, LossScaleOptimizer
 from lossscale.gradients.packing import SMALL
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
-pytestmark = [pytest.mark.compiled_once, pytest.mark.either_keras2]
-
 INF, NAN = float("inf"), float("nan")
 
 

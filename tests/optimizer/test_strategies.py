@@ -101,8 +101,6 @@ UNAGGREGATED = {
 
 @pytest.mark.peer_defect(23)
 @pytest.mark.parametrize("way", ["keras3-in-scope", "keras2-out-of-scope", "eager"])
-@pytest.mark.every_combination
-@pytest.mark.slow_on_the_newest
 def test_strategy_run_without_the_optimizers_aggregation(mirrored, family, way):
     skip_impossible(ON_REPLICAS, family, "unaggregated")
     run, arguments = run_for(ON_REPLICAS, way == "eager"), UNAGGREGATED[family.name]

@@ -115,7 +115,6 @@ def test_sparse_gradients_on_replicas(family, mirrored):
     assert_bit_equal(mirrored, [table])
 
 
-@pytest.mark.slow_on_the_newest
 def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored):
     skip_without("adding up over replicas", family)
     with mirrored.scope():
@@ -155,7 +154,6 @@ def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored):
     ],
     ids=str,
 )
-@pytest.mark.every_combination
 def test_settings_for_which_keras3_meets_in_a_branch(family, mirrored, setting):
     """Bare, Keras 3 can do it eagerly, and in a graph one from 3.16 on: so do we."""
     skip_without("gradient accumulation and EMA on replicas", family)

@@ -23,8 +23,6 @@ from models import compiled, compiled_by
 
 from lossscale import LossScaleOptimizer
 
-pytestmark = pytest.mark.slow_on_the_newest
-
 RATE = 2.0**-7
 MODES = ["eager", "graph", "xla"]
 
@@ -153,7 +151,6 @@ def each_group():
     return found
 
 
-@pytest.mark.either_keras2
 @pytest.mark.parametrize(("family", "group", "mode"), each_group())
 def test_trains_as_the_bare_optimizer(family, group, mode):
     if mode == "xla":

@@ -185,15 +185,13 @@ def each_in_a_mode():
             is_compiled = is_first and turn % 9 == 8
             mode = "xla" if is_compiled else ("eager", "graph", "eager")[turn % 3]
             is_quick = turn % 12 == 0 and is_first  # on all versions but the newest
-            mark = pytest.mark.slow_on_the_newest if is_quick else pytest.mark.slow
+            marks = [] if is_quick else [pytest.mark.slow]
             if is_first or turn % 8 == 0:
                 each_id = f"{family.name}-{name}-{mode}"
-                found.append(pytest.param(family, name, mode, id=each_id, marks=mark))
+                found.append(pytest.param(family, name, mode, id=each_id, marks=marks))
     return found
 
 
-@pytest.mark.either_keras2
-@pytest.mark.compiled_once
 @pytest.mark.parametrize(("family", "name", "mode"), each_in_a_mode())
 def test_trains_as_the_bare_optimizer(family, name, mode):
     if mode == "xla":

@@ -13,8 +13,6 @@ from overflowing import ADVISED, Maker, data_for, made
 
 from lossscale import LossScaleMonitor, find_nonfinite, forward_ranges
 
-pytestmark = pytest.mark.slow_on_the_newest
-
 
 def in_turn(first, but=()):
     """Returns parameters: each model with one of the Kerases.
@@ -94,7 +92,6 @@ NESTS = {
 }
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("family", each_keras(), ids=lambda family: family.name)

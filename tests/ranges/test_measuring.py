@@ -355,7 +355,6 @@ def test_a_recurrent_layer(newest):
     assert not found.nonfinite.any()
 
 
-@pytest.mark.every_combination
 def test_autograph_converts_a_layer_as_in_fit(family):
     class Branching(family.keras.layers.Layer):
         def call(self, x):

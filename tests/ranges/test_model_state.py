@@ -26,8 +26,6 @@ from lossscale import (
 )
 from lossscale.runtime.kerases import layers_of
 
-pytestmark = pytest.mark.slow_on_the_newest
-
 TOOLS = {
     "find_nonfinite": find_nonfinite,
     "gradient_ranges": functools.partial(gradient_ranges, activations=True, verbose=0),
@@ -71,7 +69,6 @@ def seeded(family, *last, is_built=True, **compiled_by):
     return model
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("way", [{"run_eagerly": True}, {"is_built": False}], ids=str)
 def test_a_seeded_fit_gives_the_same_weights(family, way):
     weights = []

@@ -11,7 +11,6 @@ from overflowing import PATHS, data_for, made
 from lossscale import LossScaleOptimizer, find_nonfinite
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("name", PATHS)
 def test_the_layer_that_overflows_is_named(family, name):
     found = find_nonfinite(*made(family, name))
@@ -26,7 +25,6 @@ def test_the_layer_that_overflows_is_named(family, name):
     assert found.is_hidden == (name == "normalized")
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("name", PATHS)
 def test_nothing_is_named_where_nothing_overflows(family, name):
     found = find_nonfinite(*made(family, name, is_hot=False))

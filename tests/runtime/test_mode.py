@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import tensorflow as tf
 from installed import ROOT
 
@@ -40,7 +39,6 @@ def test_each_mode_is_seen_from_within_branches_and_nested_functions():
     assert compiled == {mode.XLA}
 
 
-@pytest.mark.slow_on_the_newest
 def test_a_session_and_xla_in_it_are_seen():
     # Eager execution can only be left before anything runs: in a process of its own.
     told = subprocess.check_output([sys.executable, "-c", _IN_SESSION], text=True)

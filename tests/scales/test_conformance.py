@@ -123,7 +123,6 @@ def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
     assert state(second) == state(later.scale) == state(first)
 
 
-@pytest.mark.slow_on_the_newest
 @pytest.mark.peer_defect(29)
 def test_the_whole_state_goes_on_where_it_is_compiled(make, tmp_path):
     def compiled_run(loss_scale, run, mode):
@@ -143,15 +142,7 @@ def test_the_whole_state_goes_on_where_it_is_compiled(make, tmp_path):
     assert compiled_run(restored, rest, "xla") == same(saved, expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow_on_the_newest)
-        if "spike" in name
-        else name
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_every_mode_gives_what_eager_gives(name, mirrored):
     make = CASES[name]
     expected = drive(make, finite(RUN), "eager")

@@ -58,7 +58,6 @@ def random_config(rng):
     }
 
 
-@pytest.mark.slow_on_the_newest
 def test_every_step_is_the_references(rng):
     for _ in range(8):
         config, run = random_config(rng), random_run(rng, 150)

@@ -102,7 +102,6 @@ def flags_of(rng):
 
 
 @pytest.mark.parametrize("original", [Megatron, Nemo, Apex])
-@pytest.mark.slow_on_the_newest
 def test_a_run_goes_on_here_and_goes_back(original):
     rng, system = np.random.default_rng(21), original.__name__.lower()
     for _ in range(100):

@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from driving import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import reference
@@ -50,7 +51,39 @@ def runs(draw):
     return is_finite.tolist()
 
 
-@pytest.mark.slow_on_the_newest
+#: Each argument by itself, and all of them.
+ARGUMENTS = {
+    "increment_period": 3,
+    "multiplier": 4.0,
+    "backoff_factor": 0.25,
+    "hysteresis": 2,
+    "hysteresis_reset": ["good"],
+    "min_loss_scale": 64.0,
+    "max_loss_scale": 2.0**9,
+    "search_period": 1,
+    "backoff_cooldown": 2,
+    "overflow_tolerance": 0.3,
+}
+DEFAULTS = {
+    "initial_loss_scale": 2.0**8,
+    "increment_period": 2,
+    "multiplier": 2.0,
+    "backoff_factor": None,
+    "hysteresis": 1,
+    "hysteresis_reset": ["growth", "backoff"],
+    "min_loss_scale": 1.0,
+    "max_loss_scale": None,
+}
+FLAGS = [letter == "T" for letter in "TTTFFFTFTTFTTTTTTTFTFFFFFFFFFFFTTTT"]
+
+
+@pytest.mark.parametrize("name", ["none", *ARGUMENTS, "all"])
+def test_each_argument_as_the_reference(name):
+    given = {n: v for n, v in ARGUMENTS.items() if name in (n, "all")}
+    config = {**DEFAULTS, **given}
+    assert run(DynamicLossScale(**config), FLAGS) == reference(config, FLAGS)
+
+
 @settings(max_examples=60, deadline=None)
 @given(config=configs(), flags=runs())
 def test_every_step_of_every_run_is_the_references(config, flags):

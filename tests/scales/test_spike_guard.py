@@ -69,11 +69,20 @@ def draw(seed, steps=40):
     return rule, list(zip(is_finite.tolist(), largest.astype(np.float32).tolist()))
 
 
-@pytest.mark.slow_on_the_newest
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_step_of_every_run_is_the_references(seed):
-    rule, run = draw(seed)
+    assert_as_reference(*draw(seed))
+
+
+def test_spikes_zeros_overflows_and_a_new_level_as_the_reference():
+    letters = {"-": (True, 1.0), "+": (True, 1.25), "^": (True, 64.0), "0": (True, 0.0)}
+    letters["x"] = (False, math.nan)
+    run = [letters[letter] for letter in "-+-0-^^-x0+^^^^^^-+-^^^-^x^-00000--"]
+    assert_as_reference((3, 1.5, 2, 2.0, 3), run)
+
+
+def assert_as_reference(rule, run):
     window, threshold, max_in_a_row, min_ratio, period = rule
     inner = DynamicLossScale(64.0, period)
     guard = SpikeGuard(inner, threshold, window, max_in_a_row, min_ratio=min_ratio)

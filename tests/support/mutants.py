@@ -1,27 +1,43 @@
 """Breaks the code, one decision at a time, and tells which tests see it.
 
-    python tests/support/mutants.py                       # all, by the quick tests
-    python tests/support/mutants.py --only law -- -m smoke
+    python tests/support/mutants.py            # by the quick tests, at most 2 may live
+    python tests/support/mutants.py --smoke    # by the smoke tests, at most 6 may live
+    python tests/support/mutants.py --only law
 
-Each mutant is a line of the package that is changed in a copy. What follows `--` is
-passed to pytest, after the files in which the decision is tested. A mutant that lives
-is a promise that nothing holds.
+Each mutant is a line of the package that is changed in a copy of the checkout. First
+the tests run that should see it (`tests`), then, if they pass, all tests of the set. A
+mutant that lives is a promise that no test of the set holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import List, NamedTuple
+from queue import Queue
+from typing import Iterator, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-#: What the tests read beside the package.
-BESIDE = ("tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md")
+#: What a copy of the checkout need not have.
+WITHOUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "_pictures", "*.egg*")
+
+
+class TestSet(NamedTuple):
+    """Tests that are run together, and how many of 30 mutants may live by them."""
+
+    expression: str
+    may_live: int
+
+
+SETS = {"smoke": TestSet("smoke", 6), "quick": TestSet("not slow", 2)}
 
 
 class Mutant(NamedTuple):
@@ -35,9 +51,171 @@ class Mutant(NamedTuple):
 
 
 PENDING, KINDS = "optimizer/pending.py", "optimizer/kinds.py"
+DYNAMIC, GUARD = "scales/dynamic.py", "scales/spike_guard.py"
+REDUCTION, STEP = "optimizer/reduction.py", "optimizer/step.py"
 LISTS = "optimizer/test_pending.py"
-PROGRAMS = "optimizer/test_random_programs.py"
+RULE = "scales/test_dynamic.py scales/test_reference.py"
+GUARDS = "scales/test_spike_guard.py"
+REPLICAS = "optimizer/test_two_replicas.py"
 MUTANTS = [
+    # The rules of loss scales.
+    Mutant(
+        "dynamic: it grows one step late",
+        DYNAMIC,
+        "grows = good >= self._period()",
+        "grows = good > self._period()",
+        RULE,
+    ),
+    Mutant(
+        "dynamic: each bad step lowers it, whatever hysteresis is",
+        DYNAMIC,
+        "bad >= self.hysteresis)",
+        "bad >= 1)",
+        RULE,
+    ),
+    Mutant(
+        "dynamic: it falls below its floor",
+        DYNAMIC,
+        "return tf.maximum(scale / divisor, self.min_loss_scale)",
+        "return scale / divisor",
+        RULE,
+    ),
+    Mutant(
+        "dynamic: it grows to infinity",
+        DYNAMIC,
+        "return tf.where(tf.math.is_finite(larger), larger, scale)",
+        "return larger",
+        RULE,
+    ),
+    Mutant(
+        "dynamic: a cooldown never counts down",
+        DYNAMIC,
+        "tf.maximum(left - 1, zero)",
+        "left",
+        RULE,
+    ),
+    Mutant(
+        "guard: it never gives way",
+        GUARD,
+        "above > self.max_in_a_row)",
+        "above > 2**30)",
+        GUARDS,
+    ),
+    Mutant(
+        "guard: it keeps zeros",
+        GUARD,
+        "largest >= arguments.FLOAT32_MIN",
+        "largest >= 0.0",
+        GUARDS,
+    ),
+    Mutant(
+        "headroom: an overflow does not lower the ceiling",
+        "scales/headroom.py",
+        "raised, ceiling), lowered)",
+        "raised, ceiling), ceiling)",
+        "scales/test_headroom.py",
+    ),
+    Mutant(
+        "log-normal: an overflow counts as the largest that fits",
+        "scales/log_normal.py",
+        "self.log2_max + 1.0 - _log2(restored)",
+        "self.log2_max - _log2(restored)",
+        "scales/test_log_normal.py",
+    ),
+    Mutant(
+        "every loss scale: a restored 0 or NaN stays",
+        "scales/base.py",
+        "found = tf.where(is_number, found, loss_scale.initial_loss_scale)",
+        "found = current",
+        "scales/test_conformance.py",
+    ),
+    Mutant(
+        "every loss scale: a config leaves out what is None",
+        "arguments.py",
+        "if value is not None or name not in self._newer",
+        "if value is not None",
+        "scales/test_conformance.py test_public_api.py",
+    ),
+    # Several replicas.
+    Mutant(
+        "replicas: the first one decides",
+        REDUCTION,
+        "total, largest = replicas.all_reduce_sum(contributions), None",
+        "total, largest = replicas.local_result(contributions), None",
+        REPLICAS,
+    ),
+    Mutant(
+        "replicas: the greatest magnitude is the first one's",
+        REDUCTION,
+        "tf.reduce_max(total[1:])",
+        "total[1]",
+        "optimizer/test_looking.py",
+    ),
+    Mutant(
+        "replicas: a sum that may overflow is not looked at",
+        REDUCTION,
+        "tf.logical_and(total > 0.0, total < self._count + 1.0)",
+        "total < 0.0",
+        REPLICAS,
+    ),
+    Mutant(
+        "communication_dtype: unscaled gradients cross as they are",
+        REDUCTION,
+        "scale if by is None else scale / by if by is unknown else None",
+        "None if by is None else scale / by if by is unknown else None",
+        "optimizer/test_communication.py",
+    ),
+    # The step.
+    Mutant(
+        "step: an overflow that was clipped is forgotten",
+        "optimizer/bundle.py",
+        "check=bundle.check.without_gradients(bundle.count) & now",
+        "check=now",
+        "optimizer/test_loops.py",
+    ),
+    Mutant(
+        "step: duplicate rows may add up to infinity",
+        "gradients/rows.py",
+        "return bool(dtype.is_floating) and dtype.size == 2",
+        "return False",
+        "gradients/test_rows.py",
+    ),
+    Mutant(
+        "step: a loss is multiplied in float16",
+        "gradients/arithmetic.py",
+        "loss = widened(loss)",
+        "loss = tf.convert_to_tensor(loss)",
+        "gradients/test_arithmetic.py",
+    ),
+    Mutant(
+        "step: a spike is applied",
+        STEP,
+        "verdict.should_apply,",
+        "is_finite,",
+        "optimizer/test_spike_record.py",
+    ),
+    Mutant(
+        "step: the rule is told of a bad loss",
+        STEP,
+        "is_told = tf.logical_not(is_of_loss)",
+        "is_told = True",
+        "optimizer/test_nonfinite_loss.py",
+    ),
+    Mutant(
+        "step: each optimizer of a step adjusts a shared loss scale",
+        STEP,
+        "if step is None or not step.goes_on(member, loss_scale):",
+        "if True:",
+        "optimizer/test_sharing.py",
+    ),
+    Mutant(
+        "record: it names another variable",
+        "optimizer/record.py",
+        "for variable, kind in zip(entry.variables, map(_kind, worst))",
+        "for variable, kind in zip(entry.variables[::-1], map(_kind, worst))",
+        "optimizer/test_fault_record.py",
+    ),
+    # Is a division pending? The law of `pending.py`.
     Mutant(
         "law 1: what was given to unscale may be unscaled",
         PENDING,
@@ -57,7 +235,7 @@ MUTANTS = [
         PENDING,
         "is_its = is_own or not self.observer.has_several",
         "is_its = True",
-        PROGRAMS,
+        LISTS,
     ),
     Mutant(
         "law 2: an apply leaves its optimizer waiting",
@@ -85,7 +263,7 @@ MUTANTS = [
         PENDING,
         "now = tf.where(is_finite, now, SEEN)",
         "now = tf.where(is_finite, NONE, SEEN)",
-        PROGRAMS,
+        "optimizer/test_overflows.py",
     ),
     Mutant(
         "law 5: mixed values are of unknown kind",
@@ -106,51 +284,110 @@ MUTANTS = [
         PENDING,
         "return tf.where(scaled_by > 0.0, scaled_by, now)",
         "return now",
-        PROGRAMS,
+        LISTS,
+    ),
+    # What is said, and what files hold.
+    Mutant(
+        "monitor: no stall is told",
+        "monitor/watched.py",
+        "is_stall = own.in_a_row >= self._patience",
+        "is_stall = False",
+        "monitor/test_watched.py",
+    ),
+    Mutant(
+        "files: Keras's own arguments mean a default loss scale",
+        "optimizer/arguments.py",
+        'config["initial_loss_scale"] = scale',
+        "pass",
+        "optimizer/test_keras_arguments.py",
     ),
 ]
 
 
-def lives(mutant: Mutant, arguments: List[str]) -> bool:
-    """Tells whether the tests pass although a decision is broken."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        shutil.copytree(ROOT / "lossscale", copy / "lossscale")
-        for name in BESIDE:
-            (copy / name).symlink_to(ROOT / name)
-        path = copy / "lossscale" / mutant.file
-        text = path.read_text()
-        if text.count(mutant.old) != 1:
-            raise SystemExit(f"{mutant.name}: {text.count(mutant.old)} such lines")
-        path.write_text(text.replace(mutant.old, mutant.new))
-        command = ["pytest", "-x", "-q", "-p", "no:cacheprovider", "--rootdir", folder]
-        command += [*(f"tests/{each}" for each in mutant.tests.split()), *arguments]
-        env = {**os.environ, "PYTHONPATH": folder}
+class Copy:
+    """A copy of the checkout, in which one decision after the other is broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._time = folder, int(time.time())
+        shutil.copytree(ROOT, folder, ignore=WITHOUT)
+
+    def passes(self, expression: str, tests: str, *options: str) -> bool:
+        """Tells whether no test fails of those files, or of all if there are none."""
+        files = [f"tests/{each}" for each in sorted(set(tests.split()))]
+        command = ["pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", expression]
         done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=folder,
-            env=env,
+            [sys.executable, "-m", *command, *options, *files],
+            cwd=self._folder,
+            env={**os.environ, "PYTHONPATH": str(self._folder)},
             capture_output=True,
+            text=True,
             check=False,
         )
-        if done.returncode not in (0, 1):
-            raise SystemExit(done.stdout.decode()[-2000:] + done.stderr.decode()[-500:])
-        return done.returncode == 0
+        if done.returncode not in (0, 1, 5):  # 5: there are no such tests
+            raise SystemExit(done.stdout[-2000:] + done.stderr[-500:])
+        return done.returncode != 1
+
+    @contextmanager
+    def broken(self, mutant: Mutant) -> Iterator[None]:
+        """Breaks a decision within."""
+        path = self._folder / "lossscale" / mutant.file
+        text = path.read_text()
+        self._write(path, text.replace(mutant.old, mutant.new))
+        yield
+        self._write(path, text)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        # Python would take what it compiled in the same second for that of this text.
+        self._time += 1
+        os.utime(path, (self._time, self._time))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    for name in SETS:
+        which.add_argument(f"--{name}", dest="name", action="store_const", const=name)
+    parser.set_defaults(name="quick")
     parser.add_argument("--only", default="", help="those with this in their names")
-    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     chosen = [each for each in MUTANTS if given.only in each.name]
-    left = []
     for each in chosen:
-        is_alive = lives(each, given.pytest)
-        left += [each.name] if is_alive else []
-        print("LIVES" if is_alive else "dies ", each.name, flush=True)
-    print(f"{len(chosen) - len(left)} of {len(chosen)} die")
-    sys.exit(bool(left))
+        found = (ROOT / "lossscale" / each.file).read_text().count(each.old)
+        if found != 1:
+            raise SystemExit(f"{each.name}: {found} times in {each.file}: {each.old}")
+    expression, few = SETS[given.name].expression, SETS[given.name].may_live
+    in_one = ["-n", "0"] if importlib.util.find_spec("xdist") else []
+    with tempfile.TemporaryDirectory() as folder:
+        copies: Queue[Copy] = Queue()
+        for number in range(given.jobs):
+            copies.put(Copy(Path(folder) / str(number)))
+        first = copies.queue[0]
+        if not first.passes(expression, " ".join(each.tests for each in chosen)):
+            raise SystemExit("Tests fail although nothing is broken.")
+
+        def dies_by_its_own(mutant: Mutant) -> bool:
+            copy = copies.get()
+            with copy.broken(mutant):
+                dies = not copy.passes(expression, mutant.tests, *in_one)
+            copies.put(copy)
+            return dies
+
+        def answers() -> Iterator[bool]:
+            with ThreadPoolExecutor(given.jobs) as pool:
+                own = list(pool.map(dies_by_its_own, chosen))
+            for mutant, dies in zip(chosen, own):
+                with first.broken(mutant):
+                    yield dies or not first.passes(expression, "")
+
+        count = 0
+        for mutant, dies in zip(chosen, answers()):
+            count += dies
+            print("dies " if dies else "LIVES", mutant.name, flush=True)
+    living = len(chosen) - count
+    print(f"{given.name}: {count} of {len(chosen)} die, {few} may live")
+    sys.exit(living > few)
 
 
 if __name__ == "__main__":
