@@ -254,15 +254,15 @@ MUTANTS = [
     Mutant(
         "law 4: a counted overflow does not end",
         PENDING,
-        "now = tf.where(held > COUNTED, SEEN, NONE)  # a counted one has ended",
+        "now = tf.where(held > Overflow.COUNTED, Overflow.SEEN, Overflow.NONE)",
         "now = held",
         LISTS,
     ),
     Mutant(
         "law 4: an overflow that no apply has counted ends with the next list",
         PENDING,
-        "now = tf.where(is_finite, now, SEEN)",
-        "now = tf.where(is_finite, NONE, SEEN)",
+        "now = tf.where(is_finite, now, Overflow.SEEN)",
+        "now = tf.where(is_finite, Overflow.NONE, Overflow.SEEN)",
         "optimizer/test_overflows.py",
     ),
     Mutant(
@@ -296,7 +296,7 @@ MUTANTS = [
     ),
     Mutant(
         "files: Keras's own arguments mean a default loss scale",
-        "optimizer/arguments.py",
+        "optimizer/keras_arguments.py",
         'config["initial_loss_scale"] = scale',
         "pass",
         "optimizer/test_keras_arguments.py",
