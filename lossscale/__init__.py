@@ -28,7 +28,7 @@ from lossscale.scales.spike_guard import SpikeGuard
 from lossscale.simulation.replay import Simulation, simulate
 from lossscale.simulation.run_file import Run, load_run, save_run
 
-__version__ = "2.0.0"
+__version__ = "2.1.0"
 
 __all__ = [
     "DynamicLossScale",
