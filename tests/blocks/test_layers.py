@@ -16,7 +16,7 @@ from lossscale import ScaledBlock
 from lossscale.runtime import kerases
 
 
-def make(family, optimizer=None):
+def model_of_blocks(family, optimizer=None):
     """Returns a compiled model of two blocks, of layers of several kinds."""
     keras, layers = family.keras, family.keras.layers
     with policy_of(keras, "mixed_float16"):
@@ -125,7 +125,7 @@ def test_a_config_makes_it_again(family):
 
 def test_fit_trains_and_no_step_is_skipped(family, xy):
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.Adam(0.01))
-    model = make(family, optimizer)
+    model = model_of_blocks(family, optimizer)
     losses = model.fit(*xy, epochs=8, verbose=0, shuffle=False).history["loss"]
     assert losses[-1] < losses[0] / 2
     assert int(optimizer.loss_scale.skipped_steps.numpy()) == 0
@@ -148,13 +148,13 @@ def test_a_saved_model_comes_back_equal(family, kind, xy, tmp_path):
         skip_without("Keras's own wrapper in a .keras file", family)
     if kind == "model.h5":
         skip_without("Keras's own wrapper in an .h5 file", family)
-    model, path = make(family), str(tmp_path / kind)
+    model, path = model_of_blocks(family), str(tmp_path / kind)
     model.run_eagerly = True  # nothing here is about graphs, which take longer
     model.fit(*xy, verbose=0)
     expected = model.predict(xy[0], verbose=0)
     if kind == "w.weights.h5":
         model.save_weights(path)
-        again = make(family)
+        again = model_of_blocks(family)
         again.run_eagerly = True
         again.fit(*xy, verbose=0)  # older Kerases fail to say that it has no slots
         again.load_weights(path)
@@ -174,7 +174,7 @@ def test_a_saved_model_comes_back_equal(family, kind, xy, tmp_path):
 
 @pytest.mark.slow
 def test_a_saved_function_comes_back_equal(family, xy, tmp_path):
-    model, path = make(family), str(tmp_path / "saved")
+    model, path = model_of_blocks(family), str(tmp_path / "saved")
     expected = model.predict(xy[0], verbose=0)
     if family.name == "keras3":
         model.export(path)

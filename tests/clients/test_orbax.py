@@ -11,7 +11,7 @@ from lossscale import DynamicLossScale, LossScaleOptimizer
 pytestmark = pytest.mark.slow
 
 
-def trained(keras, rng, *callbacks):
+def model_after_skips(keras, rng, *callbacks):
     """Returns a model after four steps, of which some were skipped."""
     layers = [keras.layers.Dense(1, kernel_initializer="zeros")]
     x, y = data(rng)
@@ -22,21 +22,21 @@ def trained(keras, rng, *callbacks):
     return model
 
 
-def state(model):
+def state_of_model(model):
     return [np.array(v.numpy()) for v in (*model.weights, *model.optimizer.variables)]
 
 
 def test_orbax_takes_the_tree_of_a_model(tmp_path, rng):
     keras, orbax = map(pytest.importorskip, ("keras", "orbax.checkpoint"))
-    model = trained(keras, rng)
+    model = model_after_skips(keras, rng)
     assert model.optimizer.loss_scale.skipped_steps.numpy() > 0
-    saved, checkpointer = state(model), orbax.StandardCheckpointer()
+    saved, checkpointer = state_of_model(model), orbax.StandardCheckpointer()
     tree = model.get_state_tree(value_format="numpy_array")
     checkpointer.save(tmp_path / "state", tree)
     checkpointer.wait_until_finished()
     model.fit(*data(rng), verbose=0)
     model.set_state_tree(checkpointer.restore(tmp_path / "state"))
-    assert_same(state(model), saved)
+    assert_same(state_of_model(model), saved)
 
 
 def test_keras_saves_and_loads_a_model_with_orbax(tmp_path, rng):
@@ -45,7 +45,7 @@ def test_keras_saves_and_loads_a_model_with_orbax(tmp_path, rng):
     if made is None:
         pytest.skip("this Keras has no such callback")
     callback = made(str(tmp_path / "model"), save_on_background=False)
-    model = trained(keras, rng, callback)
+    model = model_after_skips(keras, rng, callback)
     loaded = keras.saving.load_model(str(tmp_path / "model"))
     # Keras 3.15 loses a Sequential model's weights so, with a bare optimizer, too.
     scales = [each.optimizer.loss_scale for each in (loaded, model)]

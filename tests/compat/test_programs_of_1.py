@@ -165,7 +165,7 @@ BATCHES = [
 OVERFLOWS = (np.full([2, 4], np.inf), np.array([1.0, 0.0]))
 
 
-def trained(program, mixed, dtype, batches):
+def history_of(program, mixed, dtype, batches):
     """Runs a program. Returns what its variables hold, by their names, at each step."""
     with running("session-of-1") as run:
         placeholders, train_op = program(mixed, dtype)
@@ -186,9 +186,9 @@ def by_name(history, names):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_trains_as_without_loss_scaling_and_skips_an_overflow(program):
-    bare = trained(program, False, tf.float32, BATCHES)
+    bare = history_of(program, False, tf.float32, BATCHES)
     batches = [*BATCHES[:2], OVERFLOWS, *BATCHES[2:]]
-    mixed = trained(program, True, tf.float32, batches)
+    mixed = history_of(program, True, tf.float32, batches)
     skipped = mixed.pop(2)
     assert max(v for k, v in skipped.items() if k.startswith("skipped_steps")) == 1
     np.testing.assert_equal(*by_name([skipped, mixed[1]], bare[0]))
@@ -198,7 +198,7 @@ def test_it_trains_as_without_loss_scaling_and_skips_an_overflow(program):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_it_trains_in_float16(program):
-    history = trained(program, True, tf.float16, BATCHES * 40)
+    history = history_of(program, True, tf.float16, BATCHES * 40)
     last = history[-1]
     assert all(np.isfinite(value).all() for value in last.values())
     assert last["skipped_steps:0"] < len(history)

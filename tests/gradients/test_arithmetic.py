@@ -13,7 +13,7 @@ from lossscale.gradients.arithmetic import largest_if_finite, largest_magnitude
 MODES = ["eager", "graph", "xla"]
 
 
-def make(kind, value):
+def scale_of_kind(kind, value):
     if kind == "fixed":
         return FixedLossScale(value)
     return DynamicLossScale(value, min_loss_scale=min(1.0, value))
@@ -24,7 +24,7 @@ def make(kind, value):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("exponent", [-126, -3, 0, 15, 64, 126, 127])
 def test_unscaling_is_exact_at_every_power_of_two(kind, mode, exponent):
-    loss_scale = make(kind, 2.0**exponent)
+    loss_scale = scale_of_kind(kind, 2.0**exponent)
     true = np.array([0.0, 1.0, -1.5, 2.0**-100, 1 + 2.0**-23], np.float32)
     with np.errstate(over="ignore", under="ignore"):
         scaled = true * np.float32(2.0**exponent)

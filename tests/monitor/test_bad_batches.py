@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import heard
-from faulty import ROWS, Faulty, batches
+from faulty import ROWS, Faulty, batches, told_by_fit
 from installed import families
 from limits import skip_without
 from models import data, regression
@@ -49,16 +49,15 @@ def run_of(steps, **faults):
     return run
 
 
-def fit(faulty, run, watching, **kwargs):
-    with heard() as messages:
-        history = faulty.fit(run, watching, **kwargs).history
+def named_by_fit(faulty, run, watching, **kwargs):
+    messages, history = told_by_fit(faulty, run, watching, **kwargs)
     return named(messages), history
 
 
 def test_they_are_named_with_what_they_cost(place, capsys):
     faulty = Faulty(*place)
     run = run_of(12, data=[3, 7], gradient=[5], loss=[10])
-    messages, history = fit(faulty, run, monitor(verbose=1), epochs=2)
+    messages, history = named_by_fit(faulty, run, monitor(verbose=1), epochs=2)
     first, second = messages
     assert first == (
         "Epoch 1: 3 of 12 steps were skipped because the loss was NaN or inf before it "
@@ -77,7 +76,7 @@ def test_they_are_named_with_what_they_cost(place, capsys):
 
 def test_a_healthy_epoch_says_nothing(family, capsys):
     faulty = Faulty(family)
-    assert fit(faulty, run_of(4, gradient=[1]), monitor(verbose=1))[0] == []
+    assert named_by_fit(faulty, run_of(4, gradient=[1]), monitor(verbose=1))[0] == []
     assert "not finite" not in capsys.readouterr().out
 
 
@@ -104,7 +103,9 @@ def test_epochs_and_steps_are_those_of_fit(family):
 
 
 def test_only_the_last_ones_are_named(family):
-    messages, history = fit(Faulty(family), run_of(40, data=range(3, 33)), monitor())
+    messages, history = named_by_fit(
+        Faulty(family), run_of(40, data=range(3, 33)), monitor()
+    )
     (message,) = messages
     assert message.startswith("Epoch 1: 30 of 40 steps were skipped")
     listed = re.search("last at batches ([0-9, ]+), counted", message)[1]
@@ -113,7 +114,9 @@ def test_only_the_last_ones_are_named(family):
 
 
 def test_every_names_them_in_the_midst_of_an_epoch(family):
-    messages, _ = fit(Faulty(family), run_of(9, data=[1, 2, 8]), monitor(every=3))
+    messages, _ = named_by_fit(
+        Faulty(family), run_of(9, data=[1, 2, 8]), monitor(every=3)
+    )
     (message,) = messages
     assert message.startswith("Epoch 1: 2 of 3 steps were skipped")
     assert "last at batches 1, 2, " in message
@@ -122,7 +125,7 @@ def test_every_names_them_in_the_midst_of_an_epoch(family):
 def test_several_steps_in_one_call(family):
     faulty = Faulty(family)
     faulty.model.compile(faulty.optimizer, loss="mse", steps_per_execution=4)
-    (message,), _ = fit(faulty, run_of(8, data=[1, 6]), monitor(every=4))
+    (message,), _ = named_by_fit(faulty, run_of(8, data=[1, 6]), monitor(every=4))
     assert "1 of 4 steps was skipped" in message
     assert "at batch 1, " in message
 
@@ -215,7 +218,7 @@ def test_no_scale_to_lose_is_no_cost(family):
 
 def test_bad_losses_before_many_overflows_are_counted(family):
     run = run_of(30, data=[1], gradient=range(4, 24))
-    (message,), _ = fit(Faulty(family), run, monitor())
+    (message,), _ = named_by_fit(Faulty(family), run, monitor())
     assert message.startswith("Epoch 1: 1 of 30 steps was skipped because the loss was")
     assert "the loss was not finite before it was scaled: look at these" in message
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import heard, warned
-from faulty import FAULTS, Faulty
+from faulty import FAULTS, Faulty, told_by_fit
 from installed import families
 from limits import skip_without
 from models import data, regression
@@ -59,13 +59,6 @@ def anywhere(request):
     name, place = request.param
     strategy = request.getfixturevalue("mirrored") if place == "mirrored" else None
     return made(name, strategy).reset()
-
-
-def fit(faulty, run, monitor, **kwargs):
-    """Returns the messages of a fit, and its history."""
-    with heard() as messages:
-        history = faulty.fit(run, monitor, **kwargs).history
-    return messages, history
 
 
 def quiet_monitor(**kwargs):
@@ -251,7 +244,9 @@ def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
     monitor = quiet_monitor(patience=2, every=1)
-    in_a_gradient, batches, in_the_loss, in_the_data = fit(anywhere, faults, monitor)[0]
+    in_a_gradient, batches, in_the_loss, in_the_data = told_by_fit(
+        anywhere, faults, monitor
+    )[0]
 
     first, *findings = in_a_gradient.split("\n  * ")
     assert first == "2 steps in a row were skipped. The loss scale is 256."
@@ -291,7 +286,7 @@ def test_each_fault_is_named_once(anywhere):
 def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys):
     monitor = quiet_monitor(verbose=1)
     run = [None, "data", None]
-    messages, _ = fit(faulty, run, monitor, epochs=2)
+    messages, _ = told_by_fit(faulty, run, monitor, epochs=2)
     of_batches = [each for each in messages if each.startswith("Epoch ")]
     assert len(of_batches) == 2
     (message,) = (each for each in messages if each not in of_batches)
@@ -302,12 +297,12 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     assert "in a row" not in message
     assert capsys.readouterr().out.startswith("Loss scale: 4 steps applied, 2 skipped;")
     monitor.on_train_end = lambda _: None  # it is told when the epoch ends
-    assert fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
+    assert told_by_fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
 
 
 def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
     anywhere.reset(scale=8.0, applied=0)
-    messages, _ = fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))
+    messages, _ = told_by_fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))
     (message,) = messages
     assert message.startswith("6 steps in a row were skipped. The loss scale is 1.")
     *_, last = message.split("\n  * ")  # likelier causes come before
@@ -394,13 +389,13 @@ def test_on_stall_raise_lets_a_scale_search_and_finds_it_stuck(faulty):
 
 @pytest.mark.parametrize("on_stall", ["warn", "stop"])
 def test_others_read_at_the_end_of_an_epoch_alone(faulty, counted, on_stall):
-    fit(faulty, ["gradient"] * 20, quiet_monitor(on_stall=on_stall))
+    told_by_fit(faulty, ["gradient"] * 20, quiet_monitor(on_stall=on_stall))
     assert len(counted) == 3  # as it begins, at the epoch's end, and at the end
 
 
 def test_on_stall_stop_stops_at_once(faulty):
     monitor = quiet_monitor(on_stall="stop", every=1)
-    messages, history = fit(faulty, ["gradient"] * 9, monitor, epochs=2)
+    messages, history = told_by_fit(faulty, ["gradient"] * 9, monitor, epochs=2)
     assert len(messages) == 1
     assert history["skipped_steps"] == [3]
 

@@ -11,7 +11,7 @@ import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
 
 
-def fit(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
+def fit_with_spikes(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
     """Returns the optimizer, the history and the warnings of a fit."""
     x, y = data(rng, 256)
     y[-32:-16] += 1e4  # the last but one of sixteen batches has wrong targets
@@ -25,7 +25,7 @@ def fit(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-8):
 
 
 def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
-    optimizer, history, messages = fit(family, rng, LossScaleMonitor())
+    optimizer, history, messages = fit_with_spikes(family, rng, LossScaleMonitor())
     assert history["spikes"] == [1, 2]
     assert history["skipped_steps"] == [0, 0]
     (message,) = messages  # once, although each epoch has one
@@ -43,11 +43,15 @@ def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
 
 def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys):
     guard = SpikeGuard(1, threshold=1e6)
-    _, history, messages = fit(family, rng, LossScaleMonitor(), guard, rate=0.0)
+    _, history, messages = fit_with_spikes(
+        family, rng, LossScaleMonitor(), guard, rate=0.0
+    )
     assert (history["spikes"], messages) == ([0, 0], [])
     assert "Spikes" not in capsys.readouterr().out
     plain = DynamicLossScale(1.0)
-    _, history, messages = fit(family, rng, LossScaleMonitor(), plain, 1, 0.0)
+    _, history, messages = fit_with_spikes(
+        family, rng, LossScaleMonitor(), plain, 1, 0.0
+    )
     assert "spikes" not in history
     assert messages == []
 
@@ -55,7 +59,7 @@ def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys)
 def test_a_record_tells_which_steps_a_guard_would_skip(family, rng, tmp_path):
     path = tmp_path / "run.npz"
     monitor = LossScaleMonitor(record=path, verbose=0)
-    optimizer, _, _ = fit(family, rng, monitor)
+    optimizer, _, _ = fit_with_spikes(family, rng, monitor)
     run = lossscale.load_run(path)
     assert run.is_finite.all()
     guard = SpikeGuard(DynamicLossScale(1.0), window=12)

@@ -18,7 +18,7 @@ def monitor():
     return LossScaleMonitor(every=1, check_underflow=True, verbose=0)
 
 
-def fit(callback):
+def fit_twice(callback):
     """Fits with the Keras that `import keras` gives: the trackers take that one."""
     Faulty(families()[0]).reset().fit(RUN, monitor(), callback, epochs=2)
 
@@ -28,7 +28,7 @@ def test_dvclive_stores_each_epoch(tmp_path, monkeypatch):
     dvclive = pytest.importorskip("dvclive.keras", reason="no dvclive")
     monkeypatch.chdir(tmp_path)
     options = {"save_dvc_exp": False, "dvcyaml": None}
-    fit(dvclive.DVCLiveCallback(dir=str(tmp_path / "live"), **options))
+    fit_twice(dvclive.DVCLiveCallback(dir=str(tmp_path / "live"), **options))
     found = json.loads((tmp_path / "live" / "metrics.json").read_text())["train"]
     assert [found["loss_scale"], found["skipped_steps"]] == [256.0, 2]
     assert found["largest_gradient"] > 0
@@ -41,7 +41,7 @@ def test_mlflow_stores_each_epoch(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     with mlflow.start_run() as run:
-        fit(callbacks.MlflowCallback())
+        fit_twice(callbacks.MlflowCallback())
     mlflow.flush_async_logging()
     history = mlflow.MlflowClient().get_metric_history
     values = {key: [m.value for m in history(run.info.run_id, key)] for key in KEYS}
@@ -56,7 +56,7 @@ def test_wandb_stores_batches(tmp_path, monkeypatch):
     callbacks = pytest.importorskip("wandb.integration.keras", reason="no wandb")
     monkeypatch.chdir(tmp_path)
     with wandb.init(mode="offline", dir=str(tmp_path)) as run:
-        fit(callbacks.WandbMetricsLogger(log_freq=1))
+        fit_twice(callbacks.WandbMetricsLogger(log_freq=1))
         found = dict(run.summary)
     for kind in ("batch", "epoch"):
         assert found[f"{kind}/loss_scale"] == 256.0
@@ -71,7 +71,7 @@ def test_aim_stores_each_epoch(tmp_path, monkeypatch):
     callback = callbacks.AimCallback(
         repo=str(tmp_path), system_tracking_interval=None, log_system_params=False
     )
-    fit(callback)
+    fit_twice(callback)
     (listed,) = callback.experiment.collect_sequence_info(("metric",)).values()
     callback.close()
     found = {each["name"]: each["values"] for each in listed}

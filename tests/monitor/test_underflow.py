@@ -40,7 +40,7 @@ def tiny(family, optimizer):
     return model
 
 
-def trained(family, rng, loss_scale, monitor, epochs=4):
+def fit_tiny(family, rng, loss_scale, monitor, epochs=4):
     """Returns the history of a model whose gradients are tiny, and the warnings."""
     x, y = data(rng)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
@@ -84,7 +84,7 @@ def test_after_so_many_epochs_once(readings, told_at):
 def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
     monitor = LossScaleMonitor(patience=3, check_underflow=True, verbose=0)
     scale = DynamicLossScale()
-    history, messages = trained(family, rng, scale, monitor)
+    history, messages = fit_tiny(family, rng, scale, monitor)
     (message,) = messages
     assert "Gradients may underflow: for 3 epochs" in message
     assert "The loss scale is 2**15" in message
@@ -104,7 +104,7 @@ def test_a_dynamic_loss_scale_is_told_of_where_it_is_asked_for(family, rng):
 def test_nothing_is_said_unasked(family, rng):
     scale = DynamicLossScale()
     monitor = LossScaleMonitor(patience=1, verbose=0)
-    history, messages = trained(family, rng, scale, monitor)
+    history, messages = fit_tiny(family, rng, scale, monitor)
     assert messages == []
     assert scale.last_largest is None
     assert "headroom" not in history
@@ -135,12 +135,12 @@ def test_the_largest_gradient_is_a_good_steps_and_true(family):
 
 def test_a_loss_scale_that_looks_is_told_of_unasked(family, rng, capsys):
     low = LogNormalLossScale(max_loss_scale=2.0**10)
-    _, messages = trained(family, rng, low, LossScaleMonitor(patience=2))
+    _, messages = fit_tiny(family, rng, low, LossScaleMonitor(patience=2))
     assert len(messages) == 1
     assert "Headroom: " in capsys.readouterr().out
     right = HeadroomLossScale()
     monitor = LossScaleMonitor(patience=2)
-    history, messages = trained(family, rng, right, monitor)
+    history, messages = fit_tiny(family, rng, right, monitor)
     assert messages == []
     assert all(3.9 < room < 8 for room in history["headroom"])
     assert "doublings." in capsys.readouterr().out
@@ -178,7 +178,7 @@ def test_the_record_holds_the_largest(family, rng, tmp_path):
     path = tmp_path / "run.npz"
     scale = HeadroomLossScale()
     monitor = LossScaleMonitor(record=path, verbose=0)
-    trained(family, rng, scale, monitor, epochs=2)
+    fit_tiny(family, rng, scale, monitor, epochs=2)
     run = lossscale.load_run(path)
     assert run.largest.shape == run.is_finite.shape == (8,)
     assert run.largest[-1] == float(scale.last_largest.numpy())

@@ -73,14 +73,14 @@ def gan(family):
         return two_optimizers(family, wrapped)
 
 
-def fit(model, monitor, *bad, **kwargs):
+def fit_with_bad_batches(model, monitor, *bad, **kwargs):
     kwargs = {"verbose": 0, "shuffle": False, "batch_size": 4, **kwargs}
     history = model.fit(inputs(*bad), callbacks=[monitor], **kwargs).history
     return {name: values for name, values in history.items() if name != "loss"}
 
 
 def test_the_optimizers_of_a_gan_are_found(gan, capsys):
-    history = fit(gan, LossScaleMonitor(), 1, 2, epochs=2)
+    history = fit_with_bad_batches(gan, LossScaleMonitor(), 1, 2, epochs=2)
     assert history == {
         "d_optimizer_loss_scale": [2.0**10, 2.0**10],
         "d_optimizer_skipped_steps": [0, 0],
@@ -106,7 +106,7 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
 )
 def test_those_that_are_given_are_watched(gan, given, names):
     monitor = LossScaleMonitor(verbose=0, optimizers=given(*gan.both))
-    history = fit(gan, monitor, 1)
+    history = fit_with_bad_batches(gan, monitor, 1)
     figures = ("loss_scale", "skipped_steps", "nonfinite_losses")
     logged = [name + what for name in names for what in figures]
     assert list(history) == logged
@@ -116,9 +116,9 @@ def test_those_that_are_given_are_watched(gan, given, names):
 def test_one_of_several_is_recorded(gan, tmp_path):
     path = tmp_path / "run.npz"
     with pytest.raises(ValueError, match="`record` must be None with several"):
-        fit(gan, LossScaleMonitor(record=path))
+        fit_with_bad_batches(gan, LossScaleMonitor(record=path))
     monitor = LossScaleMonitor(record=path, verbose=0, optimizers=gan.both[1])
-    fit(gan, monitor, 1)
+    fit_with_bad_batches(gan, monitor, 1)
     with np.load(path) as run:
         assert run["is_finite"].tolist() == [True, False, True, True, True, True]
 
@@ -164,7 +164,7 @@ def sharing(family):
 
 
 def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
-    history = fit(sharing, LossScaleMonitor(100), 1, 2, 4)
+    history = fit_with_bad_batches(sharing, LossScaleMonitor(100), 1, 2, 4)
     assert history == {
         "d_optimizer_loss_scale": [2.0**7],
         "d_optimizer_skipped_steps": [0],
@@ -183,7 +183,9 @@ def test_who_shares_a_loss_scale_answers_for_its_own_steps(sharing, capsys):
 
 def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
     with heard() as messages:
-        fit(sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5)
+        fit_with_bad_batches(
+            sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5
+        )
     of_batches, message = messages
     assert of_batches.startswith("g_optimizer: Epoch 1: 1 of 2 steps was skipped")
     assert message.startswith("g_optimizer: 3 steps in a row were skipped")

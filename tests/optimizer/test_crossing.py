@@ -54,7 +54,7 @@ CROSSINGS = {
 }
 
 
-def trained(family, make):
+def after_an_epoch(family, make):
     model = model_of(family, make(family))
     fit(model, 0, 1, bad=False)
     return model
@@ -63,7 +63,7 @@ def trained(family, make):
 @pytest.fixture
 def end(family):
     """Returns the state at the end of a run without loss scaling."""
-    model = trained(family, adam)
+    model = after_an_epoch(family, adam)
     fit(model, 1, 2, bad=False)
     return training_state(model)
 
@@ -71,7 +71,7 @@ def end(family):
 @pytest.mark.peer_defect(11)
 def test_a_checkpoint(family, end, tmp_path):
     path = str(tmp_path / "checkpoint")
-    models = {make: trained(family, make) for make in (dynamic, own, fixed)}
+    models = {make: after_an_epoch(family, make) for make in (dynamic, own, fixed)}
     for name, (first, second) in CROSSINGS.items():
         model, other = models[first], model_of(family, second(family))
         if second is own:  # Keras 3's own loses a scale that is read before it is built
@@ -88,7 +88,7 @@ def test_a_checkpoint(family, end, tmp_path):
 @pytest.mark.peer_defect(11)
 def test_a_bare_checkpoint_in_the_wrong_place_is_told(family, tmp_path):
     skip_without("optimizers that hide the inner one", family)
-    model, other = trained(family, adam), model_of(family, dynamic(family))
+    model, other = after_an_epoch(family, adam), model_of(family, dynamic(family))
     path = str(tmp_path / "checkpoint")
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
     checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
@@ -104,7 +104,7 @@ def test_a_bare_checkpoint_in_the_wrong_place_is_told(family, tmp_path):
 def test_nothing_else_is_told(family, tmp_path):
     path = str(tmp_path / "checkpoint")
     for make in (dynamic, own):
-        model, other = trained(family, make), model_of(family, dynamic(family))
+        model, other = after_an_epoch(family, make), model_of(family, dynamic(family))
         # The inner one is restored already when the wrapper's turn comes.
         checkpoints = [
             tf.train.Checkpoint(a=each.optimizer.inner_optimizer, b=each.optimizer)
@@ -121,7 +121,7 @@ def test_nothing_else_is_told(family, tmp_path):
 def test_a_file_of_weights(family, end, tmp_path, first):
     skip_without("an optimizer in a .weights.h5 file", family)
     path = str(tmp_path / "model.weights.h5")
-    trained(family, first).save_weights(path)
+    after_an_epoch(family, first).save_weights(path)
     other = model_of(family, dynamic(family))
     other.optimizer.build(other.trainable_variables)
     with warnings.catch_warnings():

@@ -36,7 +36,7 @@ def gradients(**special):
     return grads
 
 
-def make(family, built=True):
+def optimizer_of_six(family, built=True):
     """Returns an optimizer and the variables of `gradients`."""
     shapes = [[SMALL + 1], [3], [1], [3], [0], [2, 2]]
     variables = [variable_of(family, tf.ones(shape)) for shape in shapes]
@@ -78,7 +78,7 @@ def seen(optimizer, variables):
 
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_each_gradient_at_fault_is_told_and_how(family, mode):
-    optimizer, variables = make(family)
+    optimizer, variables = optimizer_of_six(family)
     step = stepper(optimizer, variables, mode)
     assert seen(optimizer, variables) == {}
     assert optimizer.nonfinite_loss() is None
@@ -114,7 +114,7 @@ def by_value(grads):
 
 @pytest.mark.parametrize(("clip", "mode"), [(by_norm, "graph"), (by_value, "xla")])
 def test_what_is_clipped_is_told_as_it_was(family, clip, mode):
-    optimizer, variables = make(family)
+    optimizer, variables = optimizer_of_six(family)
     step = stepper(optimizer, variables, mode, clip)
     step(gradients(g3=INF))
     assert seen(optimizer, variables) == {3: "inf"}
@@ -152,7 +152,7 @@ def test_overflow_made_by_rounding_is_told(family, dtype, number, scale, unscale
 
 
 def test_lists_of_variables_that_are_applied_in_turn(family):
-    optimizer, variables = make(family)
+    optimizer, variables = optimizer_of_six(family)
     bad, good = tf.constant([1.0, 1.0, INF]), tf.ones([3])
 
     @tf.function
@@ -169,7 +169,7 @@ def test_lists_of_variables_that_are_applied_in_turn(family):
 
 
 def test_without_being_built(family):
-    optimizer, variables = make(family, built=False)
+    optimizer, variables = optimizer_of_six(family, built=False)
     step = stepper(optimizer, variables, "graph")
     step(gradients(g3=NAN, g5=INF))
     assert seen(optimizer, variables) == {3: "nan", 5: "inf"}
@@ -193,7 +193,7 @@ def test_names_are_those_of_keras(family):
 
 
 def test_it_is_printed_in_lines_without_values(family):
-    optimizer, variables = make(family)
+    optimizer, variables = optimizer_of_six(family)
     stepper(optimizer, variables)(gradients(_0=INF, _5=NAN))
     found = optimizer.nonfinite_gradients()
     first, last = str(found).splitlines()
@@ -205,13 +205,13 @@ def test_it_is_printed_in_lines_without_values(family):
     )
     assert repr(found[:1]) == f"[{found[0]!r}]"
     assert isinstance(found, list)
-    assert str(make(family)[0].nonfinite_gradients()) == "[]"
+    assert str(optimizer_of_six(family)[0].nonfinite_gradients()) == "[]"
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_on_the_last_replica(family, mirrored, mode):
     with mirrored.scope():
-        optimizer, variables = make(family)
+        optimizer, variables = optimizer_of_six(family)
 
     def each(last_only):
         grads = [tf.ones(variable.shape) for variable in variables]
@@ -230,7 +230,7 @@ def test_on_the_last_replica(family, mirrored, mode):
 
 def test_a_training_step_can_be_exported(family, tmp_path):
     """It holds the record, which no checkpoint does."""
-    optimizer, variables = make(family)
+    optimizer, variables = optimizer_of_six(family)
     module = tf.Module()
     module.optimizer = optimizer
     module.weights = [kerases.tensor_of(variable) for variable in variables]
@@ -258,14 +258,14 @@ def test_a_training_step_can_be_exported(family, tmp_path):
 
 def test_a_copy_begins_anew(family):
     skip_without("copying", family)
-    optimizer, variables = make(family)
+    optimizer, variables = optimizer_of_six(family)
     stepper(optimizer, variables)(gradients(g1=INF))
     assert copy.deepcopy(optimizer).nonfinite_gradients() == []
     assert seen(optimizer, variables) == {1: "inf"}
 
 
 def test_losses_that_are_scaled_and_never_applied_are_not_all_kept(family):
-    optimizer, _ = make(family)
+    optimizer, _ = optimizer_of_six(family)
     first = tf.constant(1.0)
     reference = weakref.ref(first)
     optimizer.scale_loss(first)

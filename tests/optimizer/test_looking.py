@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled, data, regression, variable_of
+from models import compiled, data, optimizers_of, regression, variable_of
 from strategies import last_replica_gets
 
 from lossscale import (
@@ -22,13 +22,6 @@ from lossscale import (
 
 MODES = ["eager", "graph"]
 LOOPS = ["keras2", "keras3", "in-a-loop"]
-
-
-def make(family, loss_scale, count=1):
-    optimizers = [
-        LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(count)
-    ]
-    return optimizers, [variable_of(family, [1.0, 1.0]) for _ in range(count)]
 
 
 def step_of(optimizer, variable, loop):
@@ -54,7 +47,7 @@ def step_of(optimizer, variable, loop):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_sees_what_was_there_before_clipping(family, loop, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    (optimizer,), (variable,) = make(family, loss_scale)
+    (optimizer,), (variable,) = optimizers_of(family, loss_scale)
     step = compiled(step_of(optimizer, variable, loop), mode)
     for number, largest in enumerate([2.0**-3, 2.0**-20, 3.0, 0.0]):
         step(tf.constant([-largest, largest / 2]))
@@ -68,7 +61,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
 
 def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told apart
     loss_scale = HeadroomLossScale(half_life=1e4)
-    (optimizer,), _ = make(family, loss_scale)
+    (optimizer,), _ = optimizers_of(family, loss_scale)
     variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
 
     def step(first, second):
@@ -112,7 +105,7 @@ def test_fit(family, rng):
 def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
     with mirrored.scope():
         loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
-        (optimizer,), (variable,) = make(family, loss_scale)
+        (optimizer,), (variable,) = optimizers_of(family, loss_scale)
 
     def replica(grad):
         grad = last_replica_gets(grad, [0.0, 2.0**-22])
@@ -135,7 +128,7 @@ def test_no_more_messages_cross_replicas(family, mirrored):
 
     def reductions(loss_scale_class):
         with mirrored.scope():
-            (optimizer,), (variable,) = make(family, loss_scale_class())
+            (optimizer,), (variable,) = optimizers_of(family, loss_scale_class())
 
         @tf.function
         def step(grad):
@@ -151,7 +144,7 @@ def test_no_more_messages_cross_replicas(family, mirrored):
 @pytest.mark.parametrize("mode", MODES)
 def test_two_optimizers_share_one(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizers, variables = make(family, loss_scale, 2)
+    optimizers, variables = optimizers_of(family, loss_scale, 2)
     steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
 
     def both(factors):
@@ -171,7 +164,7 @@ def test_two_optimizers_share_one(family, mode):
 
 def test_one_of_two_applied_in_a_branch(family):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizers, variables = make(family, loss_scale, 2)
+    optimizers, variables = optimizers_of(family, loss_scale, 2)
     steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
 
     def step(factors, both):
@@ -202,7 +195,7 @@ def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
     status.assert_consumed()
     scales = []
     for loss_scale in (kept, plain):
-        (optimizer,), (variable,) = make(family, loss_scale)
+        (optimizer,), (variable,) = optimizers_of(family, loss_scale)
         step = step_of(optimizer, variable, "keras2")
         step = compiled(step, mode)
         for largest in (2.0, 3.0, np.inf, 2.0**-5):

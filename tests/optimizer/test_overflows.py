@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from exact import S, Trained, sharing, warned
+from exact import S, Trained, changes_nothing, clip, sharing, warned
 from models import compiled
 
 INF = float("inf")
@@ -12,22 +12,6 @@ MODES = ["eager", "graph"]
 #: The slow tests have graphs of what a loop carries on in Python.
 IN_PYTHON = ["eager", pytest.param("graph", marks=pytest.mark.slow)]
 FACTORS = [0.5, 0.5, INF, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
-
-
-@pytest.fixture
-def trained(family):
-    trained = Trained(family)
-    trained.build()
-    return trained
-
-
-def clip(grads):
-    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-
-
-def changes_nothing(grads):
-    """A function of its own: what it returns is of no kind."""
-    return tf.function(lambda *values: [value * 1.0 for value in values])(*grads)
 
 
 @pytest.mark.parametrize("mode", [*MODES, "xla"])

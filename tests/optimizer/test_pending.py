@@ -9,29 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, heard, sharing, warned
+from exact import START, S, Trained, changes_nothing, clip, heard, sharing, warned
 from models import compiled
 
 from lossscale import FixedLossScale
 
 INF = float("inf")
 MODES = ["eager", "graph"]
-
-
-@pytest.fixture
-def trained(family):
-    trained = Trained(family)
-    trained.build()
-    return trained
-
-
-def clip(grads):
-    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-
-
-def changes_nothing(grads):
-    """A function of its own: what it returns is of no kind."""
-    return tf.function(lambda *values: [value * 1.0 for value in values])(*grads)
 
 
 @pytest.mark.parametrize("mode", MODES)

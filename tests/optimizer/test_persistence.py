@@ -28,7 +28,7 @@ from lossscale import DynamicLossScale, FixedLossScale, LossScale, LossScaleOpti
 QUIET = {"verbose": 0, "shuffle": False}
 
 
-def make(family):
+def with_other_arguments(family):
     scale = DynamicLossScale(
         initial_loss_scale=2.0**12,
         increment_period=3,
@@ -56,7 +56,7 @@ def assert_goes_on_equally(first, second, x, y):
 @pytest.fixture
 def trained(family, rng):
     x, y = data(rng, 16)
-    model = regression(family, make(family))
+    model = regression(family, with_other_arguments(family))
     train(model, x, y)
     return model, x, y
 
@@ -71,7 +71,7 @@ class TestCheckpoint:
     def test_own(self, family, trained, tmp_path, built):
         model, x, y = trained
         path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-        other = regression(family, make(family))
+        other = regression(family, with_other_arguments(family))
         if built:
             train(other, x, y, "TF")
         status = checkpoint_of(other).read(path)
@@ -114,7 +114,7 @@ class TestConfig:
     """get_config and from_config through JSON."""
 
     def test_round_trip(self, family):
-        first, optimizers = make(family), family.keras.optimizers
+        first, optimizers = with_other_arguments(family), family.keras.optimizers
         written = json.dumps(first.get_config())
         config = json.loads(written)
         by_keras = json.dumps(optimizers.serialize(first), default=float)
@@ -375,7 +375,7 @@ def test_a_variable_that_a_loss_scale_creates_later_is_saved(family, rng, tmp_pa
 
 def test_weights_can_be_got_and_set(family, trained):
     model, x, y = trained
-    other = regression(family, make(family))
+    other = regression(family, with_other_arguments(family))
     train(other, x, y, "T")
     other.set_weights(model.get_weights())
     if family.name == "keras3":

@@ -8,21 +8,14 @@ import tensorflow as tf
 from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
-from models import compiled, variable_of
+from models import compiled, optimizers_of
 from strategies import SCALE, last_replica_gets, rule
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale
 
 MODES = ["eager", "graph", "xla"]
 #: Finite on the first optimizer and on the second, step by step.
 RUN = [(True, True), (True, False), (False, True), (False, False), (True, True)]
-
-
-def make(family, loss_scale):
-    optimizers = [
-        LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(2)
-    ]
-    return optimizers, [variable_of(family, [1.0]) for _ in range(2)]
 
 
 def right_scales(run):
@@ -62,7 +55,7 @@ def step_of(optimizers, variables, loop, together):
 @pytest.mark.parametrize("together", [True, False])
 def test_one_adjustment_per_step(family, loop, together, mode):
     loss_scale = DynamicLossScale(**SCALE)
-    optimizers, variables = make(family, loss_scale)
+    optimizers, variables = optimizers_of(family, loss_scale, 2, [1.0])
     step = compiled(step_of(optimizers, variables, loop, together), mode)
     # It grows at some steps: with the first apply, after the second loss was scaled.
     run = [*RUN, *RUN[::-1], (True, True)]
@@ -81,7 +74,7 @@ def test_one_adjustment_per_step(family, loop, together, mode):
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 def test_one_loss_scaled_by_one_of_them(family, loop, mode):
     loss_scale = DynamicLossScale(64.0, 1)
-    optimizers, variables = make(family, loss_scale)
+    optimizers, variables = optimizers_of(family, loss_scale, 2, [1.0])
 
     def step(factor):
         grad = tf.reshape(optimizers[0].scale_loss(factor), [1])
@@ -101,7 +94,7 @@ def test_one_loss_scaled_by_one_of_them(family, loop, mode):
 
 def test_each_may_be_applied_more_often_than_the_other(family):
     loss_scale = DynamicLossScale(64.0, 100)
-    optimizers, variables = make(family, loss_scale)
+    optimizers, variables = optimizers_of(family, loss_scale, 2, [1.0])
     for index in [0, 0, 0, 1] * 2:
         scaled = optimizers[index].scale_loss(tf.constant([0.5]))
         optimizers[index].apply_gradients([(scaled, variables[index])])
@@ -116,7 +109,7 @@ def test_on_two_replicas(family, mirrored, mode, inside):
     loss_scale = None if inside else DynamicLossScale(**SCALE)
     with mirrored.scope():
         loss_scale = loss_scale or DynamicLossScale(**SCALE)
-        optimizers, variables = make(family, loss_scale)
+        optimizers, variables = optimizers_of(family, loss_scale, 2, [1.0])
 
     def replica(factors):
         factors = last_replica_gets(factors, [0.5, 0.5])
@@ -140,7 +133,7 @@ def test_in_a_graph_and_session(family, looks):
         loss_scale = DynamicLossScale(**SCALE)
         if looks:
             loss_scale.keep_largest()
-        optimizers, _ = make(family, loss_scale)
+        optimizers, _ = optimizers_of(family, loss_scale, 2, [1.0])
         variables = [tf.Variable([1.0]), tf.Variable([1.0])]
         factors = tf.compat.v1.placeholder(tf.float32, [2])
         train = [

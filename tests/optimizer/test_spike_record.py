@@ -23,7 +23,7 @@ from lossscale import (
 MODES = ["eager", "graph"]
 
 
-def make(family, guard=None, count=1):
+def guarded(family, guard=None, count=1):
     """Returns optimizers that share a guard, each with two variables of its own."""
     guard = guard or SpikeGuard(DynamicLossScale(64.0), window=3)
     pairs = []
@@ -60,7 +60,7 @@ def run(step, largest):
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 def test_a_spike_changes_nothing_and_is_named(family, loop, mode):
-    guard, [(optimizer, variables)] = make(family)
+    guard, [(optimizer, variables)] = guarded(family)
     step = compiled(step_of(optimizer, variables, loop), mode)
     assert optimizer.last_spike() is None
     for _ in range(4):
@@ -91,7 +91,7 @@ def test_a_spike_changes_nothing_and_is_named(family, loop, mode):
 def test_a_spike_on_the_last_replica_is_skipped_on_all(family, mirrored, loop, mode):
     skip_without("adding up over replicas", family)
     with mirrored.scope():
-        guard, [(optimizer, variables)] = make(family)
+        guard, [(optimizer, variables)] = guarded(family)
 
     def replica(largest):
         grad = last_replica_gets([0.0, -largest], [0.0, 0.125])
@@ -115,7 +115,7 @@ def test_a_spike_on_the_last_replica_is_skipped_on_all(family, mirrored, loop, m
 
 @pytest.mark.parametrize("mode", MODES)
 def test_optimizers_that_share_a_guard(family, mode):
-    guard, pairs = make(family, count=2)
+    guard, pairs = guarded(family, count=2)
     steps = [step_of(*pair) for pair in pairs]
 
     def step(one, other):
@@ -184,7 +184,7 @@ def test_fit(family, rng, policy):
     assert max(np.abs(weight).max() for weight in model.get_weights()) < 10
 
 
-def state(optimizer):
+def state_by_name(optimizer):
     return {v.name: v.numpy().tolist() for v in optimizer.loss_scale.variables}
 
 
@@ -202,16 +202,16 @@ def test_files_of_keras_hold_both_states(family, rng, tmp_path, suffix):
     model.save(path)
     again = family.keras.models.load_model(path)
     assert again.optimizer.loss_scale.get_config() == guard.get_config()
-    assert state(again.optimizer) == state(optimizer)
+    assert state_by_name(again.optimizer) == state_by_name(optimizer)
     for each in (model, again):
         each.fit(x, y, batch_size=16, verbose=0, shuffle=False)
-    assert state(again.optimizer) == state(optimizer)
+    assert state_by_name(again.optimizer) == state_by_name(optimizer)
     assert_same(again.get_weights(), model.get_weights())
 
 
 def test_the_gradients_are_read_as_often_as_by_one_that_looks(family):
     def reductions(loss_scale):
-        _, [(optimizer, variables)] = make(family, loss_scale)
+        _, [(optimizer, variables)] = guarded(family, loss_scale)
         step = tf.function(step_of(optimizer, variables))
         grads = [tf.constant([0.25, 0.0]), tf.constant([0.0, 1.0])]
         graph = step.get_concrete_function(*grads).graph

@@ -83,7 +83,7 @@ def reference(name, is_compiled):
     return [weight.numpy() for weight in weights]
 
 
-def trained(family, names, mode, wrap):
+def fitted_together(family, names, mode, wrap):
     """Returns each expression's weights after `fit`, and what our warnings say.
 
     Each has a branch of its own, from the same input.
@@ -157,10 +157,10 @@ def test_trains_as_the_bare_optimizer(family, group, mode):
         skip_without("compile(jit_compile=...)", family)
     expected = {name: reference(name, mode == "xla") for name in GROUPS[group]}
     names = [name for name, weights in expected.items() if weights is not None]
-    weights, warned = trained(family, names, mode, wrap=True)
+    weights, warned = fitted_together(family, names, mode, wrap=True)
     assert not warned, warned[0]
     wrong = [name for name in names if not agree(weights[name], expected[name])]
     if wrong:  # by the optimizer, or by Keras's mode alone?
-        expected, _ = trained(family, names, mode, wrap=False)
+        expected, _ = fitted_together(family, names, mode, wrap=False)
         wrong = [name for name in wrong if not agree(weights[name], expected[name])]
     assert not wrong, "\n".join(f"{name} {weights[name]}" for name in wrong)

@@ -134,7 +134,7 @@ def numbers(model):
     return [weight for weight in weights if weight.dtype.kind == "f"]
 
 
-def trained(family, name, mode, wrap):
+def fitted(family, name, mode, wrap):
     """Returns a network's weights before and after `fit`, and our warnings."""
     seed_all(family.keras)  # initial weights, and masks that are drawn
     rng = np.random.default_rng(5)
@@ -162,7 +162,7 @@ def agree(first, second):
 def bare_or_skip(family, name, mode):
     """Returns weights before and after a `fit` with the bare optimizer."""
     try:
-        return trained(family, name, mode, wrap=False)[:2]
+        return fitted(family, name, mode, wrap=False)[:2]
     except Exception as error:
         is_newest = TENSORFLOW >= (2, 21) and not is_older(family, (3, 15))
         fails = family.name != "keras3" and name in FAIL_IN_KERAS_2
@@ -199,7 +199,7 @@ def test_trains_as_the_bare_optimizer(family, name, mode):
     bare = bare_or_skip(family, name, "eager")
     assert any(not np.array_equal(*pair) for pair in zip(*bare))
     try:
-        *ours, warned = trained(family, name, mode, wrap=True)
+        *ours, warned = fitted(family, name, mode, wrap=True)
     except Exception:
         bare_or_skip(family, name, mode)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from exact import heard
 from models import policy_of
 from strategies import scope_of
 
@@ -91,3 +92,10 @@ class Faulty:
             verbose=verbose,
             callbacks=list(callbacks),
         )
+
+
+def told_by_fit(faulty, run, monitor, **kwargs):
+    """Returns the messages of a fit, and its history."""
+    with heard() as messages:
+        history = faulty.fit(run, monitor, **kwargs).history
+    return messages, history

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from limits import TENSORFLOW
 
+from lossscale import LossScaleOptimizer
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 FEATURES = 6
@@ -54,6 +55,14 @@ def variable_of(family, value, dtype="float32", name="v"):
     if family.name == "keras3":
         return family.keras.Variable(value, dtype=dtype, name=name)
     return tf.Variable(value, dtype=dtype, name=name)
+
+
+def optimizers_of(family, loss_scale, count=1, start=(1.0, 1.0)):
+    """Returns optimizers that share a loss scale, and a variable for each."""
+    optimizers = [
+        LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(count)
+    ]
+    return optimizers, [variable_of(family, list(start)) for _ in range(count)]
 
 
 def data(rng, rows=64):

@@ -5,7 +5,7 @@
     python tests/support/mutants.py --only law
 
 Each mutant is a line of the package that is changed in a copy of the checkout. First
-the tests run that should see it (`tests`), then, if they pass, all tests of the set. A
+the tests run that should see it (`tests`), later, if they pass, all tests of the set. A
 mutant that lives is a promise that no test of the set holds.
 """
 
@@ -374,20 +374,19 @@ def main() -> None:
             copies.put(copy)
             return dies
 
-        def answers() -> Iterator[bool]:
-            with ThreadPoolExecutor(given.jobs) as pool:
-                own = list(pool.map(dies_by_its_own, chosen))
-            for mutant, dies in zip(chosen, own):
-                with first.broken(mutant):
-                    yield dies or not first.passes(expression, "")
-
-        count = 0
-        for mutant, dies in zip(chosen, answers()):
-            count += dies
-            print("dies " if dies else "LIVES", mutant.name, flush=True)
-    living = len(chosen) - count
-    print(f"{given.name}: {count} of {len(chosen)} die, {few} may live")
-    sys.exit(living > few)
+        left, living = [], []
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for mutant, dies in zip(chosen, pool.map(dies_by_its_own, chosen)):
+                left += [] if dies else [mutant]
+                print("dies " if dies else "later", mutant.name, flush=True)
+        for mutant in left:
+            with first.broken(mutant):
+                if first.passes(expression, ""):
+                    living.append(mutant)
+                    print("LIVES", mutant.name, flush=True)
+    dead = len(chosen) - len(living)
+    print(f"{given.name}: {dead} of {len(chosen)} die, {few} may live")
+    sys.exit(len(living) > few)
 
 
 if __name__ == "__main__":
