@@ -57,7 +57,7 @@ optimizer/test_aggregation.py:
     test_it_is_called_at_every_step_and_what_it_returns_is_looked_at: slow-on-newest
 optimizer/test_between_gradients_and_apply.py: one-keras2
 optimizer/test_communication.py: one-keras2
-    test_a_loop[*-eager-*]: smoke
+    test_a_loop[*-graph-keras2]: smoke
     test_a_subclass_that_looks_itself_is_given_the_sum: slow-on-newest
     test_fit: slow-on-newest
     test_two_optimizers_share_a_loss_scale: slow-on-newest
