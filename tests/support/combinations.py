@@ -135,7 +135,7 @@ optimizer/test_rebased.py:
 optimizer/test_reduction.py: smoke
 optimizer/test_sharing.py: one-xla one-keras2
     test_in_a_graph_and_session: every
-    test_one_adjustment_per_step[*e]: smoke
+    test_one_adjustment_per_step[*-eager]: smoke
 optimizer/test_spike_record.py: slow-on-newest one-xla one-keras2
     test_a_spike_changes_nothing_and_is_named: quick
     test_a_spike_changes_nothing_and_is_named[*-graph]: smoke
