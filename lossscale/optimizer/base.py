@@ -152,7 +152,7 @@ class LossScaleOptimizer:
     iterations: Any
     name: str
 
-    #: What Keras's own constructor is kept from tracking is in `__dict__`.
+    #: Set in `__dict__`, or Keras would track what is in them.
     _engine: LossScaleEngine
     _inner_sum: InnerSum
     _given_name: str
@@ -208,8 +208,8 @@ class LossScaleOptimizer:
         )
         name = name or "loss_scale_optimizer"
         construct: Any = super().__init__  # of Keras's own wrapper
-        construct(inner_optimizer, **dialect.of_wrapper(name))
-        # Keras's own __setattr__ would track what is in these, under names of its own.
+        construct(inner_optimizer, **dialect.constructor_arguments(name))
+        # Keras's own __setattr__ would track these, under names of its own.
         inner_sum = dialect.take(inner_optimizer, dtype is not None)
         self.__dict__.update(_engine=engine, _inner_sum=inner_sum, _given_name=name)
         self.__dict__.update(_loss_scale=engine.loss_scale)

@@ -38,7 +38,7 @@ class Dialect(abc.ABC):
     not_in_names: str = ""
 
     @abc.abstractmethod
-    def of_wrapper(self, name: str) -> Dict[str, Any]:
+    def constructor_arguments(self, name: str) -> Dict[str, Any]:
         """Returns the arguments of the constructor of this Keras's own wrapper."""
 
     @abc.abstractmethod

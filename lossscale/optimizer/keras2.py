@@ -40,7 +40,7 @@ class Keras2Dialect(Dialect):
         #: The module in which this Keras defines its loss scale wrappers.
         self.module = sys.modules[keras.mixed_precision.LossScaleOptimizer.__module__]
 
-    def of_wrapper(self, name: str) -> Dict[str, Any]:
+    def constructor_arguments(self, name: str) -> Dict[str, Any]:
         del name  # Keras's constructor takes none
         # With a fixed scale it creates no state.
         return {"dynamic": False, "initial_scale": 1.0}

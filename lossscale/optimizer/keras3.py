@@ -62,7 +62,7 @@ class Keras3Dialect(Dialect):
     unscales_in_apply = True
     not_in_names = "/"
 
-    def of_wrapper(self, name: str) -> Dict[str, Any]:
+    def constructor_arguments(self, name: str) -> Dict[str, Any]:
         return {"name": name}
 
     def recognizes(self, inner_config: Dict[str, Any]) -> bool:

@@ -158,11 +158,11 @@ class StepState:
         same step, and never for scaled gradients.
         """
         held = tf.convert_to_tensor(self.overflow)
-        pending = tf.convert_to_tensor(self.pending)
-        is_bad = held > (Overflow.COUNTED if kind == SCALED else pending)
-        self.overflow.assign(
-            tf.where(is_bad, Overflow.COUNTED, Overflow.NONE), read_value=False
-        )
+        is_scaled = kind == SCALED
+        ends_at = Overflow.COUNTED if is_scaled else tf.convert_to_tensor(self.pending)
+        is_bad = held > ends_at
+        now = tf.where(is_bad, Overflow.COUNTED, Overflow.NONE)
+        self.overflow.assign(now, read_value=False)
         return tf.logical_not(is_bad)
 
 
@@ -186,9 +186,8 @@ class Loss(NamedTuple):
 
     value: Tensor
     scale: Scalar
-    owner: Callable[
-        [], Optional[PendingDivision]
-    ]  # returns None for `LossScale.scale` itself
+    #: Returns None for `LossScale.scale` itself.
+    owner: Callable[[], Optional[PendingDivision]]
 
 
 class _Place:

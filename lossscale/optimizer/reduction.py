@@ -116,7 +116,7 @@ class SeveralReplicas:
     def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
         """Sums what the replicas contribute: here it crosses. For all replicas."""
         total, largest = replicas.all_reduce_sum(contributions), None
-        # Of the first replica's bundle only what is equal on all: what is in it at all.
+        # Only the structure of this bundle is used, which is equal on all replicas.
         local = replicas.local_result(bundle)
         if local.check.largest is not None:
             total, largest = total[0], tf.reduce_max(total[1:])
