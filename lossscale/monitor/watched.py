@@ -151,11 +151,12 @@ def read(optimizer: Any) -> Reading:
     # With numpy(), since a mirrored variable has no int().
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
+    applied = int(optimizer.applied_steps.numpy())
     return Reading(
         shown_value(loss_scale),
         skipped,
-        int(optimizer.applied_steps.numpy()),
-        optimizer.engine.record.own_steps(skipped, in_a_row),
+        applied,
+        optimizer.engine.record.own_steps(applied, in_a_row),
         None if largest is None else float(largest.numpy()),
         int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
         optimizer.engine.record.skips(),

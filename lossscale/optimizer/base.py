@@ -409,7 +409,7 @@ class LossScaleOptimizer:
 
         Returns:
           A `LossScaleOptimizer` with the same loss scale, count of finite steps and
-          keras_arguments.
+          arguments.
 
         Raises:
           TypeError: `optimizer` is not Keras's own `LossScaleOptimizer`.

@@ -101,7 +101,8 @@ class LossScaleEngine(tf.Module):
         self.__dict__.update(_counted=counted, _applied_steps=applied_steps)
         #: Why steps were skipped. Whoever is in a SavedModel of a training step must
         #: track it: the step needs the variables.
-        self.record = Record(self.division.kept(), applied_steps)
+        self.record = Record(applied_steps)
+        self.record.keep(self.division.kept())
 
     def _usable(self, loss_scale: Any) -> LossScale:
         """Returns the loss scale that an argument stands for. Raises if it is none."""

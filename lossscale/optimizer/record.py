@@ -86,12 +86,15 @@ class Spike(NamedTuple):
 
 
 class OwnSteps(NamedTuple):
-    """The steps that one optimizer skipped itself, not others that share its scale."""
+    """The steps that one optimizer skipped itself, not others that share its scale.
+
+    Finite steps that the loss scale left out do not count.
+    """
 
     skipped: int
     #: Consecutive skips up to the last step; 0 if that step was applied.
     in_a_row: int
-    #: Those of them at which the unscaled loss was not finite, up to the last step.
+    #: The last ones of them for which the unscaled loss was at fault.
     bad_losses: int
 
 
@@ -110,26 +113,19 @@ class Record(tf.Module):
     """Why the last steps of an optimizer were skipped, for each list of variables."""
 
     _entries: List[Entry]
-    #: See `Entry`. None before there is an entry.
-    _ring: Optional[Variable]
-    _applied: Optional[Callable[[], Any]]
+    #: How often each of `REASONS` was one, then a pair as in `Skips.last` for each of
+    #: the last skipped steps, the newest at the end. None before there is an entry.
+    _skipped: Any
+    #: Returns the optimizer's count of applied steps, a variable.
+    _applied: Any
     #: The variables that a SavedModel holds and no checkpoint, by name.
     _kept: Dict[str, Variable]
 
-    def __init__(
-        self,
-        others: Dict[str, Variable],
-        applied: Optional[Callable[[], Any]] = None,
-    ) -> None:
-        """`others` are further ones of `_kept`.
-
-        `applied` returns the optimizer's count of applied steps, a variable. None: the
-        optimizer has no entries.
-        """
+    def __init__(self, applied: Optional[Callable[[], Any]]) -> None:
+        """See `_applied`. None: the optimizer has no entries."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
-        self.__dict__.update(_entries=[], _kept=dict(others))
-        self.__dict__.update(_ring=None, _applied=applied)
+        self.__dict__.update(_entries=[], _kept={}, _skipped=None, _applied=applied)
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
     # TensorFlow calls the first method since 2.9, and called the second before.
@@ -165,19 +161,36 @@ class Record(tf.Module):
         recorded = list({id(each): each for each in variables}.values())
         count, number, spike = len(recorded), len(self._entries), None
         # Every replica writes the same values to these.
-        faults = new_variable("nonfinite_gradients", [0.0] * (count + 5), tf.float32)
+        faults = new_variable("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
         self._kept[f"record{number}"] = faults
         if loss_scale.skips_spikes:
             spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self._kept[f"spike{number}"] = spike
-        if self._ring is None:
-            ring = new_variable("skipped_last", [0] * (2 * _KEPT + 2), tf.int64)
-            self.__dict__.update(_ring=ring)
-            self._kept["skipped_last"] = ring
-        places = list(range(count))
-        entry = Entry(recorded, faults, spike, places, self._ring, self._applied)
+        if self._skipped is None:
+            zeros = [0] * (len(REASONS) + 2 * _KEPT)
+            skipped = new_variable("skipped_last", zeros, tf.int64)
+            self.__dict__.update(_skipped=skipped)
+            self._kept["skipped_last"] = skipped
+        entry = Entry(self, recorded, faults, spike, list(range(count)))
         self._entries.append(entry)
         return self.entry_of(variables, loss_scale)
+
+    def count(self, reason: Scalar) -> Tuple[Op, Scalar]:
+        """Counts a skipped step, for a branch. Returns the op, and the new total.
+
+        `reason` is an `int64` tensor of shape `[]`, the total a `float32` one of `[1]`.
+        """
+        with tf.init_scope():  # a legacy optimizer's is created when it is asked for
+            applied = kerases.tensor_of(self._applied())
+        applied = tf.cast(replicas.local_result(applied), tf.int64)
+        held, size = tf.convert_to_tensor(self._skipped), len(REASONS)
+        # No GPU splits integers, or sums them along an axis.
+        total = tf.add_n([held[i : i + 1] for i in range(size)])
+        counts = held[:size] + tf.one_hot(reason, size, dtype=tf.int64)
+        newest = [applied + total, tf.reshape(reason, [1])]
+        value = tf.concat([counts, held[size + 2 :], *newest], 0)
+        written = self._skipped.assign(value, read_value=False)
+        return written, tf.cast(total + 1, tf.float32)
 
     def keep(self, variables: Dict[str, Variable]) -> None:
         """Takes variables that a SavedModel holds and no checkpoint, by name."""
@@ -187,63 +200,79 @@ class Record(tf.Module):
         """Returns the lists of variables that have an entry."""
         return [each.variables for each in self._entries]
 
-    def own_steps(self, skipped: int, in_a_row: int) -> OwnSteps:
+    def own_steps(self, applied: int, in_a_row: int) -> OwnSteps:
         """Returns how many steps this optimizer skipped itself.
 
-        The arguments are the loss scale's counts: of all skipped steps, and of those
-        since its last good step.
+        `applied` is how many it applied, and `in_a_row` the loss scale's count of those
+        that were skipped since its last good step.
         """
-        read = [each.faults.numpy().tolist()[-4:] for each in self._entries]
-        count = int(sum(own for own, *_ in read))
-        _, run, losses, stamp = max(read, key=lambda each: each[-1], default=[0.0] * 4)
-        if len(read) > 1:
-            run = in_a_row  # with several lists, each list is a step of its own
-        if stamp != skipped:
-            run = losses = 0
-        return OwnSteps(count, min(int(run), in_a_row), min(int(losses), in_a_row))
+        counts, last = self._read()
+        number, run, losses = applied + sum(counts), 0, 0
+        for step, reason in reversed(last):
+            number -= 1
+            if step != number or reason == _LEFT_OUT:
+                break
+            losses += losses == run and reason != _GRADIENTS
+            run += 1
+        # Of more steps than are kept, those of the loss scale are told.
+        run, losses = (
+            in_a_row if each == _KEPT else min(each, in_a_row) for each in (run, losses)
+        )
+        return OwnSteps(sum(counts) - counts[_LEFT_OUT], run, losses)
 
     def skips(self) -> Skips:
         """Returns which steps this optimizer skipped, and why."""
-        if self._ring is None:
-            return Skips()
-        count, losses, *last = self._ring.numpy().tolist()
-        pairs = [*zip(last[::2], last[1::2])][-count:] if count else []
-        named = tuple((number, REASONS[reason]) for number, reason in pairs)
-        return Skips(count, losses, named)
+        counts, last = self._read()
+        named = tuple((number, REASONS[reason]) for number, reason in last)
+        return Skips(sum(counts), counts[_INF] + counts[_NAN], named)
+
+    def _read(self) -> Tuple[List[int], List[Tuple[int, int]]]:
+        """Returns the counts of the reasons, and the pairs of the last steps."""
+        size = len(REASONS)
+        if self._skipped is None:
+            return [0] * size, []
+        read = self._skipped.numpy().tolist()
+        counts, pairs = read[:size], [*zip(read[size::2], read[size + 1 :: 2])]
+        return counts, pairs[max(_KEPT - sum(counts), 0) :]
 
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
+        variables, worst = self._last()
         return NonfiniteGradients(
             NonfiniteGradient(kerases.variable_name(variable), kind, variable)
-            for entry, worst in self._last()
-            for variable, kind in zip(entry.variables, map(_kind, worst))
+            for variable, kind in zip(variables, map(_kind, worst))
             if kind is not None
         )
 
     def loss(self) -> Optional[str]:
         """Returns "inf" or "nan" if the unscaled loss was not finite, else None."""
-        return _kind(sum(of_loss for _, (*_, of_loss) in self._last()))
+        return _kind(self._last()[1][-1])
 
-    def _last(self) -> List[Tuple[Entry, List[float]]]:
-        """Returns the entries that the last skipped step wrote, with worst numbers.
+    def _last(self) -> Tuple[List[Variable], List[float]]:
+        """Returns the variables of the last step that was not finite, and its faults.
 
-        The last of these numbers is the loss's.
+        Without such a step there are no variables, and the faults are zeros.
         """
-        read = [(each, each.faults.numpy().tolist()) for each in self._entries]
-        latest = max((stamp for _, (*_, stamp) in read), default=0.0)
-        return [(each, n[:-4]) for each, n in read if n[-1] == latest > 0.0]
+        read = [
+            (each.variables, each.faults.numpy().tolist()) for each in self._entries
+        ]
+        variables, faults = max(read, key=_stamp, default=([], [0.0, 0.0]))
+        return variables, faults[:-1]
 
     def spike(self) -> Optional[Spike]:
         """Returns the last spike that was skipped, None if there was none."""
-        found, last = None, 0.0
-        for entry in self._entries:
-            if entry.spike is not None:
-                *each, largest, limit, stamp = entry.spike.numpy().tolist()
-                if stamp > last:
-                    variable = entry.variables[each.index(max(each))]
-                    name = kerases.variable_name(variable)
-                    found, last = Spike(name, largest, limit, variable), stamp
-        return found
+        with_guard = [each for each in self._entries if each.spike is not None]
+        read = [(each.variables, each.spike.numpy().tolist()) for each in with_guard]
+        variables, numbers = max(read, key=_stamp, default=([], [0.0]))
+        if not numbers[-1]:
+            return None
+        *each, largest, limit, _ = numbers
+        variable = variables[each.index(max(each))]
+        return Spike(kerases.variable_name(variable), largest, limit, variable)
+
+
+def _stamp(read: Tuple[Any, List[float]]) -> float:
+    return read[1][-1]
 
 
 @dataclass(eq=False)
@@ -252,33 +281,24 @@ class Entry:
 
     Attributes:
       variables: The variables.
-      faults: The worst number of each gradient and of the loss (`gradients/check`),
-        three counts (steps skipped, skipped in a row, and in a row with a loss that was
-        not finite) and a stamp: the loss scale's count of skipped steps then.
+      faults: The worst number of each gradient and of the loss (`gradients/check`) at
+        the last step that was not finite, and a stamp: how many were skipped then.
       spike: The greatest magnitude of each gradient at the last spike, the greatest of
-        the step, the limit, and a stamp: the guard's count of spikes then. None: no
-        guard skips steps of theirs.
+        the step, the limit, and such a stamp. None: no guard skips steps of theirs.
       positions: Where in `variables` those are that a step trains.
-      ring: What `Skips` holds, of all entries: two counts, then a pair for each of the
-        last skipped steps, the newest at the end.
-      applied: Returns the optimizer's count of applied steps, a variable.
     """
 
+    record: Record
     variables: List[Variable]
     faults: Variable
-    spike: Optional[Variable]
+    spike: Any
     positions: List[int]
-    ring: Any
-    applied: Any
 
-    def write_faults(
-        self, bundle: Bundle, agreed: Check, scale: LossScale, is_of_loss: Flag
-    ) -> Op:
+    def write_faults(self, bundle: Bundle, agreed: Check, is_of_loss: Flag) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
-        It adds their worst numbers to those of the same step, or starts anew. `agreed`
-        also covers the gradients' sum. `is_of_loss` tells whether a bad loss was at
-        fault. The loss scale has counted the step.
+        `agreed` also covers the gradients' sum. `is_of_loss` tells whether a bad loss
+        was at fault.
         """
 
         def worst_with_loss(local: Bundle) -> PerGradient:
@@ -289,51 +309,24 @@ class Entry:
         worst = replicas.all_reduce_sum(worst)
         if agreed.worst is not None:
             worst += tf.pad(agreed.worst(), [[0, 1]])
-        size = len(self.variables) + 1
-        worst = _placed(worst, [*self.positions, size - 1], size)
-        held = tf.convert_to_tensor(self.faults)
-        old, own, run, losses, old_stamp = tf.split(held, [size, 1, 1, 1, 1])
-        skipped = replicas.local_result(scale.skipped_steps)
-        stamp = tf.cast(tf.reshape(skipped, [1]), tf.float32)
-        since = stamp - old_stamp
-        of_this_loss = tf.reshape(worst[-1:], [])
-        worst += tf.where(tf.equal(stamp, old_stamp), old, 0.0)
-        _, of_loss = tf.split(worst, [size - 1, 1])
-        is_bad = tf.cast(tf.logical_not(tf.math.is_finite(of_loss)), tf.float32)
-        # A good step in between writes nothing. So `own_steps` compares the stamp with
-        # the loss scale's count. `since` is 0 or 1 if the run of skips goes on.
-        goes_on = tf.cast(tf.equal(since * since, since), tf.float32)
-        one = tf.ones([1])
-        counts = [own + one, goes_on * run + one, (goes_on * losses + one) * is_bad]
-        value = tf.concat([worst, *counts, stamp], 0)
+        of_loss = worst[-1]
         reasons = (tf.constant(each, tf.int64) for each in (_GRADIENTS, _INF, _NAN))
         of_gradients, of_inf, of_nan = reasons
-        reason = tf.where(tf.math.is_nan(of_this_loss), of_nan, of_inf)
-        reason = tf.where(is_of_loss, reason, of_gradients)
-        written = self.faults.assign(value, read_value=False)
-        return group_ops([written, self._write_reason(reason)])
-
-    def _write_reason(self, reason: Scalar) -> Op:
-        """Adds this step to the last skipped ones."""
-        with tf.init_scope():  # a legacy optimizer's is created when it is asked for
-            applied = kerases.tensor_of(self.applied())
-        steps = tf.cast(replicas.local_result(applied), tf.int64)
-        held = tf.convert_to_tensor(self.ring)  # no GPU splits integers
-        count, losses, kept = held[:1], held[1:2], held[4:]
-        is_loss = tf.logical_or(tf.equal(reason, _INF), tf.equal(reason, _NAN))
-        losses += tf.cast(is_loss, tf.int64)
-        newest = [steps + count, tf.reshape(reason, [1])]
-        value = tf.concat([count + 1, losses, kept, *newest], 0)
-        return self.ring.assign(value, read_value=False)
+        reason = tf.where(tf.math.is_nan(of_loss), of_nan, of_inf)
+        counted, stamp = self.record.count(tf.where(is_of_loss, reason, of_gradients))
+        size = len(self.variables) + 1
+        worst = _placed(worst, [*self.positions, size - 1], size)
+        value = tf.concat([worst, stamp], 0)
+        return group_ops([counted, self.faults.assign(value, read_value=False)])
 
     def write_left_out(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
         """Records a finite step that the loss scale has left out, and counted.
 
         Of a spike also which gradient was the largest.
         """
-        written = self._write_reason(tf.constant(_LEFT_OUT, tf.int64))
+        counted, stamp = self.record.count(tf.constant(_LEFT_OUT, tf.int64))
         if self.spike is None:
-            return written
+            return counted
 
         def magnitudes(local: Bundle) -> PerGradient:
             return largest_of_each(local.quotients(), local.groups)
@@ -341,11 +334,10 @@ class Entry:
         each = replicas.call_for_each_replica(magnitudes, bundle)
         each = replicas.greatest(each)
         each = _placed(each, self.positions, len(self.variables))
-        guard = cast(SpikeGuard, scale)
-        limit, spikes = map(replicas.local_result, (guard.limit, guard.spikes))
-        known = [tf.cast(one, tf.float32) for one in (agreed.largest, limit, spikes)]
-        value = tf.concat([each, tf.stack(known)], 0)
-        return group_ops([written, self.spike.assign(value, read_value=False)])
+        limit = replicas.local_result(cast(SpikeGuard, scale).limit)
+        known = tf.stack([agreed.largest, tf.cast(limit, tf.float32)])
+        value = tf.concat([each, known, stamp], 0)
+        return group_ops([counted, self.spike.assign(value, read_value=False)])
 
 
 def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:

@@ -239,7 +239,7 @@ class Step:
                 is_told = tf.logical_not(is_of_loss)
             done = [adjust and adjust(False, is_told)]
             if entry is not None:
-                done.append(entry.write_faults(bundle, agreed, loss_scale, is_of_loss))
+                done.append(entry.write_faults(bundle, agreed, is_of_loss))
             return done
 
         def left_out() -> List[Any]:
