@@ -24,9 +24,14 @@ from lossscale.runtime.aliases import (
     Tensors,
     Variable,
 )
-from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
-from lossscale.runtime.graphs import captured_by, current_graph, graph_of, is_recorded
+from lossscale.runtime.graphs import (
+    captured_by,
+    current_graph,
+    do_not_convert,
+    graph_of,
+    is_recorded,
+)
 
 #: The most retries after an overflow, each at a smaller scale.
 _RETRIES = 3

@@ -16,7 +16,7 @@ from lossscale.gradients.arithmetic import widened
 from lossscale.optimizer.engine import LossScaleEngine
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Grads, Op
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales.base import LossScale
 
 __all__ = [

@@ -18,8 +18,8 @@ from lossscale.arguments import shown
 from lossscale.gradients.packing import add_up, in_order, pack
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Grad, Grads, PerGradient, Scalar, Tensor
-from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import either
+from lossscale.runtime.graphs import do_not_convert
 
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)

@@ -32,7 +32,7 @@ from lossscale.ranges.exponents import LARGEST
 from lossscale.ranges.magnitudes import INF, MASK, WORDS, floats_in, kind_of, magnitude
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 
 #: How many steps with finite outputs `recent` keeps.
 STEPS = 8

@@ -11,6 +11,10 @@ before each batch and each test, and at the end of an epoch:
 ```
 
 All of it happens on the device. The host reads only how often, once per epoch.
+
+Statistics are all floating-point variables that are not trained, on each replica of
+this process. Those of metrics are left out, and those of frozen layers, which no
+forward pass updates.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import tensorflow as tf
 
 from lossscale.gradients.check import all_finite
 from lossscale.runtime import kerases
-from lossscale.runtime.aliases import Flag, Tensor, Variable
+from lossscale.runtime.aliases import Tensor, Variable
 
 _RESTORED = """\
 Variables that are not trained, as BatchNormalization's statistics, held inf or NaN \
@@ -30,16 +34,9 @@ the end of training counts such batches."""
 
 
 class Statistics:
-    """A copy of a model's statistics during one training, and how often it was needed.
+    """A copy of a model's statistics during one training."""
 
-    Statistics are all floating-point variables that are not trained, on each replica of
-    this process. Those of metrics are left out, and those of frozen layers, which no
-    forward pass updates.
-
-    Attributes:
-      times: After how many batches they were put back, as `restored` found it.
-    """
-
+    #: After how many batches they were put back, as `restored` found it.
     times = 0
 
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
@@ -63,12 +60,15 @@ class Statistics:
                 for group in groups.values()
             ]
 
+        def steps() -> Tensor:
+            return tf.add_n([tf.cast(each[0], tf.int64) for each in counts])
+
         def mend(
-            copies: List[Tensor], applied: Tensor, has_copy: Flag, times: Tensor
-        ) -> Tuple[List[Tensor], Tensor, Flag, Tensor]:
-            now = values()
-            is_finite, steps = all_finite(now), _steps(counts)
-            is_newer = tf.logical_and(is_finite, tf.not_equal(steps, applied))
+            copies: List[Tensor], applied: Tensor, times: Tensor
+        ) -> Tuple[List[Tensor], Tensor, Tensor]:
+            now, applied_now = values(), steps()
+            is_finite = all_finite(now)
+            is_newer = tf.logical_and(is_finite, tf.not_equal(applied_now, applied))
 
             def restore() -> Tensor:
                 bad = [tf.logical_not(all_finite(list(each))) for each in parts]
@@ -78,16 +78,17 @@ class Statistics:
                         part.assign(tf.reshape(value, part.shape), read_value=False)
                 return times + tf.cast(tf.stack([True, *bad]), tf.int64)
 
-            restores = tf.logical_and(has_copy, tf.logical_not(is_finite))
+            restores = tf.logical_and(applied >= 0, tf.logical_not(is_finite))
             times = tf.cond(restores, restore, lambda: times)
             copies = tf.cond(is_newer, lambda: now, lambda: copies)
-            applied = tf.where(is_newer, steps, applied)
-            return copies, applied, tf.logical_or(has_copy, is_newer), times
+            applied = tf.where(is_newer, applied_now, applied)
+            return copies, applied, times
 
         self._mend = tf.function(mend, autograph=False)
         # What is here before the first step is as good as after an applied one.
         now, none = values(), tf.zeros([1 + len(parts)], tf.int64)
-        self._state = (now, _steps(counts), all_finite(now), none)
+        applied = tf.where(all_finite(now), steps(), -1)  # -1: there is no copy yet
+        self._state = (now, applied, none)
 
     def mend(self) -> None:
         """Puts the copy back if the variables are not finite, or makes a new one."""
@@ -95,22 +96,10 @@ class Statistics:
             self._state = self._mend(*self._state)
 
     def restored(self) -> Optional[str]:
-        """Reads the device. Returns the message about what was put back, if anything.
-
-        It is given once.
-        """
+        """Reads the device. Returns, once, the message about what was put back."""
         before = self.times
         self.times, *each = self._state[-1].numpy().tolist()
         if before or not self.times:
             return None
-        names = [
-            kerases.variable_name(variable)
-            for variable, times in zip(self._variables, each)
-            if times
-        ]
-        return _RESTORED.format(names=", ".join(names))
-
-
-def _steps(counts: List[Any]) -> Tensor:
-    """Returns how many steps the optimizers have applied."""
-    return tf.add_n([tf.cast(each[0], tf.int64) for each in counts])
+        changed = [v for v, count in zip(self._variables, each) if count]
+        return _RESTORED.format(names=", ".join(map(kerases.variable_name, changed)))

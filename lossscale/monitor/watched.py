@@ -16,25 +16,13 @@ from lossscale.runtime import kerases
 from lossscale.scales.base import can_change, left_out_as, shown_value, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
 
-#: Warn after this many losses in a row that are not finite before they are scaled.
-_BAD_LOSSES = 3
-#: The doublings in float16's range, from 2**-24 to 65504.
-_DOUBLINGS = 40
+_BAD_LOSSES = 3  # warn after so many losses in a row that were bad before scaling
+_DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504
 #: The largest scaled gradient may be this many doublings below 65504. The doublings
 #: that remain suffice for all gradients that change a weight.
 _FAR_BELOW = 16
-#: The most variables that a message names.
-_NAMED = 5
+_NAMED = 5  # the most variables that a message names
 
-_UNDERFLOW = """\
-Gradients may underflow: for {epochs} epochs no step was skipped, and the largest \
-scaled gradient stayed {room:.0f} doublings or more below 65504, where float16 ends. \
-Only {left} of float16's 40 doublings are left below it, and smaller gradients become \
-zero. The loss scale is {now}, and could be {borne}. Write
-
-    scale = lossscale.HeadroomLossScale()  # finds it by itself
-    optimizer = lossscale.LossScaleOptimizer(inner_optimizer, scale)
-"""
 _NONE_FOUND = """\
 `model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
 
@@ -46,22 +34,9 @@ or, for optimizers that are not attributes of the model,
 """
 _WRAPPED_BY_KERAS = """\
 , Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
-_LOSS = """\
-The loss itself{name} is {kind}, before it is scaled{often}: no loss scale can help. \
-Look for inf and NaN in the data, for a learning rate that is too high, for a \
-logarithm of zero or a division by zero, and for activations beyond float16's 65504: \
-give layers with such activations, and the last layer, dtype="float32"."""
 _ASK = """ \
 lossscale.find_nonfinite(model, x, y) names the layer, and so does \
 LossScaleMonitor(check_activations=True) in `fit`."""
-_BAD_BATCHES = """\
-{when}{count} of {steps:,} steps {were} skipped because the loss was {kind} before it \
-was scaled{where}: look at these rows."""
-_LEFT_OUT = "{when}Steps were skipped as {reason}{where}."
-_COST = """ \
-The loss scale was told of each as of an overflow, though no loss scale is at fault: \
-it was {before} when the epoch began, and is {now}. \
-LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
@@ -73,21 +48,6 @@ Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
 assign(tf.zeros_like(total)). Multiplied by 0, an infinity becomes NaN and stays, and \
 no step is applied again."""
-_SEARCH = """\
-No inf or NaN was seen in the loss itself, so this begins in the backward pass, and \
-the loss scale may just be too high. {search}. {largest}. If steps are still skipped \
-when it is low, look between the loss and the variable named first for an infinite \
-derivative, as a square root has at zero."""
-_LOWERED = """\
-It is at step {done} of its search: lowered from {high} to {now}, it comes to its \
-floor, {floor}, at step {end}"""
-_MOVED = "Since training began, it was read between {low} and {high}"
-_LARGEST = """\
-The largest gradient of the last good step that was read was {largest:.3g}: times the \
-loss scale {scaled:.3g}, and float16 ends at 65504"""
-_NO_LARGEST = """\
-The largest gradient is not known: LossScaleMonitor(check_underflow=True) keeps it"""
-_NONE_READ = "The largest gradient is not known, since no good step was read"
 _FLOOR = """\
 The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
 too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
@@ -216,7 +176,9 @@ class Watched:
         self._judged, own = now, now.own
         is_stall = own.in_a_row >= self._patience
         if now.applied == 0:
-            lowered = _steps_that_lowered(self.optimizer.loss_scale, before, now)
+            scale = self.optimizer.loss_scale
+            lowered = _backoffs(scale, before.loss_scale, now.loss_scale)
+            lowered *= int(getattr(unguarded(scale), "hysteresis", 1))
             stuck = max(own.skipped - before.own.skipped - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
             is_stall = is_stall and self._stuck >= self._patience
@@ -239,11 +201,16 @@ class Watched:
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
         findings: List[Optional[str]] = []
         if loss:
-            text = _LOSS if activations else _LOSS + _ASK
             steps = f", at each of the last {own.bad_losses} steps"
-            often = steps if own.bad_losses > 1 else ""
-            name = _name_of_loss(model)
-            findings.append(text.format(kind=WORDS[loss], name=name, often=often))
+            findings.append(
+                f"The loss itself{_name_of_loss(model)} is {WORDS[loss]}, before it is "
+                f"scaled{steps if own.bad_losses > 1 else ''}: no loss scale can help. "
+                "Look for inf and NaN in the data, for a learning rate that is too "
+                "high, for a logarithm of zero or a division by zero, and for "
+                "activations beyond float16's 65504: give layers with such "
+                'activations, and the last layer, dtype="float32".'
+                + ("" if activations else _ASK)
+            )
         if activations:
             findings.append(activations.finding())
         if faults:
@@ -272,18 +239,36 @@ class Watched:
     def _search(self, floor: float) -> str:
         """Returns what is known of a loss scale that can still fall."""
         now, rule = self.last.loss_scale, self.optimizer.loss_scale
+        low, high = scale_text(self._lowest), scale_text(self._highest)
         done, left = _backoffs(rule, self._highest, now), _backoffs(rule, now, floor)
-        scales = {"low": self._lowest, "high": self._highest, "floor": floor}
-        texts = {name: scale_text(scale) for name, scale in scales.items()}
-        search = _MOVED.format(**texts)
-        if done and left:
-            at = scale_text(now)
-            search = _LOWERED.format(done=done, now=at, end=done + left, **texts)
-        largest = _NO_LARGEST if self.last.largest is None else _NONE_READ
+        if done and done + left < math.inf:
+            search = (
+                f"It is at step {done} of its search: lowered from {high} to "
+                f"{scale_text(now)}, it comes to its floor, {scale_text(floor)}, at "
+                f"step {done + left}."
+            )
+        else:
+            search = f"Since training began, it was read between {low} and {high}."
         if math.isfinite(self._largest):
-            scaled = self._largest * now
-            largest = _LARGEST.format(largest=self._largest, scaled=scaled)
-        return _SEARCH.format(search=search, largest=largest)
+            largest = (
+                "The largest gradient of the last good step that was read was "
+                f"{self._largest:.3g}: times the loss scale {self._largest * now:.3g}, "
+                "and float16 ends at 65504."
+            )
+        elif self.last.largest is None:
+            largest = (
+                "The largest gradient is not known: "
+                "LossScaleMonitor(check_underflow=True) keeps it."
+            )
+        else:
+            largest = "The largest gradient is not known, since no good step was read."
+        return (
+            "No inf or NaN was seen in the loss itself, so this begins in the backward "
+            f"pass, and the loss scale may just be too high. {search} {largest} If "
+            "steps are still skipped when it is low, look between the loss and the "
+            "variable named first for an infinite derivative, as a square root has at "
+            "zero."
+        )
 
     @property
     def until_stall(self) -> int:
@@ -311,55 +296,57 @@ class Watched:
         least = math.floor(self._least)
         borne = 2.0 ** (math.floor(math.log2(now.loss_scale) + self._least) - 1)
         return self._named(
-            _UNDERFLOW.format(
-                epochs=self._epochs,
-                room=least,
-                left=max(_DOUBLINGS - least, 0),
-                now=scale_text(now.loss_scale),
-                borne=scale_text(borne),
-            )
+            f"Gradients may underflow: for {self._epochs} epochs no step was skipped, "
+            f"and the largest scaled gradient stayed {least} doublings or more below "
+            f"65504, where float16 ends. Only {max(_DOUBLINGS - least, 0)} of "
+            f"float16's {_DOUBLINGS} doublings are left below it, and smaller "
+            "gradients become zero. The loss scale is "
+            f"{scale_text(now.loss_scale)}, and could be {scale_text(borne)}. Write\n\n"
+            "    scale = lossscale.HeadroomLossScale()  # finds it by itself\n"
+            "    optimizer = lossscale.LossScaleOptimizer(inner_optimizer, scale)\n"
         )
 
     def bad_batches(
         self, epoch: Optional[int], batches: Optional[int]
     ) -> Optional[str]:
-        """Returns the message about losses that were not finite, once in each epoch.
+        """Returns the message about bad losses and left out steps, once in each epoch.
 
-        And about steps that a loss scale of the user's own has left out. `epoch` and
-        `batches` are the epoch's number as `fit` shows it, and how many batches it has
-        had, or None.
+        `epoch` is the epoch's number as `fit` shows it, and `batches` how many batches
+        it has had. None: unknown.
         """
-        before, now = self._epoch_began, self.last
-        steps, scale = now.steps - before.steps, self.optimizer.loss_scale
-        new = now.skips.total - before.skips.total
-        found = [(n - before.steps, why) for n, why in now.skips.last[-new:] if new]
-        when = "" if epoch is None else f"Epoch {epoch}: "
+        before, now, scale = self._epoch_began, self.last, self.optimizer.loss_scale
+        steps, skipped = now.steps - before.steps, now.skips.total - before.skips.total
+        last = now.skips.last[-skipped:] if skipped else ()
+        new = [(number - before.steps, why) for number, why in last]
         count = now.skips.losses - before.skips.losses
-        own = "" if scale.skips_spikes else left_out_as(scale)
-        numbers = [n for n, why in found if why == LEFT_OUT and own]
-        if self._told_of_losses or not (count or numbers):
+        bad = [(n, WORDS[why]) for n, why in new if why in WORDS]
+        reason = "" if scale.skips_spikes else left_out_as(scale)
+        left_out = [n for n, why in new if why == LEFT_OUT and reason]
+        if self._told_of_losses or not (count or left_out):
             return None
         self._told_of_losses = True
-        text = ""
+        when = "" if epoch is None else f"Epoch {epoch}: "
+        texts = []
         if count:
-            last = [(n, why) for n, why in found if why in WORDS]
-            kinds = sorted({WORDS[why] for _, why in last}) or ["not finite"]
-            text = _BAD_BATCHES.format(
-                when=when,
-                count=count,
-                steps=steps,
-                were="was" if count == 1 else "were",
-                kind=" or ".join(kinds),
-                where=_where([n for n, _ in last], steps, batches, count),
+            kinds = " or ".join(sorted({kind for _, kind in bad})) or "not finite"
+            where = _where([number for number, _ in bad], steps, batches, count)
+            texts.append(
+                f"{when}{count} of {steps:,} steps {'was' if count == 1 else 'were'} "
+                f"skipped because the loss was {kinds} before it was scaled{where}: "
+                "look at these rows."
             )
             if can_change(scale) and not self.optimizer.engine.skips_losses:
-                scales = map(scale_text, (before.loss_scale, now.loss_scale))
-                text += _COST.format(**dict(zip(("before", "now"), scales)))
-        if numbers:
-            where = _where(numbers, steps, batches, len(numbers))
-            left_out = _LEFT_OUT.format(when=when, reason=own, where=where)
-            text = f"{text} {left_out}" if text else left_out
-        return self._named(text)
+                texts.append(
+                    "The loss scale was told of each as of an overflow, though no loss "
+                    f"scale is at fault: it was {scale_text(before.loss_scale)} when "
+                    f"the epoch began, and is {scale_text(now.loss_scale)}. "
+                    'LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is '
+                    "at such steps."
+                )
+        if left_out:
+            where = _where(left_out, steps, batches, len(left_out))
+            texts.append(f"{when}Steps were skipped as {reason}{where}.")
+        return self._named(" ".join(texts))
 
     def spike(self) -> Optional[str]:
         if self._told_of_spike or not self._spikes:
@@ -420,6 +407,10 @@ class Watched:
         losses = now.skips.losses - start.skips.losses
         if losses:
             line += f" Steps skipped for a loss that was not finite: {losses}."
+        left_out = now.skips.left_out - start.skips.left_out
+        if left_out and self.last.spikes is None:
+            line += f" Steps left out as {left_out_as(self.optimizer.loss_scale)}: "
+            line += f"{left_out}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
         if not math.isnan(self._room):
@@ -431,26 +422,18 @@ class Watched:
         return reading.own.skipped if self.shares else reading.skipped
 
 
-def _steps_that_lowered(loss_scale: Any, before: Reading, now: Reading) -> float:
-    """Returns how many bad steps lowered the loss scale between two readings."""
-    if now.loss_scale >= before.loss_scale:
-        return 0
-    falls = _backoffs(loss_scale, before.loss_scale, now.loss_scale)
-    if falls is None:  # perhaps all steps lowered it
-        return math.inf
-    return falls * int(getattr(unguarded(loss_scale), "hysteresis", 1))
+def _backoffs(loss_scale: Any, high: float, low: float) -> float:
+    """Returns how often a loss scale backs off from one value to another.
 
-
-def _backoffs(loss_scale: Any, high: float, low: float) -> Optional[int]:
-    """Returns how often a loss scale backs off from one value to a lower one.
-
-    None if its rule is not that of `DynamicLossScale`, or the lower value is 0.
+    Infinite if its rule is not that of `DynamicLossScale`, or the lower value is 0.
     """
     rule = unguarded(loss_scale)
     multiplier = getattr(rule, "multiplier", None)
     backoff = getattr(rule, "backoff_factor", None) or 1 / (multiplier or 1)
+    if low >= high:
+        return 0
     if backoff >= 1 or low <= 0:
-        return None
+        return math.inf
     return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
 
 

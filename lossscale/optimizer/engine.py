@@ -19,7 +19,7 @@ from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.step import Step, aggregated
 from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale, count_untold, new_variable
 

@@ -21,7 +21,7 @@ from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect
 from lossscale.runtime import kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 
 #: Variables that files of 0.1.0 do not hold. Files without names hold them last.
 SINCE_0_1_0 = {"consecutive_skipped_steps"}

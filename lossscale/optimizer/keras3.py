@@ -20,7 +20,7 @@ from lossscale.optimizer.messages import BARE_CHECKPOINT
 from lossscale.optimizer.pending import before_division
 from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper

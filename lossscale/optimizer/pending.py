@@ -75,10 +75,10 @@ from lossscale.runtime.aliases import (
     Tensor,
     Variable,
 )
-from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.graphs import (
     are_arguments,
     current_graph,
+    do_not_convert,
     is_visible,
     notes_of,
     visible_graphs,

@@ -104,6 +104,8 @@ class Skips(NamedTuple):
     total: int = 0
     #: Those of them at which the unscaled loss was not finite.
     losses: int = 0
+    #: Those of them that were finite, and left out by the loss scale.
+    left_out: int = 0
     #: Of the last few, oldest first: the number of the step among all that this
     #: optimizer applied or skipped, from 0 on, and a word of `REASONS`.
     last: Tuple[Tuple[int, str], ...] = ()
@@ -224,7 +226,8 @@ class Record(tf.Module):
         """Returns which steps this optimizer skipped, and why."""
         counts, last = self._read()
         named = tuple((number, REASONS[reason]) for number, reason in last)
-        return Skips(sum(counts), counts[_INF] + counts[_NAN], named)
+        losses = counts[_INF] + counts[_NAN]
+        return Skips(sum(counts), losses, counts[_LEFT_OUT], named)
 
     def _read(self) -> Tuple[List[int], List[Tuple[int, int]]]:
         """Returns the counts of the reasons, and the pairs of the last steps."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from lossscale.ranges.magnitudes import floats_in
 from lossscale.ranges.model_state import changed
 from lossscale.runtime import kerases
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 
 #: Keras 2 wraps operations in these layers, whose constructors take no dtype.
 _OPERATIONS = ("TFOpLambda", "SlicingOpLambda")

@@ -4,7 +4,6 @@ This package knows no loss scale and no gradient. In the order of its imports:
 
 * `aliases`: the types that signatures name;
 * `loss_scale_warning`: LossScaleWarning, and the function that gives it;
-* `autograph`: keeps AutoGraph from rewriting our functions;
 * `graphs`: which graph is being built, and what is in sight from there;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
 * `op_callbacks`: tells listeners of each operation that eager mode runs;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -20,6 +20,12 @@ from tensorflow.python.framework import function_def_to_graph
 from lossscale.runtime.aliases import Graph, Tensor
 
 Notes = TypeVar("Notes")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def do_not_convert(function: Function) -> Function:
+    """Marks a function that AutoGraph must leave as it is written: it saves time."""
+    return cast(Function, tf.autograph.experimental.do_not_convert(function))
 
 
 def current_graph() -> Optional[Graph]:
@@ -28,7 +34,7 @@ def current_graph() -> Optional[Graph]:
 
 
 def is_building() -> bool:
-    """Tells whether a graph is being built. If not, eager mode runs each operation."""
+    """Tells whether a graph is being built, or eager mode runs each operation."""
     return current_graph() is not None
 
 
@@ -40,9 +46,8 @@ def graph_of(tensor: Tensor) -> Optional[Graph]:
 def visible_graphs() -> Iterable[Optional[Graph]]:
     """Yields the current graph and those around it whose tensors it may use.
 
-    A branch of `tf.cond` or a loop's body may use the tensors of the graph around it.
-    A nested `tf.function` may not use those of the graph around it: its trace is used
-    again elsewhere.
+    A branch or a loop's body may use those of the graph around it. A nested
+    `tf.function` may not: its trace is used again elsewhere.
     """
     graph: Any = current_graph()
     yield graph
@@ -55,14 +60,14 @@ def visible_graphs() -> Iterable[Optional[Graph]]:
 def is_visible(tensor: Tensor) -> bool:
     """Tells whether operations that are created now can use a tensor.
 
-    They cannot use the tensors of a loop or a branch that has ended. A loop or a branch
-    of `tf.compat.v1` has no graph of its own, so contexts are compared, too.
+    They cannot use those of a loop or a branch that has ended.
     """
     graph = graph_of(tensor)
     if graph is None:
         return True
     if not any(graph is each for each in visible_graphs()):
         return False
+    # A loop or a branch of `tf.compat.v1` has no graph of its own.
     context = context_of(tensor.op)
     # A loop's results are outside of it.
     if context is not None and tensor.op.type in {"Exit", "RefExit"}:
@@ -74,7 +79,7 @@ def is_visible(tensor: Tensor) -> bool:
 
 
 def context_of(where: Any) -> Any:
-    """Returns the context of an operation: a loop or branch of `tf.compat.v1`, or XLA.
+    """Returns the loop or branch of `tf.compat.v1`, or the XLA, of an operation.
 
     None: it is in none. A graph stands for the operation that is created next in it.
     """
@@ -82,10 +87,9 @@ def context_of(where: Any) -> Any:
 
 
 def is_nested() -> bool:
-    """Tells whether this graph of a session is a part of another graph.
+    """Tells whether a session builds a loop, a branch or a function now.
 
-    That is so in a loop, in a branch and in a function. The code after it can use what
-    it returns, and no other tensor in it.
+    The code after it can use what that returns, and no other tensor in it.
     """
     graph = current_graph()
     context = context_of(graph)
@@ -127,10 +131,7 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 def above_branches(graph: Optional[Graph]) -> Optional[Graph]:
-    """Returns the innermost graph around `graph` that is no branch of a `tf.cond`.
-
-    Operations in it run whether the branch does or not. A loop's body is such a graph.
-    """
+    """Returns the innermost graph around `graph` that is no branch of a `tf.cond`."""
     while graph is not None and _is_branch(graph):
         graph = graph.outer_graph
     return graph
@@ -174,11 +175,7 @@ def functions_of(operation: Any) -> List[str]:
 
 
 def body_of(function: str) -> Optional[Graph]:
-    """Returns the operations of a function of this name. None: they are not known.
-
-    Its tensors are copies, so nothing is noted of them. A session's functions are not
-    known.
-    """
+    """Returns a copy of a function of this name. None: unknown, as a session's are."""
     try:
         definition = context.context().get_function_def(function)
         return function_def_to_graph.function_def_to_graph(definition)
@@ -187,7 +184,7 @@ def body_of(function: str) -> Optional[Graph]:
 
 
 def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
-    """Returns the notes of `owner` on a graph. `make` makes them at the first call.
+    """Returns the notes of `owner` on a graph, made by `make` at the first call.
 
     They are freed with the graph, or with `owner`.
     """

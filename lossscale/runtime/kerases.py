@@ -123,8 +123,7 @@ class _Watch(importlib.abc.MetaPathFinder):
 def generations(keras: Any) -> List[Tuple[bool, type, type]]:
     """Returns the generations of optimizers that a Keras 2 has.
 
-    Of each: whether it is the legacy one, Keras's own loss scale wrapper for it, and
-    the base class of its optimizers.
+    Of each: is it the legacy one, Keras's own wrapper for it, its optimizers' base.
     """
     public, newest = keras.mixed_precision.LossScaleOptimizer, keras.optimizers
     # Up to TensorFlow 2.8 the public class is the legacy wrapper itself. Later it is
@@ -162,37 +161,34 @@ def callback_class() -> Any:
         kerases = [*keras2(), *filter(None, [keras3()])]
         return (*(keras.callbacks.Callback for keras in kerases), _AnyCallback)
 
-    def construct(self: Any) -> None:
-        for base in bases():
-            base.__init__(self)
-        # Without this attribute Keras 2 passes a copy of its logs to the callbacks, and
-        # reads a GPU's metrics after every batch. Up to TensorFlow 2.4 each callback
-        # gets another copy.
-        self._supports_tf_logs = True
+    class Callback(*bases()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            for base in bases():
+                base.__init__(self)
+            # Without this attribute Keras 2 passes a copy of its logs to the callbacks,
+            # and reads a GPU's metrics after every batch. Up to TensorFlow 2.4 each
+            # callback gets another copy.
+            self._supports_tf_logs = True
 
-    def set_model(self: Any, model: Any) -> None:
-        self._model = model
+        def set_model(self, model: Any) -> None:
+            self._model = model
 
-    # Keras 2 assigns `model`. In Keras 3 it is a property that cannot be assigned.
-    model = property(lambda self: self._model, set_model, doc="The model.")
-    members = {"__init__": construct, "set_model": set_model, "model": model}
-    callback = type("Callback", bases(), members)
+        # Keras 2 assigns `model`. In Keras 3 it is a property that cannot be assigned.
+        model = property(lambda self: self._model, set_model, doc="The model.")
 
     def come(_: Any) -> None:
         # So objects that exist already are callbacks of that Keras, too. No Keras lets
         # other classes pass for its own, and only its class has the private methods
         # that its `fit` calls.
-        callback.__bases__ = bases()
+        Callback.__bases__ = bases()
 
     for_each_keras2(come)
-    return callback
+    return Callback
 
 
 def callbacks_beside(callback: Any) -> List[Any]:
-    """Returns all callbacks of the `fit` that calls `callback` now, itself included.
-
-    No Keras tells a callback of the others, so they are read from its caller.
-    """
+    """Returns all callbacks of the `fit` that calls `callback` now, itself included."""
+    # No Keras tells a callback of the others, so they are read from its caller.
     lists = tuple(keras.callbacks.CallbackList for keras in installed())
     frame = inspect.currentframe()
     while frame is not None:

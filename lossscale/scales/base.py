@@ -28,8 +28,8 @@ from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
-from lossscale.runtime.autograph import do_not_convert
 from lossscale.runtime.control import group_ops, run_either
+from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 
 

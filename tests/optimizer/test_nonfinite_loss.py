@@ -609,7 +609,7 @@ def test_a_reason_of_a_users_own_is_one_class(family, mode):
     assert reasons == ["left out", "nan", "gradients"]
 
 
-def test_the_monitor_says_what_it_is_called(family):
+def test_the_monitor_says_what_it_is_called(family, capsys):
     optimizer = LossScaleOptimizer(
         family.optimizers.SGD(2.0**-8), SkipsZeros(DynamicLossScale(64.0))
     )
@@ -623,7 +623,8 @@ def test_the_monitor_says_what_it_is_called(family):
             sample_weight=weights,
             shuffle=False,
             verbose=0,
-            callbacks=[lossscale.LossScaleMonitor(verbose=0)],
+            callbacks=[lossscale.LossScaleMonitor()],
         )
     message = "Epoch 1: Steps were skipped as all zero, at batch 2, counted from 0."
     assert messages == [message]
+    assert "Steps left out as all zero: 1." in capsys.readouterr().out

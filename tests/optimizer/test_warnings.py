@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lossscale import LossScaleWarning
 from lossscale.optimizer import messages
-from lossscale.runtime.autograph import do_not_convert
+from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 
 TEXTS = {
