@@ -9,7 +9,7 @@ import argparse
 import os
 import platform
 import sys
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -19,17 +19,12 @@ from lossscale.plotting import pyplot, scale_text
 from lossscale.presets import PRESETS
 from lossscale.runtime import kerases
 
-#: NVIDIA GPUs of this compute capability or a higher one have float16 tensor cores.
-TENSOR_CORES = (7, 0)
-
 
 def report() -> str:
     """Returns the report: a line for each package and device."""
     lines = {**versions(), **_devices()}
     width = max(map(len, lines))
-    listed = [f"{name + ':':{width + 1}} {value}" for name, value in lines.items()]
-    advice = "bfloat16 and float32 need no loss scaling on any device."
-    return "\n".join([*listed, advice])
+    return "\n".join(f"{n + ':':{width + 1}} {what}" for n, what in lines.items())
 
 
 def versions() -> Dict[str, str]:
@@ -71,52 +66,25 @@ def _described(name: str, keras: Any) -> str:
 
 
 def _devices() -> Dict[str, str]:
-    """Returns what each device is, and whether loss scaling makes sense on it."""
-    try:
-        found = tf.config.list_physical_devices()
-    except Exception as error:  # for example if the driver does not fit
-        return {"devices": f"cannot be listed: {type(error).__name__}: {error}"}
+    """Returns what is known of each device, by its name."""
     lines = {}
-    for device in found:
-        what, capability = f"{os.cpu_count()} cores", None
-        if device.device_type != "CPU":
-            try:
-                details = tf.config.experimental.get_device_details(device)
-                what = str(details.get("device_name", "unnamed"))
-                capability = details.get("compute_capability")
-            except Exception as error:
-                what = f"no details: {type(error).__name__}: {error}"
-        if capability is not None:
-            what += f", compute capability {'.'.join(map(str, capability))}"
-        advice = on_device(device.device_type, capability)
-        lines[device.name.replace("/physical_device:", "")] = f"{what}; {advice}"
+    try:
+        for device in tf.config.list_physical_devices():
+            is_cpu = device.device_type == "CPU"
+            what = f"{os.cpu_count()} cores" if is_cpu else "unnamed"
+            details = tf.config.experimental.get_device_details(device)
+            what = str(details.get("device_name", what))
+            if "compute_capability" in details:
+                capability = ".".join(map(str, details["compute_capability"]))
+                what += f", compute capability {capability}"
+            lines[device.name.replace("/physical_device:", "")] = what
+    except Exception as error:  # for example if the driver does not fit
+        lines["devices"] = f"cannot be listed: {type(error).__name__}: {error}"
     return lines
 
 
-def on_device(device_type: str, capability: Optional[Tuple[int, ...]]) -> str:
-    """Returns whether float16 with loss scaling makes sense on a device."""
-    if device_type == "TPU":
-        return "loss scaling: no, use mixed_bfloat16, which needs none"
-    if device_type == "CPU":
-        return "loss scaling: works, for tests; float16 is slow on a CPU"
-    if device_type != "GPU":
-        return "loss scaling: not tested on this kind of device"
-    if capability is None:
-        return "loss scaling: yes, for float16; the speed of float16 here is unknown"
-    if tuple(capability) >= TENSOR_CORES:
-        return "loss scaling: yes, for float16, which is fast on its tensor cores"
-    return "loss scaling: works; without tensor cores float16 saves memory, not time"
-
-
 def main(given: Optional[Sequence[str]] = None) -> int:
-    """Runs the command line: the report, if there is no command.
-
-    Args:
-      given: The arguments. None: those of the program.
-
-    Returns:
-      0. Exits with 2 on an unknown argument, or if the command fails.
-    """
+    """Runs the command line. Exits with 2 on a wrong argument, or if it fails."""
     what = "Without a command: prints what a bug report must say."
     parser = argparse.ArgumentParser(prog="lossscale", description=what)
     version = f"lossscale {lossscale.__version__}"
@@ -161,23 +129,18 @@ def main(given: Optional[Sequence[str]] = None) -> int:
 
 def _simulated(asked: argparse.Namespace) -> str:
     """Returns a line for each schedule, and draws them if --plot is given."""
-    run = lossscale.load_run(asked.file)
+    recorded = lossscale.load_run(asked.file).loss_scale
     lines = [f"{'':24}{'skipped':>10}{'longest stall':>15}{'at the end':>12}"]
     simulations = {}
     for name in asked.preset:
-        given, recorded = {}, run.loss_scale
+        given = {}
         asks_for_start = "initial_loss_scale" in PRESETS[name].asks_for
         if asks_for_start and recorded is not None and len(recorded):
             given["initial_loss_scale"] = float(recorded[0])  # where the run began
         loss_scale = lossscale.DynamicLossScale.from_preset(name, **given)
-        simulation = lossscale.simulate(
-            loss_scale,
-            is_finite=run.is_finite,
-            largest=run.largest,
-            bad_losses=run.bad_losses,
-            nonfinite_loss=asked.nonfinite_loss,
+        simulations[name] = simulation = lossscale.simulate(
+            loss_scale, is_finite=asked.file, nonfinite_loss=asked.nonfinite_loss
         )
-        simulations[name] = simulation
         final = scale_text(simulation.final_loss_scale)
         lost, stall = simulation.steps_lost, simulation.longest_stall
         lines.append(f"{name:24}{lost:>10}{stall:>15}{final:>12}")

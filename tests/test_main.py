@@ -13,7 +13,7 @@ import tensorflow as tf
 from models import policy_of
 
 import lossscale
-from lossscale.__main__ import main, on_device, report, versions
+from lossscale.__main__ import main, report, versions
 from lossscale.runtime import kerases
 
 ROOT = Path(lossscale.__file__).parent.parent
@@ -29,8 +29,7 @@ def test_it_names_what_is_here():
     assert lines["TensorFlow"].strip().startswith(tf.__version__)
     assert lines["NumPy"].strip() == np.__version__
     assert sys.version.split()[0] in lines["Python"]
-    assert "float16 is slow on a CPU" in lines["CPU"]  # CPU:0
-    assert report().endswith("bfloat16 and float32 need no loss scaling on any device.")
+    assert f"{os.cpu_count()} cores" in lines["CPU"]  # CPU:0
 
 
 def test_it_names_every_keras_and_its_policy():
@@ -42,22 +41,6 @@ def test_it_names_every_keras_and_its_policy():
     assert ("backend tensorflow" in lines["tf.keras"]) == kerases.is_keras3(first)
     with policy_of(first, "mixed_float16"):
         assert "policy mixed_float16" in lines_of(report())["tf.keras"]
-
-
-@pytest.mark.parametrize(
-    ("device", "capability", "says"),
-    [
-        ("CPU", None, "works, for tests; float16 is slow on a CPU"),
-        ("TPU", None, "no, use mixed_bfloat16"),
-        ("GPU", (9, 0), "yes, for float16, which is fast on its tensor cores"),
-        ("GPU", (7, 0), "yes, for float16, which is fast on its tensor cores"),
-        ("GPU", (6, 1), "without tensor cores"),
-        ("GPU", None, "the speed of float16 here is unknown"),
-        ("NPU", None, "not tested"),
-    ],
-)
-def test_what_it_says_of_a_device(device, capability, says):
-    assert says in on_device(device, capability)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What is not finite, where it comes from, and what to write against it.
 
-`Trial` watches a run of the model, and notes a `Fault` for each value that is not
-finite. `Advice` decides for all tools what to write against a fault:
+`Trial` notes a `Fault` for each value of a run that is not finite. `Advice` decides
+what to write against it:
 
 ```
 an overflow in a layer's own operations, or where its inputs are cast:
@@ -33,15 +33,12 @@ from lossscale.runtime import kerases, op_callbacks
 from lossscale.runtime.graphs import is_building
 from lossscale.runtime.op_callbacks import key_of
 
-#: After so many trials the advice is given as it is.
-_TRIALS = 20
-
 _OPERATION = """\
 {name} is an operation, and operations have no dtype. Cast its inputs to float32: \
 {cast}."""
 _IN_CALL = """\
 In `call` of {name} ({kind}) cast the inputs of {operation} to float32: {cast}. Layers \
-within it keep their own dtype, whatever dtype it has itself."""
+within it keep their own dtype."""
 _MEETS = """\
 If `call` of {name} ({kind}) combines its outputs with others, cast those to float32, \
 too: {cast}."""
@@ -55,35 +52,24 @@ exponential, and a learning rate that is too high."""
 
 @dataclasses.dataclass
 class Fault:
-    """Something that goes wrong in a call: mostly, a value that is not finite.
+    """Something that goes wrong in a call: mostly, a value that is not finite."""
 
-    Attributes:
-      call: The innermost call of a layer or an operation. None: outside of the model.
-      operation: The type of TensorFlow's operation, such as "MatMul". "given": no noted
-        operation made the value. None: it is unknown.
-      is_cast: Whether the cast of the call's inputs overflows, or is missing: they have
-        two dtypes.
-      dtype: The name of the value's dtype.
-      kinds: Which of "inf", "-inf" and "nan" the value holds.
-      largest: The largest finite magnitude of the operation's inputs and its result.
-      sources: The keys of the operation's inputs that are not finite either.
-    """
-
+    #: The innermost call of a layer or an operation. None: outside of the model.
     call: Optional[Call]
+    #: The type of TensorFlow's operation, such as "MatMul". "given": no noted operation
+    #: made the value. None: it is unknown.
     operation: Optional[str] = None
+    #: The cast of the call's inputs overflows, or is missing: they have two dtypes.
     is_cast: bool = False
     dtype: str = ""
-    kinds: Sequence[str] = ()
-    largest: float = 0.0
-    sources: List[int] = dataclasses.field(default_factory=list)
+    kinds: Sequence[str] = ()  # of "inf", "-inf" and "nan"
+    largest: float = 0.0  # the largest finite magnitude of inputs and result
+    sources: List[int] = dataclasses.field(default_factory=list)  # keys of bad inputs
 
     @property
     def is_overflow(self) -> bool:
-        """Whether finite values became infinite in 16 bits, within the model.
-
-        A result that holds only -inf, or that a cast made, may be a mask. In float32 no
-        overflow happens by accident and is then hidden by later operations.
-        """
+        """Whether finite values became infinite in 16 bits, within the model."""
+        # A result that holds only -inf, or that a cast made, may be a mask.
         if self.call is None or self.sources or self.kinds == ["-inf"]:
             return False
         is_made = self.operation != "given"
@@ -93,10 +79,7 @@ class Fault:
 
 
 class Advice:
-    """Layers to make with dtype="float32", and operations whose inputs to cast.
-
-    It advises against `faults`. Against those in 32 bits no dtype helps.
-    """
+    """Layers to make with dtype="float32", and operations whose inputs to cast."""
 
     def __init__(self, keras: Any, faults: Sequence[Fault] = ()) -> None:
         self.keras = keras
@@ -111,7 +94,7 @@ class Advice:
         for fault in faults:
             if fault.dtype in SIXTEEN_BITS:
                 self.add(fault)
-            else:
+            else:  # no dtype helps
                 self._otherwise = _COMPUTED_IN_32.format(dtype=fault.dtype)
 
     def __bool__(self) -> bool:
@@ -147,7 +130,7 @@ class Advice:
 
         `run` runs the model within a trial of this advice, and returns the faults.
         """
-        for _ in range(_TRIALS):
+        for _ in range(20):  # then the advice is given as it is
             trial = trial_of(self)
             try:
                 faults = run(trial)
@@ -164,14 +147,8 @@ class Advice:
         made = [each.layer for each, _ in self.casts.values()]
         return call is not None and any(call.layer is each for each in made)
 
-    @property
-    def lines(self) -> List[str]:
-        """A line of Python for each layer that the user makes in another way."""
-        return list(dict.fromkeys(map(_line, self.layers.values())))
-
-    @property
-    def sentences(self) -> List[str]:
-        """A sentence for each place where the user casts the inputs of operations."""
+    def _text(self) -> Tuple[List[str], str]:
+        """Returns a line for each layer to make in another way, and what to cast."""
         is_keras3 = kerases.is_keras3(self.keras)
         cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
 
@@ -179,25 +156,29 @@ class Advice:
             name, kind = call.path, type(call.layer).__name__
             return text.format(name=name, kind=kind, operation=operation, cast=cast)
 
-        to_cast = [
+        said = [
             sentence(_IN_CALL if call.is_layer else _OPERATION, call, operation)
             for call, operation in self.casts.values()
         ]
         may_meet = [c for path, c in self._may_meet.items() if path not in self.casts]
+        said += [sentence(_MEETS, call) for call in may_meet]
         models = [call for call in self.layers.values() if call.parent is None]
-        notes = [sentence(_DATA, call) for call in models]
-        return to_cast + [sentence(_MEETS, call) for call in may_meet] + notes
+        said += [sentence(_DATA, call) for call in models]
+        lines = list(dict.fromkeys(map(_line, self.layers.values())))
+        return lines, " ".join(said)
 
     @property
     def in_one_line(self) -> str:
         """All of it as sentences of one paragraph."""
-        lines = [f"Write {' and '.join(self.lines)}."] if self.lines else []
-        return " ".join([*lines, *self.sentences]) or self._otherwise
+        lines, sentences = self._text()
+        to_write = f"Write {' and '.join(lines)}." if lines else ""
+        return " ".join(filter(None, [to_write, sentences])) or self._otherwise
 
     def __str__(self) -> str:
-        lines = "".join(f"    {line}\n" for line in self.lines)
-        parts = [f"Write\n\n{lines}" if lines else "", " ".join(self.sentences)]
-        return "\n".join(filter(None, parts)) or self._otherwise
+        lines, sentences = self._text()
+        indented = "".join(f"    {line}\n" for line in lines)
+        to_write = f"Write\n\n{indented}" if lines else ""
+        return "\n".join(filter(None, [to_write, sentences])) or self._otherwise
 
 
 def _with_wrappers(call: Call) -> List[Call]:
@@ -241,8 +222,7 @@ class Trial(Watcher):
 
     def __init__(self, advice: Advice) -> None:
         super().__init__()
-        self._advice = advice
-        self._listens = False
+        self._advice, self._listens = advice, False
         #: The faults by key of the tensor, in the order of computation.
         self.found: Dict[int, Fault] = {}
 
@@ -281,9 +261,8 @@ class Trial(Watcher):
         for tensor in floats_in((args, kwargs)):
             # A cast of the layer's inputs that overflowed is the layer's own.
             fault = self.found.get(key_of(tensor))
-            if fault is None or fault.operation != "Cast" or fault.sources:
-                continue
-            if fault.call is call.parent:
+            is_cast = fault and fault.operation == "Cast" and not fault.sources
+            if fault and is_cast and fault.call is call.parent:
                 fault.call, fault.is_cast = call, True
         # Copies, since two layers may get the same tensor. The gradient of a layer's
         # own copy is only what that layer hands back.
@@ -298,21 +277,15 @@ class Trial(Watcher):
         return super().end(call, outputs)
 
     def at_fault(self, loss: Any) -> List[Fault]:
-        """Returns the faults that made a loss infinite or NaN, in their order.
-
-        They are on the way to the loss. A mask of -inf before a softmax, say, is not.
-        If the loss is finite, they are the overflows.
-        """
+        """Returns what made a loss infinite or NaN, the overflows if it is finite."""
         if not is_bad(loss):
             return self.overflows
-        keys, seen = [key_of(loss)], set()
-        while keys:
-            key = keys.pop()
-            if key not in seen and key in self.found:
-                seen.add(key)
-                keys += self.found[key].sources
-        on_the_way = [each for key, each in self.found.items() if key in seen]
-        return [each for each in on_the_way if not each.sources]
+        on_the_way = {key_of(loss)}  # a mask of -inf before a softmax, say, is not
+        for key, fault in reversed(self.found.items()):
+            if key in on_the_way:
+                on_the_way.update(fault.sources)
+        found = [fault for key, fault in self.found.items() if key in on_the_way]
+        return [fault for fault in found if not fault.sources]
 
     @property
     def overflows(self) -> List[Fault]:

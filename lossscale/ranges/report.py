@@ -21,8 +21,6 @@ _REGIONS = (
     ("normal", exponents.NORMAL, "tab:green", 0.12),
     ("infinite in float16", exponents.TOP + 1, "black", 0.22),
 )
-#: A longer name is cut.
-_LONGEST = 40
 
 
 def _percent(value: float) -> str:
@@ -30,8 +28,7 @@ def _percent(value: float) -> str:
 
 
 #: The attribute of `Ranges` that a column shows -> the column's title, and the text of
-#: a value. The table and `summary` have this order. To add a column, add a line here
-#: and an attribute of that name.
+#: a value. The table and `summary` have this order.
 COLUMNS: Mapping[str, Tuple[str, Callable[[float], str]]] = {
     "values": ("values", "{:,}".format),
     "zeros": ("zero", _percent),
@@ -49,17 +46,8 @@ def cell(column: str, value: float) -> str:
     return "-" if np.isnan(value) else COLUMNS[column][1](value)
 
 
-def _number_of(kind: str, doc: str) -> Any:
-    return property(lambda self: self._tally[kind], doc=doc)
-
-
-def _share_of(kind: str, doc: str, of: str = "numbers") -> Any:
-    def share(self: Ranges) -> Any:
-        tally = self._tally
-        with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
-            return np.true_divide(tally[kind], tally[of])
-
-    return property(share, doc=doc)
+def _figure(name: str, doc: str) -> Any:
+    return property(lambda self: self._figures[name], doc=doc)
 
 
 class Ranges(abc.ABC):
@@ -86,13 +74,25 @@ class Ranges(abc.ABC):
         """The conclusions, which the table ends with."""
 
     @property
-    def _tally(self) -> Dict[str, Any]:
+    def _figures(self) -> Dict[str, Any]:
+        """The properties below, by name."""
         significand, exponent = math.frexp(self.loss_scale)
-        return exponents.tally(self._by_significand[significand * 2], exponent - 1)
+        counts = self._by_significand[significand * 2]
+        found = exponents.tally(counts, exponent - 1)
+        with np.errstate(invalid="ignore"):  # 0 of 0 is NaN
+            found["zeros"] = found["zeros"] / found["values"]
+            for kind in ("flushed", "subnormal", "overflowing"):
+                found[kind] = found[kind] / found["numbers"]
+        found["nonfinite"] = found["infinities"] + found["nans"]
+        largest = np.where(self.largest > 0, self.largest, np.nan).astype(np.float64)
+        found["largest_exponent"] = np.floor(np.log2(largest))
+        top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
+        found["headroom"] = top - np.log2(largest)
+        return found
 
     @property
     def _by_significand(self) -> Dict[float, Any]:
-        """The counts, of shape `[rows, BINS]`, by the loss scale's significand."""
+        """The counts, of shape `[rows, BINS]`, by significand of the loss scale."""
         return self.counts if isinstance(self.counts, dict) else {1.0: self.counts}
 
     def _joined(self, rows: Mapping[str, Sequence[int]]) -> Any:
@@ -107,52 +107,28 @@ class Ranges(abc.ABC):
         changes = {"names": tuple(rows), "counts": counts, "largest": largest}
         return dataclasses.replace(this, **changes)
 
-    values = _number_of("values", "The number of values.")
-    infinities = _number_of("infinities", "How many values are infinite in float32.")
-    nans = _number_of("nans", "How many values are NaN in float32.")
-    zeros = _share_of(
-        "zeros", "The share of all values that are zero in float32 already.", "values"
+    values = _figure("values", "The number of values.")
+    infinities = _figure("infinities", "How many values are infinite in float32.")
+    nans = _figure("nans", "How many values are NaN in float32.")
+    nonfinite = _figure("nonfinite", "How many are inf or NaN: no loss scale helps.")
+    zeros = _figure("zeros", "The share of values that are zero in float32 already.")
+    flushed = _figure("flushed", "The share that float16 makes zero: up to 2**-25.")
+    subnormal = _figure("subnormal", "The share that loses digits: above, to 2**-14.")
+    overflowing = _figure("overflowing", "The share that is infinite: from 65520 on.")
+    largest_exponent = _figure(
+        "largest_exponent",
+        "The exponent of the largest unscaled magnitude. NaN if all are zero.",
     )
-    flushed = _share_of(
-        "flushed", "The share of values that become zero in float16: up to 2**-25."
+    headroom = _figure(
+        "headroom", "How many doublings the largest scaled magnitude is below 65504."
     )
-    subnormal = _share_of(
-        "subnormal",
-        "The share that loses digits in float16, but does not become zero: below "
-        "2**-14 once multiplied by `loss_scale`.",
-    )
-    overflowing = _share_of(
-        "overflowing",
-        "The share that is infinite in float16: 65520 or more when scaled.",
-    )
-
-    @property
-    def nonfinite(self) -> Any:
-        """How many values are inf or NaN in float32. No loss scale helps these."""
-        return self.infinities + self.nans
-
-    @property
-    def largest_exponent(self) -> Any:
-        """The exponent of the largest unscaled magnitude. NaN if all are zero."""
-        return np.floor(self._log2_largest)
-
-    @property
-    def headroom(self) -> Any:
-        """How many doublings the largest scaled magnitude is below 65504."""
-        top = math.log2(exponents.LARGEST) - math.log2(self.loss_scale)
-        return top - self._log2_largest
-
-    @property
-    def _log2_largest(self) -> Any:
-        positive = np.where(self.largest > 0, self.largest, np.nan)
-        return np.log2(positive.astype(np.float64))
 
     @property
     def summary(self) -> Dict[str, Dict[str, float]]:
         """The figures above by row name. `"all"` has those of all rows together."""
         rows = {name: [number] for number, name in enumerate(self.names)}
         every = self._joined({**rows, "all": range(len(self.names))})
-        columns = [getattr(every, name).tolist() for name in COLUMNS]
+        columns = [every._figures[name].tolist() for name in COLUMNS]
         figures = (dict(zip(COLUMNS, row)) for row in zip(*columns))
         return dict(zip(every.names, figures))
 
@@ -214,12 +190,9 @@ class Ranges(abc.ABC):
         beside, where = ax, {}
         if ax is None:
             heights = [1.1 + 0.45 * len(shown), 0.6]  # in inches
-            _, (ax, beside) = pyplot().subplots(
-                2,
-                figsize=(9, sum(heights)),
-                layout="constrained",
-                gridspec_kw={"height_ratios": heights},
-            )
+            grid = {"height_ratios": heights}
+            size = {"figsize": (9, sum(heights)), "gridspec_kw": grid}
+            _, (ax, beside) = pyplot().subplots(2, layout="constrained", **size)
             beside.axis("off")  # for the legend: the layout leaves it no other room
             where = {"loc": "center", "ncol": 3}
         shift = float(np.log2(self.loss_scale))
@@ -252,9 +225,7 @@ def _draw_regions(ax: Any, shift: float, used: Any) -> None:
         ax.axvline(zero, color="tab:red", linestyle="--", label=label)
 
 
-def _draw_histograms(
-    ax: Any, powers: Any, shown: Dict[str, Any], summary: Dict[str, Any]
-) -> None:
+def _draw_histograms(ax: Any, powers: Any, shown: Any, summary: Any) -> None:
     """Draws one above the other, the first at the top, with what becomes of it."""
     # A bin of exponent e holds the magnitudes from 2**e to below 2**(e + 1).
     edges = [*powers, powers[-1] + 1]
@@ -267,11 +238,10 @@ def _draw_histograms(
         if row["nonfinite"]:
             fate, color = f"{row['nonfinite']:,} inf or NaN", "tab:red"
         tops = floor + 0.85 * counts / max(counts.max(), 1)
-        ax.fill_between(
-            edges, floor, [*tops, tops[-1]], step="post", color=color, linewidth=0
-        )
+        tops = [*tops, tops[-1]]
+        ax.fill_between(edges, floor, tops, step="post", color=color, linewidth=0)
         # Long names leave no room for the picture. Their ends tell them apart.
-        short = name if len(name) <= _LONGEST else f"...{name[3 - _LONGEST :]}"
+        short = name if len(name) <= 40 else f"...{name[-37:]}"
         labels.append(f"{short}\n{fate}")
     ax.set_ylim(0, len(shown))
     ax.set_yticks(np.arange(len(shown)) + 0.4)

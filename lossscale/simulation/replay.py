@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Array, Flag
+from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale, unsaved_variables
 from lossscale.scales.headroom import FLOAT16_MAX
@@ -44,10 +44,7 @@ class Simulation:
 
     @property
     def spikes(self) -> Array:
-        """Which steps were skipped although their gradients were finite.
-
-        A `bool` array of shape `[steps]`: the steps that a `SpikeGuard` skips.
-        """
+        """The finite steps that were skipped, as by a `SpikeGuard`: `bool`, `[steps]`."""
         return self.is_finite & ~self.applied
 
     @property
@@ -74,19 +71,14 @@ class Simulation:
         if not used.any():
             return None
         limits = self.limit[used].astype(np.float64)
-        below = np.log2(limits) - np.log2(self.loss_scale[used].astype(np.float64))
-        return float(np.mean(below))
+        return float(np.mean(np.log2(limits / self.loss_scale[used])))
 
     @property
     def summary(self) -> Dict[str, Any]:
         """The figures above by name, and the number of steps."""
-        return {
-            "steps": len(self.loss_scale),
-            "steps_lost": self.steps_lost,
-            "overflows_applied": self.overflows_applied,
-            "longest_stall": self.longest_stall,
-            "log2_below_limit": self.log2_below_limit,
-        }
+        names = ("steps_lost", "overflows_applied", "longest_stall", "log2_below_limit")
+        figures = {name: getattr(self, name) for name in names}
+        return {"steps": len(self.loss_scale), **figures}
 
     def __repr__(self) -> str:
         listed = ", ".join(
@@ -190,32 +182,32 @@ def simulate(
         is_finite, largest = run.is_finite, run.largest if largest is None else largest
         bad_losses = run.bad_losses if bad_losses is None else bad_losses
     if largest is not None:
-        largest = per_step("largest", largest, "numbers")
+        largest = per_step("largest", largest, np.float32)
         check_not_negative("largest", largest)
-    # Infinity will do for what float32 cannot hold.
-    with np.errstate(divide="ignore", over="ignore"):
-        if has_flags:
-            trace = per_step("is_finite", is_finite, "booleans")
-        else:
-            limit = _ratios(largest) if limit is None else limit
-            trace = per_step("limit", limit, "numbers").astype(np.float64)
-            if np.isnan(trace).any():
-                raise ValueError(
-                    f"`limit` must hold no NaN, got {np.isnan(trace).sum()} of them. "
-                    "Write numpy.inf where no scale overflows, 0 where each does."
-                )
-            largest = _ratios(trace) if largest is None else largest
-        if not trace.size:
-            name = "is_finite" if has_flags else "limit"
-            raise ValueError(f"`{name}` must hold at least one step, got none.")
-        if largest is not None:
-            of_steps = per_step("largest", largest, "numbers", len(trace))
-            largest = of_steps.astype(np.float32)
-    bad = np.zeros(len(trace), np.bool_)
+    if has_flags:
+        trace = per_step("is_finite", is_finite, np.bool_)
+    else:
+        limit = _ratios(largest) if limit is None else limit
+        trace = per_step("limit", limit, np.float64)
+        if np.isnan(trace).any():
+            raise ValueError(
+                f"`limit` must hold no NaN, got {np.isnan(trace).sum()} of them. "
+                "Write numpy.inf where no scale overflows, 0 where each does."
+            )
+        largest = _ratios(trace) if largest is None else largest
+    steps = len(trace)
+    if not steps:
+        name = "is_finite" if has_flags else "limit"
+        raise ValueError(f"`{name}` must hold at least one step, got none.")
+    if largest is not None:
+        largest = per_step("largest", largest, np.float32, steps)
+    bad = np.zeros(steps, np.bool_)
     if bad_losses is not None:
-        bad = per_step("bad_losses", bad_losses, "booleans", len(trace))
-    untold = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
-    told = [trace, bad, untold]
+        bad = per_step("bad_losses", bad_losses, np.bool_, steps)
+    trace = trace & ~bad if has_flags else np.where(bad, -np.inf, trace)
+    # The steps that the loss scale is told of.
+    known = ~(bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients)
+    told = [trace[known]]
     if loss_scale.needs_largest:
         if largest is None:
             raise TypeError(
@@ -223,21 +215,26 @@ def simulate(
                 " looks at the gradients, got None. Pass the greatest magnitude of "
                 "each step, or a `limit` in place of flags."
             )
-        told.append(largest)
+        told.append(largest[known])
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            scales, applied, last = _replay(loss_scale, told, mode.COMPILED_BY_XLA)
+            scales, was_applied = _replay(loss_scale, told, mode.COMPILED_BY_XLA)
         except tf.errors.OpError:  # XLA does not know an op
-            scales, applied, last = _replay(loss_scale, told, {})
+            scales, was_applied = _replay(loss_scale, told, {})
+    # The other steps leave the scale to the next one.
+    last, scales = float(scales[-1]), scales[np.cumsum(known) - known]
+    applied = np.zeros(steps, np.bool_)
+    applied[known] = was_applied
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
-    return Simulation(scales, trace & ~bad, applied, last, limit)
+    return Simulation(scales, trace, applied, last, limit)
 
 
 def _ratios(values: Array) -> Array:
     """Returns magnitudes for limits, and limits for magnitudes: 65504 / values."""
-    return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore"):  # infinity will do
+        return np.divide(FLOAT16_MAX, values, dtype=np.float64).astype(np.float32)
 
 
 def _copy(loss_scale: LossScale) -> LossScale:
@@ -256,32 +253,26 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale, given: List[Array], options: Dict[str, bool]
-) -> Tuple[Array, Array, float]:
-    """Returns the scale of each step, whether it was applied, and the last scale.
+    loss_scale: LossScale, told: List[Array], options: Dict[str, bool]
+) -> Tuple[Array, Array]:
+    """Returns the scale of each step and after the last, and what was applied.
 
-    `given` are the flags or limits, the steps with a bad loss, those of which the loss
-    scale is not told, and the largest gradients if the rule needs them.
+    `told` are the flags or limits, and the largest gradients if the rule needs them.
     """
     loss_scale = _copy(loss_scale)
-    steps = len(given[0])
+    steps = len(told[0])
+
+    def scale_now() -> Any:
+        return tf.reshape(tf.cast(loss_scale(), tf.float32), [])
 
     def body(i: Any, told: Any, scales: Any, applied: Any) -> Any:
-        scale = tf.reshape(tf.cast(loss_scale(), tf.float32), [])
-        entry, is_bad, is_untold, *seen = [array[i] for array in told]
+        scale = scale_now()
+        entry, *seen = [array[i] for array in told]
         is_limit = not entry.dtype.is_bool
         is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
-        is_finite = tf.logical_and(is_finite, tf.logical_not(is_bad))
-
-        def adjusted() -> Flag:
-            update_op, should_apply = loss_scale.adjust(is_finite, *seen)
-            with tf.control_dependencies([group_ops([update_op])]):
-                return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
-
-        if given[2].any():
-            should_apply = tf.cond(is_untold, lambda: tf.constant(False), adjusted)
-        else:  # the same graph as without such steps
-            should_apply = adjusted()
+        update_op, should_apply = loss_scale.adjust(is_finite, *seen)
+        with tf.control_dependencies([group_ops([update_op])]):
+            should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
 
     def replay(*told: Any) -> Any:
@@ -293,7 +284,7 @@ def _replay(
         return scales.stack(), applied.stack()
 
     compiled = tf.function(replay, autograph=False, **options)
-    tensors = [tf.convert_to_tensor(array) for array in given]
+    tensors = [tf.convert_to_tensor(array) for array in told]
     # A plain call would make TensorFlow warn of a function that it traces each time.
     scales, applied = compiled.get_concrete_function(*tensors)(*tensors)
-    return scales.numpy(), applied.numpy(), float(loss_scale().numpy())
+    return np.append(scales.numpy(), scale_now().numpy()), applied.numpy()

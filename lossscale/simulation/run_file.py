@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import os
 import zipfile
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
 
@@ -23,15 +23,13 @@ from lossscale.plotting import pyplot, scale_text
 from lossscale.runtime.aliases import Array
 from lossscale.scales.headroom import FLOAT16_MAX
 
-#: The names of the arrays in a file. The file format: never rename them.
-_ARRAYS = ("is_finite", "loss_scale", "largest", "bad_losses")
-#: NumPy's kinds of dtypes. For NumPy a timedelta64 is a number, too: not for us.
-_KINDS = {"booleans": "b", "floats": "f", "numbers": "iuf"}
-#: Up to this many lost steps each get a mark. If there are more, the density is drawn.
-_MARKS = 300
-_BINS = 200
-#: The share of the height that the density takes if every step was lost.
-_HEIGHT = 0.4
+#: The names of the arrays in a file, and their dtypes. The file format: never rename.
+_ARRAYS = {
+    "is_finite": np.bool_,
+    "loss_scale": np.float32,
+    "largest": np.float32,
+    "bad_losses": np.bool_,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +39,6 @@ class Run:
     `simulate(loss_scale, is_finite=run.is_finite)` tries another loss scale on the same
     overflows. That is right only for scales near those of this run. For others pass
     what you know of `limit`, the scale above which each step overflows.
-    `is_finite, loss_scale = run` gives the first two arrays.
 
     Attributes:
       is_finite: A `bool` array of shape `[steps]`: whether all gradients of a step were
@@ -58,19 +55,6 @@ class Run:
     loss_scale: Optional[Array] = None
     largest: Optional[Array] = None
     bad_losses: Optional[Array] = None
-
-    # A run still behaves like the pair that it once was.
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.is_finite, self.loss_scale))
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: Any) -> Any:
-        return (self.is_finite, self.loss_scale)[index]
-
-    def _replace(self, **changes: Any) -> Run:
-        return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
         parts = [f"steps={len(self.is_finite)}", f"skipped={np.sum(~self.is_finite)}"]
@@ -104,9 +88,8 @@ class Run:
             known = np.isfinite(self.largest) & (self.largest > 0)
             largest = np.where(known, self.largest, np.nan).astype(np.float64)
             limit = FLOAT16_MAX / largest
-        lost = ~np.asarray(self.is_finite, bool)
         label = "what float16 holds: 65504 / largest gradient"
-        return draw(ax, self.loss_scale, lost, limit, label)
+        return draw(ax, self.loss_scale, ~self.is_finite, limit, label)
 
 
 def save_run(
@@ -122,12 +105,10 @@ def save_run(
 
     Args:
       path: The path of the file. No suffix is added.
-      is_finite: A `bool` array of shape `[steps]`.
+      is_finite: A `bool` array of shape `[steps]`. `Run` says what each array holds.
       loss_scale: A `float32` array of shape `[steps]`, or None.
-      largest: A `float32` array of shape `[steps]`, the greatest magnitude of each
-        step's unscaled gradients, or None.
-      bad_losses: A `bool` array of shape `[steps]`, the steps skipped because the loss
-        was not finite before it was scaled, or None.
+      largest: A `float32` array of shape `[steps]`, or None.
+      bad_losses: A `bool` array of shape `[steps]`, or None.
 
     Raises:
       TypeError: An array has the wrong type.
@@ -147,8 +128,7 @@ def load_run(path: Any) -> Run:
     """Reads a recorded run that `save_run` or `LossScaleMonitor` wrote.
 
     Args:
-      path: A NumPy `.npz` file that holds the arrays `is_finite` and perhaps
-        `loss_scale`, `largest` and `bad_losses`. Others are ignored.
+      path: A NumPy `.npz` file with arrays that are named as those of a `Run`.
 
     Returns:
       A `Run`.
@@ -161,20 +141,15 @@ def load_run(path: Any) -> Run:
     """
     file_name = arguments.path("path", path)
     with open(file_name, "rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError(
-                f"`path` must be a NumPy .npz file, got {file_name!r}, which is no "
-                "such file. lossscale.save_run writes one."
-            )
-        file.seek(0)
         try:
             with np.load(file, allow_pickle=False) as stored:
                 names = sorted(stored)
                 found = {name: stored[name] for name in _ARRAYS if name in names}
         except Exception as error:  # zipfile, zlib and NumPy raise a dozen kinds
             raise ValueError(
-                f"`path` must be an intact NumPy .npz file, got {file_name!r}, which "
-                f"is damaged or holds no plain arrays: {type(error).__name__}: {error}"
+                f"`path` must be a NumPy .npz file, as lossscale.save_run writes it, "
+                f"got {file_name!r}, which is another file, damaged, or holds no plain "
+                f"arrays: {type(error).__name__}: {error}"
             ) from error
     if "is_finite" not in found:
         raise ValueError(
@@ -194,15 +169,11 @@ def load_run(path: Any) -> Run:
 def check_writable(name: str, value: Any) -> str:
     """Returns a path as a string if a run may be written there, else raises."""
     found = arguments.path(name, value)
-    if os.path.isdir(found) or found.endswith(("/", os.sep)):
+    folder, file_name = os.path.split(found)
+    if os.path.isdir(found) or not file_name or not os.path.isdir(folder or os.curdir):
         raise ValueError(
-            f"`{name}` must be the name of a file, got the folder {found!r}. Write, "
-            f"for example, {os.path.join(found, 'run.npz')!r}."
-        )
-    folder = os.path.dirname(found) or os.curdir
-    if not os.path.isdir(folder):
-        raise ValueError(
-            f"`{name}` must be in a folder that exists, got {found!r}. Create {folder}."
+            f"`{name}` must be the name of a file in a folder that exists, got "
+            f"{found!r}. Create the folder, or write a name such as run.npz."
         )
     if not os.path.exists(found) or not os.path.getsize(found):
         return found
@@ -220,27 +191,23 @@ def _checked(given: Dict[str, Any]) -> Dict[str, Array]:
     """Returns a run's arrays as the file holds them, without those that are None."""
     arrays: Dict[str, Array] = {}
     steps = None
-    for name in _ARRAYS:
+    for name, dtype in _ARRAYS.items():
         if steps is None or given.get(name) is not None:
-            is_float = name in ("loss_scale", "largest")
-            holds = "floats" if is_float else "booleans"
-            array = per_step(name, given[name], holds, steps)
-            arrays[name] = array.astype(np.float32) if is_float else array
-            steps = len(array)
+            arrays[name] = per_step(name, given[name], dtype, steps)
+            steps = len(arrays[name])
     return arrays
 
 
-def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> Array:
-    """Returns an argument that `holds` a key of `_KINDS` as an array, shape `[steps]`.
-
-    If `steps` is None, of any length. Booleans are `bool`, others keep their dtype.
-    """
+def per_step(name: str, value: Any, dtype: Any, steps: Optional[int] = None) -> Array:
+    """Returns an argument as an array of shape `[steps]`, of any length if None."""
+    # For NumPy a timedelta64 is a number, too: not for us.
+    holds, kinds = ("booleans", "b") if dtype is np.bool_ else ("numbers", "iuf")
     try:
         array: Array = np.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"`{name}` must be an array, got {shown(value)}.") from error
-    if array.size and array.dtype.kind not in _KINDS[holds]:
-        fix = f" Pass numpy.asarray({name}, bool)." if holds == "booleans" else ""
+    if array.size and array.dtype.kind not in kinds:
+        fix = f" Pass numpy.asarray({name}, bool)." if kinds == "b" else ""
         raise TypeError(f"`{name}` must hold {holds}, got dtype {array.dtype}.{fix}")
     if array.ndim != 1 or steps not in {None, array.size}:
         wanted = "steps" if steps is None else steps
@@ -248,7 +215,8 @@ def per_step(name: str, value: Any, holds: str, steps: Optional[int] = None) -> 
             f"`{name}` must have one entry per step, shape [{wanted}], got shape "
             f"{list(array.shape)}."
         )
-    return array.astype(np.bool_) if holds == "booleans" else array
+    with np.errstate(over="ignore"):  # infinity will do
+        return array.astype(dtype)
 
 
 def check_not_negative(name: str, array: Array) -> None:
@@ -267,43 +235,19 @@ def draw(
     limit: Optional[Any] = None,
     limit_label: str = "limit",
 ) -> Any:
-    """Draws arrays of shape `[steps]` on matplotlib's `Axes`. None makes a figure.
-
-    `lost` are the skipped steps, and `limit` is the largest scale at which each does
-    not overflow.
-    """
+    """Draws a run on matplotlib's `Axes`. Above its `limit` a step overflows."""
     if ax is None:
         ax = pyplot().subplots(figsize=(8, 3), layout="constrained")[1]
-    steps = len(lost)
     if limit is not None:
         ax.plot(limit, color="0.7", label=limit_label)
-    if loss_scale is not None and steps:
-        # Only the corners are drawn: a million equal values in a row are one line.
-        corners = np.flatnonzero(np.diff(loss_scale)) + 1
-        x = np.concatenate([[0], corners, [steps]])
-        y = np.append(loss_scale[x[:-1]], loss_scale[-1])
-        ax.step(x, y, where="post", label="loss scale")
     which = np.flatnonzero(lost)
-    label = f"{len(which)} steps lost"
-    if len(which) <= _MARKS and loss_scale is not None:
-        ax.plot(which, loss_scale[which], "|", color="C3", label=label)
-    else:
-        edges = np.linspace(0, steps, min(_BINS, max(steps, 1)) + 1)
-        per_bin = np.histogram(which, edges)[0]
-        share = per_bin / np.maximum(np.histogram(np.arange(steps), edges)[0], 1)
-        ax.fill_between(
-            edges,
-            0,
-            _HEIGHT * np.append(share, share[-1]),
-            step="post",
-            transform=ax.get_xaxis_transform(),  # measured from the bottom
-            color="C3",
-            alpha=0.5,
-            linewidth=0,
-            label=f"{label}: up to {np.max(share):.0%} of them at a time",
-        )
-    if loss_scale is not None or limit is not None:
-        ax.set_yscale("log", base=2)
+    heights = np.ones(len(which))
+    if loss_scale is not None:
+        heights = loss_scale[which]
+        ends = np.append(loss_scale, loss_scale[-1:])  # the last step ends, too
+        ax.step(range(len(ends)), ends, where="post", label="loss scale")
+    ax.plot(which, heights, "|", color="C3", label=f"{len(which)} steps lost")
+    ax.set_yscale("log", base=2)
     ax.set_xlabel("step")
     ax.set_ylabel("loss scale")
     ax.legend()
