@@ -44,7 +44,7 @@ class Simulation:
 
     @property
     def spikes(self) -> Array:
-        """The finite steps that were skipped, as by a `SpikeGuard`: `bool`, `[steps]`."""
+        """Which finite steps were skipped, as by a `SpikeGuard`: `bool`, `[steps]`."""
         return self.is_finite & ~self.applied
 
     @property
