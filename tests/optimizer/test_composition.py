@@ -344,18 +344,6 @@ def test_a_config_may_hold_the_inner_optimizer_itself(family):
     assert float(optimizer.loss_scale) == 8.0
 
 
-def test_a_stateless_step_is_refused_as_by_the_bare_optimizer(family):
-    skip_without("stateless_apply", family)
-    errors = []
-    for wrap in (False, True):
-        optimizer = family.optimizers.SGD(0.5)
-        optimizer = LossScaleOptimizer(optimizer) if wrap else optimizer
-        with pytest.raises(ValueError, match="stateless_apply") as caught:
-            optimizer.stateless_apply([], [], [])
-        errors.append(str(caught.value))
-    assert errors[0] == errors[1]
-
-
 def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
     x, y = data(rng)
     weights = []
@@ -378,8 +366,3 @@ def test_conversion_to_a_legacy_optimizer(family):
     assert type(legacy.inner_optimizer) is type(wrapped.inner_optimizer)
     assert legacy.loss_scale.get_config() == scale.get_config()
     assert (legacy.name, float(legacy.learning_rate)) == ("mine", 0.25)
-    variable = variable_of(family, [1.0, 2.0])
-    grads = [legacy.scale_loss(tf.constant([1.0, 2.0]))]
-    grads = legacy.get_unscaled_gradients(grads)
-    legacy.apply_gradients(zip(grads, [variable]))
-    np.testing.assert_array_equal(variable.numpy(), [0.75, 1.5])
