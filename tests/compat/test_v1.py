@@ -180,12 +180,9 @@ def test_the_loss_is_scaled_and_the_gradients_are_not(run, loss_scale):
     weight = variable(5.0)
     inner = v1.train.GradientDescentOptimizer(1.0)
     optimizer = MixedPrecisionLossScaleOptimizer(inner, loss_scale=loss_scale)
-
-    def loss():
-        # What flows back is the loss scale: squared, and divided by it, it is that.
-        return squaring_gradients(weight)
-
-    run.step(lambda _: optimizer.minimize(run.loss(loss)))()
+    # What flows back is the loss scale: squared, and divided by it, it is that.
+    loss = run.loss(lambda: squaring_gradients(weight))
+    run.step(lambda _: optimizer.minimize(loss))()
     scale = 2.0**16 if loss_scale == "torch" else loss_scale
     assert run.value(weight) == 5.0 - scale
 
@@ -193,8 +190,7 @@ def test_the_loss_is_scaled_and_the_gradients_are_not(run, loss_scale):
 def test_slots_and_the_scale_move_from_step_to_step(run):
     weight = variable([1.0, 2.0])
     loss_scale = lossscale.DynamicLossScale(2, increment_period=1, multiplier=4)
-    momentum = v1.train.MomentumOptimizer(1.0, momentum=1.0)
-    optimizer = LossScaleOptimizer(momentum, loss_scale)
+    optimizer = LossScaleOptimizer(v1.train.MomentumOptimizer(1.0, 1.0), loss_scale)
     step = run.step(lambda fed: optimizer.minimize(run.loss(lambda: weight * fed)))
     seen = []
     for fed in (1.0, NAN, 1.0):
@@ -206,21 +202,19 @@ def test_slots_and_the_scale_move_from_step_to_step(run):
 def test_a_checkpoint_holds_slots_and_the_scale_once(run, tmp_path):
     weight = variable(2.0)
     loss_scale = lossscale.DynamicLossScale(1.0, increment_period=2)
-    momentum = v1.train.MomentumOptimizer(1.0, momentum=1.0)
-    optimizer = LossScaleOptimizer(momentum, loss_scale)
+    optimizer = LossScaleOptimizer(v1.train.MomentumOptimizer(1.0, 1.0), loss_scale)
+    state = weight, loss_scale, loss_scale.good_steps
     step = run.step(lambda _: optimizer.minimize(run.loss(lambda: weight + 1.0)))
     step()
     checkpoint = v1.train.Checkpoint(optimizer=optimizer, weight=weight)
     path = checkpoint.save(str(tmp_path / "checkpoint"))
     step()
-    after = [run.value(each) for each in (weight, loss_scale, loss_scale.good_steps)]
-    assert after == [-1.0, 2.0, 0]
+    assert list(map(run.value, state)) == [-1.0, 2.0, 0]
     status = checkpoint.restore(path)
     status.assert_consumed()
     status.run_restore_ops()
     step()
-    again = [run.value(each) for each in (weight, loss_scale, loss_scale.good_steps)]
-    assert again == after
+    assert list(map(run.value, state)) == [-1.0, 2.0, 0]
 
 
 def test_the_checkpoints_of_tensorflows_own_restore(tmp_path):

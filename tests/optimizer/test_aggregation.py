@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import LIMITS, skip_without
+from limits import LIMITS
 from models import compiled
 from strategies import agreed, last_replica_gets
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, LossScaleOptimizer
 
 #: Where each kind of optimizer lets a user's function aggregate.
 each_way = pytest.mark.parametrize(
@@ -139,9 +139,3 @@ def test_replicas_that_communicate_in_it_do_not_part(family, mirrored, way, mode
         np.testing.assert_array_equal(agreed(mirrored, variable), [expected] * 2)
     assert optimizer.loss_scale.skipped_steps.numpy() == 1
     assert len(seen) == (6 if mode == "eager" else 2)
-
-
-def test_keras_own_way_stays_within_the_branch(family):
-    skip_without("aggregation by override", family)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), FixedLossScale(8))
-    assert not optimizer._dialect.has_own_sum(optimizer.inner_optimizer)

@@ -176,13 +176,6 @@ def test_a_fixed_scale_without_a_check_adds_up_too(mirrored, family, dtype):
     assert values(mirrored, *variables) == [[1.0 - REPLICAS]]
 
 
-def test_without_a_check_float16_is_refused(family):
-    with pytest.raises(ValueError, match="`loss_scale` must be one that checks grad"):
-        wrapped(family, FixedLossScale(2.0**8))
-    checked = FixedLossScale(2.0**8, skip_nonfinite=True)
-    assert wrapped(family, checked).communication_dtype == "float16"
-
-
 def test_small_gradients_are_scaled_again_for_the_way(mirrored, family):
     """2**-26 is zero in float16, and is not once it is multiplied by 2**6."""
     optimizer, variables = built(mirrored, family, [0.0])

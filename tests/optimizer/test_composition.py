@@ -68,13 +68,11 @@ class Training:
         ]
         if hasattr(optimizer, "build"):  # as `fit` does
             optimizer.build(self.variables)
-        self._is_wrapped = isinstance(optimizer, LossScaleOptimizer)
         self._step = compiled(self._apply, "graph")
 
     def _apply(self, kernel, bias, rows):
-        loss_scale = tf.constant(1.0)
-        if self._is_wrapped:
-            loss_scale = self.optimizer.scale_loss(loss_scale)
+        scale_loss = getattr(self.optimizer, "scale_loss", tf.identity)
+        loss_scale = scale_loss(tf.constant(1.0))
         # An embedding's gradient, in which a row comes twice.
         rows = tf.IndexedSlices(
             rows * loss_scale, tf.constant([1, 3, 1]), tf.constant([5, 2])

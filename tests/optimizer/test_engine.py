@@ -170,12 +170,8 @@ def test_a_checkpoint_holds_the_loss_scale_and_the_count(tmp_path, request):
     for gradient in (1.0, float("inf"), 1.0):
         step(gradient)
     path = tf.train.Checkpoint(engine=run.engine).save(str(tmp_path / "here"))
-    names = sorted(
-        name[: -len("/.ATTRIBUTES/VARIABLE_VALUE")]
-        for name, _ in tf.train.list_variables(path)
-        if name.startswith("engine/")
-    )
-    assert names == [
+    names = [name.split("/.ATTR")[0] for name, _ in tf.train.list_variables(path)]
+    assert sorted(name for name in names if name.startswith("engine/")) == [
         "engine/applied_steps",
         "engine/loss_scale/bad_steps",
         "engine/loss_scale/consecutive_skipped_steps",

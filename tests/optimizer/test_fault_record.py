@@ -19,16 +19,14 @@ from lossscale.runtime.mode import COMPILED_BY_XLA
 INF, NAN = float("inf"), float("nan")
 
 
+#: A large variable, two small equal ones, one without a gradient, and an empty one.
+SHAPES = [[SMALL + 1], [3], [1], [3], [0], [2, 2]]
+
+
 def gradients(**special):
-    """Returns gradients of a large, two small equal and an empty variable, and None."""
-    grads = [
-        np.ones([SMALL + 1], np.float32),
-        np.ones([3], np.float32),
-        None,
-        np.ones([3], np.float32),
-        np.ones([0], np.float32),
-        np.ones([2, 2], np.float32),
-    ]
+    """Returns gradients of ones, of which some end in a value that is given."""
+    grads = [np.ones(shape, np.float32) for shape in SHAPES]
+    grads[2] = None
     for position, value in special.items():
         grads[int(position[1:])].flat[-1] = value
     return grads
@@ -36,8 +34,7 @@ def gradients(**special):
 
 def optimizer_of_six(family, built=True):
     """Returns an optimizer and the variables of `gradients`."""
-    shapes = [[SMALL + 1], [3], [1], [3], [0], [2, 2]]
-    variables = [variable_of(family, tf.ones(shape)) for shape in shapes]
+    variables = [variable_of(family, tf.ones(shape)) for shape in SHAPES]
     dynamic = lossscale.DynamicLossScale(8.0, min_loss_scale=2.0**-10)
     optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5), dynamic)
     if built:

@@ -31,14 +31,14 @@ OWN = {"built", "inner_optimizer", "loss_scale", "loss_scale_factor", "name"}
 OWN |= {"variables", "weights"}
 
 
-def made_unbuilt(family):
-    return LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(64, 7))
-
-
 def made(family, loss_scale=None):
-    """Returns a built wrapper."""
+    """Returns a wrapper."""
     loss_scale = DynamicLossScale(64, 7) if loss_scale is None else loss_scale
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), loss_scale)
+    return LossScaleOptimizer(family.optimizers.SGD(0.25), loss_scale)
+
+
+def built(family, loss_scale=None):
+    optimizer = made(family, loss_scale)
     optimizer.build([variable_of(family, [1.0, 2.0])])
     return optimizer
 
@@ -57,9 +57,8 @@ def listed(family):
 
 
 def test_each_setting_is_the_inner_optimizers(family):
-    optimizer = made(family)
+    optimizer, seen = built(family), set()
     inner = optimizer.inner_optimizer
-    seen = set()
     for name in set(listed(family)) - OWN - set(OF_THE_SCALE):
         if callable(getattr(type(optimizer), name, None)):
             continue
@@ -77,8 +76,8 @@ def test_each_setting_is_the_inner_optimizers(family):
 @pytest.mark.parametrize("is_guarded", [False, True])
 def test_the_loss_scale_answers_for_itself(family, is_guarded):
     scale, fixed = DynamicLossScale(64, 7), FixedLossScale(8)
-    optimizer = made(family, SpikeGuard(scale) if is_guarded else scale)
-    fixed = made(family, SpikeGuard(fixed) if is_guarded else fixed)
+    optimizer = built(family, SpikeGuard(scale) if is_guarded else scale)
+    fixed = built(family, SpikeGuard(fixed) if is_guarded else fixed)
     for name, (answer, of_fixed) in OF_THE_SCALE.items():
         found = getattr(optimizer, name)
         if isinstance(answer, str):
@@ -86,13 +85,12 @@ def test_the_loss_scale_answers_for_itself(family, is_guarded):
         else:
             assert found == answer, name
         assert getattr(fixed, name) == of_fixed, name
-    wrapper = LossScaleOptimizer(family.optimizers.SGD(0.25), DynamicLossScale(2))
-    assert wrapper.initial_scale == 2.0  # before it is built, too
+    assert made(family).initial_scale == 64.0  # before it is built, too
 
 
 @pytest.mark.parametrize("name", OF_THE_SCALE)
 def test_what_the_loss_scale_does_cannot_be_set_on_the_wrapper(family, name):
-    optimizer = made(family)
+    optimizer = built(family)
     with pytest.raises(AttributeError, match=r"got 3 for .* DynamicLossScale\(\.\.\."):
         setattr(optimizer, name, 3)
 
@@ -169,21 +167,17 @@ METHODS = {
     "get_slot_names": lambda o, _v: sorted(o.get_slot_names()),
     "get_updates": lambda o, v: o.get_updates(loss_of(v[0]), v),
     "get_weights": lambda o, _v: o.get_weights(),
-    "iterations": lambda o, _v: o.iterations,
-    "learning_rate": lambda o, _v: o.learning_rate,
     "load_own_variables": reloaded,
-    "lr": lambda o, _v: o.lr,
     "minimize": lambda o, v: o.minimize(lambda: loss_of(v[0]), v),
     "save_own_variables": lambda o, _v: [*stored(o).values()],
     "set_weights": lambda o, _v: o.set_weights([w + w for w in weights_of(o)]),
     "stateless_apply": lambda o, v: o.stateless_apply(o.variables, [v[0]], [v[0]]),
     "variables": lambda o, _v: weights_of(o),
-    "weights": lambda o, _v: o.weights,
-    **{
-        name: lambda o, _v, name=name: getattr(o, name)
-        for name in ("clipnorm", "clipvalue", "global_clipnorm")
-    },
 }
+#: Attributes of that class.
+ATTRIBUTES = ["clipnorm", "clipvalue", "global_clipnorm", "iterations"]
+ATTRIBUTES += ["learning_rate", "lr", "weights"]
+METHODS.update({n: lambda o, _v, name=n: getattr(o, name) for n in ATTRIBUTES})
 #: Methods that list all variables, those of the loss scale, too.
 LISTS = {"get_weights", "save_own_variables", "variables", "weights"}
 #: What a wrapper does otherwise, and why.
@@ -238,7 +232,7 @@ def public_of_bases(family):
 
 @pytest.mark.parametrize("is_built", [False, True], ids=["unbuilt", "built"])
 def test_each_method_answers_as_the_bare_optimizers(family, is_built):
-    names, wrapper = public_of_bases(family), type(made_unbuilt(family))
+    names, wrapper = public_of_bases(family), type(made(family))
     names |= {n for n in listed(family) if callable(getattr(wrapper, n, None))}
     assert names - {*METHODS} - {*OTHERWISE} == set()
     if family.name == "keras2-new" and TENSORFLOW < (2, 11):
@@ -262,15 +256,15 @@ def test_iterations_are_set_as_on_a_bare_optimizer(family):
         return optimizer.iterations
 
     bare = family.optimizers.SGD(0.25)
-    assert outcome(made_unbuilt(family)) == outcome(bare)
+    assert outcome(made(family)) == outcome(bare)
     if family.name == "keras2-legacy":
-        assert outcome(made_unbuilt(family)) == 7
+        assert outcome(made(family)) == 7
 
 
 def test_iterations_may_be_a_variable_of_the_users(family):
     if family.name == "keras3":
         pytest.skip("Keras 3's optimizers have no iterations to set")
-    optimizer = made_unbuilt(family)
+    optimizer = made(family)
     steps = tf.Variable(7, dtype=tf.int64)
     optimizer.iterations = steps
     optimizer.build([variable_of(family, [1.0, 2.0])])
