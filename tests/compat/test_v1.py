@@ -464,21 +464,6 @@ def test_variables_are_the_inner_optimizers_and_the_loss_scales():
     assert names == {each.name for each in v1.global_variables()} - {weight.name}
 
 
-def test_a_saver_saves_the_state(session, tmp_path):
-    """The names in the file are those of TensorFlow's DynamicLossScale, and ours."""
-    session.run(sgd(lossscale.DynamicLossScale(16)).minimize(variable(1.0) * 0.5))
-    path = v1.train.Saver().save(session.session, str(tmp_path / "model"))
-    assert sorted(name for name, _ in tf.train.list_variables(path)) == [
-        "bad_steps",
-        "consecutive_skipped_steps",
-        "current_loss_scale",
-        "good_steps",
-        "last_step_finite",
-        "skipped_steps",
-        "weight",
-    ]
-
-
 def test_a_monitored_session_goes_on_where_it_stopped(tmp_path):
     seen = []
     for fed in ([INF, 0.5], [0.5, 0.5]):
