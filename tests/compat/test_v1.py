@@ -68,11 +68,6 @@ class Stepwise(lossscale.LossScaleManager):
         )
 
 
-def loss_and_weight(run):
-    weight = variable(2.0)
-    return run.loss(lambda: weight * weight), weight
-
-
 #: Public method of tf.compat.v1.train.Optimizer -> calls of it.
 METHODS = {
     "apply_gradients": [
@@ -111,7 +106,8 @@ def test_each_method_answers_as_the_bare_optimizers(name, mode, is_used):
     def outcome(call, wraps):
         """Returns the answer of a method or its error, and the weight after it."""
         with running(mode) as run:
-            loss, weight = loss_and_weight(run)
+            weight = variable(2.0)
+            loss = run.loss(lambda: weight * weight)
             optimizer = v1.train.MomentumOptimizer(0.25, 0.5)
             if wraps:
                 optimizer = LossScaleOptimizer(optimizer, 64.0)

@@ -108,15 +108,10 @@ def pairs_for(optimizer, variables):
 
 def stored(optimizer):
     """Returns what Keras saves of an optimizer, by name: Keras 3 saves two of ours."""
-    inner, is_new2 = getattr(optimizer, "inner_optimizer", optimizer), has_lr(optimizer)
-    store = {}
-    (optimizer if is_new2 else inner).save_own_variables(store)
+    inner, store = getattr(optimizer, "inner_optimizer", optimizer), {}
+    is_keras2 = hasattr(type(optimizer), "lr")
+    (optimizer if is_keras2 else inner).save_own_variables(store)
     return {name: np.array(value) for name, value in store.items()}
-
-
-def has_lr(optimizer):
-    """Tells whether an optimizer is Keras 2's."""
-    return hasattr(type(optimizer), "lr")
 
 
 def reloaded(optimizer, variables):
@@ -136,11 +131,6 @@ def config_of(optimizer):
     return config.get("inner_optimizer", {"config": config})["config"]
 
 
-def applied(optimizer, variables):
-    """Calls Keras 3's `apply` on gradients alone."""
-    return optimizer.apply([grad for grad, _ in pairs_for(optimizer, variables)])
-
-
 #: Public method of a Keras's base class -> a call of it.
 METHODS = {
     "add_optimizer_variables": lambda o, v: o.add_optimizer_variables(v, "mine"),
@@ -151,7 +141,7 @@ METHODS = {
     ),
     "add_weight": lambda o, _v: o.add_weight("mine", (2,)),
     "aggregate_gradients": lambda o, v: o.aggregate_gradients([(v[0] + 1.0, v[0])]),
-    "apply": applied,
+    "apply": lambda o, v: o.apply([grad for grad, _ in pairs_for(o, v)]),
     "apply_gradients": lambda o, v: o.apply_gradients(pairs_for(o, v)),
     "assign": lambda o, v: o.assign(v[0], [5.0, 6.0]),
     "assign_add": lambda o, v: o.assign_add(v[0], [5.0, 6.0]),
