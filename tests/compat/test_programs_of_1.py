@@ -83,11 +83,8 @@ class AdamWeightDecayOptimizer(tf.train.Optimizer):
             if "bias" not in param.name:
                 update += self.decay * param
             next_param = param - self.rate * update
-            assignments += [
-                param.assign(next_param),
-                m.assign(next_m),
-                v.assign(next_v),
-            ]
+            news = ((param, next_param), (m, next_m), (v, next_v))
+            assignments += [variable.assign(new) for variable, new in news]
         return tf.group(*assignments, name=name)
 
     @staticmethod
@@ -110,25 +107,18 @@ def bert(mixed, dtype):
     rate = tf.train.polynomial_decay(0.02, step, 20)
     optimizer = AdamWeightDecayOptimizer(rate, 0.01)
     if mixed:
-        loss_scaler = DynamicLossScale(
-            initial_loss_scale=2**20, increment_period=1000, multiplier=2.0
-        )
+        loss_scaler = DynamicLossScale(2**20, increment_period=1000, multiplier=2.0)
         optimizer = MixedPrecisionLossScaleOptimizer(optimizer, loss_scaler)
     variables = tf.trainable_variables()
     pairs = optimizer.compute_gradients(loss_of(logits, labels), variables)
     pairs = [(grad, variable) for grad, variable in pairs if grad is not None]
     grads, variables = list(zip(*pairs))
     all_are_finite = tf.reduce_all([tf.reduce_all(tf.is_finite(g)) for g in grads])
-    clipped, _ = tf.clip_by_global_norm(
-        grads,
-        clip_norm=1.0,
-        use_norm=tf.cond(
-            all_are_finite, lambda: tf.global_norm(grads), lambda: tf.constant(1.0)
-        ),
+    norm = tf.cond(
+        all_are_finite, lambda: tf.global_norm(grads), lambda: tf.constant(1.0)
     )
-    train_op = optimizer.apply_gradients(
-        list(zip(clipped, variables)), global_step=step
-    )
+    clipped, _ = tf.clip_by_global_norm(grads, clip_norm=1.0, use_norm=norm)
+    train_op = optimizer.apply_gradients(zip(clipped, variables), global_step=step)
     with tf.control_dependencies([train_op]):  # which reads it, for its rate
         new_step = tf.cond(all_are_finite, lambda: step + 1, lambda: tf.identity(step))
     return [features, labels], tf.group(train_op, [step.assign(new_step)])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
+from strategies import last_replica_gets
 from version_1 import MODES, running, v1, variable
 
 import lossscale
@@ -24,7 +25,6 @@ from lossscale.compat.v1 import (
 
 #: A program of TensorFlow 1 that does as it should is warned of nothing.
 pytestmark = pytest.mark.filterwarnings("error::lossscale.LossScaleWarning")
-SESSIONS = ["session", "session-of-1"]
 INF, NAN = float("inf"), float("nan")
 
 
@@ -34,7 +34,7 @@ def run(request):
         yield found
 
 
-@pytest.fixture(params=SESSIONS)
+@pytest.fixture(params=MODES[2:])
 def session(request):
     with running(request.param) as found:
         yield found
@@ -68,11 +68,6 @@ class Stepwise(lossscale.LossScaleManager):
         )
 
 
-def loss_and_weight(run):
-    weight = variable(2.0)
-    return run.loss(lambda: weight * weight), weight
-
-
 #: Public method of tf.compat.v1.train.Optimizer -> calls of it.
 METHODS = {
     "apply_gradients": [
@@ -88,6 +83,7 @@ METHODS = {
         lambda o, loss, _w: o.compute_gradients(loss, []),
         lambda o, loss, _w: o.compute_gradients(loss, ["no variable"]),
         lambda o, loss, w: o.compute_gradients(loss, [w], gate_gradients=7),
+        lambda o, _loss, w: o.compute_gradients(tf.constant(1.0), [w]),
     ],
     "get_name": [lambda o, _loss, _w: o.get_name()],
     "get_slot": [
@@ -110,7 +106,8 @@ def test_each_method_answers_as_the_bare_optimizers(name, mode, is_used):
     def outcome(call, wraps):
         """Returns the answer of a method or its error, and the weight after it."""
         with running(mode) as run:
-            loss, weight = loss_and_weight(run)
+            weight = variable(2.0)
+            loss = run.loss(lambda: weight * weight)
             optimizer = v1.train.MomentumOptimizer(0.25, 0.5)
             if wraps:
                 optimizer = LossScaleOptimizer(optimizer, 64.0)
@@ -124,11 +121,8 @@ def test_each_method_answers_as_the_bare_optimizers(name, mode, is_used):
                     return [plain(each) for each in known]
                 if isinstance(value, tf.Operation):  # a step
                     return run.value(value)
-                return (
-                    value
-                    if value is None or isinstance(value, str)
-                    else run.value(value)
-                )
+                is_plain = value is None or isinstance(value, str)
+                return value if is_plain else run.value(value)
 
             try:
                 answer = plain(call(optimizer, loss, weight))
@@ -149,34 +143,15 @@ def test_each_public_method_is_called():
 # What contrib's suite asserts.
 
 
-@pytest.mark.parametrize(("loss_scale", "update"), [(None, 0.0), (1e4, 1e-4)])
-def test_small_gradients_of_float16_survive(run, loss_scale, update):
-    weight = variable(1.0)
-    optimizer = v1.train.GradientDescentOptimizer(1.0)
-    if loss_scale is not None:
-        manager = lossscale.FixedLossScaleManager(loss_scale)
-        optimizer = LossScaleOptimizer(optimizer, manager)
+def test_small_gradients_of_float16_survive(run):
+    weight, optimizer = variable(1.0), sgd(lossscale.FixedLossScaleManager(1e4))
 
     def loss():
         factors = [tf.constant(factor, tf.float16) for factor in (1e4, 1e-4, 1e-4)]
         return tf.cast(weight, tf.float16) * factors[0] * factors[1] * factors[2]
 
     run.step(lambda _: optimizer.minimize(run.loss(loss), var_list=[weight]))()
-    assert run.value(weight) == pytest.approx(1.0 - update, rel=0, abs=1e-6)
-
-
-def test_computed_gradients_are_the_true_ones_and_not_applied(run):
-    weight, seen = variable(1.0), variable(0.0, "seen", trainable=False)
-    optimizer = sgd(lossscale.FixedLossScaleManager(1e4))
-
-    def step(_):
-        pairs = optimizer.compute_gradients(run.loss(lambda: weight * 3.0), [weight])
-        ((gradient, found),) = pairs
-        assert found is weight
-        return v1.assign(seen, gradient)
-
-    run.step(step)()
-    assert (run.value(seen), run.value(weight)) == (3.0, 1.0)
+    assert run.value(weight) == pytest.approx(1.0 - 1e-4, rel=0, abs=1e-6)
 
 
 @pytest.mark.parametrize("managed", [True, False])
@@ -201,12 +176,9 @@ def test_the_loss_is_scaled_and_the_gradients_are_not(run, loss_scale):
     weight = variable(5.0)
     inner = v1.train.GradientDescentOptimizer(1.0)
     optimizer = MixedPrecisionLossScaleOptimizer(inner, loss_scale=loss_scale)
-
-    def loss():
-        # What flows back is the loss scale: squared, and divided by it, it is that.
-        return squaring_gradients(weight)
-
-    run.step(lambda _: optimizer.minimize(run.loss(loss)))()
+    # What flows back is the loss scale: squared, and divided by it, it is that.
+    loss = run.loss(lambda: squaring_gradients(weight))
+    run.step(lambda _: optimizer.minimize(loss))()
     scale = 2.0**16 if loss_scale == "torch" else loss_scale
     assert run.value(weight) == 5.0 - scale
 
@@ -214,8 +186,7 @@ def test_the_loss_is_scaled_and_the_gradients_are_not(run, loss_scale):
 def test_slots_and_the_scale_move_from_step_to_step(run):
     weight = variable([1.0, 2.0])
     loss_scale = lossscale.DynamicLossScale(2, increment_period=1, multiplier=4)
-    momentum = v1.train.MomentumOptimizer(1.0, momentum=1.0)
-    optimizer = LossScaleOptimizer(momentum, loss_scale)
+    optimizer = LossScaleOptimizer(v1.train.MomentumOptimizer(1.0, 1.0), loss_scale)
     step = run.step(lambda fed: optimizer.minimize(run.loss(lambda: weight * fed)))
     seen = []
     for fed in (1.0, NAN, 1.0):
@@ -227,70 +198,61 @@ def test_slots_and_the_scale_move_from_step_to_step(run):
 def test_a_checkpoint_holds_slots_and_the_scale_once(run, tmp_path):
     weight = variable(2.0)
     loss_scale = lossscale.DynamicLossScale(1.0, increment_period=2)
-    momentum = v1.train.MomentumOptimizer(1.0, momentum=1.0)
-    optimizer = LossScaleOptimizer(momentum, loss_scale)
+    optimizer = LossScaleOptimizer(v1.train.MomentumOptimizer(1.0, 1.0), loss_scale)
+    state = weight, loss_scale, loss_scale.good_steps
     step = run.step(lambda _: optimizer.minimize(run.loss(lambda: weight + 1.0)))
     step()
     checkpoint = v1.train.Checkpoint(optimizer=optimizer, weight=weight)
     path = checkpoint.save(str(tmp_path / "checkpoint"))
     step()
-    after = [run.value(each) for each in (weight, loss_scale, loss_scale.good_steps)]
-    assert after == [-1.0, 2.0, 0]
+    assert list(map(run.value, state)) == [-1.0, 2.0, 0]
     status = checkpoint.restore(path)
     status.assert_consumed()
     status.run_restore_ops()
     step()
-    again = [run.value(each) for each in (weight, loss_scale, loss_scale.good_steps)]
-    assert again == after
+    assert list(map(run.value, state)) == [-1.0, 2.0, 0]
 
 
 def test_the_checkpoints_of_tensorflows_own_restore(tmp_path):
-    theirs = v1.mixed_precision.MixedPrecisionLossScaleOptimizer
-    saved = []
-    for wrapper, library in ((theirs, v1.mixed_precision), (sgd, lossscale)):
-        weight = tf.Variable(2.0)
-        inner = v1.train.AdamOptimizer(0.5)
+    own = v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    path, seen = str(tmp_path / "checkpoint"), []
+    for make, library in ((own, v1.mixed_precision), (LossScaleOptimizer, lossscale)):
+        weight, inner = tf.Variable(2.0), v1.train.AdamOptimizer(0.5)
         loss_scale = library.DynamicLossScale(64.0, 5)
-        make = theirs if wrapper is theirs else LossScaleOptimizer
         optimizer = make(inner, loss_scale)
         checkpoint = tf.train.Checkpoint(optimizer=optimizer, weight=weight)
-        if saved:
-            checkpoint.restore(saved[0])
-        else:
+        if make is own:
             optimizer.minimize(lambda w=weight: w * 3.0)
-            saved.append(checkpoint.save(str(tmp_path / "checkpoint")))
+            checkpoint.write(path)
+        else:
+            checkpoint.read(path)
         optimizer.minimize(lambda w=weight: w * 2.0)
-        saved.append([weight.numpy(), inner.get_slot(weight, "m").numpy()])
-        saved[-1].append(float(loss_scale().numpy()))
-    assert saved[1] == saved[2]
+        slot = inner.get_slot(weight, "m")
+        seen.append([each.numpy() for each in (weight, slot, loss_scale())])
+    assert seen[0] == seen[1]
     assert loss_scale.good_steps.numpy() == 2
 
 
 # What is promised besides.
 
 
+def by_value(grad):
+    return tf.clip_by_value(tf.convert_to_tensor(grad), -1.0, 1.0)
+
+
 def clipped(pairs):
-    return [(tf.clip_by_value(grad, -1.0, 1.0), variable) for grad, variable in pairs]
-
-
-def by_norm(pairs):
-    grads, variables = zip(*pairs)
-    grads, _ = tf.clip_by_global_norm(grads, 1.0)
-    return zip(grads, variables)
+    return [(by_value(grad), each) for grad, each in pairs if grad is not None]
 
 
 def in_a_branch(pairs):
     grads, variables = zip(*pairs)
-
-    def clip():
-        return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
-
+    clip = lambda: list(map(by_value, grads))  # noqa: E731
     norm = tf.linalg.global_norm(grads)
     return zip(tf.cond(norm > 0.5, clip, lambda: list(grads)), variables)
 
 
 @pytest.mark.parametrize("run", [*MODES, "xla"], indirect=True)
-@pytest.mark.parametrize("change", [clipped, by_norm, in_a_branch])
+@pytest.mark.parametrize("change", [clipped, in_a_branch])
 def test_an_overflow_that_is_clipped_away_skips_the_step(run, change):
     weights = [variable([1.0, 2.0], "one"), variable(3.0, "two")]
     count = variable(0.0, "count", trainable=False)
@@ -311,10 +273,6 @@ def test_an_overflow_that_is_clipped_away_skips_the_step(run, change):
         moved = [run.value(weight).tolist() for weight in weights] != before
         seen.append((moved, run.value(count), run.value(optimizer.loss_scale)))
     assert seen == [(True, 1, 16), (False, 1, 8), (True, 2, 8), (True, 3, 16)]
-
-
-def by_value(grad):
-    return tf.clip_by_value(grad, -1.0, 1.0)
 
 
 def gradient(optimizer, weight, factor):
@@ -418,21 +376,6 @@ def test_an_overflow_that_is_not_applied_counts_where_a_state_keeps_it(run):
     assert found == ((0.5, 16.0) if in_session else (1.0, 8.0))
 
 
-def test_what_came_out_of_a_function_and_numpy_is_applied_eagerly():
-    weight = tf.Variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    @tf.function
-    def compute(factor):
-        return optimizer.compute_gradients(lambda: weight * factor, [weight])[0][0]
-
-    for factor, expected in ((INF, 1.0), (0.5, 0.5)):
-        grad = np.clip(compute(tf.constant(factor)).numpy(), -1.0, 1.0)
-        optimizer.apply_gradients([(tf.constant(grad, tf.float32), weight)])
-        assert weight.numpy() == expected
-    assert optimizer.loss_scale.numpy() == 8.0
-
-
 def test_all_of_one_list_must_be_finite(run):
     weights = [variable(1.0, "one"), variable(1.0, "two")]
     optimizer = sgd(lossscale.DynamicLossScale(16))
@@ -478,56 +421,16 @@ def test_beside_those_of_keras_it_adjusts_alone():
     assert loss_scale.numpy() == 4.0
 
 
-@pytest.mark.parametrize("fed", [0.5, INF])
-def test_sparse_gradients_and_none(run, fed):
-    table, unused = variable([[1.0], [2.0], [3.0]], "table"), variable(1.0, "unused")
-    optimizer = sgd(lossscale.DynamicLossScale(16))
-
-    def step(factor):
-        def loss():
-            return tf.reduce_sum(tf.gather(table, [0, 2, 2]) * factor)
-
-        pairs = optimizer.compute_gradients(run.loss(loss), [table, unused])
-        assert isinstance(pairs[0][0], tf.IndexedSlices)
-        assert pairs[1][0] is None
-        return optimizer.apply_gradients(pairs)
-
-    run.step(step)(fed)
-    expected = [[1.0], [2.0], [3.0]] if fed == INF else [[0.5], [2.0], [2.0]]
-    assert run.value(table).tolist() == expected
-
-
-def test_the_rule_is_told_the_largest_gradient_before_it_is_clipped(run):
-    weight = variable(1.0)
-    loss_scale = lossscale.HeadroomLossScale(16)
-    optimizer = sgd(loss_scale)
-
-    def step(fed):
-        pairs = optimizer.compute_gradients(run.loss(lambda: weight * fed), [weight])
-        return optimizer.apply_gradients(clipped(pairs))
-
-    step = run.step(step)
-    for fed in (1024.0, INF):
-        step(fed)
-        assert run.value(loss_scale.last_largest) == fed
-    assert run.value(weight) == 0.0
-
-
-@pytest.mark.parametrize("gate", range(3))
-def test_arguments_are_handed_on(session, gate):
-    weight = variable([1.0, 2.0])
+def test_arguments_are_handed_on(session):
     optimizer = sgd(8)
-    loss = tf.cast(weight, tf.float16) * 2.0
     pairs = optimizer.compute_gradients(
-        loss,
-        gate_gradients=gate,
+        tf.cast(variable([1.0, 2.0]), tf.float16) * 2.0,
         aggregation_method=tf.AggregationMethod.EXPERIMENTAL_TREE,
         colocate_gradients_with_ops=True,
         grad_loss=tf.constant([1.0, 3.0], tf.float16),
     )
     assert session.value(pairs[0][0]).tolist() == [2.0, 6.0]
-    op = optimizer.apply_gradients(pairs, name="train")
-    assert op.name == "train"
+    assert optimizer.apply_gradients(pairs, name="train").name == "train"
 
 
 def test_a_graph_has_one_training_op_of_the_given_name(session):
@@ -549,44 +452,12 @@ def test_gradients_that_come_back_as_they_were_are_looked_at_once():
 
 
 @pytest.mark.usefixtures("session")
-def test_slots_and_variables_are_the_inner_optimizers():
+def test_variables_are_the_inner_optimizers_and_the_loss_scales():
     weight = variable(1.0)
-    inner = v1.train.AdamOptimizer(0.1)
-    optimizer = LossScaleOptimizer(inner, "dynamic")
+    optimizer = LossScaleOptimizer(v1.train.AdamOptimizer(0.1), "dynamic")
     optimizer.minimize(weight * 2.0)
-    assert inner.get_slot_names() == ["m", "v"]
-    assert optimizer.get_slot_names() == ["m", "v"]
-    assert optimizer.get_slot(weight, "m") is inner.get_slot(weight, "m")
     names = {each.name for each in optimizer.variables()}
     assert names == {each.name for each in v1.global_variables()} - {weight.name}
-    assert {each.name for each in inner.variables()} < names
-
-
-def test_the_state_is_in_what_a_saver_saves(session, tmp_path):
-    """The names in the file are those of TensorFlow's DynamicLossScale, and ours."""
-    weight = variable(1.0)
-    optimizer = sgd(lossscale.DynamicLossScale(16, increment_period=2))
-    step = session.step(lambda fed: optimizer.minimize(weight * fed))
-    saver = v1.train.Saver()
-    for fed in (0.5, INF, 0.5):
-        step(fed)
-    path = saver.save(session.session, str(tmp_path / "model"))
-    assert sorted(name for name, _ in tf.train.list_variables(path)) == [
-        "bad_steps",
-        "consecutive_skipped_steps",
-        "current_loss_scale",
-        "good_steps",
-        "last_step_finite",
-        "skipped_steps",
-        "weight",
-    ]
-    step(0.5)
-    assert session.value(optimizer.loss_scale) == 16.0
-    saver.restore(session.session, path)
-    assert session.value(optimizer.loss_scale) == 8.0
-    step(0.5)
-    assert session.value(optimizer.loss_scale) == 16.0
-    assert session.value(optimizer.loss_scale.skipped_steps) == 1
 
 
 def test_a_monitored_session_goes_on_where_it_stopped(tmp_path):
@@ -612,44 +483,30 @@ def test_a_monitored_session_goes_on_where_it_stopped(tmp_path):
 # On several replicas.
 
 
-def on_last(strategy, one, other):
-    """Returns a number on the last replica, and another on those before."""
-    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    last = strategy.num_replicas_in_sync - 1
-    return tf.where(tf.equal(replica, last), one, other)  # a session's == is `is`
-
-
 def replicated_step(strategy, change):
     """Returns a step, and what it changes: made in the scope of the strategy."""
-    weights = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]])]
+    weights = [tf.Variable([1.0, 2.0]), tf.Variable([[3.0], [4.0]]), tf.Variable(5.0)]
     count = tf.Variable(0, dtype=tf.int64, trainable=False)
     momentum = v1.train.MomentumOptimizer(1.0, momentum=0.0)
     optimizer = LossScaleOptimizer(momentum, lossscale.DynamicLossScale(16, 3))
 
     def on_replica(fed):
-        factor = on_last(strategy, fed, 0.25)
+        factor = last_replica_gets(fed, 0.25)
 
         def loss():
             rows = tf.gather(weights[1], [1])
             return tf.reduce_sum(weights[0] * factor) + tf.reduce_sum(rows) * factor
 
         pairs = optimizer.compute_gradients(loss, weights)
+        assert isinstance(pairs[1][0], tf.IndexedSlices)
+        assert pairs[2][0] is None
         return optimizer.apply_gradients(change(pairs), global_step=count)
 
-    seen = [*weights, count, optimizer.loss_scale.current_loss_scale]
+    seen = [*weights[:2], count, optimizer.loss_scale.current_loss_scale]
     return lambda fed: strategy.run(on_replica, (fed,)), seen
 
 
-def unchanged(pairs):
-    return pairs
-
-
-def dense_clipped(pairs):
-    values = [tf.convert_to_tensor(grad) for grad, _ in pairs]
-    return clipped(zip(values, [variable for _, variable in pairs]))
-
-
-@pytest.mark.parametrize("change", [unchanged, dense_clipped])
+@pytest.mark.parametrize("change", [list, clipped])
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_an_overflow_on_the_last_replica_skips_the_step_on_all(mode, change, mirrored):
     with running(mode) as run:
@@ -724,45 +581,19 @@ def test_what_scales_the_loss_already_is_refused():
             LossScaleOptimizer(wrapped, 8)
 
 
-@pytest.mark.parametrize(
-    ("cls", "name"),
-    [
+def test_a_loss_scale_is_needed():
+    inner = v1.train.AdamOptimizer()
+    for cls, name in (
         (LossScaleOptimizer, "loss_scale_manager"),
         (MixedPrecisionLossScaleOptimizer, "loss_scale"),
-    ],
-)
-def test_a_loss_scale_is_needed(cls, name):
-    inner = v1.train.AdamOptimizer()
-    with pytest.raises(TypeError, match=f"`{name}` must not be None"):
-        cls(inner, None)
-    assert cls(inner, **{name: 8}).loss_scale.numpy() == 8.0
-
-
-def test_eagerly_a_loss_that_is_no_function_is_refused_as_by_the_inner_optimizer():
-    with pytest.raises(RuntimeError, match="function when eager execution"):
-        sgd(8).compute_gradients(tf.constant(1.0))
-
-
-def test_without_any_gradient_the_inner_optimizer_says_so(run):
-    weight = variable(1.0)
-    with pytest.raises(ValueError, match="No gradients provided"):
-        run.step(lambda _: sgd("dynamic").apply_gradients([(None, weight)]))()
-
-
-@pytest.mark.parametrize("kind", ["GradientDescentOptimizer", "AdamOptimizer"])
-def test_a_gradient_of_a_wrong_shape_is_no_good_step(kind):
-    inner = getattr(tf.compat.v1.train, kind)(0.5)
-    optimizer = LossScaleOptimizer(inner, lossscale.DynamicLossScale(8.0))
-    variables = [tf.Variable([1.0, 2.0]), tf.Variable([1.0, 1.0, 1.0], name="w")]
-    grads = [tf.ones([2]), tf.ones([2])]
-    with pytest.raises(ValueError, match=r"`grads` must .* for 'w' of shape \(3,\)"):
-        optimizer.apply_gradients(zip(grads, variables))
-    assert optimizer.loss_scale.good_steps.numpy() == 0
-    np.testing.assert_array_equal(variables[0].numpy(), [1.0, 2.0])
+    ):
+        with pytest.raises(TypeError, match=f"`{name}` must not be None"):
+            cls(inner, None)
+        assert cls(inner, **{name: 8}).loss_scale.numpy() == 8.0
 
 
 def test_a_broadcast_gradient_of_an_optimizer_in_python_is_applied():
-    class InPython(tf.compat.v1.train.Optimizer):  # as the one of BERT's programs
+    class InPython(v1.train.Optimizer):  # as the one of BERT's programs
         def apply_gradients(self, grads_and_vars, *_):
             return tf.group(*[v.assign(v - g) for g, v in grads_and_vars])
 
@@ -800,7 +631,7 @@ def test_it_turns_the_rewrite_on_and_scales_the_loss():
         names = {each.name for each in v1.global_variables()}
         assert names == {weight.name, *(each.name for each in loss_scale.variables)}
         step = run.step(lambda fed: optimizer.minimize(weight * fed))
-        for fed, expected in ((float("inf"), 1.0), (0.5, 0.5)):
+        for fed, expected in ((INF, 1.0), (0.5, 0.5)):
             step(fed)
             assert run.value(weight) == expected
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from exact import heard, warned
 from interrupted import adam, fit, model_of
 from limits import skip_without
-from models import assert_same, training_state
+from models import assert_same, checkpoint_of, training_state
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 
@@ -22,11 +22,8 @@ pytestmark = pytest.mark.slow
 
 
 def own(family):
-    is_newest = family.name == "keras3"
-    home = family.keras.optimizers if is_newest else family.keras.mixed_precision
-    return home.LossScaleOptimizer(
-        adam(family), initial_scale=2.0**5, dynamic_growth_steps=4
-    )
+    wrapper = family.keras.mixed_precision.LossScaleOptimizer
+    return wrapper(adam(family), initial_scale=2.0**5, dynamic_growth_steps=4)
 
 
 def scale_of(optimizer):
@@ -76,9 +73,7 @@ def test_a_checkpoint(family, end, tmp_path):
         model, other = models[first], model_of(family, second(family))
         if second is own:  # Keras 3's own loses a scale that is read before it is built
             fit(other, 0, 1, bad=False)
-        saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        read = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
-        read.read(saved.write(path)).expect_partial()
+        checkpoint_of(other).read(checkpoint_of(model).write(path)).expect_partial()
         fit(other, 1, 2, bad=False)
         assert_same(training_state(other), end)
         if own in (first, second):  # 10 steps, and the scale grew at each fourth
@@ -89,10 +84,8 @@ def test_a_checkpoint(family, end, tmp_path):
 def test_a_bare_checkpoint_in_the_wrong_place_is_told(family, tmp_path):
     skip_without("optimizers that hide the inner one", family)
     model, other = after_an_epoch(family, adam), model_of(family, dynamic(family))
-    path = str(tmp_path / "checkpoint")
-    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(path)
-    checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
-    checkpoint.read(path).expect_partial()
+    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
+    checkpoint_of(other).read(path).expect_partial()
     with heard() as told:
         for _ in range(2):
             fit(other, 1, 2, bad=False)

@@ -52,6 +52,18 @@ def clipped(trained, factor):
     return by_value(trained.unscaled(factor))
 
 
+def assert_trains(trained, step, each, good=1.0, bad=INF):
+    """Takes a good step, one that overflows and a good one, none of which may warn.
+
+    A good step subtracts `each`. The overflow counts once, and is skipped.
+    """
+    with warned(0):
+        for factor, times in ((good, 1), (bad, 1), (good, 2)):
+            step(tf.constant(factor))
+            assert np.array_equal(trained.subtracted(), np.multiply(times, each))
+    assert trained.state() == (S / 2, 1, 1)
+
+
 #: In both kinds of loops.
 gets = pytest.mark.parametrize("get", [Trained.scaled, clipped])
 
@@ -127,14 +139,7 @@ def test_made_outside_and_in_a_loop_or_branches(trained, collect, way, mode):
         trained.apply([outside[0] + collect(get, factors)[0]])
 
     step = compiled(step, mode)
-    with warned(0):
-        step(tf.constant(SMALL))
-        assert trained.subtracted() == 1.25
-        step(tf.constant([0.25, 0.25, INF]))
-        assert trained.subtracted() == 1.25
-        assert trained.state() == (S / 2, 0, 1)
-        step(tf.constant(SMALL))
-        assert trained.subtracted() == 2.5
+    assert_trains(trained, step, each=1.25, good=SMALL, bad=[0.25, 0.25, INF])
 
 
 # Gradients that are looked at, or dropped, and not applied.
@@ -159,37 +164,8 @@ def test_unscaled_only_to_log_a_norm(trained, get, together, mode):
         both = compiled(both, mode)
     else:
         log, train = compiled(log, mode), compiled(train, mode)
-
-    with warned(0):
-        for times in (1, 2):
-            assert float(both(tf.constant(0.5))) == 1.0
-            assert trained.subtracted() == times * 0.5
-        both(tf.constant(INF))
-        both(tf.constant(0.5))
-    assert trained.subtracted() == 1.5
-    assert trained.state() == (S / 2, 1, 1)
-
-
-@every_mode
-def test_the_norm_of_the_very_gradients_that_are_applied_scaled(trained, mode):
-    def step(factor):
-        grads = trained.scaled(factor)
-        norm = tf.linalg.global_norm(trained.optimizer.get_unscaled_gradients(grads))
-        trained.apply(grads)
-        return norm
-
-    def unscaled(factor):
-        trained.apply(trained.unscaled(factor))
-
-    step, unscaled = compiled(step, mode), compiled(unscaled, mode)
-    with warned(0):
-        assert float(step(tf.constant(0.5))) == 1.0
-        assert trained.subtracted() == 0.5
-        # An overflow counts once, and the next step is not its own.
-        assert not np.isfinite(step(tf.constant(INF)).numpy())
-        assert (trained.subtracted(), trained.state()) == (0.5, (S / 2, 0, 1))
-        unscaled(tf.constant(0.5))
-    assert (trained.subtracted(), trained.state()) == (1.0, (S / 2, 1, 1))
+    assert_trains(trained, both, each=0.5, good=0.5)
+    assert float(both(tf.constant(0.5))) == 1.0
 
 
 @every_mode
@@ -224,56 +200,40 @@ def test_one_branch_clips_and_the_other_does_not(family, dynamic, mode):
         else:
             trained.apply(grads)
 
+    runs = [(1.0, False, 1.0), (1.0, True, 1.5), (1.0, False, 2.5)]
+    if dynamic:
+        runs += [(INF, True, 2.5), (INF, False, 2.5), (1.0, True, 3.0)]
     step = compiled(step, mode)
     with warned(0):
-        for flag, expected in ((False, 1.0), (True, 1.5), (False, 2.5)):
-            step(tf.constant(1.0), tf.constant(flag))
+        for factor, flag, expected in runs:
+            step(tf.constant(factor), tf.constant(flag))
             assert trained.subtracted() == expected
-        if dynamic:
-            for flag, left in ((True, S / 2), (False, S / 4)):
-                step(tf.constant(INF), tf.constant(flag))
-                assert float(trained.optimizer.loss_scale.numpy()) == left
-            assert trained.subtracted() == 2.5
-            step(tf.constant(1.0), tf.constant(True))
-            assert trained.subtracted() == 3.0
-
-
-def unscaled_in_one_branch(trained, grads, flag):
-    mine = [tf.zeros([4])]
-    if flag:
-        mine = trained.optimizer.get_unscaled_gradients(grads)
-    return mine
-
-
-def unscaled_in_both(trained, grads, flag):
-    if flag:
-        grads = by_norm(trained.optimizer.get_unscaled_gradients(grads))
-    else:
-        grads = trained.optimizer.get_unscaled_gradients(grads)
-    return grads
+    assert not dynamic or trained.state() == (S / 4, 1, 2)
 
 
 @every_mode
-@pytest.mark.parametrize(
-    ("unscale", "expected"),
-    [(unscaled_in_one_branch, [1.0, 1.0]), (unscaled_in_both, [0.5, 1.5])],
-)
-def test_unscaled_in_a_branch_and_applied_after(trained, unscale, expected, mode):
-    def step(factor, flag):
-        trained.apply(unscale(trained, trained.scaled(factor), flag))
+@pytest.mark.parametrize("both", [False, True], ids=["one branch", "both branches"])
+def test_unscaled_in_a_branch_and_applied_after(trained, both, mode):
+    unscale = trained.optimizer.get_unscaled_gradients
 
-    if unscale is unscaled_in_one_branch and mode == "eager":
-        flags = [True, True]  # zeros come from nowhere: nothing was unscaled
-        expected = [1.0, 2.0]
-    else:
-        flags = [True, False]
+    def step(factor, flag):
+        grads, mine = trained.scaled(factor), [tf.zeros([4])]
+        if flag:
+            mine = by_norm(unscale(grads)) if both else unscale(grads)
+        elif both:
+            mine = unscale(grads)
+        trained.apply(mine)
+
+    runs = [(True, 0.5), (False, 1.5)] if both else [(True, 1.0), (False, 1.0)]
+    if mode == "eager" and not both:  # zeros come from nowhere: nothing was unscaled
+        runs = runs[:1]
     step = compiled(step, mode)
     with warned(0):
-        for flag, subtracted in zip(flags, expected):
+        for flag, subtracted in runs:
             step(tf.constant(1.0), tf.constant(flag))
             assert trained.subtracted() == subtracted
         step(tf.constant(INF), tf.constant(True))
-    assert trained.subtracted() == expected[-1]
+    assert trained.subtracted() == subtracted
     assert trained.state() == (S / 2, 0, 1)
 
 
@@ -344,16 +304,8 @@ def test_one_optimizer_unscales_for_both(family, both_scale, first_applies, mode
     def step(factor):
         norm_of_all(first, second, factor, both_scale, first_applies)
 
-    step = compiled(step, mode)
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(1.0))
-            assert first.subtracted() == second.subtracted() == times * 0.5
-        assert first.state() == (S, 2, 0)
-        step(tf.constant(INF))
-        assert first.state() == (S / 2, 0, 1)
-        step(tf.constant(1.0))
-        assert first.subtracted() == second.subtracted() == 1.5
+    assert_trains(first, compiled(step, mode), each=0.5)
+    assert second.subtracted() == 1.0
 
 
 # Other functions, and other ways to multiply a loss.
@@ -376,15 +328,8 @@ def test_another_function_is_traced_between(trained, way, mode):
         trained.apply(grads if way == "scaled" else by_norm(grads))
         return seen
 
-    step = compiled(step, mode)
     each = 1.0 if way == "scaled" else 0.5
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(1.0))
-            assert trained.subtracted() == times * each
-        step(tf.constant(INF))
-    assert trained.subtracted() == 2 * each
-    assert trained.state() == (S / 2, 0, 1)
+    assert_trains(trained, compiled(step, mode), each)
 
 
 @pytest.mark.peer_defect(8)
@@ -451,15 +396,8 @@ def test_other_ways_to_multiply_and_to_divide(trained, multiplies, divide, mode)
             grads = by_norm(divide(grads, trained.optimizer))
         trained.apply(grads)
 
-    step = compiled(step, mode)
-    expected = 1.0 if divide is None else 0.5
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(1.0))
-            assert trained.subtracted() == times * expected
-        step(tf.constant(INF))
-        assert trained.subtracted() == 2 * expected
-        assert trained.state() == (S / 2, 0, 1)
+    each = 1.0 if divide is None else 0.5
+    assert_trains(trained, compiled(step, mode), each)
 
 
 @every_mode
@@ -474,11 +412,7 @@ def test_of_two_lists_nobody_looked_at_one(family, mode):
         checked = optimizer.get_unscaled_gradients([first])
         trained.apply([*checked, *optimizer.loss_scale.unscale([last * factor])])
 
-    step = compiled(step, mode)
-    for factor, expected in ((1.0, 1.0), (INF, 1.0), (1.0, 2.0)):
-        step(tf.constant(factor))
-        assert trained.subtracted() == [expected] * 2
-    assert trained.state() == (S / 2, 1, 1)
+    assert_trains(trained, compiled(step, mode), each=[1.0, 1.0])
 
 
 # The loss scale grows at every good step: gradients are divided by what multiplied
@@ -487,21 +421,6 @@ def test_of_two_lists_nobody_looked_at_one(family, mode):
 
 def growing():
     return DynamicLossScale(S, increment_period=1)
-
-
-@pytest.mark.parametrize("mode", ["graph", "xla"])
-@pytest.mark.slow
-def test_a_function_scales_in_each_run_of_a_training_loop(family, mode):
-    trained = Trained(family, growing())
-    make = tf.function(trained.scaled)
-
-    def steps(factors):
-        for i in tf.range(tf.size(factors)):
-            trained.apply(make(factors[i]))
-
-    with warned(0):
-        compiled(steps, mode)(tf.constant(SMALL))
-    assert (trained.subtracted(), trained.state()[0]) == (1.0, S * 8)
 
 
 @pytest.mark.slow
@@ -626,14 +545,7 @@ def test_the_same_variable_twice(trained, get, mode):
         (grad,) = get(trained, factor)
         trained.optimizer.apply_gradients([(grad, variable), (grad, variable)])
 
-    step = compiled(step, mode)
-    with warned(0):
-        for times in (1, 2):
-            step(tf.constant(0.5))
-            assert trained.subtracted() == times * 1.0
-        step(tf.constant(INF))
-    assert trained.subtracted() == 2.0
-    assert trained.state() == (S / 2, 0, 1)
+    assert_trains(trained, compiled(step, mode), each=2.0)
 
 
 @every_mode
@@ -644,14 +556,11 @@ def test_an_inner_optimizer_that_was_built_before(family, mode):
     inner = family.optimizers.SGD(1.0)
     inner.build(trained.variables)
     trained.optimizer = LossScaleOptimizer(inner, DynamicLossScale(S, 1000))
-    step = compiled(
-        lambda factor: trained.optimizer.apply(clipped(trained, factor)), mode
-    )
-    with warned(0):
-        for factor, subtracted in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
-            step(tf.constant(factor))
-            assert trained.subtracted() == subtracted
-    assert trained.state() == (S / 2, 1, 1)
+
+    def step(factor):
+        trained.optimizer.apply(clipped(trained, factor))
+
+    assert_trains(trained, compiled(step, mode), each=1.0)
 
 
 @every_mode

@@ -102,11 +102,8 @@ def test_a_very_long_run(family, mode):
     weights = variable_of(family, np.ones([8], np.float32))
     optimizer = LossScaleOptimizer(family.optimizers.Adam(1e-3), scale)
     optimizer.build([weights])
-    kept = [
-        variable
-        for variable in inner_variables(optimizer)
-        if variable.dtype in ("float32", tf.float32)
-    ] + [weights]
+    every = [*inner_variables(optimizer), weights]
+    kept = [each for each in every if each.dtype in ("float32", tf.float32)]
 
     def step(number):
         noise = tf.random.stateless_uniform([3], [number, 17])

@@ -83,8 +83,10 @@ def replica():
 def last_replica_gets(special, ordinary):
     """Returns `special` on the last replica and `ordinary` on the others."""
     context = tf.distribute.get_replica_context()
-    last = context.replica_id_in_sync_group == context.num_replicas_in_sync - 1
-    return tf.where(last, special, ordinary)
+    last = context.num_replicas_in_sync - 1
+    # In a session `==` would compare objects.
+    is_last = tf.equal(context.replica_id_in_sync_group, last)
+    return tf.where(is_last, special, ordinary)
 
 
 def run_on(strategy, function, *args):
