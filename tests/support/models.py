@@ -65,6 +65,15 @@ def optimizers_of(family, loss_scale, count=1, start=(1.0, 1.0)):
     return optimizers, [variable_of(family, list(start)) for _ in range(count)]
 
 
+def built(family, loss_scale, start=(1.0, 2.0), rate=1.0, dtype="float32"):
+    """Returns a wrapped SGD that is built, and the variable that it trains."""
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
+    variable = variable_of(family, np.array(start, dtype), dtype)
+    optimizer.build([variable])
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+    return optimizer, variable
+
+
 def data(rng, rows=64):
     """Returns inputs and targets of a linear relation, in powers of two of noise."""
     x = rng.normal(size=(rows, FEATURES)).astype(np.float32)
