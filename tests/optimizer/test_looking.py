@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled, data, optimizers_of, regression, variable_of
+from models import built, compiled, data, regression, variable_of
 from strategies import last_replica_gets
 
 from lossscale import (
@@ -47,7 +47,7 @@ def step_of(optimizer, variable, loop):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_sees_what_was_there_before_clipping(family, loop, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    (optimizer,), (variable,) = optimizers_of(family, loss_scale)
+    optimizer, variable = built(family, loss_scale)
     step = compiled(step_of(optimizer, variable, loop), mode)
     for number, largest in enumerate([2.0**-3, 2.0**-20, 3.0, 0.0]):
         step(tf.constant([-largest, largest / 2]))
@@ -61,7 +61,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
 
 def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told apart
     loss_scale = HeadroomLossScale(half_life=1e4)
-    (optimizer,), _ = optimizers_of(family, loss_scale)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
     variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
 
     def step(first, second):
@@ -101,7 +101,7 @@ def test_fit(family, rng):
 def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
     with mirrored.scope():
         loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
-        (optimizer,), (variable,) = optimizers_of(family, loss_scale)
+        optimizer, variable = built(family, loss_scale)
 
     def replica(grad):
         grad = last_replica_gets(grad, [0.0, 2.0**-22])
@@ -123,8 +123,7 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_two_optimizers_share_one(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizers, variables = optimizers_of(family, loss_scale, 2)
-    steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
+    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
 
     def both(factors):
         for step, factor in zip(steps, tf.unstack(factors)):
@@ -143,8 +142,7 @@ def test_two_optimizers_share_one(family, mode):
 
 def test_one_of_two_applied_in_a_branch(family):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizers, variables = optimizers_of(family, loss_scale, 2)
-    steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
+    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
 
     def step(factors, both):
         def first():
@@ -154,8 +152,6 @@ def test_one_of_two_applied_in_a_branch(family):
         tf.cond(both, first, lambda: 0)
         steps[1](tf.stack([factors[1], 0.0]))
 
-    for optimizer, variable in zip(optimizers, variables):
-        optimizer.build([variable])
     step = tf.function(step)
     for factors, both in (([8.0, 2.0], True), ([8.0, 2.0], False), ([8.0, 1.0], True)):
         step(tf.constant(factors), tf.constant(both))
@@ -174,9 +170,8 @@ def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
     status.assert_consumed()
     scales = []
     for loss_scale in (kept, plain):
-        (optimizer,), (variable,) = optimizers_of(family, loss_scale)
-        step = step_of(optimizer, variable, "keras2")
-        step = compiled(step, mode)
+        optimizer, variable = built(family, loss_scale)
+        step = compiled(step_of(optimizer, variable, "keras2"), mode)
         for largest in (2.0, 3.0, np.inf, 2.0**-5):
             step(tf.constant([-largest, 0.0]))
             scales.append(float(loss_scale))
