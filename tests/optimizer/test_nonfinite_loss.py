@@ -10,6 +10,7 @@ import json
 
 import benchmark  # noqa: F401 - it makes benchmarks/ importable
 import numpy as np
+import pages
 import pytest
 import tensorflow as tf
 from every_loss_scale import CASES
@@ -468,34 +469,7 @@ def test_from_keras_takes_it(family):
 # One verdict: a reason of a user's own is one class
 
 
-class SkipsZeros(LossScale):
-    """Leaves out steps whose gradients are all zero, and holds another loss scale."""
-
-    needs_largest = True
-    _left_out_as = "all zero"
-
-    def __init__(self, loss_scale):
-        super().__init__()
-        self.loss_scale = loss_scale
-        self.zeros = self._add_weight("zeros", 0, tf.int64)
-
-    def __call__(self):
-        return self.loss_scale()
-
-    def _judge(self, is_finite, largest):
-        is_zero = tf.logical_and(is_finite, tf.equal(largest, 0.0))
-        return Verdict(
-            should_apply=tf.logical_and(is_finite, tf.logical_not(is_zero)),
-            is_told=tf.logical_not(is_zero),
-            kept={"zeros": self.zeros + tf.cast(is_zero, tf.int64)},
-        )
-
-    def _adjust(self, is_finite, largest=None):
-        del largest
-        return self.loss_scale.adjust(is_finite)[0]
-
-    def get_config(self):
-        return {}
+SkipsZeros = pages.module_of("bad-batches", "_left_out_as = ").SkipsZeros
 
 
 def test_only_one_class_leaves_steps_out():

@@ -12,7 +12,7 @@ from models import assert_same
 
 from lossscale import LossScaleMonitor, LossScaleOptimizer
 
-(PROGRAM,) = [each for each in pages.blocks(pages.PAGES["recipes"]) if "rho =" in each]
+PROGRAM = pages.block_of("recipes", "rho =")
 RHO, RATE = 0.5, 1e-2
 
 
