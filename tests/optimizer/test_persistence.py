@@ -66,198 +66,192 @@ def trained(family, rng):
     return model, x, y
 
 
-class TestCheckpoint:
-    """tf.train.Checkpoint(model=model, optimizer=optimizer) holds all there is."""
+@pytest.mark.peer_defect(6)
+@pytest.mark.parametrize("built", [False, True], ids=["before-build", "after-build"])
+def test_a_checkpoint(family, trained, tmp_path, built):
+    model, x, y = trained
+    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
+    other = regression(family, with_other_arguments(family))
+    if built:
+        train(other, x, y, "TF")
+    status = checkpoint_of(other).read(path)
+    # The slots of an optimizer that is not built yet are restored when it is.
+    status.assert_existing_objects_matched()
+    assert scale_state(other.optimizer) == scale_state(model.optimizer)
+    train(other, x, y, "FTFTT")
+    train(model, x, y, "FTFTT")
+    status.assert_consumed()
+    assert_goes_on_equally(model, other, x, y)
 
-    @pytest.mark.peer_defect(6)
-    @pytest.mark.parametrize(
-        "built", [False, True], ids=["before-build", "after-build"]
+
+@pytest.mark.peer_defect(11)
+@pytest.mark.parametrize("wraps", [(False, True), (True, False)], ids=str)
+def test_a_checkpoint_between_bare_and_wrapped(family, rng, tmp_path, wraps):
+    """Through `inner_optimizer` where it is Keras 3's."""
+    x, y = data(rng, 16)
+    models = [adam_model(family, wrap) for wrap in wraps]
+    for model, run in zip(models, ("TT", "T")):
+        train(model, x, y, run)
+    # A wrapper of Keras 2 is saved as if it were the inner optimizer.
+    name = "inner_optimizer" if family.name == "keras3" else ""
+    first, second = (
+        tf.train.Checkpoint(
+            model=model, optimizer=getattr(model.optimizer, name, model.optimizer)
+        )
+        for model in models
     )
-    def test_own(self, family, trained, tmp_path, built):
-        model, x, y = trained
-        path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-        other = regression(family, with_other_arguments(family))
-        if built:
-            train(other, x, y, "TF")
-        status = checkpoint_of(other).read(path)
-        # The slots of an optimizer that is not built yet are restored when it is.
-        status.assert_existing_objects_matched()
-        assert scale_state(other.optimizer) == scale_state(model.optimizer)
-        train(other, x, y, "FTFTT")
-        train(model, x, y, "FTFTT")
-        status.assert_consumed()
-        assert_goes_on_equally(model, other, x, y)
-
-    @pytest.mark.peer_defect(11)
-    @pytest.mark.parametrize("wraps", [(False, True), (True, False)], ids=str)
-    def test_between_bare_and_wrapped(self, family, rng, tmp_path, wraps):
-        """Through `inner_optimizer` where it is Keras 3's."""
-        x, y = data(rng, 16)
-        models = [adam_model(family, wrap) for wrap in wraps]
-        for model, run in zip(models, ("TT", "T")):
-            train(model, x, y, run)
-        # A wrapper of Keras 2 is saved as if it were the inner optimizer.
-        name = "inner_optimizer" if family.name == "keras3" else ""
-        first, second = (
-            tf.train.Checkpoint(
-                model=model, optimizer=getattr(model.optimizer, name, model.optimizer)
-            )
-            for model in models
-        )
-        path = first.write(str(tmp_path / "checkpoint"))
-        second.read(path).expect_partial()
-        for _ in range(2):
-            assert_same(training_state(models[0]), training_state(models[1]))
-            for model in models:
-                train(model, x, y, "TT")
+    path = first.write(str(tmp_path / "checkpoint"))
+    second.read(path).expect_partial()
+    for _ in range(2):
+        assert_same(training_state(models[0]), training_state(models[1]))
+        for model in models:
+            train(model, x, y, "TT")
 
 
-class TestConfig:
-    """get_config and from_config through JSON."""
-
-    def test_round_trip(self, family):
-        first, optimizers = with_other_arguments(family), family.keras.optimizers
-        written = json.dumps(first.get_config())
-        config = json.loads(written)
-        by_keras = json.dumps(optimizers.serialize(first), default=float)
-        for second in (
-            LossScaleOptimizer.from_config(config),
-            type(first).from_config(config),
-            optimizers.deserialize(json.loads(by_keras)),
-        ):
-            assert config == json.loads(written)  # Keras 2 writes into what it reads
-            assert type(second) is type(first)
-            assert second.name == "mine"
-            scale = second.loss_scale
-            assert scale.get_config() == first.loss_scale.get_config()
-            # TensorFlow 2.10 has two classes of one name, one derived from the other.
-            assert issubclass(type(first.inner_optimizer), type(second.inner_optimizer))
-            assert json.loads(json.dumps(second.get_config())) == config
-
-    def test_an_own_class_needs_its_name_once(self, family):
-        class Mine(PAGE.ExampleLossScale):
-            """A user's loss scale."""
-
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Mine(4.0))
-        config = optimizer.get_config()
-        with pytest.raises(ValueError, match="custom_objects"):
-            type(optimizer).from_config(config)
-        other = type(optimizer).from_config(config, custom_objects={"Mine": Mine})
-        assert type(other.loss_scale) is Mine
-        with family.keras.utils.custom_object_scope({"Mine": Mine}):
-            assert type(type(optimizer).from_config(config).loss_scale) is Mine
-
-    def test_a_registered_class_needs_none(self, family):
-        keras = family.keras
-        home = keras.saving if family.name == "keras3" else keras.utils
-
-        @home.register_keras_serializable(f"test-{family.name}")
-        class Registered(PAGE.ExampleLossScale):
-            """A user's loss scale, registered."""
-
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Registered(4.0))
-        config = json.loads(json.dumps(optimizer.get_config()))
-        assert type(type(optimizer).from_config(config).loss_scale) is Registered
-        for cls in (FixedLossScale, DynamicLossScale):
-            assert home.get_registered_name(cls) == f"lossscale>{cls.__name__}"
+def test_a_config_through_json(family):
+    first, optimizers = with_other_arguments(family), family.keras.optimizers
+    written = json.dumps(first.get_config())
+    config = json.loads(written)
+    by_keras = json.dumps(optimizers.serialize(first), default=float)
+    for second in (
+        LossScaleOptimizer.from_config(config),
+        type(first).from_config(config),
+        optimizers.deserialize(json.loads(by_keras)),
+    ):
+        assert config == json.loads(written)  # Keras 2 writes into what it reads
+        assert type(second) is type(first)
+        assert second.name == "mine"
+        scale = second.loss_scale
+        assert scale.get_config() == first.loss_scale.get_config()
+        # TensorFlow 2.10 has two classes of one name, one derived from the other.
+        assert issubclass(type(first.inner_optimizer), type(second.inner_optimizer))
+        assert json.loads(json.dumps(second.get_config())) == config
 
 
-class TestKerasFile:
-    """The `.keras` format."""
+def test_an_own_class_needs_its_name_once(family):
+    class Mine(PAGE.ExampleLossScale):
+        """A user's loss scale."""
 
-    @pytest.mark.peer_defect(12)
-    def test_holds_everything(self, family, trained, tmp_path):
-        skip_without("an optimizer in a .keras file", family)
-        model, x, y = trained
-        path = str(tmp_path / "model.keras")
-        model.save(path)
-        other = family.keras.models.load_model(path)
-        assert type(other.optimizer) is type(model.optimizer)
-        assert other.optimizer.get_config() == model.optimizer.get_config()
-        assert_goes_on_equally(model, other, x, y)
-
-    @pytest.mark.slow
-    def test_loads_where_only_lossscale_was_imported(self, family, trained, tmp_path):
-        skip_without("an optimizer in a .keras file", family)
-        model, _, _ = trained
-        path = str(tmp_path / "model.keras")
-        model.save(path)
-        model.save_weights(path.replace(".keras", ".weights.h5"))
-        config = json.dumps(model.optimizer.get_config())
-        script = f"""
-            import json
-            import lossscale
-            import {family.keras.__name__.split(".")[0]} as keras
-            config = json.loads({config!r})
-            optimizer = lossscale.LossScaleOptimizer.from_config(config)
-            # safe_mode is on: nothing in the file needs code that it brings along.
-            model = keras.models.load_model({path!r})
-            assert optimizer.get_config() == model.optimizer.get_config() == config
-            model.optimizer.loss_scale.adjust(False)
-            model.optimizer.loss_scale.adjust(False)
-            model.load_weights({path.replace(".keras", ".weights.h5")!r})
-            print(type(model.optimizer).__name__, float(model.optimizer.loss_scale))
-        """
-        answer = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        optimizer = model.optimizer
-        expected = f"{type(optimizer).__name__} {float(optimizer.loss_scale)}"
-        assert answer.stdout.split("\n")[-2] == expected
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Mine(4.0))
+    config = optimizer.get_config()
+    with pytest.raises(ValueError, match="custom_objects"):
+        type(optimizer).from_config(config)
+    other = type(optimizer).from_config(config, custom_objects={"Mine": Mine})
+    assert type(other.loss_scale) is Mine
+    with family.keras.utils.custom_object_scope({"Mine": Mine}):
+        assert type(type(optimizer).from_config(config).loss_scale) is Mine
 
 
-class TestABareOptimizersWeightsFile:
-    """A `.weights.h5` file of a bare optimizer, into a wrapped one of Keras 3."""
+def test_a_registered_class_needs_none(family):
+    keras = family.keras
+    home = keras.saving if family.name == "keras3" else keras.utils
 
-    @pytest.fixture
-    def written(self, family, rng, tmp_path):
-        if family.name != "keras3":
-            pytest.skip("in Keras 2's files a wrapper looks like the inner optimizer")
-        x, y = data(rng, 16)
-        bare = adam_model(family, wrap=False)
-        train(bare, x, y, "TTT")
-        path = str(tmp_path / "model.weights.h5")
-        bare.save_weights(path)
-        return bare, path, x, y
+    @home.register_keras_serializable(f"test-{family.name}")
+    class Registered(PAGE.ExampleLossScale):
+        """A user's loss scale, registered."""
 
-    def test_loads_whole_and_in_silence(self, family, written):
-        bare, path, x, y = written
-        model = adam_model(family)
-        train(model, x, y, "T")
-        before = scale_state(model.optimizer)
-        for _ in range(2):
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                model.load_weights(path)
-            assert_same(training_state(model), training_state(bare))
-            assert scale_state(model.optimizer) == before
-        train(model, x, y, "TT")
-        train(bare, x, y, "TT")
-        assert_same(training_state(model), training_state(bare))
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Registered(4.0))
+    config = json.loads(json.dumps(optimizer.get_config()))
+    assert type(type(optimizer).from_config(config).loss_scale) is Registered
+    for cls in (FixedLossScale, DynamicLossScale):
+        assert home.get_registered_name(cls) == f"lossscale>{cls.__name__}"
 
-    def test_a_true_warning_stays(self, family, written, tmp_path):
-        _, path, x, y = written
-        unbuilt, built = adam_model(family), adam_model(family)
-        with pytest.warns(UserWarning, match="has 2 variables whereas the saved") as w:
-            unbuilt.load_weights(path)
-        assert len(w) == 1
-        train(built, x, y, "T")
-        own = str(tmp_path / "own.weights.h5")
-        built.save_weights(own)
-        built.load_weights(path)
-        # A file of a wrapped optimizer, saved before it was built.
-        empty = str(tmp_path / "empty.weights.h5")
-        adam_model(family).save_weights(empty)
-        with pytest.warns(UserWarning, match="Skipping variable loading"):
-            built.load_weights(empty)
+
+@pytest.mark.peer_defect(12)
+def test_a_keras_file_holds_everything(family, trained, tmp_path):
+    skip_without("an optimizer in a .keras file", family)
+    model, x, y = trained
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    other = family.keras.models.load_model(path)
+    assert type(other.optimizer) is type(model.optimizer)
+    assert other.optimizer.get_config() == model.optimizer.get_config()
+    assert_goes_on_equally(model, other, x, y)
+
+
+@pytest.mark.slow
+def test_a_keras_file_loads_where_only_lossscale_was_imported(
+    family, trained, tmp_path
+):
+    skip_without("an optimizer in a .keras file", family)
+    model, _, _ = trained
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    model.save_weights(path.replace(".keras", ".weights.h5"))
+    config = json.dumps(model.optimizer.get_config())
+    script = f"""
+        import json
+        import lossscale
+        import {family.keras.__name__.split(".")[0]} as keras
+        config = json.loads({config!r})
+        optimizer = lossscale.LossScaleOptimizer.from_config(config)
+        # safe_mode is on: nothing in the file needs code that it brings along.
+        model = keras.models.load_model({path!r})
+        assert optimizer.get_config() == model.optimizer.get_config() == config
+        model.optimizer.loss_scale.adjust(False)
+        model.optimizer.loss_scale.adjust(False)
+        model.load_weights({path.replace(".keras", ".weights.h5")!r})
+        print(type(model.optimizer).__name__, float(model.optimizer.loss_scale))
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    optimizer = model.optimizer
+    expected = f"{type(optimizer).__name__} {float(optimizer.loss_scale)}"
+    assert answer.stdout.split("\n")[-2] == expected
+
+
+@pytest.fixture
+def written_bare(family, rng, tmp_path):
+    if family.name != "keras3":
+        pytest.skip("in Keras 2's files a wrapper looks like the inner optimizer")
+    x, y = data(rng, 16)
+    bare = adam_model(family, wrap=False)
+    train(bare, x, y, "TTT")
+    path = str(tmp_path / "model.weights.h5")
+    bare.save_weights(path)
+    return bare, path, x, y
+
+
+def test_a_bare_optimizers_weights_load_whole_and_in_silence(family, written_bare):
+    bare, path, x, y = written_bare
+    model = adam_model(family)
+    train(model, x, y, "T")
+    before = scale_state(model.optimizer)
+    for _ in range(2):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            built.load_weights(own)
-        assert built.optimizer.iterations.numpy() == 1
+            model.load_weights(path)
+        assert_same(training_state(model), training_state(bare))
+        assert scale_state(model.optimizer) == before
+    train(model, x, y, "TT")
+    train(bare, x, y, "TT")
+    assert_same(training_state(model), training_state(bare))
+
+
+def test_a_true_warning_of_weights_stays(family, written_bare, tmp_path):
+    _, path, x, y = written_bare
+    unbuilt, built = adam_model(family), adam_model(family)
+    with pytest.warns(UserWarning, match="has 2 variables whereas the saved") as w:
+        unbuilt.load_weights(path)
+    assert len(w) == 1
+    train(built, x, y, "T")
+    own = str(tmp_path / "own.weights.h5")
+    built.save_weights(own)
+    built.load_weights(path)
+    # A file of a wrapped optimizer, saved before it was built.
+    empty = str(tmp_path / "empty.weights.h5")
+    adam_model(family).save_weights(empty)
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        built.load_weights(empty)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        built.load_weights(own)
+    assert built.optimizer.iterations.numpy() == 1
 
 
 #: The arguments of a schedule of numbers, and of one of lists.

@@ -121,10 +121,10 @@ optimizer/test_pending.py: one-xla one-keras2
     test_the_loss_scale_unscales_for_the_one_that_waits: smoke
     test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it: smoke
 optimizer/test_persistence.py:
-    TestCheckpoint::test_own[*-before-build]: smoke
-    TestConfig::test_round_trip: smoke
-    TestKerasFile::test_holds_everything: every
-    TestKerasFile::test_loads_where_only_lossscale_was_imported: one-keras2
+    test_a_checkpoint[*-before-build]: smoke
+    test_a_config_through_json: smoke
+    test_a_keras_file_holds_everything: every
+    test_a_keras_file_loads_where_only_lossscale_was_imported: one-keras2
 optimizer/test_processes.py: one-keras2
 optimizer/test_random_programs.py:
     test_none_is_wrong_in_silence: every
