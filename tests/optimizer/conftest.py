@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from exact import Trained
+from exact import Trained, sharing
 
 
 @pytest.fixture
@@ -12,3 +12,12 @@ def trained(family):
     trained = Trained(family)
     trained.build()
     return trained
+
+
+@pytest.fixture
+def pair(family):
+    """Returns two of them that share a loss scale."""
+    both = sharing(family)
+    for each in both:
+        each.build()
+    return both

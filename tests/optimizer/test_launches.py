@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from installed import ROOT, families
 from limits import IS_NEWEST
-from models import variable_of
+from models import built
 from predicates import nodes_run
 
-import lossscale
+from lossscale import DynamicLossScale
 
 pytestmark = pytest.mark.skipif(not IS_NEWEST, reason="others count other nodes")
 
@@ -65,10 +65,7 @@ def test_the_page_shows_these_figures():
 
 def test_a_good_step_computes_no_logarithm(family):
     """Nor where it runs the rule, as after `get_unscaled_gradients`."""
-    variable = variable_of(family, tf.ones([2]))
-    loss_scale = lossscale.DynamicLossScale(8.0)
-    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.5), loss_scale)
-    optimizer.build([variable])
+    optimizer, variable = built(family, DynamicLossScale(8.0))
 
     @tf.function(autograph=False)
     def step():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import compiled, data, optimizers_of, regression, variable_of
+from models import built, compiled, data, regression, variable_of
 from strategies import last_replica_gets
 
 from lossscale import (
@@ -47,7 +47,7 @@ def step_of(optimizer, variable, loop):
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_sees_what_was_there_before_clipping(family, loop, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    (optimizer,), (variable,) = optimizers_of(family, loss_scale)
+    optimizer, variable = built(family, loss_scale)
     step = compiled(step_of(optimizer, variable, loop), mode)
     for number, largest in enumerate([2.0**-3, 2.0**-20, 3.0, 0.0]):
         step(tf.constant([-largest, largest / 2]))
@@ -61,7 +61,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
 
 def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told apart
     loss_scale = HeadroomLossScale(half_life=1e4)
-    (optimizer,), _ = optimizers_of(family, loss_scale)
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
     variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
 
     def step(first, second):
@@ -78,26 +78,22 @@ def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told a
 
 def test_fit(family, rng):
     x, y = data(rng)
-    models = []
-    for loss_scale in (
-        HeadroomLossScale(half_life=1e4),
-        LogNormalLossScale(),
-        FixedLossScale(1),
-    ):
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), loss_scale)
+    scales = [HeadroomLossScale(half_life=1e4), LogNormalLossScale(), FixedLossScale(1)]
+    weights = []
+    for scale in scales:
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), scale)
         model = regression(family, optimizer)
         model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
-        models.append(model)
-    headroom, log_normal, fixed = models
-    for model in (headroom, log_normal):
-        scale = model.optimizer.loss_scale
+        weights.append(model.get_weights())
+    *looking, fixed = weights
+    for scale, found in zip(scales, looking):
         assert int(scale.skipped_steps) == 0
         assert float(scale.last_largest) > 0
-        for ours, theirs in zip(model.get_weights(), fixed.get_weights()):
+        for ours, theirs in zip(found, fixed):
             np.testing.assert_allclose(ours, theirs, rtol=2e-5)
-    scale = headroom.optimizer.loss_scale
-    assert 65504 / 32 < float(scale.peak) * float(scale) <= 65504 / 16
-    assert float(scale.last_largest) <= float(scale.peak)
+    headroom = scales[0]
+    assert 65504 / 32 < float(headroom.peak) * float(headroom) <= 65504 / 16
+    assert float(headroom.last_largest) <= float(headroom.peak)
 
 
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
@@ -105,7 +101,7 @@ def test_fit(family, rng):
 def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
     with mirrored.scope():
         loss_scale = HeadroomLossScale(2.0**10, half_life=1e4)
-        (optimizer,), (variable,) = optimizers_of(family, loss_scale)
+        optimizer, variable = built(family, loss_scale)
 
     def replica(grad):
         grad = last_replica_gets(grad, [0.0, 2.0**-22])
@@ -124,28 +120,10 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         assert len({copy.numpy().item() for copy in copies}) == 1
 
 
-def test_no_more_messages_cross_replicas(family, mirrored):
-
-    def reductions(loss_scale_class):
-        with mirrored.scope():
-            (optimizer,), (variable,) = optimizers_of(family, loss_scale_class())
-
-        @tf.function
-        def step(grad):
-            mirrored.run(step_of(optimizer, variable, "keras3"), args=(grad,))
-
-        graph = step.get_concrete_function(tf.constant([1.0, 2.0])).graph
-        kinds = [operation.type for operation in graph.get_operations()]
-        return sorted(kind for kind in kinds if "Reduce" in kind or kind == "AddN")
-
-    assert reductions(HeadroomLossScale) == reductions(DynamicLossScale)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_two_optimizers_share_one(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizers, variables = optimizers_of(family, loss_scale, 2)
-    steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
+    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
 
     def both(factors):
         for step, factor in zip(steps, tf.unstack(factors)):
@@ -164,8 +142,7 @@ def test_two_optimizers_share_one(family, mode):
 
 def test_one_of_two_applied_in_a_branch(family):
     loss_scale = HeadroomLossScale(half_life=1e4)
-    optimizers, variables = optimizers_of(family, loss_scale, 2)
-    steps = [step_of(o, v, "keras3") for o, v in zip(optimizers, variables)]
+    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
 
     def step(factors, both):
         def first():
@@ -175,8 +152,6 @@ def test_one_of_two_applied_in_a_branch(family):
         tf.cond(both, first, lambda: 0)
         steps[1](tf.stack([factors[1], 0.0]))
 
-    for optimizer, variable in zip(optimizers, variables):
-        optimizer.build([variable])
     step = tf.function(step)
     for factors, both in (([8.0, 2.0], True), ([8.0, 2.0], False), ([8.0, 1.0], True)):
         step(tf.constant(factors), tf.constant(both))
@@ -195,9 +170,8 @@ def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
     status.assert_consumed()
     scales = []
     for loss_scale in (kept, plain):
-        (optimizer,), (variable,) = optimizers_of(family, loss_scale)
-        step = step_of(optimizer, variable, "keras2")
-        step = compiled(step, mode)
+        optimizer, variable = built(family, loss_scale)
+        step = compiled(step_of(optimizer, variable, "keras2"), mode)
         for largest in (2.0, 3.0, np.inf, 2.0**-5):
             step(tf.constant([-largest, 0.0]))
             scales.append(float(loss_scale))

@@ -10,6 +10,7 @@ import json
 
 import benchmark  # noqa: F401 - it makes benchmarks/ importable
 import numpy as np
+import pages
 import pytest
 import tensorflow as tf
 from every_loss_scale import CASES
@@ -22,6 +23,7 @@ from models import (
     inner_variables,
     optimizer_state,
     regression,
+    scale_state,
     variable_of,
 )
 from strategies import last_replica_gets
@@ -37,32 +39,14 @@ GOOD = [0.5, 0.25, 0.5, 0.125, 0.5, 0.5, 0.25, 0.5]
 COUNTERS = ("skipped_steps", "consecutive_skipped_steps", "last_step_finite")
 
 
-class Halving(LossScale):
-    """A user's own rule, with state that every step moves."""
-
-    def __init__(self):
-        super().__init__()
-        self.value = self._add_weight("value", 64.0, tf.float32)
-
-    def __call__(self):
-        return tf.convert_to_tensor(self.value)
-
-    def _adjust(self, is_finite):
-        value = tf.where(is_finite, self.value * 1.25, self.value * 0.5)
-        return self.value.assign(value, read_value=False)
-
-    def get_config(self):
-        return {}
-
-
-class OwnAdjust(Halving):
-    """One that is told by a method of its own."""
+class OwnAdjust(DynamicLossScale):
+    """A user's own loss scale that is told by a method of its own."""
 
     def adjust(self, is_finite):
         return super().adjust(is_finite)
 
 
-class OwnUpdate(Halving):
+class OwnUpdate(DynamicLossScale):
     """One that is given the gradients."""
 
     def update(self, grads):
@@ -86,9 +70,8 @@ class OwnManager(LossScaleManager):
 
 EVERY = {
     **{name: make for name, make in CASES.items() if name != "fixed"},
-    "own": Halving,
-    "own-adjust": OwnAdjust,
-    "own-update": OwnUpdate,
+    "own-adjust": lambda: OwnAdjust(64.0, 2),
+    "own-update": lambda: OwnUpdate(64.0, 2),
     "own-manager": lambda: lossscale.get(OwnManager()),
 }
 
@@ -108,15 +91,16 @@ class Trained:
         self.run = compiled(self.step, mode)
 
     def step(self, loss, grads):
-        scaled = self.optimizer.scale_loss(loss)
-        scaled = tf.reshape(scaled / tf.stop_gradient(loss), [])
-        pairs = zip(self.unseen(grads, scaled), self.variables)
-        self.optimizer.apply_gradients(list(pairs))
+        self.optimizer.scale_loss(loss)
+        self.apply(self.scaled(grads))
 
-    def unseen(self, grads, _):
-        """Returns gradients of the loss, times the loss scale."""
+    def scaled(self, grads):
+        """Returns gradients times the loss scale, in which nobody sees the loss."""
         scale = tf.convert_to_tensor(self.optimizer.loss_scale)
         return [grad * scale for grad in grads]
+
+    def apply(self, grads):
+        self.optimizer.apply_gradients(list(zip(grads, self.variables)))
 
     def __call__(self, loss=1.0, largest=0.5):
         grads = [tf.constant([largest, 0.25]), tf.constant([0.125, 0.0625])]
@@ -125,13 +109,10 @@ class Trained:
     def rule(self):
         """Returns the values of the rule's own variables, by position."""
         scale = self.optimizer.loss_scale
-        counters = [getattr(scale, name) for name in COUNTERS]
-        found = [v for v in scale.variables if not any(v is c for c in counters)]
-        if isinstance(scale, lossscale.SpikeGuard):
-            inner = scale.loss_scale  # whose counters no step of a guard's counts
-            found = [
-                v for v in found if all(v is not getattr(inner, c) for c in COUNTERS)
-            ]
+        # Of a guard no step counts in the one within.
+        held = [scale, *([scale.loss_scale] if hasattr(scale, "loss_scale") else [])]
+        counters = {id(getattr(each, name)) for each in held for name in COUNTERS}
+        found = [v for v in scale.variables if id(v) not in counters]
         manager = getattr(scale, "manager", None)
         found += [] if manager is None else manager.variables
         return [v.numpy().tolist() for v in found]
@@ -171,35 +152,26 @@ def test_the_rule_is_told_nothing_and_the_step_is_counted(family, make, mode, ba
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_overflow_of_a_good_loss_is_told(family, make, mode):
-    told, plain = (
-        Trained(family, make(), mode),
-        Trained(family, make(), mode, "backoff"),
+def test_an_overflow_is_told_and_by_default_a_bad_loss(family, make, mode):
+    skips, told, told_of_losses = (
+        Trained(family, make(), mode, how) for how in ("skip", "backoff", "backoff")
     )
-    for loss, largest in [(1.0, 0.5), (1.0, INF), (1.0, 0.5), (2.0, NAN), (1.0, 0.25)]:
-        told(loss, largest)
-        plain(loss, largest)
+    for largest in (0.5, INF, 0.5, NAN, 0.25):
+        skips(largest=largest)
+        told(largest=largest)
+        told_of_losses(1.0 if np.isfinite(largest) else largest, largest)
+    assert told_of_losses.rule() == told.rule()
     if mode == "xla":  # it may round a float64 otherwise where the rule is in a branch
-        for one, other in zip(told.rule(), plain.rule()):
+        for one, other in zip(skips.rule(), told.rule()):
             np.testing.assert_allclose(one, other, rtol=1e-14)
     else:
-        assert told.rule() == plain.rule()
-    assert told.counted() == plain.counted()
-    assert_same(told.trained(), plain.trained())
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_by_default_it_is_told_as_ever(family, make, mode):
-    told, as_overflow = (Trained(family, make(), mode, "backoff") for _ in range(2))
-    for loss, largest in [(1.0, 0.5), (NAN, NAN), (1.0, 0.5), (INF, INF), (1.0, 0.25)]:
-        told(loss, largest)
-        as_overflow(1.0, largest)
-    assert told.rule() == as_overflow.rule()
-    assert told.counted() == as_overflow.counted()
+        assert skips.rule() == told.rule()
+    assert skips.counted() == told.counted() == told_of_losses.counted()
+    assert_same(skips.trained(), told.trained())
 
 
 @pytest.mark.skipif(not IS_NEWEST, reason="others count other nodes")
-@pytest.mark.parametrize("case", ["dynamic", "headroom", "spike-guard", "own"])
+@pytest.mark.parametrize("case", ["dynamic", "headroom", "spike-guard", "page"])
 def test_a_good_step_starts_no_more_kernels(family, case):
     launches = pytest.importorskip("step_graphs").launches
     counted = []
@@ -213,35 +185,6 @@ def test_a_good_step_starts_no_more_kernels(family, case):
     assert counted[0] == counted[1]
 
 
-def test_a_search_does_not_end_at_a_bad_loss(family):
-    scale = DynamicLossScale(2.0, search_period=1)
-    trained = Trained(family, scale)
-    trained()
-    trained(NAN, NAN)
-    trained()
-    assert float(scale) == 8.0
-    trained(1.0, INF)
-    trained()
-    assert float(scale) == 4.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_several_losses_and_any_bad_one(family, mode):
-    trained = Trained(family, DynamicLossScale(64.0))
-
-    def step(losses, grads):
-        for loss in tf.unstack(losses):
-            trained.optimizer.scale_loss(loss)
-        grads = trained.unseen(grads, None)
-        trained.optimizer.apply_gradients(list(zip(grads, trained.variables)))
-
-    trained.run = compiled(step, mode)
-    trained([1.0, NAN, 2.0], NAN)
-    assert float(trained.optimizer.loss_scale) == 64.0
-    trained([1.0, 3.0, 2.0], NAN)
-    assert float(trained.optimizer.loss_scale) == 32.0
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("unscales", [True, False])
 def test_accumulation_in_a_loop(family, mode, unscales):
@@ -251,11 +194,11 @@ def test_accumulation_in_a_loop(family, mode, unscales):
         sums = [tf.zeros_like(grad) for grad in grads]
         for loss in tf.unstack(losses):
             trained.optimizer.scale_loss(loss)
-            new = [loss * grad for grad in trained.unseen(grads, None)]
+            new = [loss * grad for grad in trained.scaled(grads)]
             if unscales:
                 new = trained.optimizer.get_unscaled_gradients(new)
             sums = [one + other for one, other in zip(sums, new)]
-        trained.optimizer.apply_gradients(list(zip(sums, trained.variables)))
+        trained.apply(sums)
 
     trained.run = compiled(step, mode)
     trained([1.0, INF, 2.0, 1.0])
@@ -267,42 +210,43 @@ def test_accumulation_in_a_loop(family, mode, unscales):
 
 def test_a_loss_that_is_out_of_sight_is_an_overflow(family):
     trained = Trained(family, DynamicLossScale(64.0))
-    optimizer = trained.optimizer
 
     @tf.function
     def scaled(loss, grad):
-        return [grad * optimizer.scale_loss(loss)]
+        return [grad * trained.optimizer.scale_loss(loss)]
 
-    @tf.function
-    def apply(grads):
-        optimizer.apply_gradients(list(zip(grads, trained.variables[:1])))
+    tf.function(trained.apply)(scaled(tf.constant(NAN), tf.ones([2])))
+    assert float(trained.optimizer.loss_scale) == 32.0
 
-    apply(scaled(tf.constant(NAN), tf.ones([2])))
-    assert float(optimizer.loss_scale) == 32.0
+
+def on_replicas(mirrored, trained, mode="graph"):
+    """Returns a step with a loss of the last replica, and a factor of all the others.
+
+    The gradients are of the loss.
+    """
+
+    def each(loss, grad, factor):
+        loss = last_replica_gets(loss, 1.0)
+        trained.step(loss, [grad * loss * last_replica_gets(1.0, factor)])
+
+    step = compiled(lambda *args: mirrored.run(each, args=args), mode)
+    return lambda loss, grad=0.5, factor=1.0: step(
+        *map(tf.constant, (loss, [grad, grad / 2], factor))
+    )
+
+
+def reasons(trained):
+    """Returns why steps were skipped."""
+    return [why for _, why in trained.optimizer.engine.record.skips().last]
 
 
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("dtype", [None, "float16"])
 def test_on_the_last_replica(family, mirrored, mode, dtype):
-    def run(loss_scale, how):
-        with mirrored.scope():
-            options = {} if dtype is None else {"communication_dtype": dtype}
-            trained = Trained(family, loss_scale(), how=how, **options)
-
-        def each(loss, grad, first):
-            grads = [
-                grad * last_replica_gets(loss, 1.0) * last_replica_gets(1.0, first)
-            ]
-            trained.optimizer.scale_loss(last_replica_gets(loss, 1.0))
-            grads = trained.unseen(grads, None)
-            trained.optimizer.apply_gradients(list(zip(grads, trained.variables)))
-
-        step = compiled(lambda *args: mirrored.run(each, args=args), mode)
-        return trained, lambda loss, grad=0.5, first=1.0: step(
-            *map(tf.constant, (loss, [grad, grad], first))
-        )
-
-    trained, step = run(lambda: DynamicLossScale(64.0, 2), "skip")
+    with mirrored.scope():
+        options = {} if dtype is None else {"communication_dtype": dtype}
+        trained = Trained(family, DynamicLossScale(64.0, 2), **options)
+    step = on_replicas(mirrored, trained, mode)
     step(1.0)
     before, weights = trained.rule(), trained.trained()
     for bad in (NAN, INF):
@@ -311,41 +255,32 @@ def test_on_the_last_replica(family, mirrored, mode, dtype):
     assert trained.counted() == [2, 2, False]
     assert_same(trained.trained(), weights)
     assert trained.optimizer.nonfinite_loss() == "inf"
-    reasons = [why for _, why in trained.optimizer.engine.record.skips().last]
-    assert reasons == ["nan", "inf"]
+    assert reasons(trained) == ["nan", "inf"]
     step(1.0)  # the second good step
     assert float(trained.optimizer.loss_scale) == 128.0
     step(1.0, INF)  # an overflow on all
     assert float(trained.optimizer.loss_scale) == 64.0
     # A bad loss on the last replica, and an overflow of a good one on the first. A sum
     # in float16 does not show it.
-    step(NAN, first=INF)
+    step(NAN, factor=INF)
     assert float(trained.optimizer.loss_scale) == (32.0 if dtype is None else 64.0)
-    reasons = [why for _, why in trained.optimizer.engine.record.skips().last]
-    assert reasons[-1] == ("gradients" if dtype is None else "nan")
+    assert reasons(trained)[-1] == ("gradients" if dtype is None else "nan")
 
 
-@pytest.mark.parametrize("name", ["spike-guard", "headroom", "own", "own-update"])
+@pytest.mark.parametrize("name", ["spike-guard", "headroom", "page", "own-update"])
 def test_other_loss_scales_on_the_last_replica(family, mirrored, name):
     with mirrored.scope():
         trained = Trained(family, EVERY[name]())
-
-    def each(loss):
-        trained.optimizer.scale_loss(last_replica_gets(loss, 1.0))
-        grads = [tf.constant([0.5, 0.25]) * last_replica_gets(loss, 1.0)]
-        grads = trained.unseen(grads, None)
-        trained.optimizer.apply_gradients(list(zip(grads, trained.variables)))
-
-    step = tf.function(lambda loss: mirrored.run(each, args=(loss,)))
-    step(tf.constant(1.0))
+    step = on_replicas(mirrored, trained)
+    step(1.0)
     before = trained.rule()
-    step(tf.constant(NAN))
+    step(NAN)
     assert trained.rule() == before
     assert trained.counted() == [1, 1, False]
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("case", ["dynamic", "spike-guard", "own", "own-adjust"])
+@pytest.mark.parametrize("case", ["dynamic", "spike-guard", "page", "own-adjust"])
 def test_optimizers_that_share_a_loss_scale(family, mode, case):
     """Of a step: an overflow of either is told, else a bad loss of either is not."""
     scale = EVERY[case]()
@@ -353,9 +288,7 @@ def test_optimizers_that_share_a_loss_scale(family, mode, case):
 
     def step(losses, factors):
         for one, loss, factor in zip(both, tf.unstack(losses), tf.unstack(factors)):
-            one.optimizer.scale_loss(loss)
-            grads = one.unseen([factor * tf.constant([0.5, 0.25])], None)
-            one.optimizer.apply_gradients(list(zip(grads, one.variables)))
+            one.step(loss, [factor * tf.constant([0.5, 0.25])])
 
     step = compiled(step, mode)
     alone = Trained(family, EVERY[case]())  # told of each step as a whole
@@ -385,9 +318,7 @@ def test_one_of_two_that_share_may_be_told(family):
     @tf.function
     def step(first, second):
         for one, loss in ((told, first), (untold, second)):
-            one.optimizer.scale_loss(loss)
-            grads = one.unseen([loss * tf.ones([2])], None)
-            one.optimizer.apply_gradients(list(zip(grads, one.variables)))
+            one.step(loss, [loss * tf.ones([2])])
 
     step(tf.constant(1.0), tf.constant(NAN))
     assert float(scale) == 64.0
@@ -400,29 +331,26 @@ def test_one_of_two_that_share_may_be_told(family):
 def test_batches_that_keras_accumulates(family):
     skip_without("gradient_accumulation_steps", family)
     x, y = data(np.random.default_rng(7), 48)
-    results = []
-    for bad in ([], [20, 21, 22, 23]):
+    bad = range(20, 24)
+    without = [np.delete(each, bad, 0) for each in (x, y)]
+    y[bad] = np.nan
+    models = []
+    for inputs, targets in ((x, y), without):
         inner = family.optimizers.SGD(2.0**-8, gradient_accumulation_steps=3)
         scale = DynamicLossScale(64.0, 5)
         optimizer = LossScaleOptimizer(inner, scale, nonfinite_loss="skip")
-        model = regression(family, optimizer)
-        inputs, targets = x.copy(), y.copy()
-        targets[bad] = np.nan
-        if not bad:
-            inputs, targets = (np.delete(each, range(20, 24), 0) for each in (x, y))
-        model.fit(inputs, targets, 4, verbose=0, shuffle=False)
-        results.append([float(scale), int(scale.good_steps.numpy())])
-        weights = model.get_weights()
-        results.append(weights)
-        assert int(scale.skipped_steps.numpy()) == bool(bad)
-    assert results[0] == results[2]
-    assert_same(results[1], results[3])
+        models.append(regression(family, optimizer))
+        models[-1].fit(inputs, targets, 4, verbose=0, shuffle=False)
+    states = [scale_state(model.optimizer) for model in models]
+    assert [state.pop("skipped_steps") for state in states] == [1, 0]
+    assert states[0] == states[1]
+    assert_same(*(model.get_weights() for model in models))
 
 
 # In fit: a row of NaN in each epoch
 
 
-def row_of_nan(family, optimizer, with_row=True, epochs=100):
+def row_of_nan(family, optimizer, epochs, with_row=True, callbacks=()):
     """Returns a model that was fit to 200 rows, a step each, one of them NaN."""
     x, y = data(np.random.default_rng(7), 200)
     y[77] = np.nan
@@ -431,60 +359,56 @@ def row_of_nan(family, optimizer, with_row=True, epochs=100):
     # Many epochs take less time with all steps of one in a call.
     at_once = {"steps_per_execution": len(x)} if epochs > 2 else {}
     model = regression(family, optimizer, **at_once)
-    monitor = lossscale.LossScaleMonitor(verbose=0)
-    is_ours = isinstance(optimizer, LossScaleOptimizer)
-    callbacks = [monitor] if is_ours else []
-    with heard() as messages:
-        model.fit(x, y, 1, epochs, verbose=0, shuffle=False, callbacks=callbacks)
-    return model, messages
+    model.fit(x, y, 1, epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
+    return model
 
 
-def scale_of(family, how, period=150):
-    scale = DynamicLossScale(2.0**10, period)
+def scale_of(family, how):
+    scale = DynamicLossScale(2.0**10, 150)
     inner = family.optimizers.SGD(2.0**-10)
     return LossScaleOptimizer(inner, scale, nonfinite_loss=how)
 
 
-@pytest.mark.parametrize("epochs", [2, pytest.param(100, marks=pytest.mark.slow)])
+def own_wrapper(family):
+    """Returns Keras's own wrapper, with the settings of `scale_of`."""
+    inner = family.optimizers.SGD(2.0**-10)
+    return family.keras.mixed_precision.LossScaleOptimizer(
+        inner, initial_scale=2.0**10, dynamic_growth_steps=150
+    )
+
+
+some_epochs = pytest.mark.parametrize(
+    "epochs", [2, pytest.param(100, marks=pytest.mark.slow)]
+)
+
+
+@some_epochs
 def test_with_skip_a_row_of_nan_costs_nothing(family, epochs):
-    found, messages = row_of_nan(family, scale_of(family, "skip"), epochs=epochs)
-    expected, none = row_of_nan(family, scale_of(family, "skip"), False, epochs)
-    assert none == []
+    callbacks = [lossscale.LossScaleMonitor(verbose=0)]
+    with heard() as messages:
+        found = row_of_nan(
+            family, scale_of(family, "skip"), epochs, callbacks=callbacks
+        )
+    expected = row_of_nan(family, scale_of(family, "skip"), epochs, with_row=False)
     scales = [float(each.optimizer.loss_scale) for each in (found, expected)]
     assert scales[0] == scales[1] > 2.0**10
     assert_same(found.get_weights(), expected.get_weights())
-    assert len(messages) == epochs
-    for number, message in enumerate(messages, 1):
-        assert message == (
-            f"Epoch {number}: 1 of 200 steps was skipped because the loss was NaN "
-            "before it was scaled, at batch 77, counted from 0: look at these rows."
-        )
+    assert messages == [
+        f"Epoch {number}: 1 of 200 steps was skipped because the loss was NaN "
+        "before it was scaled, at batch 77, counted from 0: look at these rows."
+        for number in range(1, epochs + 1)
+    ]
 
 
-@pytest.mark.parametrize("epochs", [2, pytest.param(100, marks=pytest.mark.slow)])
+@some_epochs
 def test_with_backoff_it_is_as_with_keras_own_wrapper(family, epochs):
-    found, messages = row_of_nan(family, scale_of(family, "backoff"), epochs=epochs)
-    inner = family.optimizers.SGD(2.0**-10)
-    theirs = own_wrapper(family, inner)
-    expected, _ = row_of_nan(family, theirs, epochs=epochs)
+    found = row_of_nan(family, scale_of(family, "backoff"), epochs)
+    theirs = own_wrapper(family)
+    expected = row_of_nan(family, theirs, epochs)
     scale = getattr(theirs, "dynamic_scale", None)
     scale = theirs.loss_scale if scale is None else scale
     assert float(found.optimizer.loss_scale) == float(np.array(scale))
     assert_same(found.get_weights(), expected.get_weights())
-    assert len(messages) == epochs
-    assert "at batch 77, " in messages[-1]
-    assert 'LossScaleOptimizer(..., nonfinite_loss="skip")' in messages[-1]
-
-
-def own_wrapper(family, inner):
-    """Returns Keras's own wrapper, with the settings of `scale_of`."""
-    if family.name == "keras3":
-        return family.keras.optimizers.LossScaleOptimizer(
-            inner, initial_scale=2.0**10, dynamic_growth_steps=150
-        )
-    return family.keras.mixed_precision.LossScaleOptimizer(
-        inner, initial_scale=2.0**10, dynamic_growth_steps=150
-    )
 
 
 # The argument
@@ -516,10 +440,11 @@ def test_state_goes_from_one_to_the_other(family, tmp_path):
     status.assert_existing_objects_matched()
     assert second.rule() == first.rule()
     assert second.counted() == first.counted()
-    sizes = [len(inner_variables(one.optimizer)) for one in (first, second)]
-    assert sizes[0] == sizes[1]
-    names = [len(one.optimizer.loss_scale.variables) for one in (first, second)]
-    assert names[0] == names[1]
+    one, other = (
+        [*inner_variables(each.optimizer), *each.optimizer.loss_scale.variables]
+        for each in (first, second)
+    )
+    assert len(one) == len(other)
 
 
 @pytest.mark.parametrize("value", ["ignore", None, True, 1, "Skip"])
@@ -537,42 +462,14 @@ def test_a_loss_scale_that_checks_nothing_is_refused(family):
 
 
 def test_from_keras_takes_it(family):
-    theirs = own_wrapper(family, family.optimizers.SGD(0.1))
-    ours = LossScaleOptimizer.from_keras(theirs, nonfinite_loss="skip")
+    ours = LossScaleOptimizer.from_keras(own_wrapper(family), nonfinite_loss="skip")
     assert ours.engine.skips_losses
 
 
 # One verdict: a reason of a user's own is one class
 
 
-class SkipsZeros(LossScale):
-    """Leaves out steps whose gradients are all zero, and holds another loss scale."""
-
-    needs_largest = True
-    _left_out_as = "all zero"
-
-    def __init__(self, loss_scale):
-        super().__init__()
-        self.loss_scale = loss_scale
-        self.zeros = self._add_weight("zeros", 0, tf.int64)
-
-    def __call__(self):
-        return self.loss_scale()
-
-    def _judge(self, is_finite, largest):
-        is_zero = tf.logical_and(is_finite, tf.equal(largest, 0.0))
-        return Verdict(
-            should_apply=tf.logical_and(is_finite, tf.logical_not(is_zero)),
-            is_told=tf.logical_not(is_zero),
-            kept={"zeros": self.zeros + tf.cast(is_zero, tf.int64)},
-        )
-
-    def _adjust(self, is_finite, largest=None):
-        del largest
-        return self.loss_scale.adjust(is_finite)[0]
-
-    def get_config(self):
-        return {}
+SkipsZeros = pages.module_of("bad-batches", "_left_out_as = ").SkipsZeros
 
 
 def test_only_one_class_leaves_steps_out():
@@ -605,8 +502,7 @@ def test_a_reason_of_a_users_own_is_one_class(family, mode):
     assert float(inner) == 128.0
     trained(1.0, INF)
     assert float(inner) == 64.0
-    reasons = [why for _, why in trained.optimizer.engine.record.skips().last]
-    assert reasons == ["left out", "nan", "gradients"]
+    assert reasons(trained) == ["left out", "nan", "gradients"]
 
 
 def test_the_monitor_says_what_it_is_called(family, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from exact import S, Trained, changes_nothing, clip, sharing, warned
+from exact import S, Trained, changes_nothing, clip, warned
 from models import compiled
 
 INF = float("inf")
@@ -89,8 +89,7 @@ def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
     trained.build()
 
     def step():
-        bad, good = trained.unscaled(tf.constant([float("inf")]))[0], None
-        good = trained.unscaled(0.5)[1]
+        bad, good = trained.unscaled(INF)[0], trained.unscaled(0.5)[1]
         total = tf.minimum(tf.norm(bad), 1.0)
         pairs = list(zip([clip([bad])[0], good * total], trained.variables))
         for pair in pairs:
@@ -101,14 +100,12 @@ def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
 
 
 @pytest.mark.parametrize("mode", IN_PYTHON)
-def test_another_optimizer_decides_for_itself(family, mode):
+def test_another_optimizer_decides_for_itself(pair, mode):
     """Both are clipped by one norm."""
-    first, second = sharing(family)
-    for each in (first, second):
-        each.build()
+    first, second = pair
 
     def step():
-        bad, good = first.unscaled(float("inf"))[0], second.unscaled(0.5)[0]
+        bad, good = first.unscaled(INF)[0], second.unscaled(0.5)[0]
         total = tf.minimum(tf.norm(tf.concat([bad, good], 0)), 1.0)
         first.apply([clip([bad])[0]])
         second.apply([good * total])
@@ -164,10 +161,8 @@ def test_an_overflow_waits_over_any_number_of_losses(trained, mode):
     assert trained.state() == (S / 2, 1, 1)
 
 
-def test_an_overflow_of_what_two_scaled_counts_for_both(family):
-    a, b = sharing(family)
-    for each in (a, b):
-        each.build()
+def test_an_overflow_of_what_two_scaled_counts_for_both(pair):
+    a, b = pair
 
     @tf.function
     def compute(of_a, of_b):

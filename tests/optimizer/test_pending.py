@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, changes_nothing, clip, heard, sharing, warned
+from exact import START, S, Trained, changes_nothing, clip, gradients, heard, warned
 from models import compiled
 
 from lossscale import FixedLossScale
@@ -219,10 +219,8 @@ def test_a_training_step_that_was_exported_goes_on(family, trained, tmp_path):
         np.testing.assert_array_equal(found, START - left)
 
 
-def test_two_that_share_a_loss_scale_have_a_state_each(family):
-    first, second = sharing(family)
-    for each in (first, second):
-        each.build()
+def test_two_that_share_a_loss_scale_have_a_state_each(pair):
+    first, second = pair
 
     @tf.function
     def both(a, b):
@@ -287,7 +285,7 @@ def test_a_loss_that_is_scaled_in_a_branch_or_a_loop(family, where, is_fixed, mo
 
     def loss_of(total):
         def one():
-            return trained.optimizer.scale_loss(total * 0.5)
+            return trained.optimizer.scale_loss(total)
 
         if where == "branch":
             return tf.cond(total > -1.0, one, one)
@@ -299,11 +297,7 @@ def test_a_loss_that_is_scaled_in_a_branch_or_a_loop(family, where, is_fixed, mo
         )[1]
 
     def step():
-        variables = [tf.convert_to_tensor(v) for v in trained.variables]
-        with tf.GradientTape() as tape:
-            tape.watch(variables)
-            loss = loss_of(tf.reduce_sum(variables[0]))
-        trained.apply(tape.gradient(loss, variables))
+        trained.apply(gradients(loss_of, 0.5, trained.variables))
 
     with warned(0):
         compiled(step, mode)()
@@ -333,14 +327,6 @@ def test_a_loop_over_a_dataset_that_carries_a_scaled_loss_on(trained, stops):
 
 
 # Two lists of gradients, and two optimizers that share a loss scale.
-
-
-def pair(family):
-    """Returns two optimizers that share a loss scale, both built."""
-    both = sharing(family)
-    for each in both:
-        each.build()
-    return both
 
 
 def norm_of(trained, grads):
@@ -411,8 +397,8 @@ def test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it(trained)
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_one_adds_up_unscaled_gradients_while_the_other_takes_steps(family, apart):
-    d, g = pair(family)
+def test_one_adds_up_unscaled_gradients_while_the_other_takes_steps(pair, apart):
+    d, g = pair
     total = tf.Variable(tf.zeros([8]))
     add = tf.function(lambda: total.assign_add(d.unscaled(0.5)[0]))
     compute, apply = tf.function(lambda: g.scaled(0.5)), tf.function(g.apply)
@@ -425,8 +411,8 @@ def test_one_adds_up_unscaled_gradients_while_the_other_takes_steps(family, apar
     assert d.subtracted() == g.subtracted() == 1.5
 
 
-def test_each_of_two_unscales_in_a_function_before_both_apply(family):
-    a, b = pair(family)
+def test_each_of_two_unscales_in_a_function_before_both_apply(pair):
+    a, b = pair
     with warned(0):
         of_a, of_b = (tf.function(each.unscaled)(0.5) for each in (a, b))
         tf.function(a.apply)(of_a)
@@ -434,8 +420,8 @@ def test_each_of_two_unscales_in_a_function_before_both_apply(family):
     assert a.subtracted() == b.subtracted() == 0.5
 
 
-def test_scaled_gradients_wait_while_another_moves_the_loss_scale(family):
-    a, b = pair(family)
+def test_scaled_gradients_wait_while_another_moves_the_loss_scale(pair):
+    a, b = pair
     scale = a.optimizer.loss_scale.current_loss_scale
     with warned(0):
         waiting = tf.function(a.scaled)(0.5)
@@ -446,9 +432,9 @@ def test_scaled_gradients_wait_while_another_moves_the_loss_scale(family):
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_one_unscales_a_list_of_which_the_other_applies_a_part(family, both):
+def test_one_unscales_a_list_of_which_the_other_applies_a_part(pair, both):
     """If it never scaled a loss of its own, nobody can know that: it is told."""
-    a, b = pair(family)
+    a, b = pair
 
     @tf.function
     def compute():
@@ -465,9 +451,9 @@ def test_one_unscales_a_list_of_which_the_other_applies_a_part(family, both):
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_the_loss_scale_unscales_for_one_of_two_that_wait(family, is_seen):
+def test_the_loss_scale_unscales_for_one_of_two_that_wait(pair, is_seen):
     """What a function returns may be of either: it is told."""
-    a, b = pair(family)
+    a, b = pair
     unscale = a.optimizer.loss_scale.unscale
     of_b, of_a = tf.function(b.scaled)(0.25), tf.function(a.scaled)(0.5)
     of_a = unscale(of_a) if is_seen else tf.function(unscale)(of_a)
@@ -479,8 +465,8 @@ def test_the_loss_scale_unscales_for_one_of_two_that_wait(family, is_seen):
     assert b.subtracted() == 0.25
 
 
-def test_the_loss_scale_unscales_for_the_one_that_waits(family):
-    a, b = pair(family)
+def test_the_loss_scale_unscales_for_the_one_that_waits(pair):
+    a, b = pair
     with warned(0):
         for each in (a, b, a):
             grads = tf.function(each.scaled)(0.5)

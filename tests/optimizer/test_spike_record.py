@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import Trained, sharing
 from limits import skip_without
-from models import assert_same, compiled, data, differ, regression, variable_of
+from models import assert_same, compiled, data, differ, regression
 from strategies import agreed, last_replica_gets
 
-import lossscale
 from lossscale import (
     DynamicLossScale,
     HeadroomLossScale,
@@ -23,142 +23,131 @@ from lossscale import (
 MODES = ["eager", "graph"]
 
 
-def guarded(family, guard=None, count=1):
-    """Returns optimizers that share a guard, each with two variables of its own."""
-    guard = guard or SpikeGuard(DynamicLossScale(64.0), window=3)
-    pairs = []
-    for _ in range(count):
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0, 0.5), guard)
-        names = ["first", "last"]
-        variables = [variable_of(family, [1.0, 1.0], name=name) for name in names]
-        pairs.append((optimizer, variables))
-    return guard, pairs
+def guarded(family, loss_scale=None):
+    """Returns an optimizer of two variables, and its guard."""
+    loss_scale = loss_scale or SpikeGuard(DynamicLossScale(64.0), window=3)
+    return Trained(family, loss_scale, (2, 2)), loss_scale
 
 
-def step_of(optimizer, variables, loop="keras3"):
-    """Returns a step whose gradients, unscaled, are what it is called with."""
+def step_of(trained, unscales=False):
+    """Returns a step that is called with the largest gradient: the last one's."""
 
-    def step(first, last):
-        grads = [optimizer.scale_loss(each) for each in (first, last)]
-        if loop != "keras3":
-            grads = optimizer.get_unscaled_gradients(grads)
+    def step(largest):
+        first, last = trained.scaled(1.0)
+        grads = [0.25 * first, -largest * last]
+        if unscales:
+            grads = trained.optimizer.get_unscaled_gradients(grads)
             grads, _ = tf.clip_by_global_norm(grads, 2.0**-4)
-        optimizer.apply_gradients(zip(grads, variables))
+        trained.apply(grads)
 
     return step
 
 
-def values(variables):
-    return [np.array(variable.numpy()) for variable in variables]
-
-
-def run(step, largest):
-    """Takes a step of which the last variable's gradient is the largest."""
-    step(tf.constant([0.25, 0.0]), tf.constant([0.0, -largest]))
+def values(trained):
+    return [np.array(variable.numpy()) for variable in trained.variables]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
-@pytest.mark.parametrize("loop", ["keras2", "keras3"])
-def test_a_spike_changes_nothing_and_is_named(family, loop, mode):
-    guard, [(optimizer, variables)] = guarded(family)
-    step = compiled(step_of(optimizer, variables, loop), mode)
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_spike_changes_nothing_and_is_named(family, unscales, mode):
+    trained, guard = guarded(family)
+    optimizer, step = trained.optimizer, compiled(step_of(trained, unscales), mode)
     assert optimizer.last_spike() is None
     for _ in range(4):
-        run(step, 1.0)
-    before = values(variables)
-    run(step, 1024.0)  # clipped, it would be as small as the others
-    assert_same(values(variables), before)
+        step(tf.constant(1.0))
+    before = values(trained)
+    step(tf.constant(1024.0))  # clipped, it would be as small as the others
+    assert_same(values(trained), before)
     assert int(optimizer.iterations.numpy()) == 4
     assert (int(guard.spikes), int(guard.skipped_steps)) == (1, 0)
     spike = optimizer.last_spike()
-    assert spike.variable is variables[1]
-    assert "last" in spike.name
+    assert spike.variable is trained.variables[1]
+    assert "v1" in spike.name
     assert (spike.largest, spike.limit) == (1024.0, 2.0)
     shown = f"Spike(name={spike.name!r}, largest=1024.0, limit=2.0, shape=(2,))"
     assert str(spike) == shown
     assert optimizer.nonfinite_gradients() == []
-    run(step, 1.0)
-    assert differ(values(variables), before)
-    run(step, np.inf)
+    step(tf.constant(1.0))
+    assert differ(values(trained), before)
+    step(tf.constant(np.inf))
     assert (int(guard.spikes), int(guard.skipped_steps)) == (1, 1)
     assert float(guard) == 32.0
     assert [each.kind for each in optimizer.nonfinite_gradients()] == ["inf"]
     assert optimizer.last_spike() == spike
 
 
-@pytest.mark.parametrize("loop", ["keras2", "keras3"])
+@pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
-def test_a_spike_on_the_last_replica_is_skipped_on_all(family, mirrored, loop, mode):
+def test_a_spike_on_the_last_replica_is_skipped_on_all(
+    family, mirrored, unscales, mode
+):
     skip_without("adding up over replicas", family)
     with mirrored.scope():
-        guard, [(optimizer, variables)] = guarded(family)
+        trained, guard = guarded(family)
 
     def replica(largest):
-        grad = last_replica_gets([0.0, -largest], [0.0, 0.125])
-        step_of(optimizer, variables, loop)(tf.constant([0.25, 0.0]), grad)
+        step_of(trained, unscales)(last_replica_gets(largest, 0.125))
 
     step = compiled(lambda largest: mirrored.run(replica, args=(largest,)), mode)
     for _ in range(3):
         step(tf.constant(1.0))
-    before = values(variables)
+    before = values(trained)
     step(tf.constant(1024.0))
-    for variable, old in zip(variables, before):
-        np.testing.assert_array_equal(agreed(mirrored, variable), old)
-    assert int(optimizer.iterations.numpy()) == 3
+    assert_same([agreed(mirrored, variable) for variable in trained.variables], before)
+    assert int(trained.optimizer.iterations.numpy()) == 3
     assert int(guard.spikes.numpy()) == 1
-    spike = optimizer.last_spike()
-    assert spike.variable is variables[1]
+    spike = trained.optimizer.last_spike()
+    assert spike.variable is trained.variables[1]
     assert (spike.largest, spike.limit) == (1024.0, 2.0)
     step(tf.constant(1.0))
-    assert int(optimizer.iterations.numpy()) == 4
+    assert int(trained.optimizer.iterations.numpy()) == 4
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_optimizers_that_share_a_guard(family, mode):
-    guard, pairs = guarded(family, count=2)
-    steps = [step_of(*pair) for pair in pairs]
+    guard = SpikeGuard(DynamicLossScale(64.0), window=3)
+    both = sharing(family, guard)
 
-    def step(one, other):
-        for each, factor in zip(steps, (one, other)):
-            each(tf.constant([0.25, 0.0]), tf.stack([0.0, factor]))
+    def step(*factors):
+        for trained, factor in zip(both, factors):
+            trained.apply(trained.scaled(factor))
 
     step = compiled(step, mode)
-    for _ in range(3):
-        step(tf.constant(1.0), tf.constant(0.5))
+
+    def applied(*factors):
+        step(*map(tf.constant, factors))
+        return [int(trained.optimizer.iterations.numpy()) for trained in both]
+
+    for number in range(1, 4):
+        assert applied(1.0, 0.5) == [number, number]
     assert guard.recent.numpy().tolist() == [1.0] * 3  # one entry for each step
-    applied = lambda: [int(o.iterations.numpy()) for o, _ in pairs]  # noqa: E731
-    step(tf.constant(99.0), tf.constant(0.5))  # each skips by its own gradients
-    assert applied() == [3, 4]
-    step(tf.constant(1.0), tf.constant(99.0))
-    assert applied() == [4, 4]
+    assert applied(99.0, 0.5) == [3, 4]  # each skips by its own gradients
+    assert applied(1.0, 99.0) == [4, 4]
     assert (int(guard.spikes), int(guard.above_in_a_row)) == (2, 2)
     assert guard.recent.numpy().tolist() == [1.0] * 3
     assert (int(guard.loss_scale.good_steps), float(guard)) == (3, 64.0)
-    step(tf.constant(99.0), tf.constant(np.inf))  # an overflow is an overflow
-    assert applied() == [4, 4]
+    assert applied(99.0, np.inf) == [4, 4]  # an overflow is an overflow
     assert (int(guard.spikes), int(guard.skipped_steps)) == (2, 1)
     assert float(guard) == 32.0
-    step(tf.constant(1.0), tf.constant(0.5))
-    assert applied() == [5, 5]
+    assert applied(1.0, 0.5) == [5, 5]
     assert int(guard.above_in_a_row) == 0
 
 
 def test_lists_of_variables_in_turn(family):
-    guard = SpikeGuard(1, window=2)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), guard)
-    variables = [variable_of(family, [1.0], name=name) for name in ("one", "two")]
+    trained = Trained(family, SpikeGuard(1, window=2), (1, 1))
     if family.name == "keras3":
-        optimizer.build(variables)
+        trained.build()
+    optimizer, variables = trained.optimizer, trained.variables
 
-    def step(variable, size):
-        grads = optimizer.get_unscaled_gradients([optimizer.scale_loss(size)])
-        optimizer.apply_gradients([(grads[0], variable)])
+    def step(at, size):
+        grads = optimizer.get_unscaled_gradients([trained.scaled(size)[at]])
+        optimizer.apply_gradients([(grads[0], variables[at])])
 
     for _ in range(2):
-        step(variables[0], tf.constant([1.0]))
-    step(variables[0], tf.constant([50.0]))
+        step(0, 1.0)
+    step(0, 50.0)
     assert optimizer.last_spike().variable is variables[0]
-    step(variables[1], tf.constant([70.0]))
+    step(1, 70.0)
     spike = optimizer.last_spike()
     assert (spike.variable is variables[1], spike.largest) == (True, 70.0)
 
@@ -211,13 +200,12 @@ def test_files_of_keras_hold_both_states(family, rng, tmp_path, suffix):
 
 def test_the_gradients_are_read_as_often_as_by_one_that_looks(family):
     def reductions(loss_scale):
-        _, [(optimizer, variables)] = guarded(family, loss_scale)
-        step = tf.function(step_of(optimizer, variables))
-        grads = [tf.constant([0.25, 0.0]), tf.constant([0.0, 1.0])]
-        graph = step.get_concrete_function(*grads).graph
+        trained, _ = guarded(family, loss_scale)
+        step = tf.function(step_of(trained))
+        graph = step.get_concrete_function(tf.constant(1.0)).graph
         kinds = [op.type for op in graph.get_operations()]  # outside of branches
         return kinds.count("Max"), kinds.count("Min")
 
     looking = reductions(HeadroomLossScale())
     assert reductions(SpikeGuard()) == looking
-    assert reductions(lossscale.DynamicLossScale()) < looking
+    assert reductions(DynamicLossScale()) < looking

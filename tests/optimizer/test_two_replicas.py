@@ -10,42 +10,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import is_older, skip_without
-from models import compiled, differ, variable_of
+from models import built, compiled, differ, variable_of
 from strategies import assert_bit_equal, copies, last_replica_gets
 
-from lossscale import DynamicLossScale, LossScaleOptimizer
-
-
-@pytest.fixture
-def setup(family, mirrored):
-    """Returns an optimizer and a variable on both replicas."""
-
-    def make(initial_loss_scale=8.0, dtype="float32", start=(1.0, 2.0)):
-        with mirrored.scope():
-            variable = variable_of(family, list(start), dtype)
-            scale = DynamicLossScale(initial_loss_scale, 1000)
-            optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), scale)
-        return optimizer, variable
-
-    return make
-
-
-def make_step(mirrored, optimizer, variable):
-    """Returns a step whose gradients are `special` on the last replica."""
-
-    def replica(special, ordinary):
-        optimizer.scale_loss(tf.constant(1.0))
-        grads = [last_replica_gets(special, ordinary)]
-        optimizer.apply_gradients(list(zip(grads, [variable])))
-
-    return tf.function(lambda *pair: mirrored.run(replica, args=pair))
+from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 
 
 @pytest.mark.peer_defect(24)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("runs", ["in one run", "from one run to the next"])
-def test_clipping_on_one_replica_hides_nothing(mirrored, setup, mode, runs):
-    optimizer, variable = setup()
+def test_clipping_on_one_replica_hides_nothing(family, mirrored, mode, runs):
+    with mirrored.scope():
+        optimizer, variable = built(family, DynamicLossScale(8.0))
 
     def differentiate(special):
         optimizer.scale_loss(tf.constant(1.0))
@@ -71,6 +47,17 @@ def test_clipping_on_one_replica_hides_nothing(mirrored, setup, mode, runs):
     assert differ([copies(mirrored, variable)[0]], [[1.0, 2.0]])
 
 
+def make_step(mirrored, optimizer, variable):
+    """Returns a step with a gradient of the last replica, and one of the others."""
+
+    def replica(of_last, of_others):
+        optimizer.scale_loss(tf.constant(1.0))
+        grads = [last_replica_gets(of_last, of_others)]
+        optimizer.apply_gradients(list(zip(grads, [variable])))
+
+    return tf.function(lambda *pair: mirrored.run(replica, args=pair))
+
+
 def test_slots_may_be_created_within_a_step(family, mirrored):
     # A bare Keras 3 optimizer fails here: its slots' initial values belong to a trace.
     with mirrored.scope():
@@ -83,8 +70,10 @@ def test_slots_may_be_created_within_a_step(family, mirrored):
 
 @pytest.mark.peer_defect(25)
 @pytest.mark.parametrize(("dtype", "large"), [("float16", 4e4), ("float32", 2e38)])
-def test_large_gradients_of_a_finite_sum_are_applied(mirrored, setup, dtype, large):
-    optimizer, variable = setup(1.0, dtype, start=(0.0, 0.0))
+def test_large_gradients_of_a_finite_sum_are_applied(family, mirrored, dtype, large):
+    with mirrored.scope():
+        scale = DynamicLossScale(1.0)
+        optimizer, variable = built(family, scale, [0.0, 0.0], dtype=dtype)
     step = make_step(mirrored, optimizer, variable)
     grads = [np.array(each, dtype) for each in ([large, 0.0], [0.0, large])]
     step(*map(tf.constant, grads))
@@ -95,36 +84,16 @@ def test_large_gradients_of_a_finite_sum_are_applied(mirrored, setup, dtype, lar
 
 
 def test_sparse_gradients_on_replicas(family, mirrored):
-    with mirrored.scope():
-        table = variable_of(family, np.ones([5, 2], np.float32))
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), "dynamic")
-
-    def replica(special):
-        optimizer.scale_loss(tf.constant(1.0))
-        values = tf.fill([1, 2], last_replica_gets(special, 1.0))
-        grad = tf.IndexedSlices(values, tf.constant([3]), tf.constant([5, 2]))
-        optimizer.apply_gradients([(grad, table)])
-
-    step = tf.function(lambda special: mirrored.run(replica, args=(special,)))
-    step(tf.constant(np.inf))
-    np.testing.assert_array_equal(copies(mirrored, table)[0], np.ones([5, 2]))
-    step(tf.constant(1.0))
-    after = copies(mirrored, table)[0]
-    assert (after[[0, 1, 2, 4]] == 1).all()
-    assert (after[3] < 1).all()
-    assert_bit_equal(mirrored, [table])
-
-
-def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored):
+    """Of equal rows too, that add up to infinity in float16."""
     skip_without("adding up over replicas", family)
     with mirrored.scope():
-        table = variable_of(family, np.ones([5, 2], np.float16), "float16")
-        inner = family.optimizers.SGD(2.0**-10)
-        optimizer = LossScaleOptimizer(inner, DynamicLossScale(1.0))
+        scale, ones = DynamicLossScale(1.0), np.ones([5, 2])
+        optimizer, table = built(family, scale, ones, 2.0**-10, "float16")
 
-    def replica(indices, indices_of_last):
+    def replica(indices, indices_of_last, of_last):
         optimizer.scale_loss(tf.constant(1.0))
         values = tf.constant([[2e4, 0], [2e4, 1]], tf.float16)
+        values += tf.cast(last_replica_gets(of_last, 0.0), tf.float16)
         indices = last_replica_gets(indices_of_last, indices)
         grad = tf.IndexedSlices(values, indices, tf.constant([5, 2]))
         optimizer.apply_gradients([(grad, table)])
@@ -133,15 +102,18 @@ def test_equal_rows_of_float16_that_add_up_to_infinity(family, mirrored):
     def step(*args):
         mirrored.run(replica, args=tuple(map(tf.constant, args)))
 
-    step([0, 1], [3, 3])  # 4e4
-    step([3, 3], [1, 3])  # 6e4
-    assert optimizer.loss_scale.skipped_steps.numpy() == 0
-    skipped = copies(mirrored, table)[0].tolist()
-    step([3, 3], [3, 3])  # 8e4
-    assert optimizer.loss_scale.skipped_steps.numpy() == 1
-    assert copies(mirrored, table)[0].tolist() == skipped
-    (found,) = optimizer.nonfinite_gradients()
-    assert found.kind == "inf"
+    step([0, 1], [3, 3], 0.0)  # 4e4
+    step([3, 3], [1, 3], 0.0)  # 6e4
+    assert scale.skipped_steps.numpy() == 0
+    before = copies(mirrored, table)[0]
+    assert (before[[2, 4]] == 1).all()
+    assert (before[[0, 1, 3], 0] < 1).all()
+    for number, args in enumerate([([3, 3], [3, 3], 0.0), ([0, 1], [3, 2], np.inf)]):
+        step(*args)  # 8e4, and an infinity
+        assert scale.skipped_steps.numpy() == number + 1
+        np.testing.assert_array_equal(copies(mirrored, table)[0], before)
+        (found,) = optimizer.nonfinite_gradients()
+        assert found.kind == "inf"
     assert_bit_equal(mirrored, [table])
 
 
@@ -209,17 +181,21 @@ def _on_both(mirrored, family, wrap, setting):
     return variable, each
 
 
-def test_apply_in_cross_replica_context_is_refused(mirrored, setup):
-    optimizer, variable = setup()
+def test_apply_in_cross_replica_context_is_refused(family, mirrored):
+    with mirrored.scope():
+        optimizer, variable = built(family, DynamicLossScale(8.0))
     with mirrored.scope(), pytest.raises(ValueError, match="in replica context"):
         optimizer.apply_gradients([(tf.constant([1.0, 1.0]), variable)])
     assert optimizer.loss_scale.skipped_steps.numpy() == 0
 
 
+@pytest.mark.parametrize("loss_scale", [DynamicLossScale, HeadroomLossScale])
 @pytest.mark.parametrize("shapes", [[(2,)], [(2,), (3, 4), (5,)]], ids=len)
-def test_one_scalar_is_all_that_crosses_for_our_sake(family, mirrored, shapes):
+def test_one_message_is_all_that_crosses_for_our_sake(
+    family, mirrored, shapes, loss_scale
+):
     """In a step that is not in doubt: counted in the graph, beside the bare step."""
     skip_without("adding up over replicas", family)
-    counts = benchmark.count(mirrored, family, shapes)
+    counts = benchmark.count(mirrored, family, shapes, loss_scale)
     assert counts["lossscale"] == counts["bare"] + 1
     assert counts["bare"] >= 1  # the gradients cross, and are seen to

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, gradients, heard, sharing, warned
+from exact import START, S, Trained, gradients, heard, warned
 from limits import skip_without
 from models import (
     assert_same,
@@ -13,7 +13,6 @@ from models import (
     compiled,
     compiled_by,
     data,
-    inner_variables,
     regression,
     scale_state,
     training_state,
@@ -50,465 +49,426 @@ def train_step(trained):
     trained.apply(trained.scaled(0.5))
 
 
-class TestFit:
-    """A compiled model is compiled again with the optimizer that is returned."""
-
-    @pytest.mark.parametrize("mode", MODES)
-    def test_weights_slots_and_counts_are_as_if_nothing_had_happened(
-        self, family, rng, mode
-    ):
-        """In powers of two, so that no loss scale changes a bit."""
-        x, y = data(rng, 16)
-        compiled_so = compiled_by(mode)
-
-        def run(model, replaces):
-            headroom = HeadroomLossScale(2.0**4, headroom=2)
-            choices = [None, lambda _: headroom, frozen, lambda _: 2.0**20]
-            for number, choose in enumerate(choices):
-                if replaces and choose is not None:
-                    old = model.optimizer
-                    new = old.with_loss_scale(choose(old))
-                    assert type(new) is type(old)
-                    assert new.name == old.name == "mine"
-                    assert new.inner_optimizer is old.inner_optimizer
-                    assert float(new.learning_rate.numpy()) == np.float32(0.05)
-                    model.compile(new, "mse", **compiled_so)
-                    assert model.optimizer is new
-                model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-                assert int(model.optimizer.iterations.numpy()) == 4 * (number + 1)
-            return training_state(model)
-
-        optimizers = [
-            LossScaleOptimizer(family.optimizers.Adam(0.05), 1024.0, name="mine")
-            for _ in range(2)
-        ]
-        models = [regression(family, each, **compiled_so) for each in optimizers]
-        states = [run(model, replaces) for model, replaces in zip(models, [0, 1])]
-        assert_same(*states)
-
-    def test_the_new_one_skips_and_moves_and_the_old_one_does_not(self, family, rng):
-        x, y = data(rng, 16)
-        old = LossScaleOptimizer(family.optimizers.Adam(0.05), DynamicLossScale(64.0))
-        model = regression(family, old)
-        model.train_on_batch(with_infinity(x), y)
-        model.train_on_batch(x, y)
-        assert float(old.loss_scale) == 32.0
-        fixed = old.with_loss_scale(frozen(old))
-        model.compile(fixed, "mse")
-        before = training_state(model)
-        model.train_on_batch(with_infinity(x), y)
-        assert_same(training_state(model), before)
-        assert float(fixed.loss_scale) == 32.0
-        assert int(fixed.loss_scale.skipped_steps.numpy()) == 1
-        assert [each.kind for each in fixed.nonfinite_gradients()]
-        assert scale_state(old)["skipped_steps"] == 1  # the search's own
-        dynamic = fixed.with_loss_scale(DynamicLossScale(8.0, 1))
-        model.compile(dynamic, "mse")
-        model.train_on_batch(x, y)
-        assert float(dynamic.loss_scale) == 16.0
-        assert int(dynamic.iterations.numpy()) == 2
-
-    def test_a_model_that_was_not_compiled_again_says_so(self, family, rng):
-        """If its step was traced before, it goes on as it was, and shows that."""
-        x, y = data(rng, 16)
-        models = [
-            regression(family, LossScaleOptimizer(family.optimizers.SGD(0.05)))
-            for _ in range(2)
-        ]
-        models[0].train_on_batch(x, y)
-        for model in models:
-            model.optimizer.with_loss_scale(8.0)
-        models[0].train_on_batch(x, y)
-        assert float(models[0].optimizer.loss_scale) == 2.0**15
-        assert models[0].optimizer.loss_scale.good_steps.numpy() == 2
-        with pytest.raises(RuntimeError, match=r"Use that one: write model\.compile"):
-            models[1].train_on_batch(x, y)
-
-    def test_a_value_that_is_assigned_needs_nothing_else(self, family, rng):
-        x, y = data(rng, 16)
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.05), DynamicLossScale())
-        model = regression(family, optimizer)
-        model.train_on_batch(x, y)
-        optimizer.loss_scale.current_loss_scale.assign(64.0)
-        model.train_on_batch(with_infinity(x), y)
-        assert float(optimizer.loss_scale) == 32.0
+# In fit: a compiled model is compiled again with the optimizer that is returned.
 
 
-class TestLoops:
-    """What is divided is always what was multiplied, whichever function did it."""
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_slots_and_counts_are_as_if_nothing_had_happened(family, rng, mode):
+    """In powers of two, so that no loss scale changes a bit."""
+    x, y = data(rng, 16)
+    compiled_so = compiled_by(mode)
 
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("unscales", [False, True])
-    def test_a_new_function_uses_the_new_one(self, family, mode, unscales):
-        trained = Trained(family)
-        for number, scale in enumerate([None, FixedLossScale(8.0, True), 2.0, S]):
-            if scale is not None:
-                replaced(trained, scale)
+    def run(model, replaces):
+        headroom = HeadroomLossScale(2.0**4, headroom=2)
+        choices = [None, lambda _: headroom, frozen, lambda _: 2.0**20]
+        for number, choose in enumerate(choices):
+            if replaces and choose is not None:
+                old = model.optimizer
+                new = old.with_loss_scale(choose(old))
+                assert type(new) is type(old)
+                assert new.name == old.name == "mine"
+                assert new.inner_optimizer is old.inner_optimizer
+                assert float(new.learning_rate.numpy()) == np.float32(0.05)
+                model.compile(new, "mse", **compiled_so)
+                assert model.optimizer is new
+            model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+            assert int(model.optimizer.iterations.numpy()) == 4 * (number + 1)
+        return training_state(model)
 
-            def step():
-                grads = trained.unscaled(0.5) if unscales else trained.scaled(0.5)
-                trained.apply(grads)
+    optimizers = [
+        LossScaleOptimizer(family.optimizers.Adam(0.05), 1024.0, name="mine")
+        for _ in range(2)
+    ]
+    models = [regression(family, each, **compiled_so) for each in optimizers]
+    states = [run(model, replaces) for model, replaces in zip(models, [0, 1])]
+    assert_same(*states)
 
-            with warned(0):
-                compiled(step, mode)()
-            assert trained.subtracted() == 0.5 * (number + 1)
 
-    def test_a_step_that_was_traced_goes_on_with_the_old_one(self, family):
-        trained = Trained(family)
-        step = compiled(lambda: train_step(trained), "graph")
-        step()
-        old = replaced(trained, 16.0)
-        step()
-        assert trained.subtracted() == 1.0
-        assert old.loss_scale.good_steps.numpy() == 2
-        assert int(trained.optimizer.iterations.numpy()) == 2
-        old.loss_scale.current_loss_scale.assign(4.0)
-        step()
-        assert trained.subtracted() == 1.5
+def test_the_new_one_skips_and_moves_and_the_old_one_does_not(family, rng):
+    x, y = data(rng, 16)
+    old = LossScaleOptimizer(family.optimizers.Adam(0.05), DynamicLossScale(64.0))
+    model = regression(family, old)
+    model.train_on_batch(with_infinity(x), y)
+    model.train_on_batch(x, y)
+    assert float(old.loss_scale) == 32.0
+    fixed = old.with_loss_scale(frozen(old))
+    model.compile(fixed, "mse")
+    before = training_state(model)
+    model.train_on_batch(with_infinity(x), y)
+    assert_same(training_state(model), before)
+    assert float(fixed.loss_scale) == 32.0
+    assert int(fixed.loss_scale.skipped_steps.numpy()) == 1
+    assert [each.kind for each in fixed.nonfinite_gradients()]
+    assert scale_state(old)["skipped_steps"] == 1  # the search's own
+    dynamic = fixed.with_loss_scale(DynamicLossScale(8.0, 1))
+    model.compile(dynamic, "mse")
+    model.train_on_batch(x, y)
+    assert float(dynamic.loss_scale) == 16.0
+    assert int(dynamic.iterations.numpy()) == 2
 
-    @pytest.mark.parametrize("unscales", [False, True])
-    @pytest.mark.parametrize("later", ["eager", "graph"])
-    def test_gradients_of_a_function_that_was_traced(self, family, unscales, later):
-        """The old one has scaled them. The new one divides by that, and warns."""
-        trained = Trained(family)
-        compute = trained.unscaled if unscales else trained.scaled
-        compute = compiled(compute, "graph")
-        factor = tf.constant(0.5)
-        trained.apply(compute(factor))
-        old = replaced(trained, FixedLossScale(2.0, True))
-        apply = compiled(trained.apply, later)
-        with heard() as messages:
-            apply(compute(factor))
-        assert [message[:25] for message in messages] == ["The loss was never scaled"]
-        assert trained.subtracted() == 1.0
-        old.loss_scale.current_loss_scale.assign(4.0)
-        apply(compute(factor))
-        assert trained.subtracted() == 1.5
 
-    @pytest.mark.parametrize("later", ["eager", "graph"])
-    def test_an_apply_that_was_traced(self, family, later):
-        trained = Trained(family)
-        apply = compiled(trained.apply, "graph")
-        apply(trained.scaled(0.5))
-        old = replaced(trained, FixedLossScale(2.0, True))
-        compute = compiled(trained.scaled, later)
-        apply(compute(tf.constant(0.5)))
-        assert trained.subtracted() == 1.0
-        apply(compute(tf.constant(INF)))
-        assert trained.subtracted() == 1.0
-        # TensorFlow 2.4's functions do not keep the variables that they read.
-        assert int(old.loss_scale.skipped_steps.numpy()) == 1
+def test_a_model_that_was_not_compiled_again_says_so(family, rng):
+    """If its step was traced before, it goes on as it was, and shows that."""
+    x, y = data(rng, 16)
+    models = [
+        regression(family, LossScaleOptimizer(family.optimizers.SGD(0.05)))
+        for _ in range(2)
+    ]
+    models[0].train_on_batch(x, y)
+    for model in models:
+        model.optimizer.with_loss_scale(8.0)
+    models[0].train_on_batch(x, y)
+    assert float(models[0].optimizer.loss_scale) == 2.0**15
+    assert models[0].optimizer.loss_scale.good_steps.numpy() == 2
+    with pytest.raises(RuntimeError, match=r"Use that one: write model\.compile"):
+        models[1].train_on_batch(x, y)
 
-    @pytest.mark.filterwarnings("ignore:The loss was never scaled")
-    def test_in_the_middle_of_a_step(self, family):
-        """The new one has not scaled the loss, and says so."""
-        trained = Trained(family)
-        trained.build()
-        for scale in (2.0, DynamicLossScale(32.0)):
-            grads = trained.scaled(0.5)
+
+# In loops: what is divided is what was multiplied, whichever function did it.
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_new_function_uses_the_new_one(trained, mode, unscales):
+    for number, scale in enumerate([None, FixedLossScale(8.0, True), 2.0, S]):
+        if scale is not None:
             replaced(trained, scale)
-            trained.apply(grads)
-        assert trained.subtracted() == 1.0
-        grads = trained.unscaled(0.5)
-        replaced(trained, 4.0)
-        trained.apply(grads)
-        assert trained.subtracted() == 1.5
 
-    @pytest.mark.filterwarnings("ignore:The loss was never scaled")
-    def test_an_overflow_that_was_seen_is_not_forgotten(self, family):
-        trained = Trained(family)
-        trained.build()
-        grads = [tf.clip_by_value(g, -1.0, 1.0) for g in trained.unscaled(INF)]
-        replaced(trained, DynamicLossScale(32.0))
-        trained.apply(grads)
-        assert trained.subtracted() == 0.0
-        assert trained.state() == (16.0, 0, 1)
+        def step():
+            trained.apply(trained.unscaled(0.5) if unscales else trained.scaled(0.5))
 
-    def test_the_old_one_takes_no_step(self, family):
-        trained = Trained(family)
-        trained.build()
-        old = replaced(trained, 4.0)
-        assert old.iterations is trained.optimizer.iterations
-        for use in (
-            lambda: old.scale_loss(tf.constant(1.0)),
-            lambda: old.get_unscaled_gradients([tf.constant([1.0])]),
-            lambda: old.apply_gradients([(tf.ones([4]), trained.variables[0])]),
-            lambda: old.with_loss_scale(2.0),
-        ):
-            with pytest.raises(RuntimeError, match="must not take steps after `with_l"):
-                use()
-        assert trained.subtracted() == 0.0
+        with warned(0):
+            compiled(step, mode)()
+        assert trained.subtracted() == 0.5 * (number + 1)
+
+
+def test_a_step_that_was_traced_goes_on_with_the_old_one(trained):
+    step = compiled(lambda: train_step(trained), "graph")
+    step()
+    old = replaced(trained, 16.0)
+    step()
+    assert trained.subtracted() == 1.0
+    assert old.loss_scale.good_steps.numpy() == 2
+    assert int(trained.optimizer.iterations.numpy()) == 2
+    old.loss_scale.current_loss_scale.assign(4.0)
+    step()
+    assert trained.subtracted() == 1.5
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("later", ["eager", "graph"])
+def test_gradients_of_a_function_that_was_traced(trained, unscales, later):
+    """The old one has scaled them. The new one divides by that, and warns."""
+    compute = tf.function(trained.unscaled if unscales else trained.scaled)
+    factor = tf.constant(0.5)
+    trained.apply(compute(factor))
+    old = replaced(trained, FixedLossScale(2.0, True))
+    apply = compiled(trained.apply, later)
+    with heard() as messages:
+        apply(compute(factor))
+    assert [message[:25] for message in messages] == ["The loss was never scaled"]
+    assert trained.subtracted() == 1.0
+    old.loss_scale.current_loss_scale.assign(4.0)
+    apply(compute(factor))
+    assert trained.subtracted() == 1.5
+
+
+@pytest.mark.parametrize("later", ["eager", "graph"])
+def test_an_apply_that_was_traced(trained, later):
+    apply = compiled(trained.apply, "graph")
+    apply(trained.scaled(0.5))
+    old = replaced(trained, FixedLossScale(2.0, True))
+    compute = compiled(trained.scaled, later)
+    apply(compute(tf.constant(0.5)))
+    assert trained.subtracted() == 1.0
+    apply(compute(tf.constant(INF)))
+    assert trained.subtracted() == 1.0
+    # TensorFlow 2.4's functions do not keep the variables that they read.
+    assert int(old.loss_scale.skipped_steps.numpy()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The loss was never scaled")
+def test_in_the_middle_of_a_step(trained):
+    """The new one has not scaled the loss, and says so."""
+    for scale in (2.0, DynamicLossScale(32.0)):
+        grads = trained.scaled(0.5)
+        replaced(trained, scale)
+        trained.apply(grads)
+    assert trained.subtracted() == 1.0
+    grads = trained.unscaled(0.5)
+    replaced(trained, 4.0)
+    trained.apply(grads)
+    assert trained.subtracted() == 1.5
+
+
+@pytest.mark.filterwarnings("ignore:The loss was never scaled")
+def test_an_overflow_that_was_seen_is_not_forgotten(trained):
+    grads = [tf.clip_by_value(g, -1.0, 1.0) for g in trained.unscaled(INF)]
+    replaced(trained, DynamicLossScale(32.0))
+    trained.apply(grads)
+    assert trained.subtracted() == 0.0
+    assert trained.state() == (16.0, 0, 1)
+
+
+def test_the_old_one_takes_no_step(trained):
+    old = replaced(trained, 4.0)
+    assert old.iterations is trained.optimizer.iterations
+    for use in (
+        lambda: old.scale_loss(tf.constant(1.0)),
+        lambda: old.get_unscaled_gradients([tf.constant([1.0])]),
+        lambda: old.apply_gradients([(tf.ones([4]), trained.variables[0])]),
+        lambda: old.with_loss_scale(2.0),
+    ):
+        with pytest.raises(RuntimeError, match="must not take steps after `with_l"):
+            use()
+    assert trained.subtracted() == 0.0
+    train_step(trained)
+    assert trained.subtracted() == 0.5
+
+
+def test_a_function_that_is_given_the_optimizer_is_traced_anew(trained):
+    @tf.function
+    def step(optimizer):
+        grads = gradients(optimizer.scale_loss, 0.5, trained.variables)
+        optimizer.apply_gradients(list(zip(grads, trained.variables)))
+
+    step(trained.optimizer)
+    replaced(trained, DynamicLossScale(2.0, 1))
+    step(trained.optimizer)
+    assert trained.state() == (4.0, 0, 0)
+    assert trained.subtracted() == 1.0
+
+
+# What stands on a loss scale, or beside one.
+
+
+def test_a_guard_around_the_old_one_goes_on_with_its_state(family):
+    trained = Trained(family, DynamicLossScale(64.0, 3))
+    for factor in (0.5, INF, 0.5, 0.5):
+        trained.apply(trained.scaled(factor))
+    old = replaced(trained, SpikeGuard(trained.optimizer.loss_scale, window=2))
+    guard = trained.optimizer.loss_scale
+    assert guard.loss_scale is old.loss_scale
+    for factor in (0.5, 0.5, 2.0**9):
+        trained.apply(trained.scaled(factor))
+    assert float(guard) == 64.0  # 32, and the third good step in a row
+    assert trained.subtracted() == 2.5
+    assert trained.optimizer.last_spike().largest == 2.0**9
+    replaced(trained, guard.loss_scale)  # and without it again
+    trained.apply(trained.scaled(2.0**9))
+    assert trained.subtracted() == 2.5 + 2.0**9
+
+
+def test_optimizers_that_share(pair):
+    shared = DynamicLossScale(2.0, 2)
+    for trained in pair:
         train_step(trained)
-        assert trained.subtracted() == 0.5
+    for trained in pair:
+        replaced(trained, shared)
+    for trained in (*pair, *pair):
+        train_step(trained)
+    assert shared.numpy() == 4.0  # one step for both, twice
+    assert [trained.subtracted() for trained in pair] == [1.5, 1.5]
 
-    def test_a_function_that_is_given_the_optimizer_is_traced_anew(self, family):
+
+def test_optimizers_that_share_no_longer(pair):
+    first, second = pair
+    for trained in pair:
+        train_step(trained)
+    old = replaced(first, FixedLossScale(2.0, True))
+    grads = tf.function(first.scaled)(tf.constant(0.5))
+    train_step(second)  # between a loss of the first and its apply
+    first.apply(grads)
+    assert first.subtracted() == second.subtracted() == 1.0
+    assert second.state() == (S, 2, 0)
+    assert float(old.loss_scale) == S  # which is still the second one's
+
+
+def test_a_class_of_the_users(family):
+    class Mine(type(Trained(family).optimizer)):
+        """A user's wrapper."""
+
+    optimizer = Mine(family.optimizers.SGD(0.25), 8.0, name="mine")
+    other = optimizer.with_loss_scale("torch")
+    assert (type(other), other.name) == (Mine, "mine")
+    assert float(other.loss_scale) == 2.0**16
+
+
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("eager", None), ("graph", None), ("graph", "float16")]
+)
+def test_on_two_replicas_outside_of_the_scope(family, mirrored, mode, dtype):
+    skip_without("adding up over replicas", family)
+    with mirrored.scope():
         trained = Trained(family)
+        trained.optimizer = LossScaleOptimizer(
+            family.optimizers.SGD(1.0), DynamicLossScale(S), communication_dtype=dtype
+        )
         trained.build()
 
-        @tf.function
-        def step(optimizer):
-            grads = gradients(optimizer.scale_loss, 0.5, trained.variables)
-            optimizer.apply_gradients(list(zip(grads, trained.variables)))
+    def on_each(factor):
+        trained.apply(trained.scaled(last_replica_gets(factor, 0.5)))
 
-        step(trained.optimizer)
-        replaced(trained, DynamicLossScale(2.0, 1))
-        step(trained.optimizer)
-        assert trained.state() == (4.0, 0, 0)
-        assert trained.subtracted() == 1.0
+    def run(factor):
+        compiled(lambda factor: mirrored.run(on_each, (factor,)), mode)(factor)
+        return START - float(agreed(mirrored, trained.variables[0])[0])
 
-
-class TestOthers:
-    """What stands on a loss scale, or beside one."""
-
-    def test_a_guard_around_the_old_one_goes_on_with_its_state(self, family):
-        trained = Trained(family, DynamicLossScale(64.0, 3))
-        for factor in (0.5, INF, 0.5, 0.5):
-            trained.apply(trained.scaled(factor))
-        old = replaced(trained, SpikeGuard(trained.optimizer.loss_scale, window=2))
-        guard = trained.optimizer.loss_scale
-        assert guard.loss_scale is old.loss_scale
-        for factor in (0.5, 0.5, 2.0**9):
-            trained.apply(trained.scaled(factor))
-        assert float(guard) == 64.0  # 32, and the third good step in a row
-        assert trained.subtracted() == 2.5
-        assert trained.optimizer.last_spike().largest == 2.0**9
-        replaced(trained, guard.loss_scale)  # and without it again
-        trained.apply(trained.scaled(2.0**9))
-        assert trained.subtracted() == 2.5 + 2.0**9
-
-    def test_optimizers_that_share(self, family):
-        both = sharing(family)
-        shared = DynamicLossScale(2.0, 2)
-        for trained in both:
-            trained.build()
-            train_step(trained)
-        for trained in both:
-            replaced(trained, shared)
-        for _ in range(2):
-            train_step(both[0])
-            both[1].apply(both[1].scaled(0.5))
-        assert shared.numpy() == 4.0  # one step for both, twice
-        assert [trained.subtracted() for trained in both] == [1.5, 1.5]
-
-    def test_optimizers_that_share_no_longer(self, family):
-        first, second = sharing(family)
-        for trained in (first, second):
-            trained.build()
-            train_step(trained)
-        old = replaced(first, FixedLossScale(2.0, True))
-        grads = compiled(first.scaled, "graph")(tf.constant(0.5))
-        second.apply(second.scaled(0.5))  # between a loss of the first and its apply
-        first.apply(grads)
-        assert first.subtracted() == second.subtracted() == 1.0
-        assert second.state() == (S, 2, 0)
-        assert float(old.loss_scale) == S  # which is still the second one's
-
-    def test_a_class_of_the_users(self, family):
-        class Mine(type(Trained(family).optimizer)):
-            """A user's wrapper."""
-
-        optimizer = Mine(family.optimizers.SGD(0.25), 8.0, name="mine")
-        other = optimizer.with_loss_scale("torch")
-        assert (type(other), other.name) == (Mine, "mine")
-        assert float(other.loss_scale) == 2.0**16
-
-    @pytest.mark.parametrize("mode", ["eager", "graph"])
-    def test_on_two_replicas_outside_of_the_scope(self, family, mirrored, mode):
-        skip_without("adding up over replicas", family)
-        with mirrored.scope():
-            trained = Trained(family)
-            trained.build()
-
-        def on_each(factor):
-            trained.apply(trained.scaled(last_replica_gets(factor, 0.5)))
-
-        def run(factor):
-            compiled(lambda factor: mirrored.run(on_each, (factor,)), mode)(factor)
-            return START - float(agreed(mirrored, trained.variables[0])[0])
-
-        count = mirrored.num_replicas_in_sync
-        assert run(0.5) == 0.5 * count
-        replaced(trained, DynamicLossScale(64.0))
-        assert run(0.5) == 1.0 * count
-        assert run(INF) == 1.0 * count
-        assert trained.state() == (32.0, 0, 1)
-        assert agreed(mirrored, trained.optimizer.loss_scale.current_loss_scale) == 32.0
-        assert len(trained.optimizer.nonfinite_gradients()) == 1
-
-    def test_gradients_that_cross_in_float16(self, family, mirrored):
-        def made():
-            return LossScaleOptimizer(
-                family.optimizers.SGD(1.0), "dynamic", communication_dtype="float16"
-            )
-
-        with mirrored.scope():
-            optimizer = made()
-        inner = optimizer.inner_optimizer
-        with pytest.raises(ValueError, match="communication_dtype"):
-            optimizer.with_loss_scale(8.0)  # which checks no sum
-        other = optimizer.with_loss_scale(FixedLossScale(8.0, skip_nonfinite=True))
-        assert other.communication_dtype == "float16"
-        (method,) = [n for n in vars(inner) if n == other._dialect.summing_methods[-1]]
-        leaves_out = vars(inner)[method]
-        assert leaves_out.func.__self__ is other._inner_sum
-        assert leaves_out.args == (getattr(type(inner), method).__get__(inner),)
+    count = mirrored.num_replicas_in_sync
+    assert run(0.5) == 0.5 * count
+    replaced(trained, DynamicLossScale(64.0))
+    assert trained.optimizer.communication_dtype == dtype
+    assert run(0.5) == 1.0 * count  # added up once
+    assert run(INF) == 1.0 * count
+    assert trained.state() == (32.0, 0, 1)
+    assert agreed(mirrored, trained.optimizer.loss_scale.current_loss_scale) == 32.0
+    assert len(trained.optimizer.nonfinite_gradients()) == 1
 
 
-class TestFiles:
-    """Checkpoints before and after, and files of a Keras."""
+# Files: checkpoints before and after, and those of a Keras.
 
-    def trained(self, family, rng):
-        x, y = data(rng, 16)
-        optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
-        model = regression(family, optimizer)
-        model.train_on_batch(x, y)
-        return model, x, y
 
-    def replaced(self, model, loss_scale):
-        model.compile(model.optimizer.with_loss_scale(loss_scale), "mse")
-        return model
+def fitted(family, rng):
+    x, y = data(rng, 16)
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
+    model = regression(family, optimizer)
+    model.train_on_batch(x, y)
+    return model, x, y
 
-    def test_a_checkpoint_of_it_is_whole(self, family, rng, tmp_path):
-        model, x, y = self.trained(family, rng)
-        self.replaced(model, HeadroomLossScale(64.0))
-        model.train_on_batch(with_infinity(x), y)
-        model.train_on_batch(x, y)
-        path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-        fresh = LossScaleOptimizer(family.optimizers.Adam(0.05), HeadroomLossScale())
-        again = self.replaced(self.trained(family, rng)[0], HeadroomLossScale())
-        for other in (regression(family, fresh), again):
-            status = checkpoint_of(other).read(path)
-            assert scale_state(other.optimizer) == scale_state(model.optimizer)
-            other.train_on_batch(x, y)
-            status.assert_consumed()
-        model.train_on_batch(x, y)
-        assert_same(whole_state(model), whole_state(again))
 
-    def test_what_was_restored_stays_restored(self, family, rng, tmp_path):
-        """A restored loss scale is replaced like any other, and not restored again."""
-        model, x, y = self.trained(family, rng)
-        model.optimizer.loss_scale.current_loss_scale.assign(16.0)
-        path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-        optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
-        other = regression(family, optimizer)
-        checkpoint_of(other).read(path).expect_partial()  # before it is built
-        assert float(other.optimizer.loss_scale) == 16.0
-        self.replaced(other, DynamicLossScale(128.0))
-        self.replaced(model, DynamicLossScale(128.0))
+def compiled_with(model, loss_scale):
+    model.compile(model.optimizer.with_loss_scale(loss_scale), "mse")
+    return model
+
+
+def test_a_checkpoint_of_it_is_whole(family, rng, tmp_path):
+    model, x, y = fitted(family, rng)
+    compiled_with(model, HeadroomLossScale(64.0))
+    model.train_on_batch(with_infinity(x), y)
+    model.train_on_batch(x, y)
+    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
+    fresh = LossScaleOptimizer(family.optimizers.Adam(0.05), HeadroomLossScale())
+    again = compiled_with(fitted(family, rng)[0], HeadroomLossScale())
+    for other in (regression(family, fresh), again):
+        status = checkpoint_of(other).read(path)
+        assert scale_state(other.optimizer) == scale_state(model.optimizer)
+        other.train_on_batch(x, y)
+        status.assert_consumed()
+    model.train_on_batch(x, y)
+    assert_same(whole_state(model), whole_state(again))
+
+
+def test_what_was_restored_stays_restored(family, rng, tmp_path):
+    """A restored loss scale is replaced like any other, and not restored again."""
+    model, x, y = fitted(family, rng)
+    model.optimizer.loss_scale.current_loss_scale.assign(16.0)
+    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
+    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
+    other = regression(family, optimizer)
+    checkpoint_of(other).read(path).expect_partial()  # before it is built
+    assert float(other.optimizer.loss_scale) == 16.0
+    compiled_with(other, DynamicLossScale(128.0))
+    compiled_with(model, DynamicLossScale(128.0))
+    for each in (model, other):
+        each.train_on_batch(x, y)
+        assert float(each.optimizer.loss_scale) == 128.0
+    assert_same(whole_state(model), whole_state(other))
+
+
+def test_a_fixed_one_and_back(family, rng, tmp_path):
+    """As between any fixed and dynamic loss scale: the rest is restored."""
+    model, x, y = fitted(family, rng)
+    before = checkpoint_of(model).write(str(tmp_path / "before"))
+    compiled_with(model, FixedLossScale(8.0, True)).train_on_batch(x, y)
+    after = checkpoint_of(model).write(str(tmp_path / "after"))
+    checkpoint_of(model).read(before).expect_partial()
+    assert int(model.optimizer.iterations.numpy()) == 1
+    compiled_with(model, DynamicLossScale(4.0))
+    checkpoint_of(model).read(after).expect_partial()
+    assert int(model.optimizer.iterations.numpy()) == 2
+    assert float(model.optimizer.loss_scale) == 4.0
+
+
+def test_a_file_of_keras(family, rng, tmp_path):
+    skip_without("an optimizer in a .keras file", family)
+    model, x, y = fitted(family, rng)
+    compiled_with(model, SpikeGuard(DynamicLossScale(64.0, 2), window=3))
+    model.train_on_batch(x, y)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    other = family.keras.models.load_model(path)
+    for _ in range(2):
+        states = [
+            [v.numpy() for v in each.optimizer.loss_scale.variables]
+            for each in (model, other)
+        ]
+        assert_same(*states)
+        assert_same(training_state(other), training_state(model))
         for each in (model, other):
             each.train_on_batch(x, y)
-            assert float(each.optimizer.loss_scale) == 128.0
-        assert_same(whole_state(model), whole_state(other))
-
-    def test_a_fixed_one_and_back(self, family, rng, tmp_path):
-        """As between any fixed and dynamic loss scale: the rest is restored."""
-        model, x, y = self.trained(family, rng)
-        before = checkpoint_of(model).write(str(tmp_path / "before"))
-        self.replaced(model, FixedLossScale(8.0, True)).train_on_batch(x, y)
-        after = checkpoint_of(model).write(str(tmp_path / "after"))
-        checkpoint_of(model).read(before).expect_partial()
-        assert int(model.optimizer.iterations.numpy()) == 1
-        self.replaced(model, DynamicLossScale(4.0))
-        checkpoint_of(model).read(after).expect_partial()
-        assert int(model.optimizer.iterations.numpy()) == 2
-        assert float(model.optimizer.loss_scale) == 4.0
-
-    @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-    def test_files_of_keras(self, family, rng, tmp_path, suffix):
-        kind = suffix if suffix == ".keras" else ".weights.h5"
-        skip_without(f"an optimizer in a {kind} file", family)
-        model, x, y = self.trained(family, rng)
-        self.replaced(model, SpikeGuard(DynamicLossScale(64.0, 2), window=3))
-        model.train_on_batch(x, y)
-        path = str(tmp_path / f"model{suffix}")
-        if suffix == ".keras":
-            model.save(path)
-            other = family.keras.models.load_model(path)
-        else:
-            model.save_weights(path)
-            other = self.replaced(
-                self.trained(family, rng)[0],
-                SpikeGuard(DynamicLossScale(8.0, 2), window=3),
-            )
-            other.load_weights(path)
-        for _ in range(2):
-            state = [v.numpy() for v in model.optimizer.loss_scale.variables]
-            assert_same(
-                [v.numpy() for v in other.optimizer.loss_scale.variables], state
-            )
-            assert_same(training_state(other), training_state(model))
-            for each in (model, other):
-                each.train_on_batch(x, y)
-
-    def test_a_training_step_can_be_exported(self, family, tmp_path):
-        trained = Trained(family)
-        trained.build()
-        replaced(trained, DynamicLossScale(8.0, 1))
-        module = tf.Module()
-        module.inner = inner_variables(trained.optimizer)
-        module.optimizer, module.variable = trained.optimizer, trained.variables[0]
-        module.step = tf.function(lambda: train_step(trained), input_signature=[])
-        module.step()
-        tf.saved_model.save(module, str(tmp_path))
-        loaded = tf.saved_model.load(str(tmp_path))
-        loaded.step()
-        assert trained.subtracted() == 0.5
 
 
-class TestRefused:
-    """Nothing has changed then: the old one goes on."""
+# What is refused changes nothing: the old one goes on.
 
-    @pytest.mark.parametrize(
-        ("loss_scale", "error", "message"),
-        [
-            (None, TypeError, "`loss_scale` must not be None"),
-            ("never", ValueError, "`loss_scale` must be one of"),
-            (-1.0, ValueError, "`loss_scale_value` must be positive"),
-            ([], TypeError, "`loss_scale` must be a number"),
-        ],
-        ids=str,
+
+@pytest.mark.parametrize(
+    ("loss_scale", "error", "message"),
+    [
+        (None, TypeError, "`loss_scale` must not be None"),
+        ("never", ValueError, "`loss_scale` must be one of"),
+        (-1.0, ValueError, "`loss_scale_value` must be positive"),
+        ([], TypeError, "`loss_scale` must be a number"),
+    ],
+    ids=str,
+)
+def test_what_is_no_loss_scale(trained, loss_scale, error, message):
+    train_step(trained)
+    with pytest.raises(error, match=message):
+        trained.optimizer.with_loss_scale(loss_scale)
+    train_step(trained)
+    assert trained.subtracted() == 1.0
+    with pytest.raises(ValueError, match=r"twice.*optimizer\.with_loss_scale"):
+        LossScaleOptimizer(trained.optimizer.inner_optimizer)
+
+
+def test_one_that_checks_no_sum_of_float16(family):
+    optimizer = LossScaleOptimizer(
+        family.optimizers.SGD(1.0), communication_dtype="float16"
     )
-    def test_what_is_no_loss_scale(self, family, loss_scale, error, message):
-        trained = Trained(family)
-        train_step(trained)
-        with pytest.raises(error, match=message):
-            trained.optimizer.with_loss_scale(loss_scale)
-        train_step(trained)
-        assert trained.subtracted() == 1.0
-        with pytest.raises(ValueError, match=r"twice.*optimizer\.with_loss_scale"):
-            LossScaleOptimizer(trained.optimizer.inner_optimizer)
+    with pytest.raises(ValueError, match="communication_dtype"):
+        optimizer.with_loss_scale(8.0)
 
-    def test_a_class_of_the_users_that_cannot_have_it(self, family):
-        class Mine(type(Trained(family).optimizer)):
-            """It takes the arguments of Keras 2's wrapper."""
 
-            def __init__(self, inner, dynamic=True, initial_scale=None, name=None):
-                super().__init__(
-                    inner, dynamic=dynamic, initial_scale=initial_scale, name=name
-                )
+def test_a_class_of_the_users_that_cannot_have_it(family):
+    class Mine(type(Trained(family).optimizer)):
+        """It takes the arguments of Keras 2's wrapper."""
 
-        trained = Trained(family)
-        trained.optimizer = Mine(family.optimizers.SGD(1.0))
-        with pytest.raises(TypeError, match="Keras's own arguments can express"):
-            trained.optimizer.with_loss_scale(HeadroomLossScale())
-        train_step(trained)
-        assert trained.subtracted() == 0.5
-        with pytest.raises(ValueError, match="twice"):
-            LossScaleOptimizer(trained.optimizer.inner_optimizer)
-        assert float(trained.optimizer.with_loss_scale(4.0).loss_scale) == 4.0
+        def __init__(self, inner, dynamic=True, initial_scale=None, name=None):
+            super().__init__(
+                inner, dynamic=dynamic, initial_scale=initial_scale, name=name
+            )
 
-    def test_in_a_graph(self, family):
-        trained = Trained(family)
-        replace = tf.function(lambda: trained.optimizer.with_loss_scale(2.0) and None)
-        with pytest.raises(RuntimeError, match="`with_loss_scale` must be called eag"):
-            replace()
-        train_step(trained)
-        assert trained.subtracted() == 0.5
+    trained = Trained(family)
+    trained.optimizer = Mine(family.optimizers.SGD(1.0))
+    with pytest.raises(TypeError, match="Keras's own arguments can express"):
+        trained.optimizer.with_loss_scale(HeadroomLossScale())
+    train_step(trained)
+    assert trained.subtracted() == 0.5
+    with pytest.raises(ValueError, match="twice"):
+        LossScaleOptimizer(trained.optimizer.inner_optimizer)
+    assert float(trained.optimizer.with_loss_scale(4.0).loss_scale) == 4.0
 
-    @pytest.mark.parametrize("value", [8.0, FixedLossScale(8.0)])
-    def test_as_an_attribute(self, family, value):
-        trained = Trained(family)
-        before = trained.optimizer.loss_scale
-        with pytest.raises(AttributeError, match=r"optimizer\.with_loss_scale\(\.\.\."):
-            trained.optimizer.loss_scale = value
-        assert trained.optimizer.loss_scale is before
+
+def test_in_a_graph(trained):
+    replace = tf.function(lambda: trained.optimizer.with_loss_scale(2.0) and None)
+    with pytest.raises(RuntimeError, match="`with_loss_scale` must be called eag"):
+        replace()
+    train_step(trained)
+    assert trained.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("value", [8.0, FixedLossScale(8.0)])
+def test_as_an_attribute(trained, value):
+    before = trained.optimizer.loss_scale
+    with pytest.raises(AttributeError, match=r"optimizer\.with_loss_scale\(\.\.\."):
+        trained.optimizer.loss_scale = value
+    assert trained.optimizer.loss_scale is before

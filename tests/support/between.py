@@ -159,7 +159,23 @@ def ternary(g):
     return largest * tf.sign(g) * tf.cast(tf.abs(g) > 0.5 * largest, tf.float32)
 
 
+def of(module, names):
+    """Returns functions of a module of TensorFlow, by name."""
+    return {name: getattr(module, name) for name in names.split()}
+
+
 FUNCTIONS = {
+    **of(
+        tf.math,
+        "square reciprocal tanh sigmoid exp expm1 sin atan asinh erf sign round floor "
+        "ceil rint count_nonzero reduce_sum reduce_max reduce_prod reduce_logsumexp "
+        "reduce_std reduce_euclidean_norm cumsum cumprod cumulative_logsumexp "
+        "zero_fraction",
+    ),
+    **of(tf.nn, "softmax log_softmax relu relu6 leaky_relu elu selu softplus"),
+    **of(tf.nn, "softsign l2_loss"),
+    **of(tf.linalg, "inv pinv det matrix_rank norm"),
+    **of(tf, "argsort sort transpose stop_gradient"),
     # Arithmetic of each element, or of an element and a norm.
     "-g": lambda g: -g,
     "g * 2": lambda g: g * 2.0,
@@ -167,7 +183,6 @@ FUNCTIONS = {
     "g * other": lambda g: g * OTHER,
     "g / other": lambda g: g / OTHER,
     "g * g": lambda g: g * g,
-    "square": tf.square,
     "squared_difference": lambda g: tf.math.squared_difference(g, tf.transpose(g)),
     "sqrt(abs(g))": lambda g: tf.sqrt(tf.abs(g)),
     "rsqrt(abs(g))": lambda g: tf.math.rsqrt(tf.abs(g)),
@@ -178,7 +193,6 @@ FUNCTIONS = {
     "sqrt(g * g)": lambda g: tf.sqrt(g * g),
     "sqrt(g * g + 1e-8)": lambda g: tf.sqrt(g * g + 1e-8),
     "1 / g": lambda g: 1.0 / g,
-    "reciprocal": tf.math.reciprocal,
     "g / g": lambda g: g / g,
     "g / norm(g)": lambda g: g / tf.norm(g),
     "g / (norm(g) + 1e-7)": lambda g: g / (tf.norm(g) + 1e-7),
@@ -199,27 +213,10 @@ FUNCTIONS = {
     "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g], 1.0)[0][0],
     "clipped to its own mean": winsorized,
     "clipped by hand": lambda g: g * tf.minimum(1.0, 1.0 / tf.norm(g)),
-    "tanh": tf.tanh,
-    "softmax": tf.nn.softmax,
-    "log_softmax": tf.nn.log_softmax,
-    "sigmoid": tf.sigmoid,
-    "relu": tf.nn.relu,
-    "relu6": tf.nn.relu6,
-    "leaky_relu": tf.nn.leaky_relu,
-    "elu": tf.nn.elu,
-    "selu": tf.nn.selu,
-    "softplus": tf.nn.softplus,
-    "softsign": tf.nn.softsign,
-    "exp": tf.exp,
-    "expm1": tf.math.expm1,
     "log(abs(g))": lambda g: tf.math.log(tf.abs(g)),
     "sign(g) * log1p(abs(g))": lambda g: tf.sign(g) * tf.math.log1p(tf.abs(g)),
     "exp(log(abs(g)))": lambda g: tf.exp(tf.math.log(tf.abs(g))),
-    "sin": tf.sin,
-    "atan": tf.atan,
     "atan2(g, 1)": lambda g: tf.atan2(g, 1.0),
-    "asinh": tf.asinh,
-    "erf": tf.math.erf,
     "lgamma": lambda g: tf.math.lgamma(tf.abs(g)),
     "maximum(g, 0)": lambda g: tf.maximum(g, 0.0),
     "maximum(g, 0.01)": lambda g: tf.maximum(g, 0.01),
@@ -227,13 +224,8 @@ FUNCTIONS = {
     "maximum(abs(g), 1e-6)": lambda g: tf.maximum(tf.abs(g), 1e-6),
     "minimum(g, 1)": lambda g: tf.minimum(g, 1.0),
     "minimum(g, mean(g))": lambda g: tf.minimum(g, tf.reduce_mean(g)),
-    "sign": tf.sign,
     "sign(g) * mean(abs(g))": lambda g: tf.sign(g) * tf.reduce_mean(tf.abs(g)),
     "sign(g - 0.5)": lambda g: tf.sign(g - 0.5),
-    "round": tf.round,
-    "floor": tf.floor,
-    "ceil": tf.math.ceil,
-    "rint": tf.math.rint,
     "g // 0.1": lambda g: g // 0.1,
     "g % 0.1": lambda g: g % 0.1,
     "g % mean(abs(g))": lambda g: g % tf.reduce_mean(tf.abs(g)),
@@ -274,12 +266,10 @@ FUNCTIONS = {
     "cast(g > mean(g))": lambda g: tf.cast(g > tf.reduce_mean(g), tf.float32),
     "cast(norm(g) > 1)": lambda g: tf.cast(tf.norm(g) > 1.0, tf.float32),
     "one_hot(argmax)": lambda g: tf.one_hot(tf.argmax(g, 1), 3),
-    "argsort": tf.argsort,
     "majority of signs": lambda g: (
         tf.sign(tf.reduce_sum(tf.sign(g), axis=0, keepdims=True)) * tf.ones(SHAPE)
     ),
     "in_top_k": lambda g: tf.cast(tf.math.in_top_k([0, 1, 2], g, 2), tf.float32),
-    "count_nonzero": tf.math.count_nonzero,
     "g / count of those above 0.1": lambda g: (
         g / tf.cast(tf.math.count_nonzero(g > 0.1), tf.float32)
     ),
@@ -301,46 +291,29 @@ FUNCTIONS = {
     "matmul(g, g)": lambda g: tf.matmul(g, g),
     "matmul(g, other)": lambda g: tf.matmul(g, OTHER),
     "matmul(g, transpose(g))": gram,
-    "transpose": tf.transpose,
     "svd values": lambda g: tf.linalg.svd(g, compute_uv=False),
     "Newton-Schulz": newton_schulz,
     "g / largest singular value": lambda g: g / tf.linalg.svd(g, compute_uv=False)[0],
     "qr q": lambda g: tf.linalg.qr(g)[0],
     "gram ** -0.25 @ g": lambda g: tf.matmul(power_of_gram(g, -0.25), g),
     "cholesky of gram + 1": lambda g: tf.linalg.cholesky(gram(g) + tf.eye(3)),
-    "inv": tf.linalg.inv,
-    "pinv": tf.linalg.pinv,
-    "det": tf.linalg.det,
     "slogdet log": lambda g: tf.linalg.slogdet(g)[1],
     "matrix_exp": tf.linalg.expm,
     "logm": lambda g: tf.math.real(tf.linalg.logm(tf.complex(gram(g), 0.0 * g))),
-    "matrix_rank": tf.linalg.matrix_rank,
     "solve(other, g)": lambda g: tf.linalg.solve(OTHER, g),
-    "norm": tf.norm,
     "norm of order 1": lambda g: tf.norm(g, ord=1),
     "g / global_norm": lambda g: g / tf.linalg.global_norm([g, 2.0 * g]),
     "einsum(g, other)": lambda g: tf.einsum("ij,jk->ik", g, tf.constant(OTHER)),
     "einsum(g, g)": lambda g: tf.einsum("ij,kj->ik", g, g),
     # Sums, products and other reductions.
-    "reduce_sum": tf.reduce_sum,
     "reduce_mean": lambda g: tf.reduce_mean(g, axis=0, keepdims=True) * tf.ones(SHAPE),
-    "reduce_max": tf.reduce_max,
-    "reduce_prod": tf.reduce_prod,
     "reduce_prod of one": lambda g: tf.reduce_prod(g[..., None], axis=-1),
-    "reduce_logsumexp": tf.reduce_logsumexp,
-    "reduce_std": tf.math.reduce_std,
     "g / reduce_std": lambda g: g / (tf.math.reduce_std(g) + 1e-8),
-    "reduce_euclidean_norm": tf.math.reduce_euclidean_norm,
     "standardized": standardized,
-    "l2_loss": tf.nn.l2_loss,
-    "cumsum": tf.cumsum,
-    "cumprod": tf.math.cumprod,
-    "cumulative_logsumexp": tf.math.cumulative_logsumexp,
     "segment_sum": lambda g: tf.math.segment_sum(g, [0, 0, 1]),
     "segment_prod": lambda g: tf.math.segment_prod(g, [0, 0, 1]),
     "unsorted_segment_max": lambda g: tf.math.unsorted_segment_max(g, ROWS, 2),
     "unsorted_segment_prod": lambda g: tf.math.unsorted_segment_prod(g, ROWS, 2),
-    "zero_fraction": tf.nn.zero_fraction,
     "approx. percentile": lambda g: tf.gather(tf.sort(column(tf.abs(g))), 7),
     # What moves elements, chooses some of them, or counts them.
     "reshape and back": lambda g: tf.reshape(tf.reshape(g, [9, 1]), SHAPE),
@@ -365,7 +338,6 @@ FUNCTIONS = {
     "gather_nd(where(g > 0))": lambda g: tf.reduce_sum(
         tf.gather_nd(g, tf.where(g > 0.0))
     ),
-    "sort": tf.sort,
     "unique indices": lambda g: tf.unique(column(g)).idx,
     "dynamic_partition": partitioned,
     "sparse to dense": lambda g: tf.sparse.to_dense(tf.sparse.from_dense(g)),
@@ -454,7 +426,6 @@ FUNCTIONS = {
     "py_function": same_in_python,
     "numpy_function halves": halved_in_numpy,
     "custom_gradient": tf.custom_gradient(lambda g: (tf.identity(g), tf.identity)),
-    "stop_gradient": tf.stop_gradient,
     "identity_n": lambda g: tf.identity_n([g, -g])[1],
     "grad_pass_through": tf.grad_pass_through(tf.round),
     "check_numerics": lambda g: tf.debugging.check_numerics(g, "bad"),

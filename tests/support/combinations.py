@@ -101,7 +101,7 @@ optimizer/test_looking.py: slow-on-newest one-xla one-keras2
     test_the_largest_on_the_last_replica: quick
     test_the_largest_on_the_last_replica[*-eager-*]: smoke
 optimizer/test_loops.py: one-xla
-    TestSession::test_what_is_finite_is_applied_though_its_sum_is_not: every
+    test_what_is_finite_is_applied_though_its_sum_is_not: every
     test_clipping_cannot_hide_an_overflow[*-graph]: smoke
 optimizer/test_nonfinite_loss.py: one-xla one-keras2
     test_the_rule_is_told_nothing_and_the_step_is_counted[*-dynamic*-graph]: smoke
@@ -121,10 +121,10 @@ optimizer/test_pending.py: one-xla one-keras2
     test_the_loss_scale_unscales_for_the_one_that_waits: smoke
     test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it: smoke
 optimizer/test_persistence.py:
-    TestCheckpoint::test_own[*-before-build]: smoke
-    TestConfig::test_round_trip: smoke
-    TestKerasFile::test_holds_everything: every
-    TestKerasFile::test_loads_where_only_lossscale_was_imported: one-keras2
+    test_a_checkpoint[*-before-build]: smoke
+    test_a_config_through_json: smoke
+    test_a_keras_file_holds_everything: every
+    test_a_keras_file_loads_where_only_lossscale_was_imported: one-keras2
 optimizer/test_processes.py: one-keras2
 optimizer/test_random_programs.py:
     test_none_is_wrong_in_silence: every
@@ -146,9 +146,9 @@ optimizer/test_strategies.py:
     test_strategy_run_without_the_optimizers_aggregation: slow-on-newest every
 optimizer/test_two_replicas.py:
     test_clipping_on_one_replica_hides_nothing[*-in one run-*]: smoke
-    test_equal_rows_of_float16_that_add_up_to_infinity: slow-on-newest
     test_large_gradients_of_a_finite_sum_are_applied: smoke
     test_settings_for_which_keras3_meets_in_a_branch: every
+    test_sparse_gradients_on_replicas: slow-on-newest
 optimizer/test_zoo_of_expressions.py: slow-on-newest
     test_trains_as_the_bare_optimizer: one-keras2
 optimizer/test_zoo_of_layers.py:

@@ -11,7 +11,6 @@ code or files, and the changelog says so. Who reads an entry:
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import pages
@@ -148,15 +147,8 @@ SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
 }
 
 
-def _of_page() -> Any:
-    """Returns the class that docs/choosing.md shows as the model of all."""
-    path, module = pages.PAGES["choosing"], ModuleType("page")
-    exec(compile(pages.blocks(path)[-1], str(path), "exec"), vars(module))  # noqa: S102
-    return module
-
-
-#: The module that the page shows.
-PAGE = _of_page()
+#: The module that docs/choosing.md shows as the model of all.
+PAGE = pages.module_of("choosing", "class ExampleLossScale")
 #: Ways to make a loss scale, by name: each must keep every promise.
 CASES = {
     **{name: each for known in DECLARED.values() for name, each in known.cases.items()},

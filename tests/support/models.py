@@ -57,12 +57,13 @@ def variable_of(family, value, dtype="float32", name="v"):
     return tf.Variable(value, dtype=dtype, name=name)
 
 
-def optimizers_of(family, loss_scale, count=1, start=(1.0, 1.0)):
-    """Returns optimizers that share a loss scale, and a variable for each."""
-    optimizers = [
-        LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale) for _ in range(count)
-    ]
-    return optimizers, [variable_of(family, list(start)) for _ in range(count)]
+def built(family, loss_scale, start=(1.0, 2.0), rate=1.0, dtype="float32"):
+    """Returns a wrapped SGD that is built, and the variable that it trains."""
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
+    variable = variable_of(family, np.array(start, dtype), dtype)
+    optimizer.build([variable])
+    optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+    return optimizer, variable
 
 
 def data(rng, rows=64):

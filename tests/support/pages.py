@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 from installed import ROOT
 
@@ -21,6 +22,20 @@ MIGRATIONS = {name: path for name, path in PAGES.items() if "coming-from/" in na
 def blocks(path):
     """Returns the Python blocks of a page."""
     return re.findall(r"(?ms)^```python\n(.*?)^```$", path.read_text())
+
+
+def block_of(name, text):
+    """Returns the one Python block of a page that holds a text."""
+    (found,) = [block for block in blocks(PAGES[name]) if text in block]
+    return found
+
+
+def module_of(name, text):
+    """Returns that block as a module: it has run."""
+    module = ModuleType(name)
+    path = str(PAGES[name])
+    exec(compile(block_of(name, text), path, "exec"), vars(module))  # noqa: S102
+    return module
 
 
 def links(path):

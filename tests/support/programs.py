@@ -103,15 +103,15 @@ class Actor:
         self.sums = [tf.Variable(tf.zeros([size])) for size in (3, 2)]
         self.kept = []
         self.seen, self.expected = [], START
-        mode = "eager" if recipe.computes == "eager" else recipe.computes
         whole = recipe.applies == "same"
-        self.compute = compiled(self.apply_at_once if whole else self.grads_of, mode)
-        apply = self.trained.apply
-        self.apply = tf.function(apply) if recipe.applies == "function" else apply
-        unscale = self.trained.optimizer.get_unscaled_gradients
-        self.unscale = (
-            tf.function(unscale) if recipe.unscales == "function" else unscale
-        )
+        compute = self.apply_at_once if whole else self.grads_of
+        self.compute = compiled(compute, recipe.computes)
+        self.apply = self.trained.apply
+        if recipe.applies == "function":
+            self.apply = tf.function(self.apply)
+        self.unscale = self.trained.optimizer.get_unscaled_gradients
+        if recipe.unscales == "function":
+            self.unscale = tf.function(self.unscale)
 
     def grads_of(self, factor):
         optimizer = self.trained.optimizer
@@ -119,8 +119,7 @@ class Actor:
         scale = optimizer.scale_loss if is_own else optimizer.loss_scale.scale
         grads = gradients(scale, factor, self.trained.variables)
         if self.recipe.unscales == "inside":
-            grads = optimizer.get_unscaled_gradients(grads)
-            grads = self.clipped(grads)
+            grads = self.clipped(optimizer.get_unscaled_gradients(grads))
         if self.recipe.keeps == "inside":
             return self.added(grads)
         return grads
@@ -139,10 +138,7 @@ class Actor:
         return grads
 
     def apply_at_once(self, factor):
-        grads = self.asked(self.grads_of(factor))
-        self.trained.apply(grads)
-        for total in self.sums:
-            total.assign(tf.zeros_like(total))
+        self.trained.apply(self.asked(self.grads_of(factor)))
 
     def part(self, factor):
         """Does the next part of a step: a batch, or after the last one the apply."""
@@ -163,11 +159,11 @@ class Actor:
         if recipe.keeps == "list":
             grads = [tf.add_n(list(each)) for each in zip(*self.kept)]
         self.apply(self.asked(grads))
-        for total in self.sums:
-            total.assign(tf.zeros_like(total))
         self.end()
 
     def end(self):
+        for total in self.sums:
+            total.assign(tf.zeros_like(total))
         if np.isfinite(self.seen).all():
             self.expected -= sum(self.seen)
         self.seen, self.kept = [], []
