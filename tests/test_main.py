@@ -160,9 +160,3 @@ def test_a_picture_of_a_recorded_run(recorded, tmp_path, capsys):
     other = tmp_path / "other.svg"
     assert exit_code("plot", recorded, "--output", str(other)) == 0
     assert "<svg" in other.read_text(encoding="utf-8")
-
-
-def test_it_is_installed_as_a_command():
-    project = Path(__file__).parents[1] / "pyproject.toml"  # not the installed one's
-    text = project.read_text(encoding="utf-8")
-    assert '\n[project.scripts]\nlossscale = "lossscale.__main__:main"\n' in text

@@ -126,11 +126,6 @@ def test_a_package_that_is_missing_stays_missing(monkeypatch):
     assert importlib.util.find_spec("no_such_package_anywhere") is None
 
 
-def test_a_monitor_is_a_callback_of_every_keras(family):
-    monitor = lossscale.LossScaleMonitor()
-    assert isinstance(monitor, family.keras.callbacks.Callback)
-
-
 def test_a_users_subclass_of_kerass_own_wrapper_is_no_generation(family):
     if family.name == "keras3":
         pytest.skip("Keras 3 has one generation")

@@ -85,20 +85,3 @@ def test_beyond_float32_it_is_bounded():
         loss_scale = LogNormalLossScale(**bounds)
         loss_scale.adjust(True, np.float64(largest))
         assert float(loss_scale) == pytest.approx(expected, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"beta1": 1.0}, ValueError, "`beta1` must be greater than 0 and less than 1"),
-        ({"beta2": 0}, ValueError, "`beta2`"),
-        ({"standard_deviations": -1}, ValueError, "`standard_deviations`"),
-        ({"log2_max": 200}, ValueError, "`log2_max`"),
-        ({"initial_loss_scale": 2.0**30}, ValueError, "`max_loss_scale`"),
-        ({"min_loss_scale": 2.0}, ValueError, "`initial_loss_scale`"),
-        ({"beta1": "0.9"}, TypeError, "`beta1` must be a number"),
-    ],
-)
-def test_arguments(arguments, error, words):
-    with pytest.raises(error, match=words):
-        LogNormalLossScale(**arguments)
