@@ -200,12 +200,6 @@ def test_configs_of_other_arguments(given):
             call(config)
 
 
-@pytest.mark.parametrize("name", [3, ["a"], {}, None, ""], ids=repr)
-def test_registered_names_that_are_none_do_not_matter(name):
-    config = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 8}}
-    assert float(lossscale.get({**config, "registered_name": name})) == 8.0
-
-
 class TestInnerOptimizer:
     """Each is refused by name, and the optimizer that came is as it was."""
 
@@ -249,14 +243,6 @@ class TestInnerOptimizer:
             lambda name: LossScaleOptimizer(inner, "dynamic", name),
         )
         assert LossScaleOptimizer(inner, 8, "mine").name == "mine"
-
-    def test_a_slash_in_the_name(self, family):
-        inner = family.optimizers.SGD(0.1)
-        if family.name == "keras3":  # it takes no such name for anything
-            with refusal(ValueError, "`name`", "got 'a/b'"):
-                LossScaleOptimizer(inner, 8, "a/b")
-        else:
-            assert LossScaleOptimizer(inner, 8, "a/b").name == "a/b"
 
     def test_its_own_loss_scale(self, family):
         skip_without("loss_scale_factor", family)

@@ -6,13 +6,12 @@ import ast
 import itertools
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from fnmatch import fnmatchcase
 
 from combinations import rules
 from installed import ROOT
+from processes import printed
 
 HOOK = """
 import pytest
@@ -55,15 +54,9 @@ def collected(tmp_path, expression):
     (tmp_path / "conftest.py").write_text(HOOK)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", expression],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return re.findall(r"::test_(\w+)(?:\[(.*)\])?", answer.stdout)
+    options = ["-q", "--collect-only", "-m", expression]
+    told = printed("-m", "pytest", *options, cwd=tmp_path)
+    return re.findall(r"::test_(\w+)(?:\[(.*)\])?", told)
 
 
 def test_each_value_is_in_a_quick_test(tmp_path):

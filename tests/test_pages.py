@@ -7,8 +7,6 @@ import importlib.util
 import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pages
@@ -16,6 +14,7 @@ import pytest
 from installed import ROOT, families
 from limits import IS_NEWEST, LIMITS, TENSORFLOW, skip_without
 from pages import DOCS, MIGRATIONS, PAGES
+from processes import SUPPORT, printed
 
 import lossscale
 
@@ -34,17 +33,7 @@ def assert_run(found, folder, **environment):
     for number, block in enumerate(found):
         paths.append(folder / f"block{number}.py")
         paths[-1].write_text(block)  # AutoGraph reads the source of a file
-    runner = ROOT / "tests" / "support" / "run_blocks.py"
-    answer = subprocess.run(
-        [sys.executable, str(runner), *map(str, paths)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
+    printed(SUPPORT / "run_blocks.py", *paths, cwd=folder, **environment)
 
 
 #: They take a fifteenth of all quick tests. On the newest TensorFlow the slow tests run

@@ -77,7 +77,9 @@ def test_the_largest_safe_power(largest):
     assert np.isinf(above)
 
 
-def test_other_float_dtypes_are_counted():
+def test_nothing_and_other_float_dtypes_are_counted():
+    counts, largest = counted(np.zeros([0], np.float32))
+    assert (counts.any(), largest) == (False, 0)
     for dtype in (tf.float16, tf.bfloat16, tf.float64):
         counts, largest = exponents.count(tf.constant([1.0, 0.0, 4.0], dtype))
         assert exponents.tally(counts.numpy())["zeros"] == 1

@@ -27,3 +27,12 @@ def test_sums_and_the_greatest_across_replicas(mirrored, mode):
     results = compiled(lambda: mirrored.run(replica), mode)()
     for found in mirrored.experimental_local_results(results):
         np.testing.assert_array_equal(found, [count * (count - 1), count - 1, 0])
+
+
+def test_each_replica_has_a_name_that_stays(mirrored):
+    seen = [[], []]
+    for names in seen:
+        mirrored.run(lambda names=names: names.append(replicas.this_one()))
+    assert len(set(seen[0])) == mirrored.num_replicas_in_sync
+    assert set(seen[0]) == set(seen[1])
+    assert replicas.this_one() not in seen[0]

@@ -157,17 +157,6 @@ class TestAnAttributeThatIsAVariable:
             module.mine = None
             module.mine = 2.0  # which takes no variable's place
 
-    def test_in_a_graph(self):
-        loss_scale = DynamicLossScale(64.0)
-
-        @tf.function
-        def step():
-            loss_scale.current_loss_scale += 1.0
-
-        with pytest.raises((AttributeError, RuntimeError, NotImplementedError)):
-            step()
-        assert isinstance(loss_scale.current_loss_scale, tf.Variable)
-
 
 def test_a_floor_that_float32_rounds_down_is_reached_in_silence():
     loss_scale = DynamicLossScale(1.3, 1, min_loss_scale=1.3)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from driving import drive, finite, run
+from processes import printed
 
 from lossscale import DynamicLossScale, simulate
 
@@ -158,12 +158,5 @@ def test_a_count_that_never_comes_again_is_not_kept():
 
     In a process of its own, since this one may have needed more memory before.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    printed = subprocess.run(
-        [sys.executable, "-c", COUNTING],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert int(printed) < 1250
+    path = os.pathsep.join(sys.path)
+    assert int(printed("-c", COUNTING, PYTHONPATH=path)) < 1250

@@ -37,14 +37,6 @@ def test_others_that_are_taken():
     assert (ours.initial_loss_scale, ours.increment_period) == (64.0, 3)
 
 
-def test_an_optimizer_takes_one(family):
-    original = theirs.DynamicLossScale(64.0, 3)
-    original.update([tf.constant(1.0)])
-    inner = family.optimizers.SGD(0.25)
-    scale = lossscale.LossScaleOptimizer(inner, original).loss_scale
-    assert (float(scale), int(scale.good_steps.numpy())) == (64.0, 1)
-
-
 def test_one_with_a_rule_of_its_own_is_refused():
     class Mine(theirs.DynamicLossScale):
         pass

@@ -30,14 +30,8 @@ ROOT = Path(__file__).parents[2]
 WITHOUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "_pictures", "*.egg*")
 
 
-class TestSet(NamedTuple):
-    """Tests that are run together, and how many of 30 mutants may live by them."""
-
-    expression: str
-    may_live: int
-
-
-SETS = {"smoke": TestSet("smoke", 6), "quick": TestSet("not slow", 2)}
+#: Name -> what `pytest -m` is given, and how many mutants may live.
+SETS = {"smoke": ("smoke", 6), "quick": ("not slow", 2)}
 
 
 class Mutant(NamedTuple):
@@ -250,7 +244,7 @@ def main() -> None:
         found = (ROOT / "lossscale" / each.file).read_text().count(each.old)
         if found != 1:
             raise SystemExit(f"{each.name}: {found} times in {each.file}: {each.old}")
-    expression, few = SETS[given.name].expression, SETS[given.name].may_live
+    expression, few = SETS[given.name]
     in_one = ["-n", "0"] if importlib.util.find_spec("xdist") else []
     with tempfile.TemporaryDirectory() as folder:
         copies: Queue[Copy] = Queue()
