@@ -160,6 +160,12 @@ def family(request):
     request.param.keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.fixture(params=["eager", "graph", "xla"])
+def mode(request):
+    """How TensorFlow runs what `models.compiled` is given."""
+    return request.param
+
+
 @pytest.fixture
 def run(family, tmp_path, monkeypatch):
     """Returns a function that runs a page's program with a Keras: its names come back.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from contextlib import contextmanager
 from decimal import Decimal
 from fractions import Fraction
@@ -22,13 +21,18 @@ from lossscale import (
     ExponentialUpdateLossScaleManager,
     FixedLossScale,
     FixedLossScaleManager,
+    HeadroomLossScale,
+    LogNormalLossScale,
     LossScaleOptimizer,
+    SpikeGuard,
 )
 
 NOT_NUMBERS = ["8", None, True, np.True_, [8], (), {}, 1j, Ellipsis, np.ones([2])]
 NOT_NUMBERS += [np.timedelta64(8, "s"), np.timedelta64(8, "ns"), Decimal(8)]
 NOT_SCALES = [0, -1, 0.0, -0.0, np.nan, np.inf, -np.inf, 1e39, 1e-40, 10**400]
 NOT_COUNTS = [0, -5, 1.5, np.nan, np.inf, 2**63, 0.5, Fraction(10**400), -np.inf]
+NOT_GROWTHS = [1, 0.5, 0, -2, np.nan, np.inf, 1 + 1e-12, 1e39]
+NOT_BACKOFFS = [1, 2, 0, -0.5, np.nan, np.inf, 1 - 1e-12, 1e-60]
 
 
 @contextmanager
@@ -57,60 +61,51 @@ def with_argument(cls, name):
     return lambda value: cls(**{**needed, name: value})
 
 
-SCALE_ARGUMENTS = [
-    (FixedLossScale, "loss_scale_value"),
-    (FixedLossScaleManager, "loss_scale"),
-    (ExponentialUpdateLossScaleManager, "init_loss_scale"),
-    (DynamicLossScale, "initial_loss_scale"),
-    (DynamicLossScale, "min_loss_scale"),
-    (DynamicLossScale, "max_loss_scale"),
-]
-COUNT_ARGUMENTS = [
-    (DynamicLossScale, "increment_period"),
-    (DynamicLossScale, "hysteresis"),
-    (DynamicLossScale, "search_period"),
-    (DynamicLossScale, "backoff_cooldown"),
-    (ExponentialUpdateLossScaleManager, "incr_every_n_steps"),
-    (ExponentialUpdateLossScaleManager, "decr_every_n_nan_or_inf"),
-]
-GROWTH_ARGUMENTS = [
-    (DynamicLossScale, "multiplier"),
-    (ExponentialUpdateLossScaleManager, "incr_ratio"),
-]
-BACKOFF_ARGUMENTS = [
-    (DynamicLossScale, "backoff_factor"),
-    (ExponentialUpdateLossScaleManager, "decr_ratio"),
+#: What arguments refuse besides `NOT_NUMBERS`, and whose arguments these are.
+REFUSED = [
+    (NOT_SCALES, FixedLossScale, "loss_scale_value"),
+    (NOT_SCALES, FixedLossScaleManager, "loss_scale"),
+    (NOT_SCALES, ExponentialUpdateLossScaleManager, "init_loss_scale"),
+    (NOT_SCALES, DynamicLossScale, "initial_loss_scale min_loss_scale max_loss_scale"),
+    (NOT_SCALES, HeadroomLossScale, "initial_loss_scale min_loss_scale max_loss_scale"),
+    (NOT_SCALES, LogNormalLossScale, "initial_loss_scale min_loss_scale"),
+    (NOT_COUNTS, DynamicLossScale, "increment_period hysteresis search_period"),
+    (NOT_COUNTS, DynamicLossScale, "backoff_cooldown"),
+    (NOT_COUNTS, ExponentialUpdateLossScaleManager, "incr_every_n_steps"),
+    (NOT_COUNTS, ExponentialUpdateLossScaleManager, "decr_every_n_nan_or_inf"),
+    (NOT_COUNTS, HeadroomLossScale, "increment_period"),
+    (NOT_COUNTS, SpikeGuard, "max_in_a_row"),
+    (NOT_GROWTHS, DynamicLossScale, "multiplier"),
+    (NOT_GROWTHS, ExponentialUpdateLossScaleManager, "incr_ratio"),
+    (NOT_BACKOFFS, DynamicLossScale, "backoff_factor"),
+    (NOT_BACKOFFS, ExponentialUpdateLossScaleManager, "decr_ratio"),
+    ([1.5, -0.1, np.nan], DynamicLossScale, "overflow_tolerance"),
+    ([2.5, -1], HeadroomLossScale, "headroom"),
+    ([0], HeadroomLossScale, "half_life"),
+    ([0, 1.0], LogNormalLossScale, "beta1 beta2"),
+    ([-1], LogNormalLossScale, "standard_deviations"),
+    ([200], LogNormalLossScale, "log2_max"),
+    ([0.0], SpikeGuard, "threshold"),
+    ([1, 2**17], SpikeGuard, "window"),
+    ([1.0], SpikeGuard, "min_ratio"),
 ]
 #: Arguments for which None means something.
 OPTIONAL = {"max_loss_scale", "backoff_factor", "search_period", "backoff_cooldown"}
+OPTIONAL |= {"overflow_tolerance"}
 
 
 @pytest.mark.peer_defect(10)
 @pytest.mark.parametrize(
-    ("cls", "name"),
-    SCALE_ARGUMENTS + COUNT_ARGUMENTS + GROWTH_ARGUMENTS + BACKOFF_ARGUMENTS,
+    ("cls", "name", "values"),
+    [(cls, name, values) for values, cls, names in REFUSED for name in names.split()],
 )
-@pytest.mark.parametrize("value", NOT_NUMBERS, ids=repr)
-def test_what_is_no_number(cls, name, value):
-    if value is None and name in OPTIONAL:
-        pytest.skip("None means something here")
-    refuses(TypeError, name, value, with_argument(cls, name))
-
-
-@pytest.mark.peer_defect(10)
-@pytest.mark.parametrize(
-    ("alike", "values"),
-    [
-        (SCALE_ARGUMENTS, NOT_SCALES),
-        (COUNT_ARGUMENTS, NOT_COUNTS),
-        (GROWTH_ARGUMENTS, [1, 0.5, 0, -2, np.nan, np.inf, 1 + 1e-12, 1e39]),
-        (BACKOFF_ARGUMENTS, [1, 2, 0, -0.5, np.nan, np.inf, 1 - 1e-12, 1e-60]),
-    ],
-    ids=["scales", "counts", "growth", "backoff"],
-)
-def test_numbers_out_of_range(alike, values):
-    for (cls, name), value in itertools.product(alike, values):
-        refuses(ValueError, name, value, with_argument(cls, name))
+def test_what_is_no_number_and_numbers_out_of_range(cls, name, values):
+    call = with_argument(cls, name)
+    for value in NOT_NUMBERS:
+        if not (value is None and name in OPTIONAL):
+            refuses(TypeError, name, value, call)
+    for value in values:
+        refuses(ValueError, name, value, call)
 
 
 @pytest.mark.parametrize(
@@ -121,49 +116,42 @@ def test_numbers_out_of_range(alike, values):
         ({"max_loss_scale": 8.0}, ("max_loss_scale=8.0", "lower `initial_loss_scale`")),
     ],
 )
-def test_bounds_out_of_order(arguments, names):
+@pytest.mark.parametrize(
+    "cls", [DynamicLossScale, HeadroomLossScale, LogNormalLossScale]
+)
+def test_bounds_out_of_order(cls, arguments, names):
     with refusal(ValueError, "must be at least", *names):
-        DynamicLossScale(**arguments)
+        cls(**{"initial_loss_scale": 2.0**15, **arguments})
+
+
+resetting = with_argument(DynamicLossScale, "hysteresis_reset")
+skipping = with_argument(FixedLossScale, "skip_nonfinite")
+manager_from = with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale")
+
+
+def among_good(value):
+    return DynamicLossScale(hysteresis_reset=("good", value))
+
+
+def named(name):
+    return lossscale.deserialize({"class_name": name, "config": {}})
 
 
 @pytest.mark.parametrize(
     ("error", "name", "values", "call"),
     [
-        (
-            TypeError,
-            "hysteresis_reset",
-            ["good", None, 3, {"good": 1}],
-            with_argument(DynamicLossScale, "hysteresis_reset"),
-        ),
-        (
-            ValueError,
-            "hysteresis_reset",
-            ["bad", None, np.array(["good", "bad"])],
-            lambda value: DynamicLossScale(hysteresis_reset=("good", value)),
-        ),
-        (
-            TypeError,
-            "skip_nonfinite",
-            [1, "yes", None, 0.0],
-            with_argument(FixedLossScale, "skip_nonfinite"),
-        ),
+        (TypeError, "hysteresis_reset", ["good", None, 3, {"good": 1}], resetting),
+        (ValueError, "hysteresis_reset", ["bad", None, np.array(["bad"])], among_good),
+        (TypeError, "skip_nonfinite", [1, "yes", None, 0.0], skipping),
         (TypeError, "loss_scale", [True, Ellipsis, [8], 1j, b"dynamic"], lossscale.get),
         (ValueError, "loss_scale", ["static"], lossscale.get),
         (ValueError, "loss_scale_value", [-8], lossscale.get),
         (ValueError, "loss_scale", [0.5], FixedLossScaleManager),  # contrib's: from 1
-        (
-            ValueError,
-            "init_loss_scale",
-            [0.5],
-            with_argument(ExponentialUpdateLossScaleManager, "init_loss_scale"),
-        ),
+        (ValueError, "init_loss_scale", [0.5], manager_from),
         (TypeError, "loss_scale", [8], lossscale.serialize),
-        (
-            ValueError,
-            "config",
-            ["NoSuchScale", "Dense", "keras>Adam"],
-            lambda name: lossscale.deserialize({"class_name": name, "config": {}}),
-        ),
+        (TypeError, "loss_scale", [None], SpikeGuard),
+        (ValueError, "loss_scale", ["no"], SpikeGuard),
+        (ValueError, "config", ["NoSuchScale", "Dense", "keras>Adam"], named),
     ],
 )
 def test_other_values_that_are_refused(error, name, values, call):

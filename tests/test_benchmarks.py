@@ -11,12 +11,13 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from benchmark import timing
 from installed import ROOT, families
+from processes import printed
 
 from lossscale.runtime import kerases
 
@@ -88,7 +89,7 @@ def test_it_runs(name, tmp_path, monkeypatch, capsys):
     kerases.imported("tf_keras")
     if kerases.keras3() is None or len(kerases.keras2()) == 0:
         pytest.skip("benchmarks set both Kerases side by side")
-    arguments, printed = SMALL[name]
+    arguments, expected = SMALL[name]
     plain = [] if name in ("step_graphs", "policies", "many_workers") else ["--plain"]
     command = [str(FOLDER / f"{name}.py"), *shlex.split(arguments), *plain]
     if name in OWN_PROCESS:
@@ -102,22 +103,14 @@ def test_it_runs(name, tmp_path, monkeypatch, capsys):
             for each in families():
                 each.keras.mixed_precision.set_global_policy("float32")
         answer = capsys.readouterr().out
-    assert re.search(printed, answer), answer
+    assert re.search(expected, answer), answer
 
 
 def run(command, folder):
-    """Returns what a Python prints."""
-    answer = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**timing.without_keep(), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    return answer.stdout
+    """Returns what a benchmark prints as a program."""
+    path = os.pathsep.join(sys.path)
+    with mock.patch.dict(os.environ, timing.without_keep(), clear=True):
+        return printed(*command, cwd=folder, PYTHONPATH=path)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="settings of glibc")

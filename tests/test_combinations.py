@@ -6,22 +6,14 @@ import ast
 import itertools
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from fnmatch import fnmatchcase
 
 from combinations import rules
 from installed import ROOT
+from processes import printed
 
-QUICK = """
-from combinations import left_over
-
-def pytest_collection_modifyitems(items):
-    for item in left_over(items):
-        items.remove(item)
-"""
-ALL = """
+HOOK = """
 import pytest
 from combinations import beyond_pairs, left_over
 
@@ -56,37 +48,31 @@ def test_none(): ...
 """
 
 
-def collected(tmp_path, hook):
+def collected(tmp_path, expression):
     """Returns the tests that are collected: names and parameters."""
     shutil.copy(ROOT / "tests" / "support" / "combinations.py", tmp_path)
-    (tmp_path / "conftest.py").write_text(hook)
+    (tmp_path / "conftest.py").write_text(HOOK)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    answer = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return re.findall(r"::test_(\w+)(?:\[(.*)\])?", answer.stdout)
+    options = ["-q", "--collect-only", "-m", expression]
+    told = printed("-m", "pytest", *options, cwd=tmp_path)
+    return re.findall(r"::test_(\w+)(?:\[(.*)\])?", told)
 
 
 def test_each_value_is_in_a_quick_test(tmp_path):
-    found = collected(tmp_path, QUICK)
+    found = collected(tmp_path, "not slow")
     three = [parameters.split("-") for name, parameters in found if name == "three"]
     assert len(three) == 3
     for position, values in enumerate(({"two", "three", "legacy"}, {"eager", "graph"})):
         assert {one[position] for one in three} == values
     assert {tuple(one[2:]) for one in three} == {("0", "1"), ("1", "1"), ("1", "0")}
     others = [name for name, _ in found if name not in ("three", "four")]
-    # Of test_slow those that were slow anyhow, and the two quick ones.
-    assert others == ["one"] * 4 + ["slow"] * 4 + ["none"]
+    # Of test_slow the two that were not slow anyhow.
+    assert others == ["one"] * 4 + ["slow"] * 2 + ["none"]
 
 
 def test_any_two_values_are_in_one_test(tmp_path):
-    found = collected(tmp_path, ALL)
+    found = collected(tmp_path, "")
     for name, count in (("three", 3), ("four", 4)):
         tests = [parameters.split("-") for test, parameters in found if test == name]
         assert len(tests) < {"three": 18, "four": 24}[name]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
 import sys
 
 import numpy as np
+import processes
 import pytest
 from installed import ROOT, families
 from limits import skip_without
@@ -42,15 +41,7 @@ def printed_by(example, tmp_path, monkeypatch, capsys):
 
 def printed_in_a_process(name, *arguments, **environment):
     """Returns what an example prints as a program."""
-    answer = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return answer.stdout
+    return processes.printed(EXAMPLES / f"{name}.py", *arguments, **environment)
 
 
 def test_the_picture_is_drawn(example, tmp_path):

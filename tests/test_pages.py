@@ -7,18 +7,14 @@ import importlib.util
 import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
-from unittest import mock
 
 import pages
 import pytest
-import stand_ins
-import tensorflow as tf
 from installed import ROOT, families
 from limits import IS_NEWEST, LIMITS, TENSORFLOW, skip_without
 from pages import DOCS, MIGRATIONS, PAGES
+from processes import SUPPORT, printed
 
 import lossscale
 
@@ -37,17 +33,7 @@ def assert_run(found, folder, **environment):
     for number, block in enumerate(found):
         paths.append(folder / f"block{number}.py")
         paths[-1].write_text(block)  # AutoGraph reads the source of a file
-    runner = ROOT / "tests" / "support" / "run_blocks.py"
-    answer = subprocess.run(
-        [sys.executable, str(runner), *map(str, paths)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
+    printed(SUPPORT / "run_blocks.py", *paths, cwd=folder, **environment)
 
 
 #: They take a fifteenth of all quick tests. On the newest TensorFlow the slow tests run
@@ -116,13 +102,6 @@ def test_links_lead_somewhere(name):
     path = PAGES.get(name, ROOT / name)
     broken = [link for link in pages.links(path) if not pages.is_there(path, link)]
     assert not broken
-
-
-def test_a_broken_link_is_found(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# One & two\n\n[x](#one--two) [y](#three) [z](other.md)\n")
-    found = pages.links(page)
-    assert [pages.is_there(page, link) for link in found] == [True, False, False]
 
 
 def test_the_readme_is_one_page_and_leads_to_the_others():
@@ -258,30 +237,3 @@ def test_each_public_name_has_one_entry_in_the_api_reference(imported):
 def test_a_docstring_becomes_what_sphinx_reads(imported, text, kind, converted):
     found = imported("docstrings").to_rest(text.split("\n"), kind)
     assert "\n".join(found).strip() == converted
-
-
-def test_a_page_gets_entries_of_the_loss_scales_that_it_does_not_name(imported):
-    page = ".. autoclass:: A\n   :members:\n\n.. every other loss scale\n"
-    found = imported("docstrings").filled(page, ["A", "B", "C"])
-    entries = [line for line in found.split("\n") if line.startswith("..")]
-    assert entries == [f".. autoclass:: {name}" for name in "ABC"]
-
-
-def test_a_name_without_an_entry_is_found(imported):
-    missing, documented = imported("docstrings").missing, ["lossscale.get"]
-    assert missing(["get", "simulate"], documented) == ["lossscale.simulate"]
-
-
-def test_horovods_optimizer_adds_up_where_it_computes_gradients(monkeypatch):
-    found = [family for family in families() if family.name != "keras3"]
-    if not found:
-        pytest.skip("there is no Keras 2")
-    for family in found:
-        variable = tf.Variable([1.0, 2.0])
-        allreduce = mock.Mock(side_effect=tf.identity)
-        monkeypatch.setattr(stand_ins, "allreduce", allreduce)
-        inner = stand_ins.DistributedOptimizer(family.optimizers.SGD(0.5))
-        optimizer = lossscale.LossScaleOptimizer(inner, 8)
-        optimizer.minimize(lambda v=variable: tf.reduce_sum(v**2), [variable])
-        assert allreduce.call_count == 1
-        assert variable.numpy().tolist() == [0.0, 0.0]

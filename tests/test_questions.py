@@ -10,6 +10,7 @@ import pages
 import pytest
 import tensorflow as tf
 from limits import TENSORFLOW
+from models import assert_same, inner_variables
 
 import lossscale
 
@@ -26,13 +27,8 @@ def count(variable):
 
 def state(model):
     """Returns a model's weights, and the variables of the optimizer that trains it."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return [np.array(v.numpy()) for v in (*model.weights, *variables_of(optimizer))]
-
-
-def variables_of(optimizer):
-    found = optimizer.variables
-    return found() if callable(found) else found
+    variables = [*model.weights, *inner_variables(model.optimizer)]
+    return [np.array(variable.numpy()) for variable in variables]
 
 
 def test_each_question_has_an_answer():
@@ -53,9 +49,8 @@ def test_float16_goes_on_from_float32_and_back(run):
     )
     path = found["state_of"](before).write("again")
     found["state_of"](again).read(path).expect_partial()
-    for one, others in ((before, again), (model, after)):
-        for mine, other in zip(state(one), state(others)):
-            np.testing.assert_array_equal(mine, other)
+    for one, other in ((before, again), (model, after)):
+        assert_same(state(one), state(other))
     assert len(state(model)) == len(state(after)) > 12  # moments, too
 
 
@@ -67,10 +62,8 @@ def test_a_model_trained_in_float16_becomes_int8(run):
     x, model = found["x"], found["model"]
     interpreter = tf.lite.Interpreter(model_content=found["converted"])
     interpreter.allocate_tensors()
-    (given,), (output,) = (
-        interpreter.get_input_details(),
-        interpreter.get_output_details(),
-    )
+    (given,) = interpreter.get_input_details()
+    (output,) = interpreter.get_output_details()
     answers = []
     for row in x[:32]:
         interpreter.set_tensor(given["index"], row[None])

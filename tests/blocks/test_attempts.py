@@ -9,7 +9,6 @@ from models import compiled
 
 from lossscale.blocks.backward import fitting_scale, unscaled_gradients
 
-MODES = ["eager", "graph", "xla"]
 LARGEST = 65504.0
 #: At, just above and just below powers of two and float16's largest number.
 MAGNITUDES = [
@@ -27,7 +26,6 @@ def greatest_scale(largest, headroom):
     return scale
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("headroom", [0, 6])
 def test_it_is_the_greatest_power_of_two_that_leaves_the_headroom(mode, headroom):
     function = compiled(lambda grads: fitting_scale([grads], headroom), mode)
@@ -67,7 +65,6 @@ def tried(mode, gain, grads, sparse=False):
     return function(tf.constant(grads)), int(calls.numpy())
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("gain", "last", "calls"),
     [
@@ -90,7 +87,6 @@ def test_an_overflow_is_tried_again_three_times_and_only_that(mode, gain, last, 
     assert seen == calls
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_sparse_gradients_stay_sparse_when_they_are_tried_again(mode):
     grads = np.float32([1.0, -0.75])
     found, seen = tried(mode, 2.0**10, grads, sparse=True)

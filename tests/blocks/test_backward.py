@@ -12,7 +12,6 @@ import lossscale
 from lossscale import ScaledBlock
 from lossscale.runtime import kerases
 
-MODES = ["eager", "graph", "xla"]
 #: Where XLA compiles for long.
 MODES_IN_BRIEF = ["eager", "graph"]
 HALF = "mixed_float16"
@@ -45,6 +44,10 @@ def grads_of(layer, mode, loss_of, sources=()):
     return [tf.convert_to_tensor(grad) for grad in compiled(step, mode)()]
 
 
+def squares(y):
+    return tf.reduce_sum(tf.cast(y, tf.float32) ** 2)
+
+
 def assert_as_bare(family, make, mode, loss_of):
     """A block around a float16 layer has the gradients of a float32 layer like it."""
     layer, bare = half(family, make), make(family.keras.layers)
@@ -56,6 +59,7 @@ def assert_as_bare(family, make, mode, loss_of):
     assert max(errors(grads_of(block, mode, loss_of), expected)) < 0.02
 
 
+@pytest.mark.slow
 def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family):
     """Eagerly examples/twenty_blocks.py shows it."""
     expected = gradients(falling(family, "float32", lambda layer: layer))
@@ -67,7 +71,6 @@ def test_twenty_blocks_that_take_most_of_the_gradient_all_have_theirs(family):
         assert max(errors(found, expected)) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_an_overflow_within_a_block_is_no_skipped_step(family, mode, x):
     def make(layers):
         # Takes what comes in 2**10 times back: more than the headroom.
@@ -75,7 +78,7 @@ def test_an_overflow_within_a_block_is_no_skipped_step(family, mode, x):
         return layers.Dense(8, use_bias=False, kernel_initializer=init)
 
     def loss_of(layer):
-        return tf.reduce_sum(tf.cast(layer(x * 2.0**-7), tf.float32) ** 2)
+        return squares(layer(x * 2.0**-7))
 
     block = ScaledBlock(half(family, make))
     loss_of(block)
@@ -99,7 +102,6 @@ def test_an_overflow_within_a_block_is_no_skipped_step(family, mode, x):
     np.testing.assert_allclose(moved, bare[1].numpy(), rtol=0.02)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("value", [np.inf, np.nan, 0.0])
 def test_what_is_not_finite_stays_so_and_zeros_stay_zeros(family, mode, value, x):
     block = ScaledBlock(half(family, lambda layers: layers.Dense(8)))
@@ -148,7 +150,6 @@ def assert_the_same_is_dropped_on_the_way_back(block, mode, x):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("mode", MODES)
 def test_dropout(family, mode, recompute, x):
     if recompute and family.name != "keras3":
         pytest.skip("Keras 2 draws what no variable keeps")
@@ -157,7 +158,6 @@ def test_dropout(family, mode, recompute, x):
     assert_the_same_is_dropped_on_the_way_back(block, mode, x)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_layers_own_generator(family, mode, x):
     class Drops(family.keras.layers.Layer):
         def call(self, inputs):
@@ -170,7 +170,6 @@ def test_a_layers_own_generator(family, mode, x):
     assert_the_same_is_dropped_on_the_way_back(block, mode, x)
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_an_embeddings_gradient_stays_sparse_and_its_mask_is_kept(family, mode):
     ids = tf.constant([[1, 2, 2], [0, 3, 1]])
     block = ScaledBlock(
@@ -200,8 +199,7 @@ def test_several_arguments_by_name_with_masks_and_several_results(family, mode, 
     def loss_of(attention):
         # The same tensor in two places.
         y, scores = attention(query=x, value=x, **named)
-        y, scores = tf.cast(y, tf.float32), tf.cast(scores, tf.float32)
-        return tf.reduce_sum(y**2) + tf.reduce_sum(scores**3)
+        return squares(y) + tf.reduce_sum(tf.cast(scores, tf.float32) ** 3)
 
     block = ScaledBlock(layer)
     assert {each.dtype for each in block(x, x, **named)} == {tf.float32}
@@ -251,7 +249,7 @@ def test_blocks_in_blocks_and_shared_weights(family, mode, recompute, x):
     first(x)
 
     def loss_of(block):
-        return tf.reduce_sum(second(block(x)) ** 2) * 2.0**-60
+        return squares(second(block(x))) * 2.0**-60
 
     found = grads_of(first, mode, loss_of, [x])
     weights = [tf.constant(each) for each in nested.get_weights()]
@@ -263,18 +261,14 @@ def test_blocks_in_blocks_and_shared_weights(family, mode, recompute, x):
     assert max(errors(found, tape.gradient(loss, [x, *weights]))) < 0.01
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_gradients(family, mode, x):
-    def make(layers):
-        return layers.Dense(8, activation="tanh")
-
     def loss_of(layer):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2)
-        return tf.reduce_sum(tape.gradient(y, x) ** 2)
+            y = squares(layer(x))
+        return squares(tape.gradient(y, x))
 
-    assert_as_bare(family, make, mode, loss_of)
+    assert_as_bare(family, lambda each: each.Dense(8, "tanh"), mode, loss_of)
 
 
 @pytest.mark.parametrize("mode", MODES_IN_BRIEF)
@@ -282,9 +276,9 @@ def test_loops_within(family, mode, rng):
     x = tf.constant(rng.normal(size=(2, 5, 8)).astype(np.float32))
 
     def loss_of(layer):
-        return tf.reduce_sum(tf.cast(layer(x), tf.float32) ** 2) * 2.0**-60
+        return squares(layer(x)) * 2.0**-60
 
-    assert_as_bare(family, lambda layers: layers.GRU(4), mode, loss_of)
+    assert_as_bare(family, lambda each: each.GRU(4), mode, loss_of)
 
 
 @pytest.mark.parametrize("mode", ["graph", "xla"])

@@ -10,7 +10,6 @@ from models import compiled, policy_of
 from lossscale import ScaledBlock
 from lossscale.runtime import kerases
 
-MODES = ["eager", "graph", "xla"]
 #: A gradient that no float16 holds.
 TINY = 2.0**-60
 X = np.array([[1.0, 2.0, 3.0]], np.float32)
@@ -88,7 +87,6 @@ READS = [multiplied, from_a_list, in_a_function, in_a_branch, only_returned]
 
 
 @recomputed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", READS)
 def test_a_tensor_that_a_tape_records_is_an_error(family, mode, call, recompute):
     block, v = block_of(family, recompute, call), tf.Variable(V)
@@ -105,7 +103,6 @@ def test_a_tensor_that_a_tape_records_is_an_error(family, mode, call, recompute)
 
 
 @recomputed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("place", ["watched", "in a function", "an argument, too"])
 def test_wherever_the_tape_knows_it_from(family, mode, place, recompute):
     block = block_of(family, recompute)
@@ -178,7 +175,6 @@ def test_a_function_that_a_tape_calls_is_an_error_then(family):
 
 
 @recomputed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", ["function", "branch"])
 def test_a_constant_may_be_read(family, mode, where, recompute):
     if recompute and where == "branch" and mode != "eager":
@@ -203,7 +199,6 @@ def test_a_constant_may_be_read(family, mode, where, recompute):
 
 
 @recomputed
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", ["read", "given to an operation"])
 def test_a_variable_of_no_layer_has_its_gradient(family, mode, way, recompute):
     v = tf.Variable(V.astype(np.float16))
@@ -224,7 +219,6 @@ def test_a_variable_of_no_layer_has_its_gradient(family, mode, way, recompute):
     np.testing.assert_array_equal(compiled(step, mode)(), X[0])
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_frozen_variable_that_a_tape_watches_is_an_error(family, mode):
     block = block_of(family)
     block.trainable = False

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.gradients.packing import SMALL, add_up, pack, unpack
-from lossscale.runtime.mode import COMPILED_BY_XLA
 
 
 def mixed_gradients():
@@ -44,11 +43,3 @@ def test_equal_small_gradients_are_added_up():
     np.testing.assert_array_equal(summed[0], [np.inf, np.nan])
     np.testing.assert_array_equal(summed[1], np.array([13.0], np.float16))
     assert [tensor.shape for tensor in summed[2:]] == [SMALL + 1, 1, 2]
-
-
-def test_under_xla_nothing_is_packed():
-    @tf.function(**COMPILED_BY_XLA)
-    def compiled():
-        return len(pack([tf.ones([2]), tf.ones([2])])[0])
-
-    assert int(compiled()) == 2

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from exact import heard
+from faulty import scaled_gradients, told_of
 from impossible import why_not
 from installed import STRATEGY
 from limits import skip_without
@@ -20,9 +19,7 @@ from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
 def told(model, x, y, **kwargs):
     """Returns what a monitor said in a fit."""
     kwargs = {"patience": 2, "verbose": 0, "check_activations": True, **kwargs}
-    fitted = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}
-    with heard() as messages:
-        model.fit(x, y, callbacks=[LossScaleMonitor(**kwargs)], **fitted)
+    messages, _ = told_of(model, x, y, LossScaleMonitor(**kwargs), epochs=3)
     return "\n".join(messages)
 
 
@@ -85,11 +82,7 @@ def test_on_two_replicas_with_the_fault_on_the_last(family, mirrored):
 def test_a_custom_step_with_check_underflow(family):
     class Custom(family.keras.Model):
         def train_step(self, batch):
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                scaled = self.optimizer.scale_loss(loss)
-            grads = tape.gradient(scaled, self.trainable_variables)
+            loss, grads = scaled_gradients(self, batch)
             grads = self.optimizer.get_unscaled_gradients(grads)
             self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
             return {"loss": loss}

@@ -6,29 +6,15 @@ import csv
 import re
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from exact import heard
-from faulty import ROWS, Faulty, batches, told_by_fit
-from installed import families
-from limits import skip_without
+from faulty import ROWS, Faulty, batches, scaled_gradients, told_by_fit, told_of
 from models import data, regression
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
-from lossscale.runtime import kerases
 
 LOOK = ": look at these rows."
-PLACES = [(family.name, "alone") for family in families()] + [
-    (name, "mirrored") for name in {f.keras: f.name for f in families()}.values()
-]
-
-
-@pytest.fixture(params=PLACES, ids="-".join)
-def place(request):
-    name, where = request.param
-    strategy = request.getfixturevalue("mirrored") if where == "mirrored" else None
-    return next(each for each in families() if each.name == name), strategy
 
 
 def monitor(**kwargs):
@@ -74,27 +60,14 @@ def test_they_are_named_with_what_they_cost(place, capsys):
     assert "Steps skipped for a loss that was not finite: 6." in line
 
 
-def test_a_healthy_epoch_says_nothing(family, capsys):
-    faulty = Faulty(family)
-    assert named_by_fit(faulty, run_of(4, gradient=[1]), monitor(verbose=1))[0] == []
-    assert "not finite" not in capsys.readouterr().out
-
-
 def test_epochs_and_steps_are_those_of_fit(family):
     """It begins at another epoch, counters are not zero, and an epoch ends early."""
     faulty = Faulty(family).reset(applied=1234)
     faulty.scale.skipped_steps.assign(77)
-    x, y = batches(run_of(10, data=[2, 6]))
-    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(ROWS).repeat()
+    dataset = tf.data.Dataset.from_tensor_slices(batches(run_of(10, data=[2, 6])))
+    fitted = {"steps_per_epoch": 5, "initial_epoch": 3, "epochs": 5, "verbose": 0}
     with heard() as messages:
-        faulty.model.fit(
-            dataset,
-            steps_per_epoch=5,
-            initial_epoch=3,
-            epochs=5,
-            verbose=0,
-            callbacks=[monitor()],
-        )
+        faulty.model.fit(dataset.batch(ROWS).repeat(), callbacks=[monitor()], **fitted)
     fourth, fifth = named(messages)
     assert fourth.startswith("Epoch 4: 1 of 5 steps was skipped because the loss was N")
     assert "scaled, at batch 2, counted" in fourth
@@ -103,10 +76,8 @@ def test_epochs_and_steps_are_those_of_fit(family):
 
 
 def test_only_the_last_ones_are_named(family):
-    messages, history = named_by_fit(
-        Faulty(family), run_of(40, data=range(3, 33)), monitor()
-    )
-    (message,) = messages
+    run = run_of(40, data=range(3, 33))
+    (message,), history = named_by_fit(Faulty(family), run, monitor())
     assert message.startswith("Epoch 1: 30 of 40 steps were skipped")
     listed = re.search("last at batches ([0-9, ]+), counted", message)[1]
     assert [*map(int, listed.split(", "))] == [*range(17, 33)]
@@ -114,10 +85,8 @@ def test_only_the_last_ones_are_named(family):
 
 
 def test_every_names_them_in_the_midst_of_an_epoch(family):
-    messages, _ = named_by_fit(
-        Faulty(family), run_of(9, data=[1, 2, 8]), monitor(every=3)
-    )
-    (message,) = messages
+    run = run_of(9, data=[1, 2, 8])
+    (message,), _ = named_by_fit(Faulty(family), run, monitor(every=3))
     assert message.startswith("Epoch 1: 2 of 3 steps were skipped")
     assert "last at batches 1, 2, " in message
 
@@ -130,30 +99,12 @@ def test_several_steps_in_one_call(family):
     assert "at batch 1, " in message
 
 
-def test_accumulated_gradients_are_counted_by_the_batch(family):
-    skip_without("gradient_accumulation_steps", family)
-    inner = family.optimizers.SGD(1e-3, gradient_accumulation_steps=3)
-    model = regression(family, LossScaleOptimizer(inner, DynamicLossScale(8.0)))
-    x, y = data(np.random.default_rng(7), 48)
-    y[[20, 40]] = np.nan
-    with heard() as messages:
-        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
-    (message,) = named(messages)
-    assert "2 of 12 steps were skipped" in message
-    assert "last at batches 5, 10, " in message
-
-
 def accumulating(family, count):
     """Returns a model whose own `train_step` applies once in `count` batches."""
 
     class Accumulating(family.keras.Sequential):
         def train_step(self, batch):
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                scaled_loss = self.optimizer.scale_loss(loss)
-            tensors = [*map(kerases.tensor_of, self.trainable_variables)]
-            grads = tape.gradient(scaled_loss, tensors)
+            loss, grads = scaled_gradients(self, batch)
             for total, grad in zip(self.sums, grads):
                 total.assign_add(grad)
             self.batch.assign_add(1)
@@ -181,8 +132,7 @@ def test_a_loop_that_accumulates_is_counted_by_the_step(family):
     model = accumulating(family, 3)
     x, y = data(np.random.default_rng(7), 48)
     y[20] = np.nan
-    with heard() as messages:
-        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
+    messages, _ = told_of(model, x, y, monitor())
     for message in named(messages):  # if the loss is seen in the branch that applies
         assert "1 of 4 steps was skipped" in message
         assert "at step 1, " in message
@@ -194,9 +144,7 @@ def test_spikes_are_counted_among_the_steps_and_are_no_bad_losses(family, rng):
     y[224] = np.nan
     guard = SpikeGuard(DynamicLossScale(1.0), window=8)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), guard)
-    model = regression(family, optimizer)
-    with heard() as messages:
-        model.fit(x, y, 16, verbose=0, shuffle=False, callbacks=[monitor()])
+    messages, _ = told_of(regression(family, optimizer), x, y, monitor(), 16)
     (message,) = named(messages)
     assert "1 of 16 steps was skipped because the loss was NaN" in message
     assert "at batch 14, " in message
@@ -207,11 +155,9 @@ def test_spikes_are_counted_among_the_steps_and_are_no_bad_losses(family, rng):
 def test_no_scale_to_lose_is_no_cost(family):
     scale = lossscale.FixedLossScale(8, skip_nonfinite=True)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), scale)
-    model = regression(family, optimizer)
     x, y = data(np.random.default_rng(7), 48)
     y[20] = np.nan
-    with heard() as messages:
-        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
+    messages, _ = told_of(regression(family, optimizer), x, y, monitor())
     (message,) = named(messages)
     assert message.endswith(LOOK)
 
@@ -226,16 +172,9 @@ def test_bad_losses_before_many_overflows_are_counted(family):
 def test_csv_and_record_hold_them(family, tmp_path):
     log = family.keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
     faulty, path = Faulty(family), tmp_path / "run.npz"
-    run = run_of(6, data=[2], gradient=[4])
     with heard():
-        faulty.model.fit(
-            *batches(run),
-            batch_size=ROWS,
-            epochs=2,
-            shuffle=False,
-            verbose=0,
-            callbacks=[monitor(record=path), log],
-        )
+        run = run_of(6, data=[2], gradient=[4])
+        faulty.fit(run, monitor(record=path), log, epochs=2)
     with open(tmp_path / "log.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["nonfinite_losses"]) for row in rows] == [1, 2]
@@ -246,17 +185,11 @@ def test_csv_and_record_hold_them(family, tmp_path):
 
 def test_several_optimizers_and_applies_in_a_batch(family):
     """Each optimizer counts its own steps, two in each batch."""
-    keras = family.keras
 
-    class Twice(keras.Sequential):
+    class Twice(family.keras.Sequential):
         def train_step(self, batch):
-            x, y = batch
             for _ in range(2):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-                    scaled_loss = self.optimizer.scale_loss(loss)
-                tensors = [*map(kerases.tensor_of, self.trainable_variables)]
-                grads = tape.gradient(scaled_loss, tensors)
+                loss, grads = scaled_gradients(self, batch)
                 pairs = zip(grads, self.trainable_variables)
                 self.optimizer.apply_gradients(list(pairs))
             return {"loss": loss}
@@ -266,8 +199,6 @@ def test_several_optimizers_and_applies_in_a_batch(family):
     model = regression(family, optimizer, model_class=Twice)
     x, y = data(np.random.default_rng(7), 48)
     y[[20, 40]] = np.nan
-    with heard() as messages:
-        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=[monitor()])
-    (message,) = named(messages)
+    (message,) = named(told_of(model, x, y, monitor())[0])
     assert "4 of 24 steps were skipped" in message
     assert "last at batches 5, 10, " in message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from exact import heard
+from faulty import told_of
 from models import data, regression
 
 import lossscale
@@ -18,10 +18,8 @@ def fit_with_spikes(family, rng, monitor, loss_scale=None, epochs=2, rate=2.0**-
     loss_scale = loss_scale or SpikeGuard(DynamicLossScale(1.0), window=12)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(rate), loss_scale)
     model = regression(family, optimizer)
-    quiet = {"batch_size": 16, "epochs": epochs, "shuffle": False, "verbose": 0}
-    with heard() as messages:
-        found = model.fit(x, y, callbacks=[monitor], **quiet)
-    return optimizer, found.history, messages
+    messages, history = told_of(model, x, y, monitor, 16, epochs=epochs)
+    return optimizer, history, messages
 
 
 def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):

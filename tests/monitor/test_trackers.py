@@ -10,6 +10,7 @@ from installed import families
 
 from lossscale import LossScaleMonitor
 
+pytestmark = pytest.mark.slow
 KEYS = ["headroom", "largest_gradient", "loss_scale", "skipped_steps"]
 RUN = [None, "gradient", None]
 
@@ -23,7 +24,6 @@ def fit_twice(callback):
     Faulty(families()[0]).reset().fit(RUN, monitor(), callback, epochs=2)
 
 
-@pytest.mark.slow
 def test_dvclive_stores_each_epoch(tmp_path, monkeypatch):
     dvclive = pytest.importorskip("dvclive.keras", reason="no dvclive")
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,6 @@ def test_dvclive_stores_each_epoch(tmp_path, monkeypatch):
     assert found["largest_gradient"] > 0
 
 
-@pytest.mark.slow
 def test_mlflow_stores_each_epoch(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="no MLflow")
     callbacks = pytest.importorskip("mlflow.keras.callback", reason="no mlflow.keras")
@@ -50,7 +49,6 @@ def test_mlflow_stores_each_epoch(tmp_path, monkeypatch):
     assert values["largest_gradient"][-1] > 0
 
 
-@pytest.mark.slow
 def test_wandb_stores_batches(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="no wandb")
     callbacks = pytest.importorskip("wandb.integration.keras", reason="no wandb")
@@ -64,7 +62,6 @@ def test_wandb_stores_batches(tmp_path, monkeypatch):
         assert found[f"{kind}/largest_gradient"] > 0
 
 
-@pytest.mark.slow
 def test_aim_stores_each_epoch(tmp_path, monkeypatch):
     callbacks = pytest.importorskip("aim.keras", reason="no Aim")
     monkeypatch.chdir(tmp_path)

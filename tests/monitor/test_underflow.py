@@ -7,9 +7,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import heard
-from impossible import why_not
-from installed import STRATEGY
+from faulty import told_of
 from models import data, regression, variable_of
 
 import lossscale
@@ -44,10 +42,10 @@ def fit_tiny(family, rng, loss_scale, monitor, epochs=4):
     """Returns the history of a model whose gradients are tiny, and the warnings."""
     x, y = data(rng)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), loss_scale)
-    model = tiny(family, optimizer)
-    with heard() as messages:
-        found = model.fit(x, y, 16, epochs, verbose=0, callbacks=[monitor])
-    return found.history, messages
+    messages, history = told_of(
+        tiny(family, optimizer), x, y, monitor, 16, epochs=epochs
+    )
+    return history, messages
 
 
 def reading(log2_scale, log2_largest, skipped=0):
@@ -157,21 +155,6 @@ def test_what_was_traced_before_is_traced_anew(family, rng):
     assert np.isfinite(found.history["headroom"]).all()
     again = model.fit(x, y, verbose=0, callbacks=[monitor])
     assert np.isfinite(again.history["headroom"]).all()
-
-
-def test_on_two_replicas(family, rng, mirrored):
-    if why_not(STRATEGY, family.name, "fit"):
-        pytest.skip("impossible, see impossible.py")
-    x, y = data(rng)
-    with mirrored.scope():
-        scale = DynamicLossScale()
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), scale)
-        model = tiny(family, optimizer)
-    monitor = LossScaleMonitor(patience=1, check_underflow=True, verbose=0)
-    with pytest.warns(lossscale.LossScaleWarning, match="may underflow"):
-        model.fit(x, y, verbose=0, callbacks=[monitor])
-    copies = mirrored.experimental_local_results(scale.last_largest)
-    assert len({copy.numpy().item() for copy in copies}) == 1
 
 
 def test_the_record_holds_the_largest(family, rng, tmp_path):

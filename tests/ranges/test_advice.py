@@ -94,7 +94,6 @@ NESTS = {
 
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("nest", NESTS)
-@pytest.mark.parametrize("family", each_keras(), ids=lambda family: family.name)
 def test_what_forward_ranges_says_of_data_that_the_model_casts_helps(
     family, nest, divides
 ):
@@ -132,7 +131,6 @@ def test_what_forward_ranges_says_of_data_that_the_model_casts_helps(
     assert find_nonfinite(model, x, np.ones([8, 1]), loss="mse").where is None
 
 
-@pytest.mark.parametrize("family", each_keras(), ids=lambda family: family.name)
 def test_what_forward_ranges_says_of_a_sequential_model_without_input_helps(family):
     maker = Maker(family.keras)
 
@@ -155,8 +153,6 @@ def test_what_forward_ranges_says_of_a_sequential_model_without_input_helps(fami
 
 #: What happens between the steps is the same in all modes: graphs take the longest.
 IN_GRAPHS = {"state"}
-
-
 #: Its output is finite, and wrong: no step is skipped.
 HIDDEN = {"normalized"}
 

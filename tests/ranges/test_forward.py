@@ -69,9 +69,8 @@ def test_counts_are_exact(family):
         assert found.subnormal[number] == np.mean(few)
         assert found.overflowing[number] == np.mean(np.isinf(half))
         assert found.largest[number] == np.max(real)
-        np.testing.assert_allclose(
-            found.headroom[number], np.log2(65504 / np.max(real))
-        )
+        room = np.log2(65504 / np.max(real))
+        np.testing.assert_allclose(found.headroom[number], room)
     assert found.largest_exponent.tolist() == [14, 17, 27]
     assert found.overflowing[1] > 0
     assert found.summary["all"]["values"] == 18
@@ -144,9 +143,8 @@ def test_it_trains_with_the_policies_that_it_gives():
         given = keras.Input((4, 6))
         hidden = layers.Dense(8, kernel_initializer="ones")(given)
         hidden = attention(hidden, hidden)
-        inner = keras.Sequential(
-            [keras.Input((4, 8)), layers.Dense(8), layers.ReLU()], name="inner"
-        )
+        inside = [keras.Input((4, 8)), layers.Dense(8), layers.ReLU()]
+        inner = keras.Sequential(inside, name="inner")
         pooled = layers.GlobalAveragePooling1D()(inner(hidden))
         tiny = keras.initializers.Constant(2.0**-40)  # for gradients that fit
         last = layers.Dense(1, kernel_initializer=tiny, dtype="float32")
@@ -186,9 +184,8 @@ def test_what_a_library_makes_is_configured_by_its_layer(family, home, named):
 
     Block.__module__ = f"{home}.layers"
     with policy_of(family.keras, "mixed_float16"):
-        model = family.keras.Sequential(
-            [family.keras.Input((80,)), Block(name="block")]
-        )
+        parts = [family.keras.Input((80,)), Block(name="block")]
+        model = family.keras.Sequential(parts)
         found = forward_ranges(model, np.ones([8, 80], np.float32), verbose=0)
     path = "block" if named == "block" else "block/wide"
     assert found.need_float32[0] == path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import pickle
 
 import numpy as np
@@ -12,7 +11,7 @@ import tensorflow as tf
 from installed import each_keras, families
 from models import FEATURES, policy_of, regression
 
-from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges, ranges
+from lossscale import FixedLossScale, LossScaleOptimizer, gradient_ranges
 from lossscale.runtime.kerases import tensor_of
 
 ROWS = 96
@@ -49,58 +48,37 @@ def by_hand(model, x, y):
     return [x.T @ before, before.sum(0), active.T @ outer, outer.sum(0), inner, outer]
 
 
-def expected(model, x, y, size=32):
-    """Returns all batches' values by row."""
-    parts = [
-        by_hand(model, x[at : at + size], y[at : at + size])
-        for at in range(0, len(x), size)
-    ]
-    return [np.concatenate([p.ravel() for p in row]) for row in zip(*parts)]
-
-
-def share(part, of):
-    return np.sum(part) / np.sum(of)
-
-
 def test_against_numpy(family, data):
     model = network(family)
-    rows = expected(model, *data)
+    batches = zip(*(np.split(each, 3) for each in data))
+    parts = zip(*(by_hand(model, *batch) for batch in batches))
+    rows = [np.concatenate([part.ravel() for part in row]) for row in parts]
     scale = 2.0**-22  # a scale at which each thing happens to some
     found = gradient_ranges(
         model, *data, activations=True, loss_scale=scale, batches=None, verbose=0
     )
-    names = [
-        f"{name}/{kind}" for name in layer_names(model) for kind in ("kernel", "bias")
-    ]
-    assert [*found.names] == [*names, *(f"output of {n}" for n in layer_names(model))]
+    layers = [layer.name for layer in model.layers if layer.weights]
+    names = [f"{name}/{kind}" for name in layers for kind in ("kernel", "bias")]
+    assert [*found.names] == [*names, *(f"output of {name}" for name in layers)]
     assert found.batches == 3
     for number, row in enumerate(rows):
         assert np.float32(row).astype(np.float64).tolist() == row.tolist()  # exact
         with np.errstate(over="ignore", under="ignore"):
             half = (row * scale).astype(np.float16)
-        real = row != 0
+        real, largest = np.sum(row != 0), np.max(np.abs(row))
         assert found.values[number] == row.size
-        assert found.zeros[number] == np.mean(~real)
-        assert found.flushed[number] == share((half == 0) & real, real)
+        assert found.zeros[number] == np.mean(row == 0)
+        assert found.flushed[number] == np.sum((half == 0) & (row != 0)) / real
         few = (np.abs(row * scale) > 2.0**-25) & (np.abs(row * scale) < 2.0**-14)
-        assert found.subnormal[number] == share(few, real)
-        assert found.largest[number] == np.max(np.abs(row))
-        exponent = np.floor(np.log2(np.max(np.abs(row))))
-        assert found.largest_exponent[number] == exponent
-        np.testing.assert_allclose(
-            found.headroom[number], np.log2(65504 / scale / np.max(np.abs(row)))
-        )
+        assert found.subnormal[number] == np.sum(few) / real
+        assert found.largest[number] == largest
+        assert found.largest_exponent[number] == np.floor(np.log2(largest))
+        room = np.log2(65504 / scale / largest)
+        np.testing.assert_allclose(found.headroom[number], room)
     assert 0 < found.flushed.max() < 1
     assert found.subnormal.max() > 0
-    check_the_safe_scale(found, max(np.max(np.abs(row)) for row in rows))
 
-
-def layer_names(model):
-    return [layer.name for layer in model.layers if layer.weights]
-
-
-def check_the_safe_scale(found, largest):
-    safe = found.largest_safe_scale
+    safe, largest = found.largest_safe_scale, max(np.max(np.abs(row)) for row in rows)
     assert safe == 2.0 ** np.round(np.log2(safe))
     with np.errstate(over="ignore"):
         assert np.isfinite(np.float16(largest * safe))
@@ -187,12 +165,12 @@ def test_memory_does_not_grow_with_the_batches(newest):
 
     shapes = (tf.TensorShape([4, FEATURES]), tf.TensorShape([4, 1]))
     dataset = tf.data.Dataset.from_generator(rows, (tf.float32, tf.float32), shapes)
-    found = [
+    few, many = (
         gradient_ranges(model, dataset, batches=number, verbose=0) for number in (2, 40)
-    ]
-    assert [one.batches for one in found] == [2, 40]
-    assert found[1].values.sum() == 20 * found[0].values.sum()
-    assert len(pickle.dumps(found[0])) == len(pickle.dumps(found[1]))
+    )
+    assert (few.batches, many.batches) == (2, 40)
+    assert many.values.sum() == 20 * few.values.sum()
+    assert len(pickle.dumps(few)) == len(pickle.dumps(many))
     assert len(made) < 500  # not all were asked for; a few run ahead of the asking
 
 
@@ -220,14 +198,11 @@ def test_whatever_holds_the_data(newest, data):
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(32)
     for given in (dataset, dataset.repeat(), *map(whole, each_keras())):
         assert same(gradient_ranges(model, given, batches=3, verbose=0), by_arrays)
-    listed = gradient_ranges(
-        model, tf.constant(x), y.astype(np.float64), batch_size=32, verbose=0
-    )
-    assert same(listed, by_arrays)
+    others, loss = (tf.constant(x), y.astype(np.float64)), "mse"
+    for named in ({"batch_size": 32}, {"loss": loss}):
+        assert same(gradient_ranges(model, *others, **named, verbose=0), by_arrays)
     weighted = gradient_ranges(model, x, y, np.full([ROWS], 2.0), verbose=0)
     assert (weighted.largest == 2 * by_arrays.largest).all()
-    by_name = gradient_ranges(model, x, y, loss="mse", verbose=0)
-    assert same(by_name, by_arrays)
 
 
 def test_the_scale_that_it_asks_the_optimizer_for(newest, data):
@@ -235,10 +210,8 @@ def test_the_scale_that_it_asks_the_optimizer_for(newest, data):
     x, y = data[0][:8], data[1][:8]
     assert gradient_ranges(model, x, y, verbose=0).loss_scale == 512
     keras_own = newest.keras.mixed_precision.LossScaleOptimizer
-    for optimizer, scale in (
-        (newest.optimizers.SGD(), 1),
-        (keras_own(newest.optimizers.SGD(), initial_scale=64), 64),
-    ):
+    bare = newest.optimizers.SGD()
+    for optimizer, scale in ((bare, 1), (keras_own(bare, initial_scale=64), 64)):
         model.compile(optimizer, loss="mse")
         assert gradient_ranges(model, x, y, verbose=0).loss_scale == scale
 
@@ -290,20 +263,14 @@ def test_gradients_that_are_all_zero(newest):
     assert found.plot() is not None
 
 
-def test_no_module_takes_the_functions_name():
-    # `from lossscale.ranges import gradient_ranges` gave the function in 1.0.0: better
-    # an ImportError than a module that cannot be called.
-    assert importlib.util.find_spec("lossscale.ranges.gradient_ranges") is None
-    assert not hasattr(ranges, "gradient_ranges")
-
-
-def test_layers_shared_sparse_and_unused(family):
+def test_layers_shared_sparse_recurrent_and_unused(family):
     layers = family.keras.layers
 
     class Shared(family.keras.Model):
         def __init__(self):
             super().__init__()
             self.embedding = layers.Embedding(10, 4, name="embedding")
+            self.loop = layers.SimpleRNN(4, name="loop")
             self.dense = layers.Dense(4, name="twice")
             self.last = layers.Dense(1, name="last")
             self.unused = layers.Dense(2, name="unused")
@@ -313,7 +280,7 @@ def test_layers_shared_sparse_and_unused(family):
             self.built = True
 
         def call(self, x):
-            inner = tf.reduce_sum(self.embedding(x), 1)
+            inner = self.loop(self.embedding(x))
             return self.last(self.dense(self.dense(inner)))
 
     x = np.array([[1, 1, 2], [3, 1, 1]])
@@ -323,6 +290,8 @@ def test_layers_shared_sparse_and_unused(family):
     named = {name.split("/", 1)[-1]: n for name, n in values.items()}
     assert named["embeddings"] == 6 * 4 or named["embedding/embeddings"] == 6 * 4
     assert values["output of twice"] == 2 * (2 * 4)
+    assert values["output of loop"] == 2 * 4
+    assert not found.nonfinite.any()
     assert not any("unused" in name for name in found.names)
 
 
@@ -342,17 +311,6 @@ def test_a_layer_whose_first_output_has_no_gradient(family):
     values = dict(zip(found.names, found.values.tolist()))
     assert values["output of wide"] == 4 * 3
     assert values["output of narrow"] == 4 * 2
-
-
-def test_a_recurrent_layer(newest):
-    layers = newest.keras.layers
-    model = newest.keras.Sequential(
-        [layers.SimpleRNN(3, name="loop"), layers.Dense(1, name="end")]
-    )
-    x, y = np.ones([4, 5, 2], np.float32), np.ones([4, 1], np.float32)
-    found = gradient_ranges(model, x, y, loss="mse", activations=True, verbose=0)
-    assert {"output of loop", "output of end"} <= set(found.names)
-    assert not found.nonfinite.any()
 
 
 def test_autograph_converts_a_layer_as_in_fit(family):
@@ -410,19 +368,6 @@ def test_the_table_and_the_bar(newest, data, capsys):
     assert "rows=4, batches=3" in repr(found)
 
 
-def test_the_picture(newest, data, tmp_path):
-    found = gradient_ranges(network(newest, 2.0**15), *data, verbose=0)
-    ax = found.plot(rows=2)
-    labels = [label.get_text() for label in ax.get_yticklabels()]
-    assert len(labels) == 3
-    assert labels[-1].startswith("all\n")
-    assert "worst of 4" in ax.get_ylabel()
-    ax.figure.savefig(tmp_path / "picture.png")
-    assert (tmp_path / "picture.png").stat().st_size > 5_000
-    other = found.at(1).plot(ax)
-    assert other is ax
-
-
 def test_long_names_leave_room_for_the_picture(newest, data):
     found = gradient_ranges(network(newest), *data, verbose=0)
     names = tuple(f"a_long_name_of_a_layer/{i * 30}/kernel" for i in "abcd")
@@ -449,6 +394,10 @@ def test_the_picture_of_a_dead_layer(newest, data):
     assert [text.split("\n")[0] for text in texts] == ["all", *found.names]
     dead = [text.endswith("\n- to zero") for text in texts]
     assert dead == [False, True, True, False, False]
+    ax = found.plot(rows=2)
+    assert len(ax.get_yticklabels()) == 3
+    assert "worst of 4" in ax.get_ylabel()
+    assert found.at(1).plot(ax) is ax
 
 
 class TorchStyle:
@@ -521,7 +470,8 @@ def test_forgotten_targets(family, data):
 def test_a_model_compiled_without_a_loss(family, data):
     model = family.keras.Sequential([family.keras.layers.Dense(1)])
     model.compile(family.optimizers.SGD())
-    with pytest.raises(ValueError, match="`model` must be compiled with a loss"):
+    words = "`model` must be compiled with a loss, or `loss`"
+    with pytest.raises(ValueError, match=words):
         gradient_ranges(model, *data, verbose=0)
     own = family.keras.layers.Dense(1, activity_regularizer="l2")
     model = family.keras.Sequential([own])
@@ -531,19 +481,13 @@ def test_a_model_compiled_without_a_loss(family, data):
 
 def test_models_that_cannot_be_asked(newest, data):
     keras = newest.keras
-    model = keras.Sequential([keras.Input([FEATURES]), keras.layers.Dense(1)])
-    with pytest.raises(
-        ValueError, match="`model` must be compiled with a loss, or `loss`"
-    ):
-        gradient_ranges(model, *data)
     empty = keras.Sequential([keras.Input([FEATURES]), keras.layers.Flatten()])
     with pytest.raises(ValueError, match="must have trainable weights, got none"):
         gradient_ranges(empty, *data, loss="mse")
     half = keras.layers.Dense(1, dtype="float16")
     model = keras.Sequential([keras.Input([FEATURES]), half])
-    with pytest.raises(
-        ValueError, match=r"must have float32 weights, got .*in float16"
-    ):
+    words = r"must have float32 weights, got .*in float16"
+    with pytest.raises(ValueError, match=words):
         gradient_ranges(model, *data, loss="mse")
     model = network(newest)
     with pytest.raises(RuntimeError, match="must be called eagerly"):

@@ -9,27 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import is_older
-from models import (
-    FEATURES,
-    assert_same,
-    has_ops,
-    policy_of,
-    seed_all,
-    training_state,
-)
+from models import FEATURES, assert_same, has_ops, policy_of, seed_all, training_state
 
-from lossscale import (
-    LossScaleOptimizer,
-    find_nonfinite,
-    forward_ranges,
-    gradient_ranges,
-)
+import lossscale
 from lossscale.runtime.kerases import layers_of
 
 TOOLS = {
-    "find_nonfinite": find_nonfinite,
-    "gradient_ranges": functools.partial(gradient_ranges, activations=True, verbose=0),
-    "forward_ranges": lambda model, x, _: forward_ranges(model, x, verbose=0),
+    "find_nonfinite": lossscale.find_nonfinite,
+    "gradient_ranges": functools.partial(
+        lossscale.gradient_ranges, activations=True, verbose=0
+    ),
+    "forward_ranges": lambda model, x, _: lossscale.forward_ranges(model, x, verbose=0),
 }
 X, Y = np.ones([16, FEATURES], np.float32), np.full([16, 1], 7.0, np.float32)
 
@@ -64,7 +54,7 @@ def seeded(family, *last, is_built=True, **compiled_by):
         # What a layer draws in Python while `fit` builds it, it does not draw again.
         given = [keras.Input((FEATURES,)), drawing(family)] if is_built else []
         model = keras.Sequential([*given, *parts, *last])
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), 256)
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.01), 256)
     model.compile(optimizer, loss="mse", metrics=["mae"], **compiled_by)
     return model
 

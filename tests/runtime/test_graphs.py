@@ -12,13 +12,6 @@ from version_1 import running
 from lossscale.runtime import graphs
 
 
-def test_eager_mode_builds_none():
-    assert graphs.current_graph() is None
-    assert not graphs.is_building()
-    assert list(graphs.visible_graphs()) == [None]
-    assert graphs.graph_of(tf.constant(1.0)) is None
-
-
 def test_a_branch_and_a_loop_see_what_is_around_them_and_a_function_does_not():
     seen = {}
 
@@ -74,13 +67,6 @@ def test_what_is_in_a_loop_or_a_branch_that_has_ended_is_not_visible(mode):
     with running(mode) as run:
         run.step(step)(1.0)
     assert len(inside) >= 2
-
-
-def test_what_eager_mode_holds_is_visible_in_a_graph():
-    held = tf.constant(1.0)
-    assert graphs.is_visible(held)
-    with tf.Graph().as_default():
-        assert graphs.is_visible(held)
 
 
 def test_the_branches_of_one_fork_are_known_while_they_are_built():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from installed import families
 from models import data, regression
+from processes import printed
 
 import lossscale
 from lossscale.runtime import kerases
@@ -66,15 +65,8 @@ def test_files_of_tf_keras_load_whichever_comes_first(tmp_path, rng):
     for ending in ("keras", "h5"):
         paths.append(str(tmp_path / f"model.{ending}"))
         model.save(paths[-1])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    answer = subprocess.run(
-        [sys.executable, "-c", READER, *paths],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.stdout.endswith("read all\n"), answer.stderr
+    told = printed("-c", READER, *paths, PYTHONPATH=str(ROOT))
+    assert told.endswith("read all\n")
 
 
 @pytest.fixture
@@ -124,11 +116,6 @@ def test_a_package_that_is_missing_stays_missing(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     when_imported("no_such_package_anywhere", pytest.fail)
     assert importlib.util.find_spec("no_such_package_anywhere") is None
-
-
-def test_a_monitor_is_a_callback_of_every_keras(family):
-    monitor = lossscale.LossScaleMonitor()
-    assert isinstance(monitor, family.keras.callbacks.Callback)
 
 
 def test_a_users_subclass_of_kerass_own_wrapper_is_no_generation(family):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import tensorflow as tf
 from installed import ROOT
+from processes import printed
 
 import lossscale
 from lossscale.runtime import mode
@@ -41,8 +40,7 @@ def test_each_mode_is_seen_from_within_branches_and_nested_functions():
 
 def test_a_session_and_xla_in_it_are_seen():
     # Eager execution can only be left before anything runs: in a process of its own.
-    told = subprocess.check_output([sys.executable, "-c", _IN_SESSION], text=True)
-    assert told.split()[-2:] == ["True", "True"]
+    assert printed("-c", _IN_SESSION).split()[-2:] == ["True", "True"]
 
 
 _IN_SESSION = """

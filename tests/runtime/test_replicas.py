@@ -10,17 +10,6 @@ from models import compiled
 from lossscale.runtime import replicas
 
 
-def test_without_a_strategy_there_is_one():
-    assert replicas.count() == 1
-    value = tf.constant(3.0)
-    assert replicas.all_reduce_sum(value) is value
-    assert replicas.greatest(value) is value
-    assert replicas.local_result(value) is value
-    assert bool(replicas.agree(tf.constant(True)))
-    assert replicas.merge_call(lambda x, y: (x, y), 1, 2) == (1, 2)
-    assert replicas.call_for_each_replica(lambda x: x + 1, 1) == 2
-
-
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_sums_and_the_greatest_across_replicas(mirrored, mode):
     count = mirrored.num_replicas_in_sync
@@ -47,10 +36,3 @@ def test_each_replica_has_a_name_that_stays(mirrored):
     assert len(set(seen[0])) == mirrored.num_replicas_in_sync
     assert set(seen[0]) == set(seen[1])
     assert replicas.this_one() not in seen[0]
-
-
-def test_gradients_are_applied_in_replica_context(mirrored):
-    mirrored.run(replicas.check_can_apply)
-    replicas.check_can_apply()
-    with mirrored.scope(), pytest.raises(ValueError, match=r"within strategy\.run"):
-        replicas.check_can_apply()

@@ -102,21 +102,3 @@ def test_zero_gradients_move_nothing():
     assert float(loss_scale) == 2.0**7
     loss_scale.adjust(False, 0.0)
     assert float(loss_scale) == 2.0**6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"headroom": 2.5}, ValueError, "`headroom` must be a whole number"),
-        ({"headroom": -1}, ValueError, "`headroom`"),
-        ({"headroom": "4"}, TypeError, "`headroom` must be a number"),
-        ({"half_life": 0}, ValueError, "`half_life` must be greater than 0"),
-        ({"increment_period": 0}, ValueError, "`increment_period`"),
-        ({"min_loss_scale": 2.0**16}, ValueError, "`initial_loss_scale`"),
-        ({"max_loss_scale": 2.0**14}, ValueError, "`max_loss_scale`"),
-        ({"initial_loss_scale": np.nan}, ValueError, "`initial_loss_scale`"),
-    ],
-)
-def test_arguments(arguments, error, words):
-    with pytest.raises(error, match=words):
-        HeadroomLossScale(**arguments)

@@ -146,10 +146,6 @@ RUNS = {
 }
 
 
-def test_every_system_is_tried():
-    assert set(RUNS) == set(STATE_FORMATS)
-
-
 #: What neither the state nor the preset has.
 ASKED = {"nemo": {"hysteresis": 2}}
 
@@ -168,7 +164,7 @@ def begin(system):
     return loss_scale
 
 
-@pytest.mark.parametrize("system", RUNS)
+@pytest.mark.parametrize("system", STATE_FORMATS)
 def test_a_run_cut_anywhere_is_the_uncut_run(system):
     rng = np.random.default_rng(22)
     for _ in range(5):
@@ -182,7 +178,7 @@ def test_a_run_cut_anywhere_is_the_uncut_run(system):
         assert seen + run(again, flags[at:]) == expected, (flags, at)
 
 
-@pytest.mark.parametrize("system", RUNS)
+@pytest.mark.parametrize("system", STATE_FORMATS)
 def test_a_state_has_the_systems_keys_and_plain_values(system):
     state = export_state(system, begin(system))
     config = import_state(system, state, **RUNS[system]).get_config()
@@ -267,6 +263,10 @@ def test_a_mirrored_state(mirrored):
     assert export_state("torch", loss_scale) == TORCH
 
 
+#: Inner states of apex: one is not whole, the other is above its ceiling.
+LOW, HIGH = {"loss_scale": 8.0}, {"loss_scale": 2.0**25, "unskipped": 0}
+
+
 @pytest.mark.parametrize(
     ("system", "change", "error", "words"),
     [
@@ -280,27 +280,12 @@ def test_a_mirrored_state(mirrored):
         ("torch", {"_growth_tracker": -1}, ValueError, "at least 0, got -1"),
         ("torch", {"_growth_tracker": 0.5}, ValueError, "`state['_growth_tracker']` m"),
         ("torch", {"extra": 1}, ValueError, "unknown ['extra']"),
-        (
-            "megatron",
-            {"hysteresis_tracker": 3},
-            ValueError,
-            "`state['hysteresis_tracker']` must be at most the hysteresis, 2, got 3",
-        ),
+        ("megatron", {"hysteresis_tracker": 3}, ValueError, "the hysteresis, 2, got 3"),
         ("megatron", {"scale": 0.5}, ValueError, "`state['scale']` must be at least"),
         ("apex", {"loss_scaler1": {}}, ValueError, "unknown ['loss_scaler1']"),
         ("apex", {"loss_scaler0": 8.0}, TypeError, "`state['loss_scaler0']` must be a"),
-        (
-            "apex",
-            {"loss_scaler0": {"loss_scale": 8.0}},
-            ValueError,
-            "missing are ['unskipped']",
-        ),
-        (
-            "apex",
-            {"loss_scaler0": {"loss_scale": 2.0**25, "unskipped": 0}},
-            ValueError,
-            "`max_loss_scale` must be at least",
-        ),
+        ("apex", {"loss_scaler0": LOW}, ValueError, "missing are ['unskipped']"),
+        ("apex", {"loss_scaler0": HIGH}, ValueError, "`max_loss_scale` must be at l"),
         ("paddle", {"decr_count": -1}, ValueError, "`state['decr_count']` must be"),
         ("keras3", {"step_counter": "3"}, TypeError, "`state['step_counter']` must"),
     ],
@@ -312,13 +297,17 @@ def test_bad_states_are_refused_by_the_keys_name(system, change, error, words):
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["mxnet", None, ["torch"], {}, np.zeros([2])], ids=repr
-)
-def test_unknown_systems(name):
-    for call in (import_state, export_state):
-        with pytest.raises(ValueError, match=r"`system` must be one of.*'torch'"):
-            call(name, DynamicLossScale())
+def test_what_is_no_system_no_state_and_no_loss_scale():
+    for name in ("mxnet", None, ["torch"], {}, np.zeros([2])):
+        for call in (import_state, export_state):
+            with pytest.raises(ValueError, match=r"`system` must be one of.*'torch'"):
+                call(name, DynamicLossScale())
+    for state in (None, 8.0, [("scale", 8.0)], b"pickle"):
+        with pytest.raises(TypeError, match="`state` must be a dict with the keys"):
+            import_state("torch", state)
+    for value in (FixedLossScale(8), 8, None):
+        with pytest.raises(TypeError, match="`loss_scale` must be a DynamicLossScale"):
+            export_state("torch", value)
 
 
 @pytest.mark.parametrize("hysteresis", [2**63 - 1, 1])
@@ -331,7 +320,7 @@ def test_counters_at_the_end_of_what_int64_holds(hysteresis):
             import_state("megatron", {**state, key: state[key] * 4})
 
 
-@pytest.mark.parametrize("system", RUNS)
+@pytest.mark.parametrize("system", STATE_FORMATS)
 def test_every_key_is_needed(system):
     state = export_state(system, as_preset(system))
     asked = ASKED.get(system, {})
@@ -343,10 +332,8 @@ def test_every_key_is_needed(system):
         import_state(system, {}, **asked)  # what a scaler that is turned off saves
 
 
-@pytest.mark.parametrize("state", [None, 8.0, [("scale", 8.0)], b"pickle"], ids=repr)
-def test_a_state_is_a_dict(state):
-    with pytest.raises(TypeError, match="`state` must be a dict with the keys"):
-        import_state("torch", state)
+TIMES_4 = {"multiplier": 4.0}
+CONSECUTIVE = {"hysteresis": 2, "hysteresis_reset": ("good",)}
 
 
 @pytest.mark.parametrize(
@@ -354,21 +341,13 @@ def test_a_state_is_a_dict(state):
     [
         ("torch", {"hysteresis": 2}, "hysteresis=1"),
         ("torch", {"max_loss_scale": 2.0**20}, "max_loss_scale=None"),
-        ("keras3", {"multiplier": 4.0}, "multiplier=2.0"),
+        ("keras3", TIMES_4, "multiplier=2.0"),
         ("keras3", {"backoff_factor": 0.25}, "backoff_factor=0.5"),
         ("tf_keras", {"hysteresis": 3}, "hysteresis=1"),
         ("tensorflow", {"backoff_factor": 0.25}, "backoff_factor=0.5"),
-        (
-            "tensorflow",
-            {"multiplier": 4.0, "backoff_factor": 0.5},
-            "backoff_factor=0.25",
-        ),
+        ("tensorflow", {**TIMES_4, "backoff_factor": 0.5}, "backoff_factor=0.25"),
         ("apex", {"increment_period": 100}, "increment_period=2000"),
-        (
-            "megatron",
-            {"hysteresis": 2, "hysteresis_reset": ("good",)},
-            "hysteresis_reset=('growth',)",
-        ),
+        ("megatron", CONSECUTIVE, "hysteresis_reset=('growth',)"),
         ("paddle", {"hysteresis": 2}, "hysteresis_reset=('good', 'backoff')"),
     ],
 )
@@ -376,12 +355,6 @@ def test_what_a_system_cannot_do_is_refused(system, arguments, words):
     with pytest.raises(ValueError, match="`loss_scale` must have") as raised:
         export_state(system, DynamicLossScale(**arguments))
     assert f"must have {words} to continue in '{system}'" in str(raised.value)
-
-
-def test_only_a_dynamic_loss_scale_is_exported():
-    for value in (FixedLossScale(8), 8, None):
-        with pytest.raises(TypeError, match="`loss_scale` must be a DynamicLossScale"):
-            export_state("torch", value)
 
 
 def test_paddles_scale_is_an_array_and_its_flag_may_be_numpys():

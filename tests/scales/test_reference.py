@@ -64,23 +64,13 @@ ARGUMENTS = {
     "backoff_cooldown": 2,
     "overflow_tolerance": 0.3,
 }
-DEFAULTS = {
-    "initial_loss_scale": 2.0**8,
-    "increment_period": 2,
-    "multiplier": 2.0,
-    "backoff_factor": None,
-    "hysteresis": 1,
-    "hysteresis_reset": ["growth", "backoff"],
-    "min_loss_scale": 1.0,
-    "max_loss_scale": None,
-}
 FLAGS = [letter == "T" for letter in "TTTFFFTFTTFTTTTTTTFTFFFFFFFFFFFTTTT"]
 
 
 @pytest.mark.parametrize("name", ["none", *ARGUMENTS, "all"])
 def test_each_argument_as_the_reference(name):
     given = {n: v for n, v in ARGUMENTS.items() if name in (n, "all")}
-    config = {**DEFAULTS, **given}
+    config = {**DynamicLossScale(2.0**8, 2).get_config(), **given}
     assert run(DynamicLossScale(**config), FLAGS) == reference(config, FLAGS)
 
 

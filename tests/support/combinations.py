@@ -27,7 +27,6 @@ from fnmatch import fnmatchcase
 
 TABLE = """
 blocks/test_backward.py: one-xla one-keras2
-    test_twenty_blocks_that_take_most*: slow-on-newest
 blocks/test_layers.py: one-keras2
     test_a_saved_model_comes_back_equal: slow-on-newest
     test_fit_trains_and_no_step_is_skipped: slow-on-newest
@@ -48,7 +47,6 @@ monitor/test_spikes.py: one-keras2
     test_a_record_tells_which_steps_a_guard_would_skip: slow-on-newest
     test_without_spikes_and_without_a_guard_nothing_is_said: slow-on-newest
 monitor/test_statistics.py: one-keras2
-    test_statistics_of_every_kind: slow-on-newest
 monitor/test_underflow.py: slow-on-newest one-keras2
 monitor/test_watched.py: one-keras2
     test_gradients_that_are_added_up_in_variables_are_told_of[*-True]: smoke

@@ -9,6 +9,7 @@ from models import policy_of
 from strategies import scope_of
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
+from lossscale.runtime import kerases
 
 ROWS = 8
 #: Where a batch is bad: in its last row, so on the last replica alone.
@@ -99,3 +100,21 @@ def told_by_fit(faulty, run, monitor, **kwargs):
     with heard() as messages:
         history = faulty.fit(run, monitor, **kwargs).history
     return messages, history
+
+
+def told_of(model, x, y, monitor, rows=4, **kwargs):
+    """Returns the messages of a fit of any model, and its history."""
+    fitted = {"verbose": 0, "shuffle": False, "callbacks": [monitor], **kwargs}
+    with heard() as messages:
+        history = model.fit(x, y, rows, **fitted).history
+    return messages, history
+
+
+def scaled_gradients(model, batch):
+    """Returns the loss and the scaled gradients of a `train_step` of one's own."""
+    x, y = batch
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        scaled_loss = model.optimizer.scale_loss(loss)
+    tensors = [*map(kerases.tensor_of, model.trainable_variables)]
+    return loss, tape.gradient(scaled_loss, tensors)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import tensorflow as tf
 
@@ -25,48 +23,44 @@ def _is_own(keras, layer):
     return isinstance(again, keras.layers.Layer)
 
 
+def _is(*names):
+    """Returns what tells whether a family has one of these names."""
+    return lambda family: family.name in names
+
+
+def _is_old_keras2(before):
+    """Returns the same of legacy optimizers, and of new ones before a TensorFlow."""
+    return IS_2 if before > TENSORFLOW else _is("keras2-legacy")
+
+
+IS_3, IS_2 = _is("keras3"), _is("keras2-legacy", "keras2-new")
 #: Feature -> (what cannot have it, why). A family is as in installed.py.
 LIMITS = {
     "a tf.compat.v1 graph": (
-        lambda family: family.name != "keras2-legacy",
+        _is("keras3", "keras2-new"),
         "only legacy optimizers work in a tf.compat.v1 graph, and Keras 3 has none",
     ),
-    "minimize": (
-        lambda family: family.name == "keras3",
-        "Keras 3's optimizers have no minimize",
-    ),
-    "experimental_aggregate_gradients": (
-        lambda family: family.name == "keras3",
-        "Keras 3 always aggregates",
-    ),
+    "minimize": (IS_3, "Keras 3's optimizers have no minimize"),
+    "experimental_aggregate_gradients": (IS_3, "Keras 3 always aggregates"),
     "skip_gradients_aggregation": (
-        lambda family: family.name != "keras2-new",
+        _is("keras3", "keras2-legacy"),
         "Keras 3 always aggregates; legacy optimizers have another name for it",
     ),
-    "loss_scale_factor": (
-        lambda family: family.name != "keras3",
-        "only Keras 3's optimizers have a loss_scale_factor",
-    ),
+    "loss_scale_factor": (IS_2, "only Keras 3's optimizers have a loss_scale_factor"),
     "aggregation by argument": (
-        lambda family: family.name != "keras2-legacy",
+        _is("keras3", "keras2-new"),
         "only legacy optimizers have a gradient_aggregator",
     ),
     "aggregation by override": (
-        lambda family: family.name == "keras3",
+        IS_3,
         "Keras 3's optimizers have no method of their own for it",
     ),
-    "use_ema": (
-        lambda family: family.name == "keras2-legacy",
-        "legacy optimizers have no moving average",
-    ),
+    "use_ema": (_is("keras2-legacy"), "legacy optimizers have no moving average"),
     "gradient_accumulation_steps": (
-        lambda family: family.name != "keras3",
+        IS_2,
         "only Keras 3's optimizers accumulate gradients",
     ),
-    "stateless_apply": (
-        lambda family: family.name != "keras3",
-        "Keras 3's optimizers and wrapper only",
-    ),
+    "stateless_apply": (IS_2, "Keras 3's optimizers and wrapper only"),
     "SwapEMAWeights": (
         lambda family: not hasattr(family.keras.callbacks, "SwapEMAWeights"),
         "a callback of Keras 3",
@@ -76,10 +70,7 @@ LIMITS = {
         "an optimizer of later Keras 3",
     ),
     "weight_decay": (
-        lambda family: (
-            family.name == "keras2-legacy"
-            or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
-        ),
+        _is_old_keras2((2, 11)),
         "legacy optimizers, and the experimental ones of 2.10, have no weight_decay",
     ),
     "gradient accumulation and EMA on replicas": (
@@ -94,23 +85,14 @@ LIMITS = {
         lambda family: family.name != "keras2-new" or TENSORFLOW < (2, 13),
         "only new optimizers of Keras 2 are converted; Keras 2.11's fails on wrappers",
     ),
-    "copying": (
-        lambda family: family.name != "keras3",
-        "Keras 2's optimizers cannot be copied",
-    ),
+    "copying": (IS_2, "Keras 2's optimizers cannot be copied"),
     "an optimizer in a .keras file": (
-        lambda family: (
-            family.name == "keras2-legacy"
-            or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
-        ),
+        _is_old_keras2((2, 11)),
         "a .keras file holds no state of legacy optimizers, nor of the experimental "
         "ones of 2.10, bare or wrapped",
     ),
     "an optimizer in a .weights.h5 file": (
-        lambda family: (
-            family.name == "keras2-legacy"
-            or (family.name == "keras2-new" and TENSORFLOW < (2, 12))
-        ),
+        _is_old_keras2((2, 12)),
         "a .weights.h5 file holds no state of legacy optimizers, nor of any optimizer "
         "before Keras 2.12, bare or wrapped",
     ),
@@ -130,16 +112,12 @@ LIMITS = {
         "Keras 3 builds the optimizer of an .h5 file for no variables, and the "
         "experimental ones of 2.10 lose their state: bare or wrapped",
     ),
-    "cosine schedules": (
-        lambda family: not hasattr(family.keras.optimizers.schedules, "CosineDecay"),
-        "TensorFlow 2.4 has these schedules elsewhere",
-    ),
     "weights in TensorFlow's format": (
-        lambda family: family.name == "keras3",
+        IS_3,
         "Keras 3 writes no weights in TensorFlow's format",
     ),
     "optimizers that hide the inner one": (
-        lambda family: family.name != "keras3",
+        IS_2,
         "in Keras 2's checkpoints a wrapper looks like the optimizer that it wraps",
     ),
     "the end of float16 under XLA": (
@@ -158,10 +136,6 @@ LIMITS = {
     "a progress bar behind other callbacks": (
         lambda _: TENSORFLOW < (2, 5),
         "Keras puts its progress bar in front of all callbacks before TensorFlow 2.5",
-    ),
-    "tensorboard": (
-        lambda _: importlib.util.find_spec("tensorboard") is None,
-        "TensorBoard is not installed",
     ),
     "what the table of peers says": (
         lambda family: TENSORFLOW < (2, 21) or is_older(family, (3, 15)),

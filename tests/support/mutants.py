@@ -30,14 +30,8 @@ ROOT = Path(__file__).parents[2]
 WITHOUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "_pictures", "*.egg*")
 
 
-class TestSet(NamedTuple):
-    """Tests that are run together, and how many of 30 mutants may live by them."""
-
-    expression: str
-    may_live: int
-
-
-SETS = {"smoke": TestSet("smoke", 6), "quick": TestSet("not slow", 2)}
+#: Name -> what `pytest -m` is given, and how many mutants may live.
+SETS = {"smoke": ("smoke", 6), "quick": ("not slow", 2)}
 
 
 class Mutant(NamedTuple):
@@ -50,258 +44,151 @@ class Mutant(NamedTuple):
     tests: str
 
 
-PENDING, KINDS = "optimizer/pending.py", "optimizer/kinds.py"
-DYNAMIC, GUARD = "scales/dynamic.py", "scales/spike_guard.py"
-REDUCTION, STEP = "optimizer/reduction.py", "optimizer/step.py"
-LISTS = "optimizer/test_pending.py"
-RULE = "scales/test_dynamic.py scales/test_reference.py"
-GUARDS = "scales/test_spike_guard.py"
-REPLICAS = "optimizer/test_two_replicas.py"
-MUTANTS = [
-    # The rules of loss scales.
-    Mutant(
-        "dynamic: it grows one step late",
-        DYNAMIC,
-        "grows = good >= self._period()",
-        "grows = good > self._period()",
-        RULE,
-    ),
-    Mutant(
-        "dynamic: each bad step lowers it, whatever hysteresis is",
-        DYNAMIC,
-        "bad >= self.hysteresis)",
-        "bad >= 1)",
-        RULE,
-    ),
-    Mutant(
-        "dynamic: it falls below its floor",
-        DYNAMIC,
-        "return tf.maximum(scale / divisor, self.min_loss_scale)",
-        "return scale / divisor",
-        RULE,
-    ),
-    Mutant(
-        "dynamic: it grows to infinity",
-        DYNAMIC,
-        "return tf.where(tf.math.is_finite(larger), larger, scale)",
-        "return larger",
-        RULE,
-    ),
-    Mutant(
-        "dynamic: a cooldown never counts down",
-        DYNAMIC,
-        "tf.maximum(left - 1, zero)",
-        "left",
-        RULE,
-    ),
-    Mutant(
-        "guard: it never gives way",
-        GUARD,
-        "above > self.max_in_a_row)",
-        "above > 2**30)",
-        GUARDS,
-    ),
-    Mutant(
-        "guard: it keeps zeros",
-        GUARD,
-        "largest >= arguments.FLOAT32_MIN",
-        "largest >= 0.0",
-        GUARDS,
-    ),
-    Mutant(
-        "headroom: an overflow does not lower the ceiling",
-        "scales/headroom.py",
-        "raised, ceiling), lowered)",
-        "raised, ceiling), ceiling)",
-        "scales/test_headroom.py",
-    ),
-    Mutant(
-        "log-normal: an overflow counts as the largest that fits",
-        "scales/log_normal.py",
-        "self.log2_max + 1.0 - _log2(restored)",
-        "self.log2_max - _log2(restored)",
-        "scales/test_log_normal.py",
-    ),
-    Mutant(
-        "every loss scale: a restored 0 or NaN stays",
-        "scales/base.py",
-        "found = tf.where(is_number, found, loss_scale.initial_loss_scale)",
-        "found = current",
-        "scales/test_conformance.py",
-    ),
-    Mutant(
-        "every loss scale: a config leaves out what is None",
-        "arguments.py",
-        "if value is not None or name not in self._newer",
-        "if value is not None",
-        "scales/test_conformance.py test_public_api.py",
-    ),
-    # Several replicas.
-    Mutant(
-        "replicas: the first one decides",
-        REDUCTION,
-        "total, largest = replicas.all_reduce_sum(contributions), None",
-        "total, largest = replicas.local_result(contributions), None",
-        REPLICAS,
-    ),
-    Mutant(
-        "replicas: the greatest magnitude is the first one's",
-        REDUCTION,
-        "tf.reduce_max(total[1:])",
-        "total[1]",
-        "optimizer/test_looking.py",
-    ),
-    Mutant(
-        "replicas: a sum that may overflow is not looked at",
-        REDUCTION,
-        "tf.logical_and(total > 0.0, total < self._count + 1.0)",
-        "total < 0.0",
-        REPLICAS,
-    ),
-    Mutant(
-        "communication_dtype: unscaled gradients cross as they are",
-        REDUCTION,
-        "scale if by is None else scale / by if by is unknown else None",
-        "None if by is None else scale / by if by is unknown else None",
-        "optimizer/test_communication.py",
-    ),
-    # The step.
-    Mutant(
-        "step: an overflow that was clipped is forgotten",
-        "optimizer/bundle.py",
-        "check=bundle.check.without_gradients(bundle.count) & now",
-        "check=now",
-        "optimizer/test_loops.py",
-    ),
-    Mutant(
-        "step: duplicate rows may add up to infinity",
-        "gradients/rows.py",
-        "return bool(dtype.is_floating) and dtype.size == 2",
-        "return False",
-        "gradients/test_rows.py",
-    ),
-    Mutant(
-        "step: a loss is multiplied in float16",
-        "gradients/arithmetic.py",
-        "loss = widened(loss)",
-        "loss = tf.convert_to_tensor(loss)",
-        "gradients/test_arithmetic.py",
-    ),
-    Mutant(
-        "step: a spike is applied",
-        STEP,
-        "verdict.should_apply,",
-        "is_finite,",
-        "optimizer/test_spike_record.py",
-    ),
-    Mutant(
-        "step: the rule is told of a bad loss",
-        STEP,
-        "is_told = tf.logical_not(is_of_loss)",
-        "is_told = True",
-        "optimizer/test_nonfinite_loss.py",
-    ),
-    Mutant(
-        "step: each optimizer of a step adjusts a shared loss scale",
-        STEP,
-        "if step is None or not step.goes_on(member, loss_scale):",
-        "if True:",
-        "optimizer/test_sharing.py",
-    ),
-    Mutant(
-        "record: it names another variable",
-        "optimizer/record.py",
-        "for variable, kind in zip(entry.variables, map(_kind, worst))",
-        "for variable, kind in zip(entry.variables[::-1], map(_kind, worst))",
-        "optimizer/test_fault_record.py",
-    ),
-    # Is a division pending? The law of `pending.py`.
-    Mutant(
-        "law 1: what was given to unscale may be unscaled",
-        PENDING,
-        "if kind.name == UNKNOWN and divisor is not None:",
-        "if False:",
-        LISTS,
-    ),
-    Mutant(
-        "law 1: gradients are not known again by their number",
-        PENDING,
-        "others = tf.where(is_given, -pending, others)",
-        "pass",
-        LISTS,
-    ),
-    Mutant(
-        "law 2: another optimizer's loss moves the state of one that waits",
-        PENDING,
-        "is_its = is_own or not self.observer.has_several",
-        "is_its = True",
-        LISTS,
-    ),
-    Mutant(
-        "law 2: an apply leaves its optimizer waiting",
-        PENDING,
-        "self._note_waiting(False)",
-        "pass",
-        LISTS,
-    ),
-    Mutant(
-        "law 3: bodies are of unknown kind",
-        KINDS,
-        "if called and not is_used and",
-        "if False and",
-        LISTS,
-    ),
-    Mutant(
-        "law 4: a counted overflow does not end",
-        PENDING,
-        "now = tf.where(held > Overflow.COUNTED, Overflow.SEEN, Overflow.NONE)",
-        "now = held",
-        LISTS,
-    ),
-    Mutant(
-        "law 4: an overflow that no apply has counted ends with the next list",
-        PENDING,
-        "now = tf.where(is_finite, now, Overflow.SEEN)",
-        "now = tf.where(is_finite, Overflow.NONE, Overflow.SEEN)",
-        "optimizer/test_overflows.py",
-    ),
-    Mutant(
-        "law 5: mixed values are of unknown kind",
-        KINDS,
-        "return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind",
-        "return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in found else kind",
-        LISTS,
-    ),
-    Mutant(
-        "law 5: nothing is said of gradients that another optimizer unscaled",
-        PENDING,
-        "elif not each.has_own:",
-        "elif False:",
-        LISTS,
-    ),
-    Mutant(
-        "a list is divided by the loss scale of now",
-        PENDING,
-        "return tf.where(scaled_by > 0.0, scaled_by, now)",
-        "return now",
-        LISTS,
-    ),
-    # What is said, and what files hold.
-    Mutant(
-        "monitor: no stall is told",
-        "monitor/watched.py",
-        "is_stall = own.in_a_row >= self._patience",
-        "is_stall = False",
-        "monitor/test_watched.py",
-    ),
-    Mutant(
-        "files: Keras's own arguments mean a default loss scale",
-        "optimizer/keras_arguments.py",
-        'config["initial_loss_scale"] = scale',
-        "pass",
-        "optimizer/test_keras_arguments.py",
-    ),
-]
+#: A file of the package and the tests that should see what is broken in it. Below, its
+#: mutants: the name, what stands there, and what becomes of it.
+TABLE = """
+scales/dynamic.py: scales/test_dynamic.py scales/test_reference.py
+    dynamic: it grows one step late
+      - grows = good >= self._period()
+      + grows = good > self._period()
+    dynamic: each bad step lowers it, whatever hysteresis is
+      - bad >= self.hysteresis)
+      + bad >= 1)
+    dynamic: it falls below its floor
+      - return tf.maximum(scale / divisor, self.min_loss_scale)
+      + return scale / divisor
+    dynamic: it grows to infinity
+      - return tf.where(tf.math.is_finite(larger), larger, scale)
+      + return larger
+    dynamic: a cooldown never counts down
+      - tf.maximum(left - 1, zero)
+      + left
+scales/spike_guard.py: scales/test_spike_guard.py
+    guard: it never gives way
+      - above > self.max_in_a_row)
+      + above > 2**30)
+    guard: it keeps zeros
+      - largest >= arguments.FLOAT32_MIN
+      + largest >= 0.0
+scales/headroom.py: scales/test_headroom.py
+    headroom: an overflow does not lower the ceiling
+      - raised, ceiling), lowered)
+      + raised, ceiling), ceiling)
+scales/log_normal.py: scales/test_log_normal.py
+    log-normal: an overflow counts as the largest that fits
+      - self.log2_max + 1.0 - _log2(restored)
+      + self.log2_max - _log2(restored)
+scales/base.py: scales/test_conformance.py
+    every loss scale: a restored 0 or NaN stays
+      - found = tf.where(is_number, found, loss_scale.initial_loss_scale)
+      + found = current
+arguments.py: scales/test_conformance.py test_public_api.py
+    every loss scale: a config leaves out what is None
+      - if value is not None or name not in self._newer
+      + if value is not None
+optimizer/reduction.py: optimizer/test_two_replicas.py
+    replicas: the first one decides
+      - total, largest = replicas.all_reduce_sum(contributions), None
+      + total, largest = replicas.local_result(contributions), None
+optimizer/reduction.py: optimizer/test_looking.py
+    replicas: the greatest magnitude is the first one's
+      - tf.reduce_max(total[1:])
+      + total[1]
+optimizer/reduction.py: optimizer/test_two_replicas.py
+    replicas: a sum that may overflow is not looked at
+      - tf.logical_and(total > 0.0, total < self._count + 1.0)
+      + total < 0.0
+optimizer/reduction.py: optimizer/test_communication.py
+    communication_dtype: unscaled gradients cross as they are
+      - scale if by is None else scale / by if by is unknown else None
+      + None if by is None else scale / by if by is unknown else None
+optimizer/bundle.py: optimizer/test_loops.py
+    step: an overflow that was clipped is forgotten
+      - check=bundle.check.without_gradients(bundle.count) & now
+      + check=now
+gradients/rows.py: gradients/test_rows.py
+    step: duplicate rows may add up to infinity
+      - return bool(dtype.is_floating) and dtype.size == 2
+      + return False
+gradients/arithmetic.py: gradients/test_arithmetic.py
+    step: a loss is multiplied in float16
+      - loss = widened(loss)
+      + loss = tf.convert_to_tensor(loss)
+optimizer/step.py: optimizer/test_spike_record.py
+    step: a spike is applied
+      - verdict.should_apply,
+      + is_finite,
+optimizer/step.py: optimizer/test_nonfinite_loss.py
+    step: the rule is told of a bad loss
+      - is_told = tf.logical_not(is_of_loss)
+      + is_told = True
+optimizer/step.py: optimizer/test_sharing.py
+    step: each optimizer of a step adjusts a shared loss scale
+      - if step is None or not step.goes_on(member, loss_scale):
+      + if True:
+optimizer/record.py: optimizer/test_fault_record.py
+    record: it names another variable
+      - for variable, kind in zip(variables, map(_kind, worst))
+      + for variable, kind in zip(variables[::-1], map(_kind, worst))
+optimizer/pending.py: optimizer/test_pending.py
+    law 1: what was given to unscale may be unscaled
+      - if kind.name == UNKNOWN and divisor is not None:
+      + if False:
+    law 1: gradients are not known again by their number
+      - others = tf.where(is_given, -pending, others)
+      + pass
+    law 2: another optimizer's loss moves the state of one that waits
+      - is_its = is_own or not self.observer.has_several
+      + is_its = True
+    law 2: an apply leaves its optimizer waiting
+      - self._note_waiting(False)
+      + pass
+optimizer/kinds.py: optimizer/test_pending.py
+    law 3: bodies are of unknown kind
+      - if called and not is_used and
+      + if False and
+optimizer/pending.py: optimizer/test_pending.py
+    law 4: a counted overflow does not end
+      - now = tf.where(held > Overflow.COUNTED, Overflow.SEEN, Overflow.NONE)
+      + now = held
+optimizer/pending.py: optimizer/test_overflows.py
+    law 4: an overflow that no apply has counted ends with the next list
+      - now = tf.where(is_finite, now, Overflow.SEEN)
+      + now = tf.where(is_finite, Overflow.NONE, Overflow.SEEN)
+optimizer/kinds.py: optimizer/test_pending.py
+    law 5: mixed values are of unknown kind
+      - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
+      + return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in found else kind
+optimizer/pending.py: optimizer/test_pending.py
+    law 5: nothing is said of gradients that another optimizer unscaled
+      - elif not each.has_own:
+      + elif False:
+    a list is divided by the loss scale of now
+      - return tf.where(scaled_by > 0.0, scaled_by, now)
+      + return now
+monitor/watched.py: monitor/test_watched.py
+    monitor: no stall is told
+      - is_stall = own.in_a_row >= self._patience
+      + is_stall = False
+optimizer/keras_arguments.py: optimizer/test_keras_arguments.py
+    files: Keras's own arguments mean a default loss scale
+      - config["initial_loss_scale"] = scale
+      + pass
+"""
+
+
+def mutants() -> Iterator[Mutant]:
+    """Yields the mutants of `TABLE`."""
+    for line in TABLE.strip().splitlines():
+        text = line.strip()
+        if not line.startswith(" "):
+            file, tests = line.split(": ")
+        elif text.startswith("- "):
+            old = text[2:]
+        elif not text.startswith("+ "):
+            name = text
+        else:
+            yield Mutant(name, file, old, text[2:], tests)
 
 
 class Copy:
@@ -352,12 +239,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="those with this in their names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    chosen = [each for each in MUTANTS if given.only in each.name]
+    chosen = [each for each in mutants() if given.only in each.name]
     for each in chosen:
         found = (ROOT / "lossscale" / each.file).read_text().count(each.old)
         if found != 1:
             raise SystemExit(f"{each.name}: {found} times in {each.file}: {each.old}")
-    expression, few = SETS[given.name].expression, SETS[given.name].may_live
+    expression, few = SETS[given.name]
     in_one = ["-n", "0"] if importlib.util.find_spec("xdist") else []
     with tempfile.TemporaryDirectory() as folder:
         copies: Queue[Copy] = Queue()

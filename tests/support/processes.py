@@ -26,6 +26,21 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
+def printed(*command, cwd=None, **environment):
+    """Returns what a Python with these arguments prints. It must not fail."""
+    answer = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return answer.stdout
+
+
 @contextmanager
 def started(commands, folder, seconds, **environment):
     """Starts Pythons with these arguments, and yields their processes.
