@@ -89,7 +89,8 @@ class Run:
             largest = np.where(known, self.largest, np.nan).astype(np.float64)
             limit = FLOAT16_MAX / largest
         label = "what float16 holds: 65504 / largest gradient"
-        return draw(ax, self.loss_scale, ~self.is_finite, limit, label)
+        lost = ~np.asarray(self.is_finite, bool)
+        return draw(ax, self.loss_scale, lost, limit, label)
 
 
 def save_run(

@@ -413,7 +413,11 @@ def test_a_graph_of_tensorflow_1_is_refused(faulty):
         ({"every": True}, TypeError, "`every` must be a number"),
         ({"on_stall": "die"}, ValueError, "one of 'warn', 'raise', 'stop', got 'die'"),
         ({"record": 3}, TypeError, "`record` must be the path of a file, got 3"),
-        ({"record": "no/such/run.npz"}, ValueError, "`record` must be in a folder"),
+        (
+            {"record": "no/such/run.npz"},
+            ValueError,
+            "`record` must be the name of a file in a folder",
+        ),
         ({"check_underflow": 1}, TypeError, "`check_underflow` must be True or False"),
         ({"check_activations": 1}, TypeError, "`check_activations` must be True or"),
         ({"verbose": -1}, ValueError, "`verbose` must be a whole number of at least 0"),
