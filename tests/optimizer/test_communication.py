@@ -453,13 +453,15 @@ def test_an_inner_optimizer_by_itself_adds_up_as_ever(mirrored, family):
 
 
 @pytest.mark.parametrize(
-    ("name", "answer", "message"),
+    ("name", "answer", "dtype", "message"),
     [
-        ("train_apart", True, "None under ParameterServerStrategy"),
-        ("can_sum", False, "'float16' or None with this TensorFlow"),
+        ("train_apart", True, "float16", "None under ParameterServerStrategy"),
+        ("can_sum", False, "bfloat16", "'float16' or None with this TensorFlow"),
     ],
 )
-def test_where_it_cannot_be_it_is_refused(family, monkeypatch, name, answer, message):
+def test_where_it_cannot_be_it_is_refused(
+    family, monkeypatch, name, answer, dtype, message
+):
     monkeypatch.setattr(replicas, name, lambda *_: answer)
     with pytest.raises(ValueError, match=message):
-        wrapped(family, dtype="bfloat16")
+        wrapped(family, dtype=dtype)
