@@ -89,17 +89,26 @@ def for_each_keras2(act: Callable[[Any], None]) -> None:
 
 def when_imported(name: str, call: Callable[[], None]) -> None:
     """Calls a function once, at the end of a package's first successful import."""
-    sys.meta_path.insert(0, _Watch(name, call))
+    known = (each for each in sys.meta_path if isinstance(each, _Watch))
+    watch = next((each for each in known if each.name == name), None)
+    if watch is None:
+        watch = _Watch(name)
+        sys.meta_path.insert(0, watch)
+    watch.calls.append(call)
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds a package as the other finders do, and notices its import."""
+    """Finds a package as the other finders do, and notices its import.
 
-    def __init__(self, name: str, call: Callable[[], None]) -> None:
-        self._name, self._call, self._asks = name, call, False
+    There is one for each package: several would ask each other in every order.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self._asks = name, False
+        self.calls: List[Callable[[], None]] = []
 
     def find_spec(self, fullname: str, *_: Any) -> Any:
-        if self._asks or fullname != self._name:
+        if self._asks or fullname != self.name:
             return None
         self._asks = True  # only the other finders answer now
         try:
@@ -114,7 +123,8 @@ class _Watch(importlib.abc.MetaPathFinder):
                 execute(module)
                 if self in sys.meta_path:  # a program may have changed the list
                     sys.meta_path.remove(self)
-                self._call()
+                for call in self.calls:
+                    call()
 
             loader.exec_module = exec_module
         return spec

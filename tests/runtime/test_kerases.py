@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.util
 import sys
 from pathlib import Path
@@ -113,9 +114,17 @@ def test_a_failed_import_is_none(package, tmp_path):
 
 
 def test_a_package_that_is_missing_stays_missing(monkeypatch):
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    when_imported("no_such_package_anywhere", pytest.fail)
+    asked = []
+
+    class Asked(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, *_):
+            asked.append(name)
+
+    monkeypatch.setattr(sys, "meta_path", [Asked(), *sys.meta_path])
+    for _ in range(12):  # each asking the others would take hours
+        when_imported("no_such_package_anywhere", pytest.fail)
     assert importlib.util.find_spec("no_such_package_anywhere") is None
+    assert asked == ["no_such_package_anywhere"] * 2
 
 
 def test_a_users_subclass_of_kerass_own_wrapper_is_no_generation(family):
