@@ -129,17 +129,21 @@ def main(given: Optional[Sequence[str]] = None) -> int:
 
 def _simulated(asked: argparse.Namespace) -> str:
     """Returns a line for each schedule, and draws them if --plot is given."""
-    recorded = lossscale.load_run(asked.file).loss_scale
+    run = lossscale.load_run(asked.file)
     lines = [f"{'':24}{'skipped':>10}{'longest stall':>15}{'at the end':>12}"]
     simulations = {}
     for name in asked.preset:
-        given = {}
+        given, recorded = {}, run.loss_scale
         asks_for_start = "initial_loss_scale" in PRESETS[name].asks_for
         if asks_for_start and recorded is not None and len(recorded):
             given["initial_loss_scale"] = float(recorded[0])  # where the run began
         loss_scale = lossscale.DynamicLossScale.from_preset(name, **given)
         simulations[name] = simulation = lossscale.simulate(
-            loss_scale, is_finite=asked.file, nonfinite_loss=asked.nonfinite_loss
+            loss_scale,
+            is_finite=run.is_finite,
+            largest=run.largest,
+            bad_losses=run.bad_losses,
+            nonfinite_loss=asked.nonfinite_loss,
         )
         final = scale_text(simulation.final_loss_scale)
         lost, stall = simulation.steps_lost, simulation.longest_stall

@@ -261,8 +261,9 @@ class Trial(Watcher):
         for tensor in floats_in((args, kwargs)):
             # A cast of the layer's inputs that overflowed is the layer's own.
             fault = self.found.get(key_of(tensor))
-            is_cast = fault and fault.operation == "Cast" and not fault.sources
-            if fault and is_cast and fault.call is call.parent:
+            if fault is None or fault.operation != "Cast" or fault.sources:
+                continue
+            if fault.call is call.parent:
                 fault.call, fault.is_cast = call, True
         # Copies, since two layers may get the same tensor. The gradient of a layer's
         # own copy is only what that layer hands back.

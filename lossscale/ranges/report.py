@@ -128,9 +128,10 @@ class Ranges(abc.ABC):
         """The figures above by row name. `"all"` has those of all rows together."""
         rows = {name: [number] for number, name in enumerate(self.names)}
         every = self._joined({**rows, "all": range(len(self.names))})
-        columns = [every._figures[name].tolist() for name in COLUMNS]
-        figures = (dict(zip(COLUMNS, row)) for row in zip(*columns))
-        return dict(zip(every.names, figures))
+        figures = every._figures
+        columns = [figures[name].tolist() for name in COLUMNS]
+        of_rows = (dict(zip(COLUMNS, row)) for row in zip(*columns))
+        return dict(zip(every.names, of_rows))
 
     @property
     def histogram(self) -> Tuple[Any, Any]:
