@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import rows
-from lossscale.gradients.check import Check, all_true
+from lossscale.gradients.check import Check
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
@@ -34,7 +34,6 @@ from lossscale.scales.base import (
     adjust_known,
     judged,
     left_out_as,
-    only_counts,
     untold_steps,
 )
 
@@ -158,25 +157,8 @@ class Step:
         A graph has a branch for the exact check. In there it also runs the rule if a
         good step would do more than to count itself, which is rare.
         """
-        routine, here = None, mode.current()
-        if not (agreed.exact_check is None or here.knows_values or here.by_xla):
-            routine = only_counts(self._loss_scale)
-        if routine is None:
-            return agreed.exact(), False
-        flags, counted = routine
-
-        def count() -> Flag:
-            ops = [each.assign_add(1, read_value=False) for each in counted]
-            with tf.control_dependencies([group_ops(ops)]):
-                return tf.constant(True)
-
-        def look() -> Flag:
-            is_finite = agreed.exact()
-            done = run_either(is_finite, lambda: adjust(True), lambda: None)
-            with tf.control_dependencies([group_ops([done])]):
-                return tf.identity(is_finite)
-
-        return either(all_true([agreed.quick, *flags]), count, look), True
+        del adjust
+        return agreed.exact(), False
 
     def unscale(self, bundle: Bundle) -> Bundle:
         """Divides, unless one replica leaves that to the branch."""
