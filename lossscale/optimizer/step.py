@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import rows
+from lossscale.gradients import arithmetic, rows
 from lossscale.gradients.check import Check
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import PendingDivision
@@ -187,10 +187,10 @@ class Step:
             )
         if self._is_told_the_flag:
             return adjust_together(self._pending, agreed, is_untold)
-        # The gradients may have been clipped since the check. A scalar that is NaN on
-        # a bad step tells the subclass that they were not finite.
+        # The gradients may have been clipped since the check. A scalar that is infinite
+        # on a bad step tells the subclass that they were not finite.
         grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        flag = tf.where(agreed.exact(), 0.0, float("nan"))
+        flag = arithmetic.infinite_unless(agreed.exact())
         return _unless_untold(
             is_untold,
             self._loss_scale,
