@@ -8,10 +8,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow as tf
 
 from lossscale.arguments import shown
+from lossscale.gradients.check import worst_of_all
 from lossscale.optimizer import LossScaleOptimizer
 from lossscale.optimizer.record import LEFT_OUT, Skips
 from lossscale.plotting import scale_text
-from lossscale.ranges.magnitudes import WORDS, kind_of, magnitude
+from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
 from lossscale.scales.base import can_change, left_out_as, shown_value, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
@@ -34,9 +35,7 @@ or, for optimizers that are not attributes of the model,
 """
 _WRAPPED_BY_KERAS = """\
 , Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
-_ASK = """ \
-lossscale.find_nonfinite(model, x, y) names the layer, and so does \
-LossScaleMonitor(check_activations=True) in `fit`."""
+_ASK = """ lossscale.find_nonfinite(model, x, y) names the layer."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 _BACKWARD = """\
@@ -186,11 +185,10 @@ class Watched:
         told, self._told = self._told, own.nonfinite - own.in_a_row
         return told != self._told
 
-    def stall(self, model: Any, activations: Any) -> Optional[str]:
+    def stall(self, model: Any) -> Optional[str]:
         """Returns the message about a stall, None if there is none now.
 
-        The first line says what happened, each other is a finding. `activations` is
-        None if the layers' outputs are not watched.
+        The first line says what happened, each other is a finding.
         """
         if not self.is_stall():
             return None
@@ -206,11 +204,8 @@ class Watched:
                 "Look for inf and NaN in the data, for a learning rate that is too "
                 "high, for a logarithm of zero or a division by zero, and for "
                 "activations beyond float16's 65504: give layers with such "
-                'activations, and the last layer, dtype="float32".'
-                + ("" if activations else _ASK)
+                'activations, and the last layer, dtype="float32".' + _ASK
             )
-        if activations:
-            findings.append(activations.finding())
         if faults:
             findings.append(_GRADIENTS.format(names=_listed(faults)))
         floor = getattr(loss_scale, "min_loss_scale", 0.0)
@@ -508,8 +503,9 @@ def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[
             tensor = kerases.tensor_of(variable)
             copies = model.distribute_strategy.experimental_local_results(tensor)
             # Of a large variable only one number comes from the device to the host.
-            kind = kind_of(max(float(magnitude(copy)) for copy in copies))
-            faults += [(variable, kind)] if kind else []
+            worst = sum(float(worst_of_all([copy])[0]) for copy in copies)
+            if not math.isfinite(worst):
+                faults.append((variable, "nan" if math.isnan(worst) else "inf"))
     return sentence.format(names=_listed(faults)) if faults else None
 
 

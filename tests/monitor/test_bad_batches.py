@@ -169,18 +169,14 @@ def test_bad_losses_before_many_overflows_are_counted(family):
     assert "the loss was not finite before it was scaled: look at these" in message
 
 
-def test_csv_and_record_hold_them(family, tmp_path):
+def test_csv_holds_them(family, tmp_path):
     log = family.keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
-    faulty, path = Faulty(family), tmp_path / "run.npz"
     with heard():
         run = run_of(6, data=[2], gradient=[4])
-        faulty.fit(run, monitor(record=path), log, epochs=2)
+        Faulty(family).fit(run, monitor(), log, epochs=2)
     with open(tmp_path / "log.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["nonfinite_losses"]) for row in rows] == [1, 2]
-    found = lossscale.load_run(path)
-    assert np.flatnonzero(found.bad_losses).tolist() == [2, 8]
-    assert np.flatnonzero(~found.is_finite).tolist() == [2, 4, 8, 10]
 
 
 def test_several_optimizers_and_applies_in_a_batch(family):

@@ -114,16 +114,6 @@ def test_those_that_are_given_are_watched(gan, given, names):
     assert history[f"{names[-1]}skipped_steps"] == [1]
 
 
-def test_one_of_several_is_recorded(gan, tmp_path):
-    path = tmp_path / "run.npz"
-    with pytest.raises(ValueError, match="`record` must be None with several"):
-        fit_with_bad_batches(gan, LossScaleMonitor(record=path))
-    monitor = LossScaleMonitor(record=path, verbose=0, optimizers=gan.both[1])
-    fit_with_bad_batches(gan, monitor, 1)
-    with np.load(path) as run:
-        assert run["is_finite"].tolist() == [True, False, True, True, True, True]
-
-
 def test_an_optimizer_that_the_user_never_made_is_not_named(family):
     model = two_optimizers(family, lambda inner: inner)
     monitor = LossScaleMonitor()
