@@ -127,12 +127,17 @@ def test_the_norm_of_the_gradients_is_a_metric_and_in_tensorboard(run):
     assert {"epoch_gradient_norm", "epoch_loss_scale"} <= tags
 
 
-def test_a_record_leads_to_the_batch_and_to_its_row(run, capsys):
-    found = run(program("trouble", "run.npz"))
-    assert found["skipped"].tolist() == [2]
-    name, told = capsys.readouterr().out.strip().split("\n")[-2:]
-    assert re.match(r"(sequential\w*/)?dense\w*/kernel$", name)
+def test_a_skipped_step_leads_to_the_batch_and_to_its_row(run, capsys):
+    run(program("trouble", "def note"))
+    skipped, told = capsys.readouterr().out.strip().split("\n")[-2:]
+    assert re.match(r"\[2\] (sequential\w*/)?dense\w*/kernel$", skipped)
     assert re.match(r"77 forward dense\w*$", told)
+
+
+def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
+    with pytest.warns(lossscale.LossScaleWarning, match="batches 0, 1"):
+        run(program("watching", "find_nonfinite"))
+    assert 'dtype="float32", name=\'wide' in capsys.readouterr().out
 
 
 def test_a_cross_entropy_of_logits_has_a_gradient_in_float16(run):
