@@ -199,7 +199,7 @@ class LossScaleOptimizer:
         ours = keras_arguments.as_ours(given, by_position)
         name = ours["name"]
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
-        engine = LossScaleEngine(
+        engine = LossScaleEngine._of_wrapper(
             ours["loss_scale"],
             communication_dtype=dtype,
             nonfinite_loss=nonfinite_loss,

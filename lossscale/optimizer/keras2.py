@@ -230,7 +230,7 @@ class Keras2Base(LossScaleOptimizer):
         if not dialect.is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
-        done = self._engine.apply(
+        done = self._engine._step(
             *(grads, variables, apply),
             are_added=aggregates,
             aggregate=functools.partial(dialect.aggregate, inner) if has_own else None,
