@@ -51,7 +51,6 @@ import tensorflow as tf
 
 from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
-from lossscale.optimizer import messages
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
 from lossscale.optimizer.kinds import (
     CHANGED,
@@ -90,6 +89,35 @@ from lossscale.scales.base import LossScale, observer_of, unguarded, value_of
 _KEPT = 8
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
+
+_NEVER_SCALED = """\
+The loss was never scaled before this step was traced or run: small float16 gradients \
+are lost. Add the two lines marked below to your training step:
+
+    with tf.GradientTape() as tape:
+        loss = ...
+        scaled_loss = optimizer.scale_loss(loss)           # <- add
+    grads = tape.gradient(scaled_loss, variables)          # <- scaled_loss, not loss
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+_CHANGED = """\
+While these gradients were still scaled, they were bounded, compared with a number, \
+passed through a function or mixed with unscaled ones, which is right for unscaled \
+gradients only. They are now divided by the loss scale. Unscale the gradients first, \
+then change them:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+_READ = """\
+The loss scale was read between `scale_loss` and `apply_gradients`, or other gradients \
+were unscaled by it, and lossscale cannot see whether these gradients were divided by \
+it. They are now divided by it. If your program divided them before, that is once too \
+often. Let the optimizer that applies them divide them:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
+"""
 
 
 class Overflow(float, enum.Enum):
@@ -527,7 +555,7 @@ class PendingDivision:
         """
         was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         if not was_used:
-            self._warn(messages.NEVER_SCALED)
+            self._warn(_NEVER_SCALED)
         rest = None
         if not self._unscales_itself and UNKNOWN in names:
             # The loss of a function's arguments may be scaled before they come.
@@ -537,11 +565,11 @@ class PendingDivision:
             rest = self._if_pending(by_nobody, grads)
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
-            self._warn(messages.CHANGED)
+            self._warn(_CHANGED)
         elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
             seen.numbers > 0 and (is_divided or SCALED in names)
         ):  # the program may have divided these gradients itself
-            self._warn(messages.READ)
+            self._warn(_READ)
         divisors = self._divisors_of_scaled(grads, kinds)
         both = zip(kinds, divisors)
         return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
