@@ -106,15 +106,6 @@ def test_the_steps_of_another_library_are_scaled(run):
         model.fit(found["x"], found["x"][:, :1], verbose=0)
 
 
-def test_layers_that_train_themselves_each_scale_their_own_loss(run):
-    found = run(program("custom-loops", "SelfTraining"))
-    first = found["train_step"](found["good"], found["bad"])
-    for layer, loss in zip(found["layers"], first):
-        assert layer.own_optimizer.loss_scale.has_scaled
-        assert count(layer.own_optimizer.applied_steps) == 4
-        assert float(loss) < np.log(2.0)  # of a layer that tells nothing apart
-
-
 def test_the_norm_of_the_gradients_is_a_metric_and_in_tensorboard(run):
     found = run(program("watching", "WithNorm"))
     logs = found["history"].history
