@@ -226,7 +226,7 @@ class StepObserver:
         #: What S is read from. A `FixedLossScale` has no variable.
         self._variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(self._variable)
-        #: The last step that the optimizers share: see `step.adjust_together`.
+        #: The last step that the optimizers share: see `step._SharedStep`.
         self.shared_step: Any = None
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
         self.owner: Optional[PendingDivision] = None
