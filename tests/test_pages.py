@@ -51,9 +51,6 @@ def runs_here(block):
     """Tells whether a block is for the Keras that `import keras` gives here."""
     if block.startswith("# Keras 2"):
         return False
-    if block.startswith("# Keras 3, with DTypePolicyMap"):
-        policies = getattr(families()[0].keras, "dtype_policies", None)
-        return hasattr(policies, "DTypePolicyMap")
     return families()[0].name == "keras3" or not block.startswith("# Keras 3")
 
 

@@ -86,6 +86,27 @@ def test_one_bad_batch_of_several_is_left_out(run, capsys):
     assert not any(total.numpy().any() for total in found["totals"])
 
 
+def test_gradients_are_added_up_on_several_replicas(run, mirrored):
+    text = program("custom-loops", "add_on_all")
+    text = text.replace("strategy = tf.distribute.MirroredStrategy()\n", "")
+    found = run(text, strategy=mirrored)
+    optimizer, weights = found["optimizer"], found["weights"]
+    assert count(optimizer.applied_steps) == 4
+
+    def inputs(context):
+        is_last = context.replica_id_in_sync_group == mirrored.num_replicas_in_sync - 1
+        return tf.fill([4, 8], np.inf if is_last else 1.0)
+
+    place = mirrored.experimental_distribute_values_from_function
+    before = [weight.numpy() for weight in weights]
+    found["add_on_all"](place(inputs), place(lambda _: tf.ones([4, 1])))
+    found["apply_on_all"]()
+    assert count(optimizer.applied_steps) == 4
+    assert count(optimizer.loss_scale.skipped_steps) == 1
+    assert_same(before, [weight.numpy() for weight in weights])
+    assert not any(total.numpy().any() for total in found["totals"])
+
+
 def test_the_steps_of_another_library_are_scaled(run):
     found = run(program("custom-loops", "LibraryModel"))
     losses = [float(loss) for loss in found["losses"]]
