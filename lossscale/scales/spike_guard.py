@@ -143,8 +143,9 @@ class SpikeGuard(LossScale):
     Source: window and threshold: OLMo-core `optim/skip_step_optimizer.py` (pull request
     43), levanter (973) and maxtext (3490). The population's deviation: levanter and
     llm.c `llmc/outlier_detector.h` (637). Spikes stay out of the statistic, and three
-    in a row: llm.c (711). The logarithm: see `LogNormalLossScale`. `min_ratio` is ours:
-    the deviation of equal gradients is 0.
+    in a row: llm.c (711). The logarithm: OpenSeq2Seq
+    `open_seq2seq/optimizers/automatic_loss_scaler.py`. `min_ratio` is ours: the
+    deviation of equal gradients is 0.
     """
 
     needs_largest = True
