@@ -6,16 +6,16 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
-import pages
 import pytest
 import tensorflow as tf
 from driving import drive, finite
+from every_loss_scale import PAGE
 from models import built, compiled
 
 import lossscale
 from lossscale import DynamicLossScale, HeadroomLossScale, LossScale, LossScaleOptimizer
 
-Halving = pages.module_of("own-loss-scale", "class Halving").Halving
+Halving = PAGE.Halving
 
 
 class Returns(LossScale):
