@@ -261,14 +261,15 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def _value(self) -> Tensor:
         """Returns what `__call__` returns, and nobody is told of the read."""
-        source = self._held() or getattr(self, "current_loss_scale", None)
-        if source is None:
+        held = self._held()
+        if held is not None:
+            return held._value()
+        if not hasattr(self, "current_loss_scale"):
             raise NotImplementedError(
                 f"{type(self).__name__} must implement `__call__`, or pass "
                 "`initial_loss_scale` to `super().__init__`."
             )
-        is_held = isinstance(source, LossScale)
-        return source._value() if is_held else tf.convert_to_tensor(source)
+        return tf.convert_to_tensor(self.current_loss_scale)
 
     def _note_read(self, value: Tensor) -> Tensor:
         # The caller may multiply a loss by it.
