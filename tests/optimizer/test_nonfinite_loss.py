@@ -392,7 +392,7 @@ def test_with_skip_a_row_of_nan_costs_nothing(family, epochs):
     assert scales[0] == scales[1] > 2.0**10
     assert_same(found.get_weights(), expected.get_weights())
     assert messages == [
-        f"Epoch {number}: 1 of 200 steps was skipped because the loss was NaN "
+        f"Epoch {number}: 1 step was skipped because the loss was NaN "
         "before it was scaled, at batch 77, counted from 0: look at these rows."
         for number in range(1, epochs + 1)
     ]
