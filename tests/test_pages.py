@@ -173,9 +173,16 @@ def private_names():
         for node in nodes
         if isinstance(getattr(node, "ctx", None), ast.Store)
     }
-    # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's.
+    # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's; what keys of
+    # Keras's logs end with.
     known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
-    known |= {"_growth_tracker", "_hysteresis_tracker", "_asdict", "_by_position"}
+    known |= {
+        "_growth_tracker",
+        "_hysteresis_tracker",
+        "_asdict",
+        "_by_position",
+        "_loss",
+    }
     for node in nodes:
         module = getattr(node, "module", None) or ""
         if module.startswith("tensorflow.python"):

@@ -467,7 +467,7 @@ def test_from_keras_takes_it(family):
 # One verdict: a reason of a user's own is one class
 
 
-SkipsZeros = pages.module_of("bad-batches", "_left_out_as = ").SkipsZeros
+SkipsZeros = pages.module_of("bad-batches", "left_out_as = ").SkipsZeros
 
 
 def test_only_one_class_leaves_steps_out():
@@ -477,7 +477,7 @@ def test_only_one_class_leaves_steps_out():
 
 def test_a_class_that_leaves_steps_out_says_as_what():
     members = {"_judge": lambda *_: Verdict(False)}
-    with pytest.raises(TypeError, match="`_left_out_as` must say what the steps are"):
+    with pytest.raises(TypeError, match="`left_out_as` must say what the steps are"):
         type("Mine", (LossScale,), members)
     type("Mine", (SkipsZeros,), members)  # it has the word of its base
 
