@@ -201,14 +201,14 @@ def test_the_tenth_in_a_session():
 # Random programs
 
 #: So many programs are in a test, and so many tests are quick.
-CHUNK, QUICK = 20, 1
+CHUNK, QUICK = 10, 1
 
 
 @pytest.mark.parametrize(
     "chunk",
     [
         pytest.param(chunk, marks=[pytest.mark.slow] if chunk >= QUICK else [])
-        for chunk in range(20)
+        for chunk in range(40)
     ],
 )
 def test_a_loss_scale_is_told_of_what_an_oracle_says(chunk):
