@@ -90,6 +90,7 @@ DynamicLossScale.from_preset(name, **overrides)
         called="""
 HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
     increment_period=2000, min_loss_scale=1.0, max_loss_scale=None)
+HeadroomLossScale.next_state(state, is_finite, largest=None)
 """,
         variables="ceiling current_loss_scale good_steps peak",
         keys="half_life headroom increment_period initial_loss_scale max_loss_scale "
@@ -111,6 +112,7 @@ HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
         called="""
 SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
     min_ratio=2.0)
+SpikeGuard.next_state(state, is_finite, largest=None)
 """,
         variables=None,
         keys="loss_scale max_in_a_row min_ratio threshold window",
