@@ -68,8 +68,8 @@ square root has at zero: lossscale.find_nonfinite(model, x, y) names the layer."
 _UNSCALED = """\
 The loss scale is {now}: the gradients are not finite even without being scaled up. \
 Either a derivative is infinite, as that of a square root is at zero, or they are too \
-large for float16. lossscale.find_nonfinite(model, x, y) on that batch says which, \
-names the layer, and says what to write."""
+large for float16, as they become where the learning rate is too high. \
+lossscale.find_nonfinite(model, x, y) on that batch says which, and what to write."""
 _ACCUMULATORS = """\
 Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
@@ -366,11 +366,13 @@ class Watched:
         if count:
             kinds = " or ".join(sorted({kind for _, kind in bad})) or "not finite"
             where = self._where([number for number, _ in bad])
+            # Of a loss that is bad at each step, a stall is told: rows are not at fault.
+            rows = ": look at these rows" if skips.bad_losses < _BAD_LOSSES else ""
             where = where if len(bad) == 1 else where.replace(" at", " last at", 1)
             texts.append(
                 f"{count} {'step was' if count == 1 else 'steps were'} skipped because "
                 f"the loss{_bad_outputs(logs)} was {kinds} before it was "
-                f"scaled{where}: look at these rows."
+                f"scaled{where}{rows}."
             )
             if can_change(scale) and not self.optimizer.engine.skips_losses:
                 texts.append(
