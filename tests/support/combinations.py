@@ -33,6 +33,8 @@ blocks/test_layers.py: one-keras2
     test_two_replicas_train_as_one_does: slow-on-newest
 blocks/test_outside.py: one-xla one-keras2
 compat/test_programs_of_1.py: slow-on-newest
+compat/test_worlds.py:
+    test_it_trains_as_the_bare_optimizer: slow-on-newest
 gradients/test_arithmetic.py:
     test_a_float16_loss_is_scaled_in_float32: smoke
 gradients/test_rows.py: smoke
