@@ -103,7 +103,7 @@ MATRIX = {
     "2.16": Version(
         "3.12",
         ["tensorflow-cpu==2.16.*", "keras==3.3.*"],
-        (*KERAS, "tests/blocks/test_layers.py", "tests/ranges"),
+        (*KERAS, "tests/ranges"),
     ),
     "2.18": Version("3.12", ["tensorflow-cpu==2.18.*", "keras==3.6.*"], BETWEEN),
     "newest": Version("3.13", ["tensorflow-cpu"], ARRANGED),

@@ -28,10 +28,6 @@ POLICIES = {
         increment_period=10
     ),
     "... `(search_period=1)`": lambda: lossscale.DynamicLossScale(search_period=1),
-    "`LogNormalLossScale()`": lossscale.LogNormalLossScale,
-    "... `(max_loss_scale=2.0**60)`": lambda: lossscale.LogNormalLossScale(
-        max_loss_scale=2.0**60
-    ),
     "`HeadroomLossScale()`": lossscale.HeadroomLossScale,
 }
 

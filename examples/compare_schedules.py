@@ -61,7 +61,6 @@ def schedules():
     found = {
         "fixed at 2**10": lossscale.FixedLossScale(2.0**10, skip_nonfinite=True),
         "HeadroomLossScale": lossscale.HeadroomLossScale(),
-        "LogNormalLossScale": lossscale.LogNormalLossScale(),
     }
     for name, preset in PRESETS.items():
         if name != "dynamic":  # another name of `tensorflow`

@@ -161,24 +161,39 @@ def describe(model):
     )
 
 
+class Steps(keras.callbacks.Callback):
+    """Keeps the loss scale of each step, and whether the step was skipped."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales, self.skipped = [], []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Is called by Keras."""
+        self.scales.append(float(self.model.optimizer.loss_scale))
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Is called by Keras."""
+        is_finite = self.model.optimizer.loss_scale.last_step_finite.numpy()
+        self.skipped.append(not is_finite)
+
+
 def train_and_resume(train):
     """Trains with a dynamic loss scale, and repeats half of it from a checkpoint.
 
     Returns:
-      `(model, run)`: the trained model, and the record of its steps.
+      `(model, steps)`: the trained model, and the `Steps` of its training.
     """
     half = EPOCHS // 2
     model = make_model("mixed_float16", make_loss_scale())
+    monitor, steps = lossscale.LossScaleMonitor(), Steps()
     with tempfile.TemporaryDirectory() as folder:
-        record = os.path.join(folder, "run.npz")
-        monitor = lossscale.LossScaleMonitor(record=record)
-        fit(model, train, 0, half, [monitor])
+        fit(model, train, 0, half, [monitor, steps])
         middle = state(model)
         checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
         path = checkpoint.write(os.path.join(folder, "half-way"))
         print(f"\nSaved half-way:     {describe(model)}\n")
-        fit(model, train, half, EPOCHS, [monitor])
-        run = lossscale.load_run(record)
+        fit(model, train, half, EPOCHS, [monitor, steps])
 
         again = make_model("mixed_float16", make_loss_scale())
         again.optimizer.build(again.trainable_variables)
@@ -189,7 +204,7 @@ def train_and_resume(train):
     print(f"\nTrained in one go:  {describe(model)}")
     print(f"Trained in two:     {describe(again)}")
     print(f"Both ends are equal: {are_equal(state(model), state(again))}\n")
-    return model, run
+    return model, steps
 
 
 def gradient_exponents(train):
@@ -209,10 +224,9 @@ def _tensor_of(variable):
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def draw(run, exponents, path):
+def draw(steps, exponents, path):
     """Draws the loss scale over the steps, and the gradients' exponents."""
-    scales = np.log2(run.loss_scale)
-    skipped = np.flatnonzero(~run.is_finite)
+    scales, skipped = np.log2(steps.scales), np.flatnonzero(steps.skipped)
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
     left.step(np.arange(len(scales)), scales, where="post", color="tab:blue")
     left.plot(skipped, scales[skipped], "x", color="tab:red", label="skipped step")
@@ -254,7 +268,7 @@ def main():
     train, test = (train_images, train_labels), (test_images, test_labels)
 
     print("== float16 with a dynamic loss scale ==")
-    model, run = train_and_resume(train)
+    model, steps = train_and_resume(train)
     rows = [("float16, dynamic loss scale", model)]
     for title, policy in (
         ("float32", "float32"),
@@ -277,10 +291,10 @@ def main():
         accuracy = trained.evaluate(*test, verbose=0)[1]
         skipped = int(trained.optimizer.loss_scale.skipped_steps.numpy())
         print(f"{title:30}{accuracy:>15.1%}{skipped:>15}")
-    draw(run, exponents, output)
+    draw(steps, exponents, output)
     print(
         f"\nThe picture is {output}\nIts loss scale doubles every 10 good steps, since "
-        f"the run has only {len(run.loss_scale)}.\nThe default is 2,000, for runs of "
+        f"the run has only {len(steps.scales)}.\nThe default is 2,000, for runs of "
         f"many thousands of steps. It all took {time.time() - started:.0f} seconds."
     )
 

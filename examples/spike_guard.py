@@ -14,7 +14,6 @@ test accuracies, replays the recorded run with other guards, and draws it.
 
 import argparse
 import os
-import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -108,7 +107,19 @@ def accuracy(model, test):
     return float(np.mean(told == labels))
 
 
-def train(policy, loss_scale, batches, test, record=None):
+class Steps(keras.callbacks.Callback):
+    """Keeps the largest gradient of each step, infinite after an overflow."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Is called by Keras."""
+        self.largest.append(self.model.optimizer.loss_scale.last_largest.numpy())
+
+
+def train(policy, loss_scale, batches, test, *callbacks):
     """Trains one epoch over all batches.
 
     Returns:
@@ -116,15 +127,13 @@ def train(policy, loss_scale, batches, test, record=None):
     """
     images, labels, weights = (np.concatenate(part) for part in batches)
     model, curve = make(policy, loss_scale), Curve(test, 20)
-    callbacks = [curve]
-    if record:
-        callbacks.append(lossscale.LossScaleMonitor(record=record))
     quiet = {"batch_size": BATCH_SIZE, "shuffle": False, "verbose": 0}
+    callbacks = [curve, *callbacks]
     model.fit(images, labels, sample_weight=weights, callbacks=callbacks, **quiet)
     return model, curve.found
 
 
-def draw(curves, run, spikes, guard, path):
+def draw(curves, largest, spikes, guard, path):
     """Draws the accuracies, and the largest gradients of the guarded run."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     for name, curve in curves.items():
@@ -133,7 +142,7 @@ def draw(curves, run, spikes, guard, path):
     left.set(title="Test accuracy", xlabel="step", ylim=(0, 1))
     left.legend(loc="lower right")
 
-    steps, largest = np.arange(len(run.largest)), run.largest
+    steps = np.arange(len(largest))
     right.semilogy(steps[~spikes], largest[~spikes], ".", markersize=3, label="applied")
     right.semilogy(
         steps[spikes], largest[spikes], "x", color="tab:red", label="skipped"
@@ -147,11 +156,11 @@ def draw(curves, run, spikes, guard, path):
 
 
 def limits(run):
-    """Returns the guard's limit before each step of a recorded run."""
+    """Returns the guard's limit before each step, given each step's largest."""
     guard, found = lossscale.SpikeGuard(1), []
-    for is_finite, largest in zip(run.is_finite, run.largest):
+    for largest in run:
         found.append(float(guard.limit.numpy()))
-        guard.adjust(bool(is_finite), float(largest))
+        guard.adjust(bool(np.isfinite(largest)), float(largest))
     return np.array(found)
 
 
@@ -177,28 +186,25 @@ def main():
     curves = {}
     _, curves["clean"] = train(given.policy, 1, good, test)
     _, curves["unguarded"] = train(given.policy, 1, spiky, test)
-    with tempfile.TemporaryDirectory() as folder:
-        record = os.path.join(folder, "run.npz")
-        guard = lossscale.SpikeGuard(1)
-        _, curves["guarded"] = train(given.policy, guard, spiky, test, record)
-        run = lossscale.load_run(record)
-        print("\nWhat other guards would have skipped of the guarded run's steps:\n")
-        print(f"{'':36}{'bad batches':>12}{'good ones':>12}")
-        for arguments in ({}, {"window": 32}, {"threshold": 3.0}, {"threshold": 9.0}):
-            listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-            replay = lossscale.simulate(
-                lossscale.SpikeGuard(1, **arguments), is_finite=record
-            )
-            hits = np.sum(replay.spikes & bad), np.sum(replay.spikes & ~bad)
-            print(f"SpikeGuard(1{', ' if listed else ''}{listed}){'':36}"[:36], end="")
-            print(f"{hits[0]:>12}{hits[1]:>12}")
-        spikes = lossscale.simulate(lossscale.SpikeGuard(1), is_finite=record).spikes
+    guard, steps = lossscale.SpikeGuard(1), Steps()
+    _, curves["guarded"] = train(given.policy, guard, spiky, test, steps)
+    largest = np.array(steps.largest)
+    run = {"is_finite": np.isfinite(largest), "largest": largest}
+    print("\nWhat other guards would have skipped of the guarded run's steps:\n")
+    print(f"{'':36}{'bad batches':>12}{'good ones':>12}")
+    for arguments in ({}, {"window": 32}, {"threshold": 3.0}, {"threshold": 9.0}):
+        listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        replay = lossscale.simulate(lossscale.SpikeGuard(1, **arguments), **run)
+        hits = np.sum(replay.spikes & bad), np.sum(replay.spikes & ~bad)
+        print(f"SpikeGuard(1{', ' if listed else ''}{listed}){'':36}"[:36], end="")
+        print(f"{hits[0]:>12}{hits[1]:>12}")
+    spikes = lossscale.simulate(lossscale.SpikeGuard(1), **run).spikes
 
     print(f"\n{'':12}{'test accuracy':>15}{'skipped steps':>15}")
     for name, curve in curves.items():
         skipped = int(guard.spikes.numpy()) if name == "guarded" else 0
         print(f"{name:12}{curve[-1]:>15.1%}{skipped:>15}")
-    draw(curves, run, spikes, limits(run), given.output)
+    draw(curves, largest, spikes, limits(largest), given.output)
     seconds = time.time() - started
     print(f"\nThe picture is {given.output}. It took {seconds:.0f} seconds.")
 

@@ -1,7 +1,8 @@
 """Loss scaling for float16 in TensorFlow 2 and Keras, correct on every replica."""
 
-from lossscale import compat, presets
-from lossscale.blocks import ScaledBlock
+from typing import Any as _Any
+
+from lossscale import compat, presets, removed
 from lossscale.gradients.check import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import (
@@ -16,8 +17,6 @@ from lossscale.scales.base import LossScale, Verdict
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
 from lossscale.scales.headroom import HeadroomLossScale
-from lossscale.scales.interchange import export_state, import_state
-from lossscale.scales.log_normal import LogNormalLossScale
 from lossscale.scales.managers import (
     ExponentialUpdateLossScaleManager,
     FixedLossScaleManager,
@@ -26,9 +25,8 @@ from lossscale.scales.managers import (
 from lossscale.scales.serialization import deserialize, get, serialize
 from lossscale.scales.spike_guard import SpikeGuard
 from lossscale.simulation.replay import Simulation, simulate
-from lossscale.simulation.run_file import Run, load_run, save_run
 
-__version__ = "2.1.0"
+__version__ = "3.0.0"
 
 __all__ = [
     "DynamicLossScale",
@@ -38,7 +36,6 @@ __all__ = [
     "ForwardRanges",
     "GradientRanges",
     "HeadroomLossScale",
-    "LogNormalLossScale",
     "LossScale",
     "LossScaleEngine",
     "LossScaleManager",
@@ -46,23 +43,24 @@ __all__ = [
     "LossScaleOptimizer",
     "LossScaleWarning",
     "NonfiniteReport",
-    "Run",
-    "ScaledBlock",
     "Simulation",
     "SpikeGuard",
     "Verdict",
     "all_finite",
     "compat",
     "deserialize",
-    "export_state",
     "find_nonfinite",
     "forward_ranges",
     "get",
     "gradient_ranges",
-    "import_state",
-    "load_run",
     "presets",
-    "save_run",
     "serialize",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """Says of a removed name what to write instead."""
+    if name in removed.REMOVED:
+        raise AttributeError(removed.sentence(name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,4 @@
-"""`python -m lossscale`: prints what a bug report must say about an installation.
-
-Its commands replay schedules over a recorded run, and draw pictures of it.
-"""
+"""`python -m lossscale`: prints what a bug report must say about an installation."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import lossscale
-from lossscale.plotting import pyplot, scale_text
-from lossscale.presets import PRESETS
+from lossscale import removed
 from lossscale.runtime import kerases
 
 
@@ -84,87 +80,20 @@ def _devices() -> Dict[str, str]:
 
 
 def main(given: Optional[Sequence[str]] = None) -> int:
-    """Runs the command line. Exits with 2 on a wrong argument, or if it fails."""
-    what = "Without a command: prints what a bug report must say."
+    """Runs the command line. Exits with 2 on a wrong argument."""
+    what = "Prints what a bug report must say about this installation."
     parser = argparse.ArgumentParser(prog="lossscale", description=what)
     version = f"lossscale {lossscale.__version__}"
     parser.add_argument("--version", action="version", version=version)
-    parser.set_defaults(answer=lambda _: report())
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    simulated = commands.add_parser(
-        "simulate", help="replay schedules over a recorded run"
-    )
-    simulated.set_defaults(answer=_simulated)
-    simulated.add_argument("--plot", metavar="FILE", help="also draw them to FILE")
-    names = sorted(PRESETS)
-    simulated.add_argument(
-        "--preset",
-        nargs="+",
-        metavar="NAME",
-        choices=names,
-        default=["dynamic"],
-        help=f"one or more of {', '.join(names)} (dynamic if not given)",
-    )
-    simulated.add_argument(
-        "--nonfinite-loss",
-        choices=("backoff", "skip"),
-        default="backoff",
-        help="what a loss that was not finite itself does (backoff if not given)",
-    )
-    plotted = commands.add_parser("plot", help="draw a recorded run")
-    plotted.set_defaults(answer=_plotted)
-    plotted.add_argument(
-        "--output", metavar="FILE", help="the picture's file (FILE.png if not given)"
-    )
-    recorded = "a recorded run, as LossScaleMonitor(record=FILE) writes it"
-    for command in (simulated, plotted):
-        command.add_argument("file", metavar="FILE", help=recorded)
-    asked = parser.parse_args(given)
-    try:
-        print(asked.answer(asked))
-    except (ImportError, OSError, TypeError, ValueError) as error:
-        parser.error(str(error))
+    _, others = parser.parse_known_args(given)
+    if others:
+        name = f"python -m lossscale {others[0]}"
+        is_removed = name in removed.REMOVED
+        unknown = f"unrecognized arguments: {' '.join(others)}"
+        parser.error(removed.sentence(name) if is_removed else unknown)
+    tf.get_logger().setLevel("ERROR")  # tf_keras warns of itself
+    print(report(), flush=True)
     return 0
-
-
-def _simulated(asked: argparse.Namespace) -> str:
-    """Returns a line for each schedule, and draws them if --plot is given."""
-    run = lossscale.load_run(asked.file)
-    lines = [f"{'':24}{'skipped':>10}{'longest stall':>15}{'at the end':>12}"]
-    simulations = {}
-    for name in asked.preset:
-        given, recorded = {}, run.loss_scale
-        asks_for_start = "initial_loss_scale" in PRESETS[name].asks_for
-        if asks_for_start and recorded is not None and len(recorded):
-            given["initial_loss_scale"] = float(recorded[0])  # where the run began
-        loss_scale = lossscale.DynamicLossScale.from_preset(name, **given)
-        simulations[name] = simulation = lossscale.simulate(
-            loss_scale,
-            is_finite=run.is_finite,
-            largest=run.largest,
-            bad_losses=run.bad_losses,
-            nonfinite_loss=asked.nonfinite_loss,
-        )
-        final = scale_text(simulation.final_loss_scale)
-        lost, stall = simulation.steps_lost, simulation.longest_stall
-        lines.append(f"{name:24}{lost:>10}{stall:>15}{final:>12}")
-    if asked.plot:
-        size = {"figsize": (8, 3 * len(simulations)), "layout": "constrained"}
-        figure, axes = pyplot().subplots(
-            len(simulations), sharex=True, squeeze=False, **size
-        )
-        for ax, (name, simulation) in zip(axes.flat, simulations.items()):
-            simulation.plot(ax).set_title(name)
-        figure.savefig(asked.plot)
-    return "\n".join(lines)
-
-
-def _plotted(asked: argparse.Namespace) -> str:
-    """Draws a run. Returns its summary, and where the picture is."""
-    run = lossscale.load_run(asked.file)
-    output = asked.output or f"{os.path.splitext(asked.file)[0]}.png"
-    run.plot().figure.savefig(output)
-    return f"{run}\nThe picture is {output}."
 
 
 if __name__ == "__main__":

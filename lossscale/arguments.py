@@ -8,7 +8,6 @@ constructor.
 from __future__ import annotations
 
 import numbers
-import os
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -138,18 +137,6 @@ def boolean(name: str, value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"`{name}` must be True or False, got {shown(value)}.")
     return bool(value)
-
-
-def path(name: str, value: Any) -> str:
-    """Returns `value`, a path of a file, as a string."""
-    message = f"`{name}` must be the path of a file, got {shown(value)}."
-    try:
-        decoded = os.fsdecode(value)
-    except TypeError as error:
-        raise TypeError(message) from error
-    if not decoded or "\0" in decoded:
-        raise ValueError(message)
-    return decoded
 
 
 def text(name: str, value: Any, without: str = "") -> str:

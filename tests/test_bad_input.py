@@ -22,7 +22,6 @@ from lossscale import (
     FixedLossScale,
     FixedLossScaleManager,
     HeadroomLossScale,
-    LogNormalLossScale,
     LossScaleOptimizer,
     SpikeGuard,
 )
@@ -68,7 +67,6 @@ REFUSED = [
     (NOT_SCALES, ExponentialUpdateLossScaleManager, "init_loss_scale"),
     (NOT_SCALES, DynamicLossScale, "initial_loss_scale min_loss_scale max_loss_scale"),
     (NOT_SCALES, HeadroomLossScale, "initial_loss_scale min_loss_scale max_loss_scale"),
-    (NOT_SCALES, LogNormalLossScale, "initial_loss_scale min_loss_scale"),
     (NOT_COUNTS, DynamicLossScale, "increment_period hysteresis search_period"),
     (NOT_COUNTS, DynamicLossScale, "backoff_cooldown"),
     (NOT_COUNTS, ExponentialUpdateLossScaleManager, "incr_every_n_steps"),
@@ -82,9 +80,6 @@ REFUSED = [
     ([1.5, -0.1, np.nan], DynamicLossScale, "overflow_tolerance"),
     ([2.5, -1], HeadroomLossScale, "headroom"),
     ([0], HeadroomLossScale, "half_life"),
-    ([0, 1.0], LogNormalLossScale, "beta1 beta2"),
-    ([-1], LogNormalLossScale, "standard_deviations"),
-    ([200], LogNormalLossScale, "log2_max"),
     ([0.0], SpikeGuard, "threshold"),
     ([1, 2**17], SpikeGuard, "window"),
     ([1.0], SpikeGuard, "min_ratio"),
@@ -116,9 +111,7 @@ def test_what_is_no_number_and_numbers_out_of_range(cls, name, values):
         ({"max_loss_scale": 8.0}, ("max_loss_scale=8.0", "lower `initial_loss_scale`")),
     ],
 )
-@pytest.mark.parametrize(
-    "cls", [DynamicLossScale, HeadroomLossScale, LogNormalLossScale]
-)
+@pytest.mark.parametrize("cls", [DynamicLossScale, HeadroomLossScale])
 def test_bounds_out_of_order(cls, arguments, names):
     with refusal(ValueError, "must be at least", *names):
         cls(**{"initial_loss_scale": 2.0**15, **arguments})
@@ -167,8 +160,6 @@ def test_other_values_that_are_refused(error, name, values, call):
         ("loss_scale", lossscale.serialize),
         ("loss_scale", lambda value: lossscale.get({"class_name": value})),
         ("name", DynamicLossScale.from_preset),
-        ("state", lambda value: lossscale.import_state("torch", {value: value})),
-        ("loss_scale", lambda value: lossscale.export_state("torch", value)),
         ("loss_scale", lambda value: lossscale.simulate(value, limit=[1.0])),
         ("inner_optimizer", LossScaleOptimizer),
     ],

@@ -35,10 +35,6 @@ SMALL = {
         rf"(?m)^\| tiny, SGD, mixed_float16, graph \| tf_keras( \| {FIGURE}){{3}} \| "
         r".*( \| \d+ ±\?){3} \|$",
     ),
-    "blocks": (
-        "--modes graph --blocks 1 --width 16 --seconds 0 --no-memory",
-        rf"(?m)^\| graph, blocks \| {FIGURE} \| {FIGURE} \| ",
-    ),
     "replicas": ("--replicas 1 --seconds 0", rf"\| 1 \| .*{FIGURE} \(0\) \|"),
     "workers": (
         "--workers 2 --keras keras --kinds bare float16 --layers 1 --units 8 "
@@ -50,10 +46,6 @@ SMALL = {
         r"(?m)^\| 8 workers, noisy( \| \d\.\de-\d\d){4} \| \d+\.\d% \| \d+\.\d \|$",
     ),
     "update": ("--gradients 'one of 1' --seconds 0", rf"eager +call {FIGURE} ms, ours"),
-    "activations": (
-        "--policies float32 --seconds 0",
-        rf"float32: a step {FIGURE} ms, checked {FIGURE} ms, ",
-    ),
     "packing": ("--counts 10 --sizes 256 --seconds 0", rf"stacked {FIGURE} ms, "),
     "policies": (
         "--weights -18 --epochs 1 --only Headroom",

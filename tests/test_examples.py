@@ -12,8 +12,6 @@ import pytest
 from installed import ROOT, families
 from limits import skip_without
 
-from lossscale import Run
-
 EXAMPLES = ROOT / "examples"
 
 
@@ -45,9 +43,10 @@ def printed_in_a_process(name, *arguments, **environment):
 
 
 def test_the_picture_is_drawn(example, tmp_path):
-    run = Run(np.array([True, False, True]), 2.0 ** np.array([15, 16, 15]))
-    picture = tmp_path / "picture.png"
-    example("digits").draw(run, np.linspace(-40, -20, 100), picture)
+    picture, digits = tmp_path / "picture.png", example("digits")
+    steps = digits.Steps()
+    steps.scales, steps.skipped = 2.0 ** np.array([15, 16, 15]), [False, True, False]
+    digits.draw(steps, np.linspace(-40, -20, 100), picture)
     assert picture.stat().st_size > 10_000
 
 
@@ -99,8 +98,9 @@ def test_the_comparison_of_schedules(example, printed_by):
     rows = {name: values for name, *values in re.findall(figures, printed, re.M)}
     assert set(rows) == set(example("compare_schedules").schedules())
     page = (ROOT / "docs" / "examples" / "compare-schedules.md").read_text()
-    for name, values in rows.items():
-        assert f"| {name} | {' | '.join(values)} |" in page
+    shown = re.findall(r"(?m)^\| ([^|]+?) \| (\d.*) \|$", page)
+    assert len(shown) > 10  # those that differ
+    assert all(rows[name] == values.split(" | ") for name, values in shown)
     drawn = re.search(r"picture\.png, of (.*)\.", printed).group(1).split(", ")
     assert len(drawn) == 5
     assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)
@@ -112,27 +112,6 @@ def test_an_optimizer_of_ones_own():
     skipped = "step 3 is skipped on every replica, the loss scale is 512"
     ends = "39 of 40 steps applied, weights [ 1. -2.  3.]"
     assert lines[-4:] == [skipped, f"two replicas: {ends}", skipped, f"XLA: {ends}"]
-
-
-def test_twenty_blocks(printed_by):
-    printed = printed_by("twenty_blocks")
-    counts = dict(re.findall(r"^(.*): (\d+) of 20 blocks", printed, re.M))
-    assert counts == {
-        "float32": "20",
-        "float16, ScaledBlock": "20",
-        "float16, loss scale 2**15": "9",
-        "float16, loss scale 1": "5",
-    }
-
-
-@pytest.mark.slow
-def test_blocks_draw_the_digits_as_float32_does(printed_by):
-    given = ["--epochs", "3", "--depth", "2", "--weights", str(2.0**-40)]
-    printed = printed_by("scaled_blocks", *given)
-    lines = re.findall(r"(?m)^2\*\*-40 +(\S.*?) +([\d.]+)$", printed)
-    errors = {run: float(error) for run, error in lines}
-    assert errors["float16, blocks"] < 1.1 * errors["float32"]
-    assert errors["float16, the best single loss scale"] > 1.1 * errors["float32"]
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from limits import IS_NEWEST
 
 import lossscale
 from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, presets
-from lossscale.scales.interchange import STATE_FORMATS
 
 STEPS = 25
 #: Inputs of each target.
@@ -37,7 +36,7 @@ SPECIAL = [np.nan, np.inf, -np.inf, 2**63 - 1, 2**63, 2**64, 10**38, 10**39, 10*
 SPECIAL += [sign * edge * by for edge in EDGES for sign in (1, -1) for by in (1, 1.001)]
 SPECIAL += [edge * (1 + by) for edge in EDGES[:-5] for by in (-(2.0**-52), 2.0**-52)]
 NUMPY = [np.dtype(code).type for code in "?bhilqBHILQefdgFDGSUmM"]
-WORDS = [*presets.PRESETS, *STATE_FORMATS]
+WORDS = [*presets.PRESETS]
 WORDS += ["good", "growth", "backoff", "static", "", "a\0b"]
 ODD = [Ellipsis, object(), int, len, range(3), memoryview(b"8"), bytearray(b"8")]
 ODD += [datetime.timedelta(3), np.datetime64("2020-01-01"), np.timedelta64("NaT", "s")]
@@ -80,8 +79,6 @@ anything = st.one_of(
     st.dictionaries(st.sampled_from([*WORDS, 3, None]), leaves, max_size=2),
     st.frozensets(st.integers(0, 3), max_size=2),
 )
-#: The same without what a file could be named. The tests would write there.
-no_paths = anything.filter(lambda value: not isinstance(value, (str, bytes)))
 
 scales = st.one_of(st.floats(1, 2.0**127), st.integers(1, 2**70))
 counts = st.integers(1, 7)
@@ -107,15 +104,6 @@ MANAGER = {
     "decr_every_n_nan_or_inf": counts,
     "incr_ratio": growths,
     "decr_ratio": backoffs,
-}
-#: What a state should hold, by our attributes.
-STATE = {
-    **DYNAMIC,
-    "backoff_factor": backoffs,
-    "current_loss_scale": scales,
-    "good_steps": st.integers(0, 9) | st.sampled_from([2**62, 2**63 - 1]),
-    "bad_steps": st.integers(0, 9) | st.sampled_from([2**62, 2**63 - 1]),
-    "bad_steps_left": st.integers(-9, 2) | st.sampled_from([-(2**62), -(2**63)]),
 }
 
 
@@ -147,21 +135,6 @@ def configs():
     )
 
 
-@st.composite
-def states(draw):
-    """Draws arguments of `import_state`."""
-    system = draw(st.sampled_from(list(STATE_FORMATS)))
-    state_format = STATE_FORMATS[system]
-    values = {key: mixed(STATE[ours]) for key, ours in state_format.keys.items()}
-    for key, constant in state_format.constants.items():
-        values[key] = mixed(st.just(constant))
-    state = mixed(st.fixed_dictionaries(values))
-    if state_format.inside:
-        state = mixed(st.fixed_dictionaries({state_format.inside: state}))
-    overrides = draw(some_of(DYNAMIC)) if draw(st.integers(0, 3)) == 0 else {}
-    return {"system": draw(mixed(st.just(system))), "state": draw(state), **overrides}
-
-
 def of_optimizer(family):
     """Draws arguments of one Keras's wrapper."""
     right = {
@@ -177,9 +150,6 @@ LIMITS = st.lists(st.floats(0, 1e9), min_size=1, max_size=4)
 #: Keras 3's second argument, behind a number, and Keras 2's, behind True.
 OF_OPTIMIZER = ("dynamic_growth_steps", "initial_scale", "loss_scale_value", "config")
 OF_OPTIMIZER += (*DYNAMIC,)
-PATHS = st.integers(0, 3).flatmap(
-    lambda number: st.just("run.npz") if number else no_paths
-)
 #: What is called, the arguments, and what errors may name besides: parts of arguments,
 #: and what these ask for.
 TARGETS = [
@@ -210,21 +180,12 @@ TARGETS = [
         some_of({"name": st.sampled_from(list(presets.PRESETS)), **DYNAMIC}, ["name"]),
         DYNAMIC,
     ),
-    (lossscale.import_state, states(), DYNAMIC),
     *((LossScaleOptimizer, of_optimizer(each), OF_OPTIMIZER) for each in families()),
-    (
-        lossscale.save_run,
-        st.fixed_dictionaries(
-            {"path": PATHS, "is_finite": mixed(FLAGS)},
-            optional={"loss_scale": mixed(st.none())},
-        ),
-        (),
-    ),
     (
         lossscale.simulate,
         st.fixed_dictionaries(
             {"loss_scale": mixed(st.just(lossscale.FixedLossScale(8)))},
-            optional={"is_finite": FLAGS | no_paths, "limit": mixed(LIMITS)},
+            optional={"is_finite": FLAGS | anything, "limit": mixed(LIMITS)},
         ),
         ("is_finite", "limit"),
     ),

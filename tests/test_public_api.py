@@ -21,9 +21,9 @@ ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps,
     decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8)
 FixedLossScaleManager(loss_scale)
 ForwardRanges(names, counts, largest, batches, need_float32=(), inside=(), classes=(),
-    is_inside_known=True, _is_keras3=False, _paths=(), need_cast=(), _told=())
+    is_inside_known=True, need_cast=())
 ForwardRanges.plot(ax=None, *, rows=24)
-GradientRanges(names, counts, largest, loss_scale, batches, blocks=())
+GradientRanges(names, counts, largest, loss_scale, batches)
 GradientRanges.at(loss_scale)
 GradientRanges.plot(ax=None, *, rows=24)
 LossScale()
@@ -39,10 +39,8 @@ LossScale.unscale(grads)
 LossScale.unscale_by(grads, loss_scale)
 LossScale.update(grads)
 LossScaleEngine(loss_scale='dynamic', *, communication_dtype=None,
-    nonfinite_loss='backoff', applied_steps=None, unscales_in_apply=True,
-    unscales_itself=False)
-LossScaleEngine.apply(grads, variables, apply_fn, *, are_added=True, aggregate=None,
-    check=Check(quick=True, exact_check=None, worst=None, largest=None))
+    nonfinite_loss='backoff')
+LossScaleEngine.apply(grads, variables, apply_fn)
 LossScaleEngine.build(variables)
 LossScaleEngine.last_spike()
 LossScaleEngine.nonfinite_gradients()
@@ -53,9 +51,8 @@ LossScaleManager(name=None)
 LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()
 LossScaleManager.update_loss_scale(finite_grads)
-LossScaleMonitor(patience=10, *, on_stall='warn', every=None, record=None, verbose=1,
-    check_underflow=False, check_activations=False, restore_statistics=False,
-    optimizers=None)
+LossScaleMonitor(patience=10, *, on_stall='warn', every=None, verbose=1,
+    check_underflow=False, restore_statistics=False, optimizers=None, **others)
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
 LossScaleMonitor.on_test_begin(logs=None)
@@ -78,28 +75,16 @@ LossScaleOptimizer.scale_loss(loss)
 LossScaleOptimizer.with_loss_scale(loss_scale)
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
     dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='')
-Run(is_finite, loss_scale=None, largest=None, bad_losses=None)
-Run.plot(ax=None)
-ScaledBlock(layer, headroom=6, recompute=False, **kwargs)
-ScaledBlock.build(*args, **kwargs)
-ScaledBlock.compute_mask(*args, **kwargs)
-ScaledBlock.compute_output_shape(*args, **kwargs)
-ScaledBlock.from_config(config, custom_objects=None)
-ScaledBlock.get_config()
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
 Verdict(should_apply, is_told=True, kept={})
 all_finite(grads)
 deserialize(config, custom_objects=None)
-export_state(system, loss_scale)
 find_nonfinite(model, x, y=None, sample_weight=None, *, loss=None, batch_size=None)
 forward_ranges(model, x, *, batches=10, batch_size=None, verbose=1)
 get(identifier)
 gradient_ranges(model, x, y=None, sample_weight=None, *, loss=None, loss_scale=None,
     batches=10, batch_size=None, activations=False, verbose=1)
-import_state(system, state, **overrides)
-load_run(path)
-save_run(path, is_finite, loss_scale=None, largest=None, bad_losses=None)
 serialize(loss_scale)
 simulate(loss_scale, *, is_finite=None, limit=None, largest=None, bad_losses=None,
     nonfinite_loss='backoff')
@@ -122,7 +107,6 @@ enable_mixed_precision_graph_rewrite(opt, loss_scale='dynamic')
 #: What picks a class for the Keras of its argument, and such an argument.
 FRONTS = {
     "LossScaleOptimizer": lambda family: family.optimizers.SGD(),
-    "ScaledBlock": lambda family: family.keras.layers.Dense(1),
 }
 
 
@@ -245,18 +229,6 @@ def test_names_of_the_optimizers_classes_and_config_keys(family):
     config = optimizer.get_config()
     assert sorted(config) == ["inner_optimizer", "loss_scale", "name"]
     assert sorted(config["loss_scale"]) == ["class_name", "config"]
-
-
-def test_names_of_the_blocks_classes_variables_and_config_keys(family, tmp_path):
-    block = lossscale.ScaledBlock(family.keras.layers.Dense(1))
-    block(tf.ones([1, 1]))
-    cls = type(block)
-    assert cls.__module__ == f"lossscale.blocks.{family.name.partition('-')[0]}"
-    assert cls.__name__ == "ScaledBlock"
-    assert registry.registered_name(cls) == "lossscale>ScaledBlock"
-    expected = ["headroom", "layer", "name", "recompute", "trainable"]
-    assert sorted(block.get_config()) == expected
-    assert sum(key.startswith("layer/") for key in keys_of(block, tmp_path)) >= 2
 
 
 def keys_of(thing, folder):

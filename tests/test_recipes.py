@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pages
-import pytest
 import tensorflow as tf
 
 #: Its programs, in the order of the page.
-REPEAT, REPEAT_IN_FIT, EACH_LOSS, EACH_LOSS_IN_FIT, *_ = pages.blocks(
-    pages.PAGES["recipes"]
-)
+REPEAT, EACH_LOSS, *_ = pages.blocks(pages.PAGES["recipes"])
 BATCHES = 8
 
 
@@ -18,13 +15,11 @@ def count(variable):
     return int(variable.numpy())
 
 
-@pytest.mark.parametrize("program", [REPEAT, REPEAT_IN_FIT], ids=["loop", "fit"])
-def test_an_overflowed_batch_is_repeated_and_counted_once(run, program):
-    found = run(program)
+def test_an_overflowed_batch_is_repeated_and_counted_once(run):
+    found = run(REPEAT)
     scale, mean_loss = found["scale"], found["mean_loss"]
-    optimizer = found.get("optimizer") or found["model"].optimizer
     assert count(scale.skipped_steps) > 2
-    assert count(optimizer.applied_steps) == BATCHES
+    assert count(found["optimizer"].applied_steps) == BATCHES
     assert float(tf.convert_to_tensor(mean_loss.count)) == BATCHES
     assert bool(scale.last_step_finite)
 
@@ -36,37 +31,19 @@ def test_a_loop_gives_up_a_batch_that_always_overflows(run):
     assert count(found["optimizer"].applied_steps) == BATCHES - 1
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
-    found = run(REPEAT_IN_FIT)
-    model, scale, x = (found[name] for name in ("model", "scale", "x"))
-    model.run_eagerly = eagerly
-    skipped = count(scale.skipped_steps)
-    x[:32] = np.nan
-    model.fit(x, x[:, :1], batch_size=32, shuffle=False, verbose=0)
-    assert count(scale.skipped_steps) == skipped + model.tries
-    assert count(model.optimizer.applied_steps) == BATCHES + BATCHES - 1
-
-
-@pytest.mark.parametrize("program", [EACH_LOSS, EACH_LOSS_IN_FIT], ids=["loop", "fit"])
-def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(
-    run, program
-):
-    found = run(program)
+def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(run):
+    found = run(EACH_LOSS)
     model, scales, x = (found[name] for name in ("model", "scales", "x"))
-    optimizer = found.get("optimizer") or model.optimizer
+    optimizer = found["optimizer"]
     assert count(optimizer.applied_steps) == BATCHES
     assert [float(scale) for scale in scales] == [2.0**15, 2.0**25]
 
     before = model.get_weights()
-    batch = x[:32], x[:32, :1]
+    batch = tf.constant(x[:32]), tf.constant(x[:32, :1])
     for scale in scales:
         kept = scale.numpy()
         scale.current_loss_scale.assign(2.0**100)
-        if "train_step" in found:
-            found["train_step"](*map(tf.constant, batch))
-        else:
-            model.fit(*batch, batch_size=32, verbose=0)
+        found["train_step"](*batch)
         assert float(scale) == 2.0**99
         scale.current_loss_scale.assign(kept)
         assert [float(each) for each in scales] == [2.0**15, 2.0**25]

@@ -16,8 +16,8 @@ TESTS = Path(__file__).parent
 #: The rooms. A module may import from those on the left of its own, and from its own
 #: room what is listed before it on the door sign, the docstring of the `__init__`.
 ARROWS = """
-arguments presets plotting <- runtime <- gradients <- scales <-
-optimizer | simulation | ranges | blocks <- compat <- monitor <- __init__ __main__
+arguments presets plotting <- runtime <- removed <- gradients <- scales <-
+optimizer | simulation | ranges <- compat <- monitor <- __init__ __main__
 """
 #: Of each room or module, what it may import: all on the left of it.
 LEFT = {}

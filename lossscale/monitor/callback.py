@@ -4,43 +4,33 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional
 
-import numpy as np
+import tensorflow as tf
 
-from lossscale import arguments
+from lossscale import arguments, removed
 from lossscale.arguments import or_none
 from lossscale.monitor import watched
-from lossscale.monitor.activations import Activations
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
+from lossscale.ranges import inputs
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
-from lossscale.scales.base import shown_value
-from lossscale.simulation.run_file import check_writable, save_run
 
 _ARGUMENTS = arguments.Declared(
     patience=arguments.count,
     on_stall=partial(arguments.choice, allowed=("warn", "raise", "stop")),
     every=or_none(arguments.count),
-    record=or_none(check_writable),
     verbose=partial(arguments.count, least=0),
     check_underflow=arguments.boolean,
-    check_activations=arguments.boolean,
     restore_statistics=arguments.boolean,
     optimizers=or_none(watched.given_optimizers),
 )
 
-_SEVERAL_STEPS = """\
-`record` must be None if several steps run in one call, as with steps_per_execution: \
-their flags are unknown. Got {} steps in one. Compile with steps_per_execution=1."""
-_SEVERAL_OPTIMIZERS = """\
-`record` must be None with several optimizers, since a file holds the steps of one, \
-got {}. Create a LossScaleMonitor(optimizers=...) for each one to record."""
 _NOT_CHECKED = """\
-`{}` must be {} with a loss scale that does not look at the gradients, got {!r}. \
-FixedLossScale(S, skip_nonfinite=True) looks at them."""
+`check_underflow` must be False with a loss scale that does not look at the gradients, \
+got {!r}. FixedLossScale(S, skip_nonfinite=True) looks at them."""
 _SHARPNESS = """\
 SharpnessAwareMinimization of Keras computes its gradients without the loss scale, \
 and adds them to the weights before anything checks them. An infinite one makes \
@@ -50,6 +40,9 @@ _BACKUP = """\
 BackupAndRestore deletes its backup when training ends, even if on_stall="stop" ends \
 it. So a run that the monitor stopped cannot be resumed. Write \
 LossScaleMonitor(on_stall="raise"), since an error keeps the backup{other}."""
+_UNBUILT = """\
+`restore_statistics` has no copy from before the first batch: the model is not built, \
+and calling it on `x` failed: {error}. Call it on a batch before `fit`: model(x)."""
 _OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
 
 _Callback: Any = kerases.callback_class()
@@ -104,18 +97,11 @@ class LossScaleMonitor(_Callback):
       every: Also read and check whenever this many steps have passed, and add the last
         values to the logs of batches. Keras's progress bar then shows averages over an
         epoch's batches.
-      record: A path. After each epoch, writes for each step whether its gradients were
-        finite, its loss scale and, if known, its largest gradient, as
-        `lossscale.simulate` and `lossscale.load_run` read them. It reads the device
-        before and after every batch.
       verbose: 0 prints no line at the end. Warnings are given in any case.
       check_underflow: Whether to also find the headroom of a loss scale that does not
         need the largest gradient. The loss scale must check gradients. This reads the
         gradients twice more at every step, and traces the model's training step again
         if it was traced.
-      check_activations: Whether to keep, on the device, the largest magnitude of each
-        layer's outputs at the last steps. A warning of skipped steps then names the
-        first layer with an output not finite. Traces the training step again.
       restore_statistics: Whether to keep a copy of the variables that are not trained,
         as BatchNormalization's statistics, and to put it back after a batch that made
         one of them NaN or infinite. The copy is of the last batch whose step was
@@ -131,9 +117,8 @@ class LossScaleMonitor(_Callback):
     Raises:
       TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is
         a `LossScaleOptimizer` of this package.
-      ValueError: An argument is out of range; in `fit`, `record` is given but several
-        steps run at once, or there are several optimizers; or `record` or
-        `check_underflow` is given with a loss scale that checks nothing.
+      ValueError: An argument is out of range; in `fit`, `check_underflow` is given with
+        a loss scale that checks nothing.
       RuntimeError: `fit` runs in a `tf.compat.v1` graph.
       FloatingPointError: Steps are skipped in `fit`, and `on_stall` is `"raise"`.
     """
@@ -144,31 +129,26 @@ class LossScaleMonitor(_Callback):
         *,
         on_stall: str = "warn",
         every: Optional[int] = None,
-        record: Any = None,
         verbose: int = 1,
         check_underflow: bool = False,
-        check_activations: bool = False,
         restore_statistics: bool = False,
         optimizers: Any = None,
+        **others: Any,
     ) -> None:
+        for name in others:
+            gone = f"LossScaleMonitor.{name}"
+            is_removed = gone in removed.REMOVED
+            unknown = f"`LossScaleMonitor` takes no argument {name!r}."
+            raise TypeError(removed.sentence(gone) if is_removed else unknown)
         _ARGUMENTS.keep(self, locals())
         super().__init__()
-        # Keras is faster if a callback overrides none of these. Before the second one,
-        # Keras 3 reads all metrics from the device.
-        looks = self.every is None and self.on_stall == "raise"
-        if looks or self.record or self.restore_statistics:
-            self.on_train_batch_begin = self._before_batch
-        if self.every or self.record:
+        # Before a method that is overridden, Keras 3 reads all metrics from the device.
+        if self.every:
             self.on_train_batch_end = self._after_batch
-        #: The first one is the one that is recorded.
         self._watched: List[Watched] = []
         self._is_begun = False
         self._epoch: Optional[int] = None
-        self._activations: Optional[Activations] = None
         self._statistics: Optional[Statistics] = None
-        #: Of each step: whether it was applied, its loss scale, its largest gradient,
-        #: and whether its loss was bad.
-        self._steps: List[Tuple[bool, float, Optional[float], bool]] = []
 
     def __repr__(self) -> str:
         given = _ARGUMENTS.config(self)
@@ -182,10 +162,14 @@ class LossScaleMonitor(_Callback):
         _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
-            known.get(id(each)) or Watched(each, name, self.patience)
-            for name, each in found.items()
+            known.get(id(each)) or Watched(each, self.patience)
+            for each in found.values()
         ]
+        for each, name in zip(self._watched, found):
+            each.name = name  # another model may have another for it
         self._is_begun, self._statistics = False, None
+        if self.restore_statistics and not self.model.built:
+            self._build()
         scales = [each.optimizer.loss_scale for each in self._watched]
         for each in self._watched:
             each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
@@ -195,29 +179,31 @@ class LossScaleMonitor(_Callback):
                     scale.keep_largest()
             self.model.train_function = None  # the old trace does not keep it
             self.model.make_train_function()
-        self._end_activations()
-        if self.check_activations:
-            self._activations = Activations(self.model, scales)
+
+    def _build(self) -> None:
+        """Builds a model that its first batch would build, so that there is a copy."""
+        frame = kerases.frame_where(
+            lambda at: at.get("self") is self.model and "x" in at
+        )
+        try:
+            with self.model.distribute_strategy.scope():
+                (x, _, _), _, _ = inputs.first_batches(
+                    (frame["x"], None, None), None, 1
+                )
+                inputs.build(self.model, x)
+        except Exception as error:
+            _warn(_UNBUILT.format(error=error))
 
     def _check(self, optimizers: List[Any]) -> None:
-        """Raises unless these optimizers can be watched, and recorded."""
+        """Raises unless these optimizers can be watched."""
         if is_building():
             raise RuntimeError(
                 "`LossScaleMonitor` must read variables between steps, got `fit` in a "
                 "tf.compat.v1 graph, where it cannot. Remove this callback."
             )
-        if self.record and len(optimizers) > 1:
-            raise ValueError(_SEVERAL_OPTIMIZERS.format(len(optimizers)))
         for scale in [optimizer.loss_scale for optimizer in optimizers]:
-            if self.record and not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format("record", None, scale))
             if self.check_underflow and not scale.checks_gradients:
-                raise ValueError(_NOT_CHECKED.format("check_underflow", False, scale))
-        if self._steps and optimizers[0] is not self._watched[0].optimizer:
-            raise ValueError(
-                f"`record` must hold one run, got a second optimizer for {self.record}."
-                " Create a LossScaleMonitor for each."
-            )
+                raise ValueError(_NOT_CHECKED.format(scale))
 
     def _warnings(self) -> Iterator[str]:
         """Yields what to warn of when training begins."""
@@ -241,8 +227,8 @@ class LossScaleMonitor(_Callback):
         self._begin()
         self._epoch = epoch
         self._mend()
-        self._save()
-        self._look(after_batch=-1)
+        self._look(logs)
+        _warn(*[each.unchecked(self.model) for each in self._watched])
         _warn(*[each.underflow() for each in self._watched])
         if any(each.skipped_in_epoch for each in self._watched):
             self._check_statistics()
@@ -255,11 +241,9 @@ class LossScaleMonitor(_Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         del logs
-        self._end_activations()
         if not self._is_begun:  # no epoch has run
             return
         self._mend()
-        self._save()
         self._check_statistics()
         for each in self._watched:
             each.see(watched.read(each.optimizer))
@@ -283,34 +267,31 @@ class LossScaleMonitor(_Callback):
         self._is_begun, self._epoch = True, None
         for each in self._watched:
             each.begin(watched.read(each.optimizer))
-        self._before = self._watched[0].last
         self._told_of_statistics: Optional[str] = None
         self._looked_after = -1
+        self._infinite = watched.infinite_statistics(self.model)
+        # Keras 2 keeps the number in a variable with a private name.
+        names = ("steps_per_execution", "_steps_per_execution")
+        found = [getattr(self.model, name, None) for name in names]
+        calls = [tf.convert_to_tensor(each) for each in found if each is not None]
+        self._batches_in_call = max(map(int, [1, *calls]))
 
-    def _before_batch(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         del logs
         self._begin()
         self._mend()
         if self.every is None and self.on_stall == "raise":
             wait = min(each.until_stall for each in self._watched)
             self._look_if_due(batch - 1, wait)
-        if self.record:
-            self._taken_with = shown_value(self._watched[0].optimizer.loss_scale)
+        for each in self._watched:
+            each.mark(batch)
+            each.next_batch = batch + self._batches_in_call
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
-        if self.record:
-            now = watched.read(self._watched[0].optimizer)
-            skipped = now.skipped - self._before.skipped
-            steps = now.applied - self._before.applied + skipped
-            if steps > 1:
-                raise ValueError(_SEVERAL_STEPS.format(steps))
-            is_bad = now.skips.losses > self._before.skips.losses
-            self._steps.append((not skipped, self._taken_with, now.largest, is_bad))
-            self._before = now
         self._mend()
         if self.every:
-            self._look_if_due(batch, self.every)
+            self._look_if_due(batch, self.every, logs)
             self._add_to(logs)
 
     def _mend(self) -> None:
@@ -323,38 +304,30 @@ class LossScaleMonitor(_Callback):
         if self._statistics is not None:
             self._statistics.mend()
 
-    def _end_activations(self) -> None:
-        if self._activations is not None:
-            self._activations.end_fit()
-
     def _add_to(self, logs: Any) -> None:
         if isinstance(logs, dict):  # a train_step of Keras 2 may return anything
             for each in self._watched:
                 each.add_to(logs)
 
-    def _look_if_due(self, after_batch: int, wait: int) -> None:
+    def _look_if_due(self, after_batch: int, wait: int, logs: Any = None) -> None:
         # Keras counts from 0, and passes the number of the last batch that ran.
         if after_batch - self._looked_after >= wait:
-            self._look(after_batch)
+            self._looked_after = after_batch
+            self._look(logs)
 
-    def _look(self, after_batch: int) -> None:
-        self._looked_after = after_batch
+    def _look(self, logs: Any) -> None:
         for each in self._watched:
             each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
         # Keras counts epochs from 0 here, and shows them from 1 on.
         epoch = None if self._epoch is None else self._epoch + 1
-        batches: Optional[int] = after_batch + 1
-        if not batches and not getattr(self.model, "stop_training", False):
-            batches = (getattr(self, "params", None) or {}).get("steps")
-        _warn(*[each.bad_batches(epoch, batches) for each in self._watched])
-        messages = [each.stall(self.model, self._activations) for each in self._watched]
+        model, but = self.model, self._infinite
+        _warn(*[each.bad_batches(model, epoch, logs) for each in self._watched])
+        messages = [each.stall(model, logs, but) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
-                self._end_activations()
-                self._save()
                 raise FloatingPointError(message)
-            self._told_of_statistics = watched.of_statistics(self.model)
+            self._told_of_statistics = watched.of_statistics(model, but)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
@@ -363,19 +336,10 @@ class LossScaleMonitor(_Callback):
         """Warns of statistics that are not finite, unless the last warning did."""
         if self._statistics is not None:
             _warn(self._statistics.restored())
-        found = watched.of_statistics(self.model)
+        found = watched.of_statistics(self.model, self._infinite)
         if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found
-
-    def _save(self) -> None:
-        if self.record:
-            columns = zip(*self._steps) if self._steps else ((), (), (), ())
-            flags, scales, largest, bad = columns
-            # Steps from before `keep_largest` have none.
-            known = None if None in largest else np.asarray(largest, np.float32)
-            taken_with = np.asarray(scales, np.float32)
-            save_run(self.record, flags, taken_with, known, bad)
 
 
 def _warn(*messages: Optional[str]) -> None:

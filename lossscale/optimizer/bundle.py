@@ -41,7 +41,8 @@ class Bundle:
       check: First the check of when the gradients were unscaled, at the end that of the
         whole step.
       is_checked: Whether `check` covers all gradients as they are now.
-      losses: The last losses of these gradients, before they were scaled.
+      losses: The losses, before they were scaled, of which it is known that these
+        gradients were made of them.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
@@ -51,7 +52,7 @@ class Bundle:
     check: Check = CLEAN
     is_checked: bool = False
     of_unknown: Optional[Scalar] = None
-    losses: List[Optional[Tensor]] = field(default_factory=list)
+    losses: List[Tensor] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -118,7 +119,8 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     if mode.current().runs_parts and is_nested():
         # A session keeps no state. Gradients tell it of an overflow in a loop or a
         # branch, even if they are clipped by their norm: all of them are made NaN.
-        nan_if_bad = tf.where(check.exact(), 1.0, float("nan"))
+        # A constant NaN would stop a run that looks for NaNs.
+        nan_if_bad = tf.sqrt(tf.where(check.exact(), 1.0, -1.0))
         quotients = few.but(
             divisors=[None if by is None else by * nan_if_bad for by in few.divisors]
         ).divided()

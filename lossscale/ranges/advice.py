@@ -147,8 +147,7 @@ class Advice:
         made = [each.layer for each, _ in self.casts.values()]
         return call is not None and any(call.layer is each for each in made)
 
-    def _text(self) -> Tuple[List[str], str]:
-        """Returns a line for each layer to make in another way, and what to cast."""
+    def __str__(self) -> str:
         is_keras3 = kerases.is_keras3(self.keras)
         cast = 'keras.ops.cast(x, "float32")' if is_keras3 else "tf.cast(x, tf.float32)"
 
@@ -164,21 +163,10 @@ class Advice:
         said += [sentence(_MEETS, call) for call in may_meet]
         models = [call for call in self.layers.values() if call.parent is None]
         said += [sentence(_DATA, call) for call in models]
-        lines = list(dict.fromkeys(map(_line, self.layers.values())))
-        return lines, " ".join(said)
-
-    @property
-    def in_one_line(self) -> str:
-        """All of it as sentences of one paragraph."""
-        lines, sentences = self._text()
-        to_write = f"Write {' and '.join(lines)}." if lines else ""
-        return " ".join(filter(None, [to_write, sentences])) or self._otherwise
-
-    def __str__(self) -> str:
-        lines, sentences = self._text()
+        lines = dict.fromkeys(map(_line, self.layers.values()))
         indented = "".join(f"    {line}\n" for line in lines)
         to_write = f"Write\n\n{indented}" if lines else ""
-        return "\n".join(filter(None, [to_write, sentences])) or self._otherwise
+        return "\n".join(filter(None, [to_write, " ".join(said)])) or self._otherwise
 
 
 def _with_wrappers(call: Call) -> List[Call]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, ClassVar, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -67,11 +67,12 @@ class ForwardRanges(Ranges):
     inside: Tuple[str, ...] = ()
     classes: Tuple[str, ...] = ()
     is_inside_known: bool = True
-    _is_keras3: bool = False
-    _paths: Tuple[str, ...] = ()
     need_cast: Tuple[str, ...] = ()
-    _told: Tuple[str, ...] = ()
 
+    # What `forward_ranges` knows besides, which no constructor takes.
+    _is_keras3: ClassVar[bool] = False
+    _paths: ClassVar[Tuple[str, ...]] = ()
+    _told: ClassVar[Tuple[str, ...]] = ()
     loss_scale = 1.0
     _title, _what, _is_scaled = "Outputs of layers,", "outputs of layers", False
     _in_repr = ("need_float32",)
@@ -289,7 +290,7 @@ class _Counter:
         if not all_in_float32(self._model):
             every = kerases.layers_of(self._model)
             in_float32 += [one for one in every if one.compute_dtype == "float32"]
-        return ForwardRanges(
+        found = ForwardRanges(
             names=tuple(name for _, name in self._rows),
             counts=np.stack([counts for counts, _ in self._rows.values()]),
             largest=np.array([most for _, most in self._rows.values()], np.float32),
@@ -298,12 +299,15 @@ class _Counter:
             inside=tuple(inside),
             classes=tuple(type(layer).__name__ for layer in layers),
             is_inside_known=self._can_try,
+            need_cast=tuple(advice.casts),
+        )
+        vars(found).update(
             _is_keras3=kerases.is_keras3(self._keras),
             # A layer that builds nothing has no path. In Keras 2 no layer has one.
             _paths=tuple(getattr(one, "path", None) or one.name for one in in_float32),
-            need_cast=tuple(advice.casts),
             _told=tuple(notes),
         )
+        return found
 
 
 class _Float32Pass(Watcher):

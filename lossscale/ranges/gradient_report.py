@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from lossscale import arguments
+from lossscale import arguments, removed
 from lossscale.gradients.check import dense_part
 from lossscale.plotting import scale_text
 from lossscale.ranges import exponents, inputs
@@ -19,6 +19,12 @@ from lossscale.ranges.report import Ranges, cell
 from lossscale.runtime import kerases, mode
 from lossscale.runtime.kerases import layers_of
 from lossscale.runtime.loss_scale_warning import warn
+
+_APART = """\
+The layers are too far apart for one loss scale: at the recommended one, float16 \
+flushes more than a tenth of the gradients of {} to zero, at a higher one less than \
+half of that. HeadroomLossScale() keeps the scale as high as the largest gradients \
+allow. If the layer learns too little even so, give it dtype="float32"."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -38,8 +44,6 @@ class GradientRanges(Ranges):
       largest: A `float32` array, the largest finite magnitude of each row.
       loss_scale: A float, the scale of this report.
       batches: How many batches were counted.
-      blocks: For each row, the layer of the model that contains it. It need not be a
-        `ScaledBlock`.
     """
 
     names: Tuple[str, ...]
@@ -47,10 +51,16 @@ class GradientRanges(Ranges):
     largest: Any
     loss_scale: float
     batches: int
-    blocks: Tuple[str, ...] = ()
 
     _title, _what, _is_scaled = "Gradients of", "gradients", True
     _in_repr = ("loss_scale", "recommended_scale")
+
+    def __getattr__(self, name: str) -> Any:
+        gone = f"GradientRanges.{name}"
+        unknown = f"`GradientRanges` has no attribute {name!r}."
+        raise AttributeError(
+            removed.sentence(gone) if gone in removed.REMOVED else unknown
+        )
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
@@ -94,35 +104,6 @@ class GradientRanges(Ranges):
         return None if largest is None else max(largest / 2, 2.0**-126)
 
     @property
-    def by_block(self) -> GradientRanges:
-        """The same gradients with a row for each block: print it, or `plot` it."""
-        rows: Dict[str, List[int]] = {}
-        for number, block in enumerate(self.blocks or self.names):
-            rows.setdefault(block, []).append(number)
-        found: GradientRanges = self._joined(rows)
-        return dataclasses.replace(found, blocks=tuple(rows))
-
-    @property
-    def need_own_scale(self) -> Tuple[str, ...]:
-        """The blocks that no single loss scale serves: wrap each in a `ScaledBlock`.
-
-        At the recommended scale float16 rounds more than a tenth of their gradients to
-        zero. At a scale of their own it would be less than half as many.
-        """
-        scale = self.recommended_scale
-        if scale is None:
-            return ()
-        found = self.by_block
-        lost = found.at(scale).flushed
-        names = []
-        for number, name in enumerate(found.names):
-            alone = found._joined({name: [number]})
-            left = alone.at(alone.recommended_scale or 1.0).flushed[0]
-            if lost[number] > 0.1 and 2 * left < lost[number]:
-                names.append(name)
-        return tuple(names)
-
-    @property
     def _notes(self) -> List[str]:
         bad = ", ".join(
             f"{name} ({infinities:,} infinite, {nans:,} NaN)"
@@ -140,13 +121,13 @@ class GradientRanges(Ranges):
             f"Recommended: {scale_text(recommended)}, at which "
             f"{cell('flushed', lost)} are flushed to zero."
         ]
-        blocks = ", ".join(self.need_own_scale)
-        if blocks:
-            notes.append(
-                "No single scale serves these blocks. Wrap each in a ScaledBlock: "
-                f"{blocks}."
-            )
-        return notes
+        flushed, apart = self.at(recommended).flushed, []
+        for number, name in enumerate(self.names):
+            alone: GradientRanges = self._joined({name: [number]})
+            least = alone.at(alone.recommended_scale or 1.0).flushed[0]
+            if flushed[number] > max(0.1, 2 * least):
+                apart.append(name)
+        return [*notes, _APART.format(", ".join(apart))] if apart else notes
 
 
 def gradient_ranges(
@@ -298,14 +279,12 @@ def gradient_ranges(
             "These operations compute gradients in 16 bits under any policy of the "
             f"model, so part of the report is not about float32: {in_16_bits[:3]}."
         )
-    block_of = _blocks_of(model)
     return GradientRanges(
         names=tuple(_numbered(list(names.values()))),
         counts=dict(zip(significands, total)),
         largest=largest,
         loss_scale=scale,
         batches=number,
-        blocks=tuple(block_of.get(key, name) for key, name in names.items()),
     )
 
 
@@ -314,32 +293,6 @@ def _path_of(model: Any, variable: Any) -> str:
     found = kerases.variable_name(variable)
     prefix = f"{model.name}/"  # only Keras 3 has it
     return found[len(prefix) :] if found.startswith(prefix) else found
-
-
-def _blocks_of(model: Any) -> Dict[int, str]:
-    """Returns the name of each block, by the ids of its variables and layers.
-
-    A block is a layer of the model. If a layer contains a `ScaledBlock`, the layers
-    that it is made of are the blocks.
-    """
-    found: Dict[int, str] = {}
-    blocks = list(_blocks(model))
-    for block, name in zip(blocks, _numbered([block.name for block in blocks])):
-        for part in (*block.variables, *layers_of(block)):
-            found.setdefault(id(part), name)
-    return found
-
-
-def _blocks(model: Any) -> Iterator[Any]:
-    for layer in getattr(model, "layers", ()):
-        # A ScaledBlock has this attribute. `ranges` and `blocks` do not import each
-        # other. The first of these layers is the layer itself.
-        inner = layers_of(layer)
-        is_scaled = [getattr(each, "has_own_scale", None) is True for each in inner]
-        if is_scaled[0] or not any(is_scaled):
-            yield layer
-        else:
-            yield from _blocks(layer)
 
 
 def _numbered(names: List[str]) -> List[str]:

@@ -7,12 +7,6 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import tensorflow as tf
 
-# Not public: TensorFlow's own gradients of functions call it. In the module `record` on
-# TensorFlow 2.21, and in `tape` on 2.4.
-try:
-    from tensorflow.python.eager import record
-except ImportError:
-    from tensorflow.python.eager import tape as record
 # Not public: `body_of` needs them (seen on TensorFlow 2.4 to 2.21).
 from tensorflow.python.eager import context
 from tensorflow.python.framework import function_def_to_graph
@@ -122,12 +116,6 @@ def captured_by(tensor: Tensor) -> Optional[Tensor]:
     # Not public. Graphs that are no functions have no captures.
     captures = getattr(graph_of(tensor), "captures", ())
     return next((outer for outer, inner in captures if inner is tensor), None)
-
-
-def is_recorded(tensor: Tensor) -> bool:
-    """Tells whether a gradient tape records operations on this tensor now."""
-    is_tensor = isinstance(tensor, tf.Tensor)
-    return is_tensor and bool(record.should_record_backprop([tensor]))
 
 
 def above_branches(graph: Optional[Graph]) -> Optional[Graph]:

@@ -74,14 +74,6 @@ def current() -> Mode:
     return row._replace(looks_at_once=True) if _has_gpu() else row
 
 
-def max_drops_nan() -> bool:
-    """Tells whether the maximum of numbers may ignore a NaN, as XLA's does.
-
-    A CPU's does not from TensorFlow 2.21 on.
-    """
-    return _VERSION < (2, 21) or _in_xla() or _has_gpu()
-
-
 def _has_gpu() -> bool:
     """Tells whether the code that is compiled now will probably run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))

@@ -8,13 +8,12 @@ from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
-from lossscale import arguments, presets
+from lossscale import arguments, presets, removed
 from lossscale.arguments import shown
 from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
-from lossscale.scales.interchange import import_state
 from lossscale.scales.managers import LossScaleManager
 
 _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
@@ -119,6 +118,8 @@ def _deserialized(
     cls = (custom_objects or {}).get(name)
     cls = cls or registry.registered_class(name, custom_objects)
     if not (isinstance(cls, type) and issubclass(cls, LossScale)):
+        if getattr(cls, "__module__", None) == removed.__name__:
+            raise ValueError(removed.sentence(cls.__name__))
         raise ValueError(
             f"`{argument}` must name a LossScale class that is registered, got "
             f"{name!r}. Pass custom_objects={{...}}, or register the class with "
@@ -164,6 +165,7 @@ def _as_ours(theirs: Any) -> Optional[LossScale]:
     with tf.init_scope():
         if not mode.current().knows_values:
             return DynamicLossScale(**config)
-        # The counter is not public.
-        state = {"current_loss_scale": theirs(), "good_steps": theirs._num_good_steps}
-        return import_state("tensorflow", state, **config)
+        ours = DynamicLossScale(**config)
+        ours.current_loss_scale.assign(theirs())
+        ours.good_steps.assign(theirs._num_good_steps)  # the counter is not public
+        return ours

@@ -10,13 +10,14 @@ from typing import Any, Dict, List, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
-from lossscale import arguments
+from lossscale import arguments, removed
+from lossscale.arguments import shown
+from lossscale.plotting import pyplot
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import LossScale, unsaved_variables
 from lossscale.scales.headroom import FLOAT16_MAX
-from lossscale.simulation.run_file import check_not_negative, draw, load_run, per_step
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -100,7 +101,20 @@ class Simulation:
         Raises:
           ImportError: matplotlib is not installed.
         """
-        return draw(ax, self.loss_scale, ~self.applied, self.limit)
+        if ax is None:
+            ax = pyplot().subplots(figsize=(8, 3), layout="constrained")[1]
+        if self.limit is not None:
+            ax.plot(self.limit, color="0.7", label="limit")
+        lost = np.flatnonzero(~self.applied)
+        ends = np.append(self.loss_scale, self.loss_scale[-1:])  # of the last step, too
+        ax.step(range(len(ends)), ends, where="post", label="loss scale")
+        heights, label = self.loss_scale[lost], f"{len(lost)} steps lost"
+        ax.plot(lost, heights, "|", color="C3", label=label)
+        ax.set_yscale("log", base=2)
+        ax.set_xlabel("step")
+        ax.set_ylabel("loss scale")
+        ax.legend()
+        return ax
 
 
 def simulate(
@@ -114,8 +128,8 @@ def simulate(
 ) -> Simulation:
     """Replays a loss scale over a run of steps, without a model.
 
-    Use it to choose a schedule. From a record of `LossScaleMonitor`, or limits above
-    which steps overflow, it tells which steps another loss scale would have lost:
+    Use it to choose a schedule. From the steps of a run, or limits above which steps
+    overflow, it tells which steps another loss scale would have lost:
 
     >>> import lossscale
     >>> limit = np.full([100], 2.0**12)  # where this run's gradients overflow
@@ -136,17 +150,16 @@ def simulate(
 
     Args:
       loss_scale: A `LossScale`.
-      is_finite: The run's flags: a `bool` array of shape `[steps]`, or the path of a
-        file with them, as `lossscale.save_run` writes it.
+      is_finite: The run's flags: a `bool` array of shape `[steps]`.
       limit: Instead of flags, a float array of shape `[steps]` without NaN. A step
         overflows if its scale is greater than its limit.
       largest: A float array of shape `[steps]`: the greatest magnitude of each step's
         unscaled gradients, none of them negative or NaN. Without flags and limits, the
         limits are 65504 / largest. If flags or limits are given, only a loss scale
-        that looks at the gradients uses it. None: that of the file, or 65504 / limit.
+        that looks at the gradients uses it. None: 65504 / limit.
       bad_losses: A `bool` array of shape `[steps]`: the steps whose loss was not finite
         before it was scaled, so that no scale helps. Their gradients count as not
-        finite, whatever the flags or limits say. None: those of the file, or none.
+        finite, whatever the flags or limits say. None: there are none.
       nonfinite_loss: As in `LossScaleOptimizer`: at such steps the loss scale is told
         of an overflow (`"backoff"`), or of nothing (`"skip"`).
 
@@ -178,17 +191,19 @@ def simulate(
         )
     arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
     if isinstance(is_finite, (str, bytes, os.PathLike)):
-        run = load_run(arguments.path("is_finite", is_finite))
-        is_finite, largest = run.is_finite, run.largest if largest is None else largest
-        bad_losses = run.bad_losses if bad_losses is None else bad_losses
+        raise TypeError(removed.sentence("load_run"))
     if largest is not None:
-        largest = per_step("largest", largest, np.float32)
-        check_not_negative("largest", largest)
+        largest = _per_step("largest", largest, np.float32)
+        refused = largest[~(largest >= 0)]
+        if refused.size:
+            raise ValueError(
+                f"`largest` must hold no NaN and nothing negative, got {refused[0]}."
+            )
     if has_flags:
-        trace = per_step("is_finite", is_finite, np.bool_)
+        trace = _per_step("is_finite", is_finite, np.bool_)
     else:
         limit = _ratios(largest) if limit is None else limit
-        trace = per_step("limit", limit, np.float64)
+        trace = _per_step("limit", limit, np.float64)
         if np.isnan(trace).any():
             raise ValueError(
                 f"`limit` must hold no NaN, got {np.isnan(trace).sum()} of them. "
@@ -200,10 +215,10 @@ def simulate(
         name = "is_finite" if has_flags else "limit"
         raise ValueError(f"`{name}` must hold at least one step, got none.")
     if largest is not None:
-        largest = per_step("largest", largest, np.float32, steps)
+        largest = _per_step("largest", largest, np.float32, steps)
     bad = np.zeros(steps, np.bool_)
     if bad_losses is not None:
-        bad = per_step("bad_losses", bad_losses, np.bool_, steps)
+        bad = _per_step("bad_losses", bad_losses, np.bool_, steps)
     trace = trace & ~bad if has_flags else np.where(bad, -np.inf, trace)
     # The steps that the loss scale is told of.
     known = ~(bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients)
@@ -288,3 +303,24 @@ def _replay(
     # A plain call would make TensorFlow warn of a function that it traces each time.
     scales, applied = compiled.get_concrete_function(*tensors)(*tensors)
     return np.append(scales.numpy(), scale_now().numpy()), applied.numpy()
+
+
+def _per_step(name: str, value: Any, dtype: Any, steps: Optional[int] = None) -> Array:
+    """Returns an argument as an array of shape `[steps]`, of any length if None."""
+    # For NumPy a timedelta64 is a number, too: not for us.
+    holds, kinds = ("booleans", "b") if dtype is np.bool_ else ("numbers", "iuf")
+    try:
+        array: Array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"`{name}` must be an array, got {shown(value)}.") from error
+    if array.size and array.dtype.kind not in kinds:
+        fix = f" Pass numpy.asarray({name}, bool)." if kinds == "b" else ""
+        raise TypeError(f"`{name}` must hold {holds}, got dtype {array.dtype}.{fix}")
+    if array.ndim != 1 or steps not in {None, array.size}:
+        wanted = "steps" if steps is None else steps
+        raise ValueError(
+            f"`{name}` must have one entry per step, shape [{wanted}], got shape "
+            f"{list(array.shape)}."
+        )
+    with np.errstate(over="ignore"):  # infinity will do
+        return array.astype(dtype)

@@ -1,4 +1,4 @@
-"""LossScaleMonitor tells of the steps that a SpikeGuard skipped, and records them."""
+"""LossScaleMonitor tells of the steps that a SpikeGuard skipped."""
 
 from __future__ import annotations
 
@@ -52,22 +52,6 @@ def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys)
     )
     assert "spikes" not in history
     assert messages == []
-
-
-def test_a_record_tells_which_steps_a_guard_would_skip(family, rng, tmp_path):
-    path = tmp_path / "run.npz"
-    monitor = LossScaleMonitor(record=path, verbose=0)
-    optimizer, _, _ = fit_with_spikes(family, rng, monitor)
-    run = lossscale.load_run(path)
-    assert run.is_finite.all()
-    guard = SpikeGuard(DynamicLossScale(1.0), window=12)
-    found = lossscale.simulate(guard, is_finite=path)
-    assert np.flatnonzero(found.spikes).tolist() == [14, 30]
-    assert (found.steps_lost, found.longest_stall) == (2, 1)
-    assert int(guard.spikes.numpy()) == 0  # the object is as it was
-    assert int(optimizer.loss_scale.spikes.numpy()) == 2
-    other = lossscale.simulate(SpikeGuard(1, window=20), is_finite=path)
-    assert not other.spikes.any()  # the first one is among those it learns from
 
 
 def test_the_floor_of_the_one_within_is_known(family, rng):

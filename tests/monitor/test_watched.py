@@ -114,16 +114,6 @@ def test_those_that_are_given_are_watched(gan, given, names):
     assert history[f"{names[-1]}skipped_steps"] == [1]
 
 
-def test_one_of_several_is_recorded(gan, tmp_path):
-    path = tmp_path / "run.npz"
-    with pytest.raises(ValueError, match="`record` must be None with several"):
-        fit_with_bad_batches(gan, LossScaleMonitor(record=path))
-    monitor = LossScaleMonitor(record=path, verbose=0, optimizers=gan.both[1])
-    fit_with_bad_batches(gan, monitor, 1)
-    with np.load(path) as run:
-        assert run["is_finite"].tolist() == [True, False, True, True, True, True]
-
-
 def test_an_optimizer_that_the_user_never_made_is_not_named(family):
     model = two_optimizers(family, lambda inner: inner)
     monitor = LossScaleMonitor()
@@ -188,7 +178,7 @@ def test_a_stall_of_a_shared_loss_scale_blames_who_skipped(sharing):
             sharing, LossScaleMonitor(3, every=1, verbose=0), 1, 2, 3, 4, 5
         )
     of_batches, message = messages
-    assert of_batches.startswith("g_optimizer: Epoch 1: 1 of 2 steps was skipped")
+    assert of_batches.startswith("g_optimizer: Epoch 1: 1 step was skipped")
     assert message.startswith("g_optimizer: 3 steps in a row were skipped")
 
 
@@ -226,10 +216,7 @@ def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
         model.run_eagerly = eagerly
         monitor = LossScaleMonitor(3, every=1, verbose=0)
         messages, _ = told_of(model, x, y, monitor, 8)
-        # The batch whose loss was infinite is told, too.
-        others = [each for each in messages if "before it was scaled" not in each]
-        assert len(others) < len(messages)
-        return others, int(model.optimizer.applied_steps.numpy())
+        return messages, int(model.optimizer.applied_steps.numpy())
 
     # In a graph TensorFlow makes zeros of a product with the constant 0.
     zero = tf.Variable(0.0, trainable=False)

@@ -144,7 +144,7 @@ def stepper(family, dtype="float32", clips=False, loss_scale=None):
 @needs_cuda_build
 @pytest.mark.parametrize(
     "policy",
-    [lossscale.DynamicLossScale, lossscale.LogNormalLossScale, lossscale.SpikeGuard],
+    [lossscale.DynamicLossScale, lossscale.HeadroomLossScale, lossscale.SpikeGuard],
 )
 @pytest.mark.parametrize("clips", [False, True])
 def test_only_the_branchs_predicate_goes_to_the_host(family, clips, policy):

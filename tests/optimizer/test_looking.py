@@ -16,7 +16,6 @@ from lossscale import (
     DynamicLossScale,
     FixedLossScale,
     HeadroomLossScale,
-    LogNormalLossScale,
     LossScaleOptimizer,
 )
 
@@ -78,7 +77,7 @@ def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told a
 
 def test_fit(family, rng):
     x, y = data(rng)
-    scales = [HeadroomLossScale(half_life=1e4), LogNormalLossScale(), FixedLossScale(1)]
+    scales = [HeadroomLossScale(half_life=1e4), FixedLossScale(1)]
     weights = []
     for scale in scales:
         optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), scale)

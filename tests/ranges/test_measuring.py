@@ -251,6 +251,38 @@ def test_what_is_not_finite_in_float32_is_named(newest, data):
         assert (label.get_color() == "tab:red") == (number > 0)
 
 
+def test_layers_too_far_apart_for_one_scale(newest):
+    dense = newest.keras.layers.Dense
+    names = ("near", "far")
+    given = newest.keras.Input((1,))
+    layers = [dense(1, use_bias=False, name=name) for name in names]
+    model = newest.keras.Model(given, [layer(given) for layer in layers])
+    model.set_weights([np.zeros([1, 1])] * 2)
+
+    def loss(expected, predicted):
+        return expected * predicted
+
+    x = np.ones([8, 1], np.float32)
+    for factor in (2.0**-10, 2.0**-45):
+        losses = {"loss": [loss, loss]}
+        model.compile(**losses)
+        found = gradient_ranges(model, x, [x, x * factor], verbose=0)
+        is_apart = "The layers are too far apart for one loss scale" in str(found)
+        assert is_apart == (factor < 2.0**-40)
+    assert "of far/kernel to zero" in str(found)
+    assert "HeadroomLossScale() keeps the scale as high" in str(found)
+
+
+def test_what_went_says_so(newest, data):
+    found = gradient_ranges(network(newest), *data, verbose=0)
+    for name in ("by_block", "need_own_scale"):
+        with pytest.raises(AttributeError, match=f"{name}` was last in lossscale 2.1"):
+            getattr(found, name)
+        assert not hasattr(found, name)
+    with pytest.raises(AttributeError, match="no attribute 'bogus'"):
+        found.bogus  # noqa: B018
+
+
 def test_gradients_that_are_all_zero(newest):
     model = network(newest)
     zeros = np.zeros([8, FEATURES], np.float32)

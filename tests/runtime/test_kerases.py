@@ -45,8 +45,6 @@ for path in sys.argv[1:]:
     model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor])
     assert int(optimizer.iterations.numpy()) == 6, path
 assert isinstance(monitor, tf_keras.callbacks.Callback)
-block = lossscale.ScaledBlock(tf_keras.layers.Dense(1))
-assert isinstance(block, tf_keras.layers.Layer)
 assert type(lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))) is type(before)
 print("read all")
 """

@@ -5,7 +5,6 @@ A new loss scale adds one entry to `DECLARED` in support/every_loss_scale.py.
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 import warnings
@@ -15,7 +14,7 @@ import pages
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude, state
-from every_loss_scale import CASES, DECLARED, PAGE
+from every_loss_scale import CASES, DECLARED
 from models import compiled
 
 import lossscale
@@ -27,13 +26,6 @@ RUN = "TTFTFFTTTTFT"
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def make(request):
     return request.param
-
-
-def same(loss_scale, expected):
-    """Returns what to compare with: compiled, a logarithm ends otherwise."""
-    declared = DECLARED.get(type(loss_scale).__name__)
-    rounds = declared is not None and declared.rounds
-    return pytest.approx(expected, rel=1e-6) if rounds else expected
 
 
 def follow(loss_scale, run):
@@ -49,7 +41,7 @@ def test_its_rule(name, mode):
     run, expected = declared.rule
     make = next(iter(declared.cases.values()))
     scales, _ = drive(make, finite(run), mode)
-    assert scales == same(make(), list(map(float, expected.split())))
+    assert scales == list(map(float, expected.split()))
 
 
 def restored(make, value):
@@ -86,11 +78,6 @@ def test_it_is_replaced_in_every_mode(make, mode, mirrored):
     restored(make, np.nan)
     scales, _ = drive(lambda: restored(make, np.nan)[0], [False], mode, mirrored)
     assert scales == [float(make())]
-
-
-def test_the_page_shows_examples_that_are_true():
-    assert doctest.testmod(PAGE).attempted >= 3
-    assert doctest.testmod(PAGE).failed == 0
 
 
 def test_call_gives_a_float32_scalar(make):
@@ -161,9 +148,9 @@ def test_the_whole_state_goes_on_where_it_is_compiled(make, tmp_path):
     path = tf.train.Checkpoint(scale=saved).write(str(tmp_path / "checkpoint"))
     restored = make()
     tf.train.Checkpoint(scale=restored).read(path).assert_consumed()
-    assert state(restored) == before == same(saved, state(follow(make(), first)))
+    assert state(restored) == before == state(follow(make(), first))
     expected = state(follow(follow(make(), first), rest))
-    assert compiled_run(restored, rest, "xla") == same(saved, expected)
+    assert compiled_run(restored, rest, "xla") == expected
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -175,7 +162,7 @@ def test_every_mode_gives_what_eager_gives(name, mirrored):
             continue  # the class is the same
         run = finite(RUN[:3] if mode in EAGER_REPLICAS else RUN)
         scales, applied = drive(make, run, mode, mirrored)
-        assert scales == same(make(), expected[0][: len(run)]), mode
+        assert scales == expected[0][: len(run)], mode
         assert applied == expected[1][: len(run)], mode
 
 
@@ -235,7 +222,7 @@ def test_a_subclass_without_a_rule_is_told_so():
         def get_config(self):
             return {}
 
-    with pytest.raises(NotImplementedError, match="Bare must implement `_adjust"):
+    with pytest.raises(NotImplementedError, match="Bare must implement `next_state"):
         Bare().update([tf.constant(1.0)])
 
 

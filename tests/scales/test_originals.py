@@ -22,10 +22,8 @@ import tensorflow as tf
 from driving import run
 from installed import families
 
-import lossscale
 from lossscale import DynamicLossScale
 from lossscale.presets import PRESETS
-from lossscale.scales.interchange import STATE_FORMATS
 
 RUNS = 25
 STEPS = 14
@@ -126,8 +124,6 @@ class Keras3(WithVariables):
 
 LOCAL = {"tensorflow": TensorFlow, "tf_keras": Keras2, "keras3": Keras3}
 NAMES = [*originals.ORIGINALS, *LOCAL]
-#: Those that save a state in a format of `import_state`.
-MOVING = [name for name in NAMES if name in STATE_FORMATS]
 
 
 def is_here(name):
@@ -229,38 +225,6 @@ def test_every_run_is_the_originals_bit_for_bit(name, ask):
         ours = DynamicLossScale.from_preset(preset_of(name), **arguments)
         expected = original.run(parameters, flags)
         assert run(ours, flags) == expected, (parameters, flags)
-
-
-@pytest.mark.parametrize("name", MOVING)
-def test_a_run_goes_on_here_and_goes_back(name, ask):
-    # Begun there, cut, gone on here, cut, gone back: the scales of the uncut run.
-    original, rng = ask(name), np.random.default_rng(12)
-    for _ in range(RUNS):
-        parameters, arguments, flags = draw(rng, name)
-        first, second = np.sort(rng.integers(0, STEPS + 1, 2))
-        begun = original.ask(parameters, flags[:first])
-        ours = lossscale.import_state(name, begun["state"], **arguments)
-        seen = begun["scales"] + run(ours, flags[first:second])
-        state = lossscale.export_state(name, ours)
-        seen += original.run(parameters, flags[second:], state)
-        expected = original.run(parameters, flags)
-        assert seen == expected, (parameters, flags, first, second)
-
-
-@pytest.mark.parametrize("name", ["torch", "paddle"])
-def test_their_state_brings_the_hyper_parameters_both_ways(name, ask):
-    original, rng = ask(name), np.random.default_rng(14)
-    for _ in range(20):
-        parameters, arguments, flags = draw(rng, name)
-        state = original.ask(parameters, flags)["state"]
-        ours = lossscale.import_state(name, state)
-        config = ours.get_config()
-        for argument in set(arguments) - {"initial_loss_scale"}:
-            assert config[argument] == arguments[argument]
-        exported = lossscale.export_state(name, ours)
-        assert exported == state
-        other, _, _ = draw(rng, name)  # loaded into a scaler made with others
-        assert original.ask(other, [], exported)["state"] == state
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -176,15 +176,6 @@ def test_guards_in_guards_and_those_that_want_gradients_are_refused():
         SpikeGuard(OfGradients())
 
 
-def test_the_state_within_goes_to_other_systems():
-    guard = SpikeGuard(DynamicLossScale(1024.0))
-    guard.adjust(True, 1.0)
-    state = lossscale.export_state("keras3", guard)
-    assert state == {"dynamic_scale": 1024.0, "step_counter": 1}
-    with pytest.raises(TypeError, match="must be a DynamicLossScale, got FixedLoss"):
-        lossscale.export_state("keras3", SpikeGuard(1))
-
-
 def test_repr_shows_both_in_one_line():
     shown = repr(SpikeGuard(DynamicLossScale(64.0)))
     assert shown.startswith("SpikeGuard(")

@@ -119,12 +119,6 @@ def by_hand(loss_scale, trace, largest=LARGEST, bad=(), untold=False):
     return scales, finite, applied, float(loss_scale)
 
 
-def same(expected):
-    """Returns what to compare with: compiled, LogNormalLossScale's logarithm rounds."""
-    scales, finite, applied, last = expected
-    return pytest.approx(scales, rel=1e-6), finite, applied, pytest.approx(last, 1e-6)
-
-
 def results(simulation):
     arrays = (simulation.loss_scale, simulation.is_finite, simulation.applied)
     return (*(array.tolist() for array in arrays), simulation.final_loss_scale)
@@ -145,7 +139,7 @@ def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(ma
     limit = 2.0 ** np.random.default_rng(2).uniform(2, 10, 30)
     found = results(simulate(loss_scale, limit=limit))
     assert state(loss_scale) == before
-    assert found == same(by_hand(loss_scale, limit, 65504 / limit.astype(np.float32)))
+    assert found == by_hand(loss_scale, limit, 65504 / limit.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ["dynamic", "headroom", "spike-guard"])
@@ -163,7 +157,7 @@ def test_a_loss_that_is_not_finite_is_an_event_of_its_own(make, how):
     arguments = {"limit": limit, "bad_losses": flags, "nonfinite_loss": how}
     found = results(simulate(loss_scale, **arguments))
     largest = 65504 / limit.astype(np.float32)
-    assert found == same(by_hand(make(), limit, largest, bad, untold=how == "skip"))
+    assert found == by_hand(make(), limit, largest, bad, untold=how == "skip")
 
 
 def test_a_bad_loss_costs_the_scale_nothing_if_it_is_not_told():
@@ -248,19 +242,6 @@ def test_the_summary():
     assert (found.steps_lost, found.overflows_applied) == (0, 2)
 
 
-def test_a_recorded_run_is_replayed(tmp_path):
-    trace = flags(5)
-    lossscale.save_run(tmp_path / "run.npz", trace)
-    for path in (tmp_path / "run.npz", str(tmp_path / "run.npz")):
-        found = simulate(DynamicLossScale(64, 2), is_finite=path)
-        assert results(found) == by_hand(DynamicLossScale(64, 2), trace)
-    bad, path = np.flatnonzero(~trace)[:4], tmp_path / "run.npz"
-    lossscale.save_run(path, trace, bad_losses=np.isin(np.arange(60), bad))
-    found = simulate(DynamicLossScale(64, 2), is_finite=path, nonfinite_loss="skip")
-    expected = by_hand(DynamicLossScale(64, 2), trace, bad=bad, untold=True)
-    assert results(found) == expected
-
-
 def test_a_mirrored_loss_scale(mirrored):
     with mirrored.scope():
         loss_scale = DynamicLossScale(64, 2)
@@ -316,7 +297,7 @@ ONE = {"is_finite": [True]}
         ({"limit": [1j]}, TypeError, "`limit` must hold numbers"),
         ({"limit": np.ones([2], "m8[s]")}, TypeError, "`limit` must hold numbers"),
         ({"limit": [[1.0], 2.0]}, TypeError, "`limit` must"),
-        ({"is_finite": ""}, ValueError, "`is_finite` must be the path of a file"),
+        ({"is_finite": "run.npz"}, TypeError, "was last in lossscale 2.1. numpy.load"),
         ({**ONE, "bad_losses": [True] * 2}, ValueError, r"`bad_losses` .* shape \[1\]"),
         ({**ONE, "bad_losses": [1]}, TypeError, "`bad_losses` must hold booleans"),
         ({**ONE, "nonfinite_loss": "no"}, ValueError, "one of 'backoff', 'skip', got"),

@@ -26,12 +26,6 @@ from collections import defaultdict
 from fnmatch import fnmatchcase
 
 TABLE = """
-blocks/test_backward.py: one-xla one-keras2
-blocks/test_layers.py: one-keras2
-    test_a_saved_model_comes_back_equal: slow-on-newest
-    test_fit_trains_and_no_step_is_skipped: slow-on-newest
-    test_two_replicas_train_as_one_does: slow-on-newest
-blocks/test_outside.py: one-xla one-keras2
 compat/test_programs_of_1.py: slow-on-newest
 compat/test_worlds.py:
     test_it_trains_as_the_bare_optimizer: slow-on-newest
@@ -184,10 +178,6 @@ scales/test_headroom.py:
     test_a_ceiling_holds_what_gradients_do_not_announce: smoke
     test_every_step_is_the_references: slow-on-newest
     test_zero_gradients_move_nothing: smoke
-scales/test_interchange.py:
-    test_a_run_goes_on_here_and_goes_back: slow-on-newest
-scales/test_log_normal.py:
-    test_5000_random_steps_are_the_references: smoke
 scales/test_reference.py:
     test_each_argument_as_the_reference: smoke
     test_every_step_of_every_run_is_the_references: slow-on-newest

@@ -20,7 +20,6 @@ from lossscale import (
     DynamicLossScale,
     FixedLossScale,
     HeadroomLossScale,
-    LogNormalLossScale,
     SpikeGuard,
 )
 
@@ -39,7 +38,6 @@ class Declared(NamedTuple):
       rule: A run, as "TFF", and the scale after each step of it, of the first case. It
         should reach both bounds, and grow twice in a row.
         Its largest gradients are those of `driving.magnitude`.
-      rounds: Whether its last bit depends on how it is compiled.
     """
 
     called: str
@@ -47,7 +45,6 @@ class Declared(NamedTuple):
     keys: str
     cases: Dict[str, Callable[[], Any]]
     rule: Tuple[str, str]
-    rounds: bool = False
 
 
 DECLARED = {
@@ -110,23 +107,6 @@ HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
         # The gradients leave room for more, but overflows have halved the ceiling.
         rule=("FTF", "32 32 16"),
     ),
-    "LogNormalLossScale": Declared(
-        called="""
-LogNormalLossScale(initial_loss_scale=1.0, log2_max=16.0, beta1=0.99, beta2=0.999,
-    standard_deviations=3.09, *, min_loss_scale=1.0, max_loss_scale=16777216.0)
-""",
-        variables="current_loss_scale mean seen_steps slow_mean slow_square",
-        keys="beta1 beta2 initial_loss_scale log2_max max_loss_scale min_loss_scale "
-        "standard_deviations",
-        cases={
-            "log-normal": lambda: LogNormalLossScale(
-                64, 15.0, 0.875, 0.75, 2.0, min_loss_scale=2.0, max_loss_scale=2.0**40
-            ),
-        },
-        # One step has no deviation: 2**(15 + 9), of a gradient of 2**-9.
-        rule=("T", "16777216"),
-        rounds=True,
-    ),
     "SpikeGuard": Declared(
         called="""
 SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
@@ -147,13 +127,13 @@ SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
 }
 
 
-#: The module that docs/choosing.md shows as the model of all.
-PAGE = pages.module_of("choosing", "class ExampleLossScale")
+#: The module that docs/own-loss-scale.md shows as the model of all.
+PAGE = pages.module_of("own-loss-scale", "class Halving")
 #: Ways to make a loss scale, by name: each must keep every promise.
 CASES = {
     **{name: each for known in DECLARED.values() for name, each in known.cases.items()},
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),
-    "page": lambda: PAGE.ExampleLossScale(64),
+    "page": lambda: PAGE.Halving(64),
 }
