@@ -27,6 +27,8 @@ from fnmatch import fnmatchcase
 
 TABLE = """
 compat/test_programs_of_1.py: slow-on-newest
+compat/test_worlds.py:
+    test_it_trains_as_the_bare_optimizer: slow-on-newest
 gradients/test_arithmetic.py:
     test_a_float16_loss_is_scaled_in_float32: smoke
 gradients/test_rows.py: smoke
