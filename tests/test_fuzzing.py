@@ -226,6 +226,7 @@ def hold(found, seed):
         assert min(seen) > 0, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "drawn", "inner"), TARGETS, ids=[each[0].__name__ for each in TARGETS]
 )

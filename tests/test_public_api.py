@@ -196,6 +196,7 @@ def test_every_kerass_wrapper_is_called_alike(family):
 OF_ALL = "consecutive_skipped_steps last_step_finite skipped_steps"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "name", [name for name, each in DECLARED.items() if each.variables is not None]
 )

@@ -39,6 +39,7 @@ def test_each_question_has_an_answer():
     assert all("](" in row.split(" | ")[1] for row in rows)
 
 
+@pytest.mark.slow
 def test_float16_goes_on_from_float32_and_back(run):
     found = run(program("saving", "state_of"))
     before, model, after = (found[name] for name in ("before", "model", "after"))
@@ -54,6 +55,7 @@ def test_float16_goes_on_from_float32_and_back(run):
     assert len(state(model)) == len(state(after)) > 12  # moments, too
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     (2, 15) < TENSORFLOW < (2, 21), reason="TFLite ends the process with Keras 3.3"
 )
@@ -115,6 +117,7 @@ def test_layers_that_train_themselves_each_scale_their_own_loss(run):
         assert float(loss) < np.log(2.0)  # of a layer that tells nothing apart
 
 
+@pytest.mark.slow
 def test_the_norm_of_the_gradients_is_a_metric_and_in_tensorboard(run):
     found = run(program("watching", "WithNorm"))
     logs = found["history"].history
@@ -127,6 +130,7 @@ def test_the_norm_of_the_gradients_is_a_metric_and_in_tensorboard(run):
     assert {"epoch_gradient_norm", "epoch_loss_scale"} <= tags
 
 
+@pytest.mark.slow
 def test_a_record_leads_to_the_batch_and_to_its_row(run, capsys):
     found = run(program("trouble", "run.npz"))
     assert found["skipped"].tolist() == [2]
@@ -153,6 +157,7 @@ def test_masks_in_float16(run):
         np.testing.assert_allclose(tf.nn.softmax(each).numpy(), 1 / 3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
     found = run(program("trouble", "min_loss_scale"))
     assert 2.0**-20 < float(found["scale"]) < 1
@@ -174,6 +179,7 @@ def test_float16_weights_lose_the_step(run, capsys):
     assert dtypes == "float16 float32"
 
 
+@pytest.mark.slow
 def test_a_skipped_step_does_not_move_the_learning_rate(run):
     found = run(program("recipes", "ExponentialDecay"))
     assert found["skipped"] > 1

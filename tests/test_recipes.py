@@ -18,6 +18,7 @@ def count(variable):
     return int(variable.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [REPEAT, REPEAT_IN_FIT], ids=["loop", "fit"])
 def test_an_overflowed_batch_is_repeated_and_counted_once(run, program):
     found = run(program)
@@ -36,6 +37,7 @@ def test_a_loop_gives_up_a_batch_that_always_overflows(run):
     assert count(found["optimizer"].applied_steps) == BATCHES - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
     found = run(REPEAT_IN_FIT)
@@ -48,6 +50,7 @@ def test_fit_gives_up_a_batch_that_always_overflows(run, eagerly):
     assert count(model.optimizer.applied_steps) == BATCHES + BATCHES - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [EACH_LOSS, EACH_LOSS_IN_FIT], ids=["loop", "fit"])
 def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(
     run, program

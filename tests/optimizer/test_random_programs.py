@@ -15,10 +15,11 @@ CHUNK = 20
 QUICK = 2
 CHUNKS = [
     pytest.param(chunk, marks=[pytest.mark.slow] if chunk >= QUICK else [])
-    for chunk in range(20)
+    for chunk in range(10)
 ]
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_none_is_wrong_in_silence(chunk):
     every = families()
