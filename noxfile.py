@@ -53,7 +53,6 @@ class Version(NamedTuple):
 #: how a Keras is found, and what is looked up by its names. "newest-tf_keras" runs all.
 ARRANGED = (
     *("tests/runtime", "tests/test_public_api.py", "tests/test_examples.py"),
-    "tests/test_peer_defects.py",
     *(
         f"tests/optimizer/test_{name}.py"
         for name in ("fit", "forwarding", "keras_arguments", "persistence")
@@ -63,7 +62,7 @@ ARRANGED = (
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    *("tests/runtime", "tests/test_peer_defects.py", "tests/test_public_api.py"),
+    *("tests/runtime", "tests/test_public_api.py"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (

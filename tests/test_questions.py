@@ -31,14 +31,6 @@ def state(model):
     return [np.array(variable.numpy()) for variable in variables]
 
 
-def test_each_question_has_an_answer():
-    rows = re.findall(
-        r"(?m)^\| (?!question|---)(.*) \|$", pages.PAGES["questions"].read_text()
-    )
-    assert len(rows) >= 22
-    assert all("](" in row.split(" | ")[1] for row in rows)
-
-
 @pytest.mark.slow
 def test_float16_goes_on_from_float32_and_back(run):
     found = run(program("saving", "state_of"))

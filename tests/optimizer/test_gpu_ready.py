@@ -288,16 +288,6 @@ def test_a_loss_scale_alone_runs_on_a_gpu(policy, dtype):
     assert host_reads(update.get_concrete_function(ROWS)) <= PREDICATES
 
 
-@needs_cuda_build
-def test_a_read_on_the_host_would_be_found():
-    sizes = tf.function(lambda x: tf.fill(tf.shape(x), 1.0), autograph=False)
-    concrete = sizes.get_concrete_function(tf.TensorSpec([None], tf.float32))
-    assert host_reads(concrete) - PREDICATES
-    text = tf.function(tf.strings.as_string, autograph=False)
-    with pytest.raises(AssertionError, match="no GPU kernel for AsString"):
-        host_reads(text.get_concrete_function(tf.TensorSpec([], tf.float32)))
-
-
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
