@@ -213,11 +213,9 @@ def each_in_a_mode():
         for turn, name in enumerate([*GROUPS, *there]):
             is_compiled = is_first and turn % 9 == 8
             mode = "xla" if is_compiled else ("eager", "graph", "eager")[turn % 3]
-            is_quick = turn % 12 == 0 and is_first  # on all versions but the newest
-            marks = [] if is_quick else [pytest.mark.slow]
             if is_first or turn % 8 == 0:
                 each_id = f"{family.name}-{name}-{mode}"
-                found.append(pytest.param(family, name, mode, id=each_id, marks=marks))
+                found.append(pytest.param(family, name, mode, id=each_id))
     return found
 
 
