@@ -25,6 +25,7 @@ REMOVED: Dict[str, str] = {
     "LossScaleMonitor.check_activations": "A skipped step changes nothing, so the "
     'weights that failed are still there: write on_stall="raise", then call '
     "find_nonfinite(model, x, y) with the batch that the monitor has named.",
+    "GradientRanges.blocks": "A row's name begins with that of its layer.",
     "GradientRanges.by_block": "Read the rows, one for each variable.",
     "GradientRanges.need_own_scale": "Where no single scale serves all layers, the "
     "printed report says so.",

@@ -21,9 +21,9 @@ ExponentialUpdateLossScaleManager(init_loss_scale, incr_every_n_steps,
     decr_every_n_nan_or_inf=2, incr_ratio=2, decr_ratio=0.8)
 FixedLossScaleManager(loss_scale)
 ForwardRanges(names, counts, largest, batches, need_float32=(), inside=(), classes=(),
-    is_inside_known=True, _is_keras3=False, _paths=(), need_cast=(), _told=())
+    is_inside_known=True, need_cast=())
 ForwardRanges.plot(ax=None, *, rows=24)
-GradientRanges(names, counts, largest, loss_scale, batches, blocks=())
+GradientRanges(names, counts, largest, loss_scale, batches)
 GradientRanges.at(loss_scale)
 GradientRanges.plot(ax=None, *, rows=24)
 LossScale()
@@ -54,8 +54,7 @@ LossScaleManager.as_loss_scale()
 LossScaleManager.get_loss_scale()
 LossScaleManager.update_loss_scale(finite_grads)
 LossScaleMonitor(patience=10, *, on_stall='warn', every=None, verbose=1,
-    check_underflow=False, restore_statistics=False,
-    optimizers=None)
+    check_underflow=False, restore_statistics=False, optimizers=None, **others)
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
 LossScaleMonitor.on_test_begin(logs=None)

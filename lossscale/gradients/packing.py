@@ -96,6 +96,6 @@ def _groups(grads: Grads) -> List[List[int]]:
         is_dense = isinstance(grad, tf.Tensor) and grad.dtype.is_floating
         if packs and is_dense and is_small(grad):
             # In a model that is spread over devices, each gradient stays on its own.
-            key = (grad.dtype, tuple(grad.shape), grad.device)
+            key = (grad.dtype, tuple(grad.shape.as_list()), grad.device)
         groups.setdefault(key, []).append(position)
     return list(groups.values())

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lossscale.arguments import shown
 from lossscale.gradients.check import worst_of_all
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import LEFT_OUT, OwnSteps, Skips
+from lossscale.optimizer.record import LEFT_OUT, Skips
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
@@ -78,14 +78,13 @@ class Reading(NamedTuple):
     loss_scale: float
     skipped: int
     applied: int
-    own: OwnSteps
+    #: The steps that the optimizer skipped itself, and why.
+    skips: Skips = Skips()
     #: The greatest magnitude of the last step's unscaled gradients, infinite if it was
     #: skipped. None: the loss scale does not keep it.
     largest: Optional[float] = None
     #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
-    #: The steps that the optimizer skipped, and why.
-    skips: Skips = Skips()
 
     @property
     def steps(self) -> int:
@@ -115,10 +114,9 @@ def read(optimizer: Any) -> Reading:
         shown_value(loss_scale),
         skipped,
         applied,
-        optimizer.engine.record.own_steps(applied, in_a_row),
+        optimizer.engine.record.skips(applied, in_a_row),
         None if largest is None else float(largest.numpy()),
         int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
-        optimizer.engine.record.skips(),
     )
 
 
@@ -172,19 +170,19 @@ class Watched:
         before it is scaled, so the third such loss is a stall, too.
         """
         before, now = self._judged, self.last
-        self._judged, own = now, now.own
+        self._judged, own = now, now.skips
         is_stall = own.in_a_row >= self._patience
         if now.applied == 0:
             scale = self.optimizer.loss_scale
             lowered = _backoffs(scale, before.loss_scale, now.loss_scale)
             lowered *= int(getattr(unguarded(scale), "hysteresis", 1))
-            stuck = max(own.skipped - before.own.skipped - lowered, 0.0)
+            stuck = max(own.nonfinite - before.skips.nonfinite - lowered, 0.0)
             self._stuck = stuck if lowered else self._stuck + stuck
             is_stall = is_stall and self._stuck >= self._patience
         if not is_stall and own.bad_losses < _BAD_LOSSES:
             return False
         # The number of steps skipped before it identifies each run of skipped steps.
-        told, self._told = self._told, own.skipped - own.in_a_row
+        told, self._told = self._told, own.nonfinite - own.in_a_row
         return told != self._told
 
     def stall(self, model: Any) -> Optional[str]:
@@ -194,7 +192,7 @@ class Watched:
         """
         if not self.is_stall():
             return None
-        optimizer, own, now = self.optimizer, self.last.own, self.last.loss_scale
+        optimizer, own, now = self.optimizer, self.last.skips, self.last.loss_scale
         loss_scale, loss = unguarded(optimizer.loss_scale), optimizer.nonfinite_loss()
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
         findings: List[Optional[str]] = []
@@ -268,7 +266,7 @@ class Watched:
     @property
     def until_stall(self) -> int:
         """After how many more steps there may be a stall, if all are skipped."""
-        in_a_row = self.last.own.in_a_row
+        in_a_row = self.last.skips.in_a_row
         is_long = in_a_row >= self._patience  # during the search
         left = self._patience - (int(self._stuck) if is_long else in_a_row)
         return left if left > 0 else self._patience
@@ -414,7 +412,7 @@ class Watched:
 
     def _skipped(self, reading: Reading) -> int:
         """Returns the skipped steps: only its own ones if the loss scale is shared."""
-        return reading.own.skipped if self.shares else reading.skipped
+        return reading.skips.nonfinite if self.shares else reading.skipped
 
 
 def _backoffs(loss_scale: Any, high: float, low: float) -> float:

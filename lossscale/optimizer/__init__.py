@@ -3,7 +3,6 @@
 This package knows loss scales, gradients and replicas, but not how a loss scale moves.
 In the order of its imports:
 
-* `messages`: the texts of warnings;
 * `bundle`: one replica's gradients on their way through a step, and their checks;
 * `kinds`: what is known of a value: scaled, unscaled, or neither;
 * `pending`: is a division pending? the state of a step, on the device;

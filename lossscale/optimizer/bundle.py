@@ -41,7 +41,8 @@ class Bundle:
       check: First the check of when the gradients were unscaled, at the end that of the
         whole step.
       is_checked: Whether `check` covers all gradients as they are now.
-      losses: The last losses of these gradients, before they were scaled.
+      losses: The losses, before they were scaled, of which it is known that these
+        gradients were made of them.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
@@ -51,7 +52,7 @@ class Bundle:
     check: Check = CLEAN
     is_checked: bool = False
     of_unknown: Optional[Scalar] = None
-    losses: List[Optional[Tensor]] = field(default_factory=list)
+    losses: List[Tensor] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

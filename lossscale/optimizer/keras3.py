@@ -16,7 +16,6 @@ from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect
 from lossscale.optimizer.kinds import SCALED, UNKNOWN
-from lossscale.optimizer.messages import BARE_CHECKPOINT
 from lossscale.optimizer.pending import before_division
 from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
@@ -28,6 +27,14 @@ from lossscale.runtime.loss_scale_warning import warn
 _ONLY_IN_WRAPPED = {"inner_optimizer", "loss_scale", "dynamic_scale", "step_counter"}
 #: Variables of float8 layers that hold magnitudes of scaled gradients.
 _OF_SCALED_GRADIENTS = {"outputs_grad_scale", "outputs_grad_amax_history"}
+
+_BARE_CHECKPOINT = """\
+The checkpoint that you restored into this optimizer was written by an optimizer \
+without loss scaling. None of its state was restored. Restore the checkpoint into \
+`optimizer.inner_optimizer`:
+
+    tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
+"""
 
 
 class _AsKerasVariable(keras.Variable):
@@ -164,7 +171,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         replicas.check_can_apply()
         if "_variables" in self._looked_up and not self._looked_up & _ONLY_IN_WRAPPED:
             self._looked_up.clear()
-            warn(BARE_CHECKPOINT)
+            warn(_BARE_CHECKPOINT)
         grads = list(grads)
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)

@@ -51,7 +51,6 @@ import tensorflow as tf
 
 from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
-from lossscale.optimizer import messages
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
 from lossscale.optimizer.kinds import (
     CHANGED,
@@ -86,10 +85,39 @@ from lossscale.runtime.graphs import (
 from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.base import LossScale, observer_of, unguarded, value_of
 
-#: So many losses of a step are kept.
-_KEPT = 8
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
+#: The attribute of a tensor of S that tells which loss it multiplied.
+_LOSS = "_lossscale_loss"
+
+_NEVER_SCALED = """\
+The loss was never scaled before this step was traced or run: small float16 gradients \
+are lost. Add the two lines marked below to your training step:
+
+    with tf.GradientTape() as tape:
+        loss = ...
+        scaled_loss = optimizer.scale_loss(loss)           # <- add
+    grads = tape.gradient(scaled_loss, variables)          # <- scaled_loss, not loss
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+_CHANGED = """\
+While these gradients were still scaled, they were bounded, compared with a number, \
+passed through a function or mixed with unscaled ones, which is right for unscaled \
+gradients only. They are now divided by the loss scale. Unscale the gradients first, \
+then change them:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)
+    optimizer.apply_gradients(zip(grads, variables))
+"""
+_READ = """\
+The loss scale was read between `scale_loss` and `apply_gradients`, or other gradients \
+were unscaled by it, and lossscale cannot see whether these gradients were divided by \
+it. They are now divided by it. If your program divided them before, that is once too \
+often. Let the optimizer that applies them divide them:
+
+    grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
+"""
 
 
 class Overflow(float, enum.Enum):
@@ -172,6 +200,7 @@ class Unscaled(NamedTuple):
     pending: PendingDivision  # of the optimizer that unscaled it
     check: Check
     length: int  # also counts `None`s
+    losses: List[Tensor]  # those of which it is known that it was made of them
 
 
 class Before(NamedTuple):
@@ -182,20 +211,11 @@ class Before(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """A loss, the tensor of S that multiplied it, and the optimizer that did."""
+    """A loss and the optimizer that scaled it. It hangs on the tensor of S."""
 
     value: Tensor
-    scale: Scalar
     #: Returns None for `LossScale.scale` itself.
     owner: Callable[[], Optional[PendingDivision]]
-
-
-class _Place:
-    """The losses of a step on one replica in one graph, or in eager mode."""
-
-    def __init__(self) -> None:
-        self.losses: List[Loss] = []  # the last ones
-        self.has_stepped = False  # whether a step was applied or skipped since
 
 
 class StepObserver:
@@ -210,7 +230,8 @@ class StepObserver:
         self.shared_step: Any = None
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
         self.owner: Optional[PendingDivision] = None
-        self._of_eager_mode: Dict[object, _Place] = {}
+        #: The last tensor of S that multiplied a loss in eager mode, of each replica.
+        self._last_in_eager_mode: Dict[object, Scalar] = {}
         self.has_unscaled = False  # whether anybody has unscaled gradients
         #: Whether a loss was scaled since gradients were unscaled, and how often S was
         #: read since, as a tensor and as a number. Tensors are counted from -1 on if
@@ -229,8 +250,7 @@ class StepObserver:
         if self._variable is None:  # so that a body is seen to read S
             for each in list(self.optimizers):
                 each.read_state()
-        losses = self._place(current_graph()).losses
-        if not (losses and losses[-1].scale is tensor):
+        if not hasattr(tensor, _LOSS):
             self.reads += 1
             if not self.is_scaled:  # a loss may be multiplied by this tensor only now
                 self.numbers = 0
@@ -242,11 +262,10 @@ class StepObserver:
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
-        place, owner = self._place(current_graph()), self.owner
-        before = [] if place.has_stepped else place.losses
+        owner = self.owner
         of_whom = (lambda: None) if owner is None else weakref.ref(owner)
-        place.losses = [*before, Loss(loss, loss_scale, of_whom)][-_KEPT:]
-        place.has_stepped = False
+        setattr(loss_scale, _LOSS, Loss(loss, of_whom))
+        self._last_scales(current_graph())[replicas.this_one()] = loss_scale
         self.is_scaled, self.reads, self.numbers = True, 0.0, 0
         with op_callbacks.paused():
             for each in list(self.optimizers):
@@ -286,7 +305,6 @@ class StepObserver:
 
     def stepped(self) -> None:
         """A step is applied or skipped."""
-        self._place(current_graph()).has_stepped = True
         # A program that does not call `scale_loss` reads S to scale the loss.
         self.reads, self.numbers = 0.0 if self.is_scaled else -1.0, 0
 
@@ -295,15 +313,16 @@ class StepObserver:
         """Whether several optimizers share the loss scale, of whatever kind."""
         return len(self.optimizers) > 1
 
-    def _place(self, graph: Optional[Graph]) -> _Place:
-        eager = self._of_eager_mode
-        places = eager if graph is None else notes_of(graph, self, dict)
-        return places.setdefault(replicas.this_one(), _Place())
+    def _last_scales(self, graph: Optional[Graph]) -> Dict[object, Scalar]:
+        is_eager = graph is None
+        return self._last_in_eager_mode if is_eager else notes_of(graph, self, dict)
 
-    def losses(self) -> List[Loss]:
-        """Returns the losses of this step that can be seen from here."""
-        found = (self._place(graph).losses for graph in visible_graphs())
-        return next(filter(None, found), [])
+    def last_scale(self) -> Optional[Scalar]:
+        """Returns the tensor of S that multiplied the last loss that is seen here."""
+        replica = replicas.this_one()
+        found = (self._last_scales(graph).get(replica) for graph in visible_graphs())
+        last = next((each for each in found if each is not None), None)
+        return last if last is not None and is_visible(last) else None
 
 
 class PendingDivision:
@@ -417,18 +436,13 @@ class PendingDivision:
             done = next((each for each in divisors if each is not None), None)
             if done is not None:
                 # One may unscale what several have scaled.
-                sources = [source for kind in kinds for source in kind.sources]
-                owners = [
-                    loss.owner()
-                    for loss in self.observer.losses()
-                    if any(loss.scale is source for source in sources)
-                ]
+                owners = [loss.owner() for loss in _losses_among(kinds)]
                 for each in list(self.observer.optimizers):
                     if each is self or (each in owners and each.waits):
                         each._note_unscaled(scaled, done, check)
                     elif not each.has_own:
                         each.is_unclear = True
-        source = Unscaled(self, check, len(scaled))
+        source = Unscaled(self, check, len(scaled), _known_losses(kinds))
         self.observer.note_unscaled(unscaled, (source,))
         for before, kind, divisor in zip(scaled, kinds, divisors):
             if kind.name == UNKNOWN and divisor is not None:
@@ -465,19 +479,20 @@ class PendingDivision:
         if self.state is not None:
             scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
             return tf.where(scaled_by > 0.0, scaled_by, now)
-        seen = [each.scale for each in self.observer.losses() if is_visible(each.scale)]
-        return seen[-1] if seen else now
+        last = self.observer.last_scale()
+        return now if last is None else last
 
     def resolve(self, grads: Grads) -> Bundle:
         """Returns the gradients to apply, with their divisors and checks."""
         grads = as_they_are(grads)
         with op_callbacks.paused():
-            losses = [loss.value for loss in self.observer.losses()]
             kinds = self._kinds_of(grads)
             names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
             divisors, rest = self._divisors(grads, kinds, names)
             bundle = Bundle(
-                self.loss_scale, grads, divisors, of_unknown=rest, losses=losses
+                *(self.loss_scale, grads, divisors),
+                of_unknown=rest,
+                losses=_known_losses(kinds),
             )
             if self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, _lists_among(kinds), names)
@@ -527,7 +542,7 @@ class PendingDivision:
         """
         was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
         if not was_used:
-            self._warn(messages.NEVER_SCALED)
+            self._warn(_NEVER_SCALED)
         rest = None
         if not self._unscales_itself and UNKNOWN in names:
             # The loss of a function's arguments may be scaled before they come.
@@ -537,11 +552,11 @@ class PendingDivision:
             rest = self._if_pending(by_nobody, grads)
         seen, is_divided = self.observer, rest is not None
         if names & {CHANGED, SQUARED, INVERSE}:
-            self._warn(messages.CHANGED)
+            self._warn(_CHANGED)
         elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
             seen.numbers > 0 and (is_divided or SCALED in names)
         ):  # the program may have divided these gradients itself
-            self._warn(messages.READ)
+            self._warn(_READ)
         divisors = self._divisors_of_scaled(grads, kinds)
         both = zip(kinds, divisors)
         return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
@@ -580,6 +595,26 @@ def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     every = [source for kind in kinds for source in kind.sources]
     found = {id(each): each for each in every if isinstance(each, Unscaled)}
     return list(found.values())
+
+
+def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
+    """Returns the losses that were multiplied by what values were made of."""
+    sources = [source for kind in kinds for source in kind.sources]
+    return [getattr(each, _LOSS) for each in sources if hasattr(each, _LOSS)]
+
+
+def _known_losses(kinds: List[Kind]) -> List[Tensor]:
+    """Returns the losses of which it is known that values were made of them.
+
+    This is the law of blame. A loss is at fault only if the tensor of S that multiplied
+    it is a source of the gradients, or of the unscaled lists that they were made of.
+    Where that is not known, none is: the rule is told of an overflow. To be told of one
+    too many halves the loss scale; never to be told is the end of a run.
+    """
+    kinds = [kind for kind in kinds if kind.name != UNKNOWN]
+    values = [loss.value for loss in _losses_among(kinds)]
+    values += [value for each in _lists_among(kinds) for value in each.losses]
+    return list({id(each): each for each in values if is_visible(each)}.values())
 
 
 def _number_of(grads: Grads) -> Optional[Scalar]:

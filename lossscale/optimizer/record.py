@@ -85,30 +85,29 @@ class Spike(NamedTuple):
         return _without_values(self, "name", "largest", "limit")
 
 
-class OwnSteps(NamedTuple):
-    """The steps that one optimizer skipped itself, not others that share its scale.
-
-    Finite steps that the loss scale left out do not count.
-    """
-
-    skipped: int
-    #: Consecutive skips up to the last step; 0 if that step was applied.
-    in_a_row: int
-    #: The last ones of them for which the unscaled loss was at fault.
-    bad_losses: int
-
-
 class Skips(NamedTuple):
-    """Which steps one optimizer skipped since this process began."""
+    """Which steps one optimizer skipped since this process began, and why.
+
+    Those of other optimizers that share its loss scale do not count.
+    """
 
     total: int = 0
     #: Those of them at which the unscaled loss was not finite.
     losses: int = 0
     #: Those of them that were finite, and left out by the loss scale.
     left_out: int = 0
+    #: How many in a row, up to the last step, were not left out; 0 if it was applied.
+    in_a_row: int = 0
+    #: The last ones of these for which the unscaled loss was at fault.
+    bad_losses: int = 0
     #: Of the last few, oldest first: the number of the step among all that this
     #: optimizer applied or skipped, from 0 on, and a word of `REASONS`.
     last: Tuple[Tuple[int, str], ...] = ()
+
+    @property
+    def nonfinite(self) -> int:
+        """How many were skipped that were not finite."""
+        return self.total - self.left_out
 
 
 class Record(tf.Module):
@@ -202,11 +201,11 @@ class Record(tf.Module):
         """Returns the lists of variables that have an entry."""
         return [each.variables for each in self._entries]
 
-    def own_steps(self, applied: int, in_a_row: int) -> OwnSteps:
-        """Returns how many steps this optimizer skipped itself.
+    def skips(self, applied: int = 0, in_a_row: int = 0) -> Skips:
+        """Returns which steps this optimizer skipped, and why.
 
-        `applied` is how many it applied, and `in_a_row` the loss scale's count of those
-        that were skipped since its last good step.
+        `in_a_row` and `bad_losses` need how many steps it applied, and the loss scale's
+        count of those that were skipped since its last good step.
         """
         counts, last = self._read()
         number, run, losses = applied + sum(counts), 0, 0
@@ -220,14 +219,14 @@ class Record(tf.Module):
         run, losses = (
             in_a_row if each == _KEPT else min(each, in_a_row) for each in (run, losses)
         )
-        return OwnSteps(sum(counts) - counts[_LEFT_OUT], run, losses)
-
-    def skips(self) -> Skips:
-        """Returns which steps this optimizer skipped, and why."""
-        counts, last = self._read()
-        named = tuple((number, REASONS[reason]) for number, reason in last)
-        losses = counts[_INF] + counts[_NAN]
-        return Skips(sum(counts), losses, counts[_LEFT_OUT], named)
+        return Skips(
+            sum(counts),
+            counts[_INF] + counts[_NAN],
+            counts[_LEFT_OUT],
+            run,
+            losses,
+            tuple((number, REASONS[reason]) for number, reason in last),
+        )
 
     def _read(self) -> Tuple[List[int], List[Tuple[int, int]]]:
         """Returns the counts of the reasons, and the pairs of the last steps."""

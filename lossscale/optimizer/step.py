@@ -1,26 +1,25 @@
-"""One step: unscale, check, reduce, adjust, apply or skip.
+"""One step: unscale, check, reduce, judge, adjust, apply or skip.
 
-Several optimizers may share one loss scale (`adjust_together`). Nothing here knows a
-rule of a loss scale, or a Keras.
+Several optimizers may share one loss scale (`_SharedStep`). Nothing here knows a rule
+of a loss scale, or a Keras.
 """
 
 from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale.gradients import rows
-from lossscale.gradients.check import Check, all_true
+from lossscale.gradients.check import Check
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
 from lossscale.optimizer.reduction import FlagReduction
 from lossscale.runtime import mode, op_callbacks, replicas
-from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor, Variable
+from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import either, group_ops, run_either
 from lossscale.runtime.graphs import (
     above_branches,
@@ -34,9 +33,13 @@ from lossscale.scales.base import (
     adjust_known,
     judged,
     left_out_as,
-    only_counts,
     untold_steps,
 )
+
+#: Of so many steps in a row that are skipped the rule is told of one at least. If a
+#: loss is not finite at every step, and no loss scale is at fault, it may fall now and
+#: then. If one is, and we took it for a bad loss, the run goes on.
+_TOLD_OF_ONE_IN = 10
 
 
 class Step:
@@ -44,12 +47,13 @@ class Step:
 
     ```
     run(bundle, apply):
-      bundle = unscale(bundle)                # one replica: later, where it applies
-      bundle, contribution = check(bundle)    # on each replica
-      agreed = reduce(contributions)          # from here on for all replicas at once
-      verdict = judge(agreed)                 # the loss scale's
-      if verdict.should_apply: adjust(True), apply(bundle)
-      else: skip(bundle, why)                 # adjusts to why, and records it
+      bundle = unscale(bundle)                   # one replica: later, where it applies
+      bundle, contribution = check(bundle)       # on each replica
+      agreed = reduce(contributions)             # from here on, for all replicas
+      is_finite, is_told = judge(agreed)         # is the rule told of this step?
+      should_apply = adjust(is_finite, is_told)  # the loss scale may leave it out
+      if should_apply: apply(bundle)
+      else: skip(bundle)                         # records why
     ```
 
     Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
@@ -79,6 +83,8 @@ class Step:
         #: Whether the flag is all that the loss scale is told. A subclass that
         #: overrides `update` is given the gradients.
         self._is_told_the_flag = type(self._loss_scale).update is LossScale.update
+        #: The step of all optimizers that share the loss scale, None if none do.
+        self._shared: Optional[_SharedStep] = None
 
     def run(self, bundle: Bundle, apply: ApplyFunction) -> Any:
         """Applies gradients, or skips them on all replicas.
@@ -99,84 +105,18 @@ class Step:
         """Does the rest of the step, from `reduce` on, for all replicas at once."""
         with op_callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
-
-            def apply_all() -> Any:
-                return replicas.call_for_each_replica(
-                    lambda local, apply: apply(local.unscaled()), bundle, apply
-                )
-
-            if not self.adjusts_in_branch():
-                update_op, should_apply = self.adjust(agreed, bundle)
-                done = run_either(
-                    should_apply, apply_all, lambda: self.skip(bundle, agreed)
-                )
-                return group_ops([done, update_op])
-
-            def adjust(is_finite: bool, verdict: Optional[Verdict] = None) -> Op:
-                known = self._loss_scale, is_finite, agreed.largest
-                # The name of a variable that a rule creates must not show the branch.
-                with tf.name_scope(""):
-                    return adjust_known(*known, verdict)[0]
-
-            is_finite, has_adjusted = self.decide(agreed, adjust)
-            verdict = judged(self._loss_scale, is_finite, agreed.largest)
-            applied = Verdict(True, kept=verdict.kept)
-            left_out = Verdict(False, kept=verdict.kept)
-            done = run_either(
-                verdict.should_apply,
-                lambda: [None if has_adjusted else adjust(True, applied), apply_all()],
-                lambda: self.skip(
-                    *(bundle, agreed, is_finite),
-                    lambda is_finite, is_told: adjust(
-                        is_finite, left_out._replace(is_told=is_told)
-                    ),
-                ),
+            is_finite, is_told = self.judge(agreed, bundle)
+            update_op, should_apply = self.adjust(
+                is_finite, is_told, agreed.largest, bundle
             )
-            return group_ops([done])
-
-    def adjusts_in_branch(self) -> bool:
-        """Tells whether the branch that applies or skips adjusts the loss scale, too.
-
-        The loss scale must be told by its own `adjust`. A shared one is first set back.
-        XLA fuses the rule, and a branch would copy variables in and out: it pays only
-        where a bad loss must be told from an overflow. In a session nothing orders what
-        branches read, and in replica context none can assign to mirrored variables.
-        """
-        kind, here = type(self._loss_scale), mode.current()
-        return (
-            self._is_told_the_flag
-            and kind.adjust is LossScale.adjust
-            and not self._pending.is_shared
-            and not (here.by_xla and not self._skips_losses)
-            and not here.runs_parts
-            and (replicas.count() == 1 or tf.distribute.in_cross_replica_context())
-        )
-
-    def decide(self, agreed: Check, adjust: Callable[[bool], Op]) -> Tuple[Flag, bool]:
-        """Returns the exact flag, and whether a good step was adjusted to already.
-
-        A graph has a branch for the exact check. In there it also runs the rule if a
-        good step would do more than to count itself, which is rare.
-        """
-        routine, here = None, mode.current()
-        if not (agreed.exact_check is None or here.knows_values or here.by_xla):
-            routine = only_counts(self._loss_scale)
-        if routine is None:
-            return agreed.exact(), False
-        flags, counted = routine
-
-        def count() -> Flag:
-            ops = [each.assign_add(1, read_value=False) for each in counted]
-            with tf.control_dependencies([group_ops(ops)]):
-                return tf.constant(True)
-
-        def look() -> Flag:
-            is_finite = agreed.exact()
-            done = run_either(is_finite, lambda: adjust(True), lambda: None)
-            with tf.control_dependencies([group_ops([done])]):
-                return tf.identity(is_finite)
-
-        return either(all_true([agreed.quick, *flags]), count, look), True
+            done = run_either(
+                should_apply,
+                lambda: replicas.call_for_each_replica(
+                    lambda local, apply: apply(local.unscaled()), bundle, apply
+                ),
+                lambda: self.skip(bundle, agreed, is_finite),
+            )
+            return group_ops([done, update_op])
 
     def unscale(self, bundle: Bundle) -> Bundle:
         """Divides, unless one replica leaves that to the branch."""
@@ -193,66 +133,61 @@ class Step:
         # replicas look at the quotients before.
         return bundle if replicas.count() == 1 else bundle.divided()
 
-    def adjust(self, agreed: Check, bundle: Bundle) -> Tuple[Op, Flag]:
-        """Tells the loss scale. Returns its update op, and whether to apply."""
-        is_untold = None
-        if self._skips_losses:
-            agreed = agreed._replace(quick=agreed.exact(), exact_check=None)
-            is_untold = either(
-                agreed.quick,
-                lambda: tf.constant(False),
-                lambda: self._reduction.loss_is_at_fault(bundle),
-            )
-        if self._is_told_the_flag:
-            return adjust_together(self._pending, agreed, is_untold)
-        # The gradients may have been clipped since the check. A scalar that is NaN on
-        # a bad step tells the subclass that they were not finite.
-        grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        flag = tf.where(agreed.exact(), 0.0, float("nan"))
-        return _unless_untold(
-            is_untold,
-            self._loss_scale,
-            lambda: tuple(self._loss_scale.update([*grads, flag])),
-        )
+    def judge(self, agreed: Check, bundle: Bundle) -> Tuple[Flag, Flag]:
+        """Tells whether the step is finite, and whether the rule is told of it.
 
-    def skip(
-        self,
-        bundle: Bundle,
-        agreed: Check,
-        is_finite: Optional[Flag] = None,
-        adjust: Optional[Callable[[bool, Flag], Op]] = None,
-    ) -> Any:
-        """Adjusts the loss scale to why the step is left out, and records it.
-
-        Nothing else changes. For all replicas. `adjust` is told whether the step was
-        finite, and whether the rule is told of it. Without these two the loss scale was
-        told before.
+        With nonfinite_loss="skip" it is not told of a bad loss. A good step looks at no
+        loss.
         """
-        entry, loss_scale = self._entry, self._loss_scale
+        if self._is_told_the_flag and self._pending.is_shared:
+            self._shared = _SharedStep.of(self._pending)
+        if not self._skips_losses:
+            return agreed.exact(), True
 
-        def overflowed() -> List[Any]:
-            if entry is None and not self._skips_losses:
-                return [adjust and adjust(False, True)]
+        def look() -> Tuple[Flag, Flag]:
+            is_finite = agreed.exact_in_branch()
+            in_a_row = self._loss_scale.consecutive_skipped_steps
+            before = self._shared.before if self._shared else tf.convert_to_tensor
+            is_turn = tf.equal((before(in_a_row) + 1) % _TOLD_OF_ONE_IN, 0)
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            is_told: Flag = True
-            if self._skips_losses:
-                is_told = tf.logical_not(is_of_loss)
-            done = [adjust and adjust(False, is_told)]
-            if entry is not None:
-                done.append(entry.write_faults(bundle, agreed, is_of_loss))
-            return done
+            is_told = tf.logical_or(is_turn, tf.logical_not(is_of_loss))
+            return is_finite, tf.logical_or(is_finite, is_told)
 
-        def left_out() -> List[Any]:
-            done = [adjust and adjust(True, False)]
-            if entry is not None:
-                done.append(entry.write_left_out(bundle, agreed, loss_scale))
-            return done
+        good = lambda: (tf.constant(True), tf.constant(True))  # noqa: E731
+        is_finite, is_told = either(agreed.quick, good, look)
+        return is_finite, is_told
+
+    def adjust(
+        self, is_finite: Flag, is_told: Flag, largest: Optional[Scalar], bundle: Bundle
+    ) -> Tuple[Op, Flag]:
+        """Adjusts the loss scale. Returns its update op, and whether to apply."""
+        loss_scale = self._loss_scale
+        if self._shared is not None:
+            return self._shared.adjust(loss_scale, is_finite, is_told, largest)
+        if self._is_told_the_flag:
+            tell = lambda: adjust_known(loss_scale, is_finite, largest)  # noqa: E731
+        else:
+            # The gradients may have been clipped since the check. A scalar that is NaN
+            # on a bad step tells the subclass that they were not finite.
+            grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
+            grads = [*grads, tf.where(is_finite, 0.0, float("nan"))]
+            tell = lambda: tuple(loss_scale.update(grads))  # noqa: E731
+        return _told_or_counted(loss_scale, is_told, tell)
+
+    def skip(self, bundle: Bundle, agreed: Check, is_finite: Flag) -> Any:
+        """Records why the step is left out. Nothing else changes."""
+        entry, loss_scale = self._entry, self._loss_scale
+        if entry is None:
+            return None
+
+        def overflowed() -> Op:
+            is_of_loss = self._reduction.loss_is_at_fault(bundle)
+            return entry.write_faults(bundle, agreed, is_of_loss)
 
         if not left_out_as(loss_scale):
             return overflowed()
-        if is_finite is None:
-            is_finite = replicas.local_result(loss_scale.last_step_finite)
-        return run_either(tf.convert_to_tensor(is_finite), left_out, overflowed)
+        left_out = lambda: entry.write_left_out(bundle, agreed, loss_scale)  # noqa: E731
+        return run_either(is_finite, left_out, overflowed)
 
 
 class _SharedStep:
@@ -284,17 +219,21 @@ class _SharedStep:
             variables = list(loss_scale.variables)
             untold = untold_steps(loss_scale)
             variables += [] if untold is None else [untold]
-            self.before = [(v, tf.convert_to_tensor(v)) for v in variables]
+            self._before = [(v, tf.convert_to_tensor(v)) for v in variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
                 self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
 
-    def since(self, variable: Variable) -> Tensor:
-        """Returns by how much a counter has grown since before the step."""
-        (old,) = [old for other, old in self.before if other is variable]
-        return tf.convert_to_tensor(variable) - old
+    @classmethod
+    def of(cls, member: PendingDivision) -> _SharedStep:
+        """Returns the step in which an optimizer applies now, a new one or the last."""
+        step: Optional[_SharedStep] = member.observer.shared_step
+        if step is None or not step._goes_on(member):
+            step = member.observer.shared_step = cls(member.loss_scale)
+        step.applied[member] = branches_here()
+        return step
 
-    def goes_on(self, member: Any, loss_scale: LossScale) -> bool:
+    def _goes_on(self, member: PendingDivision) -> bool:
         """Tells whether `member` applies in this step, and not in a new one."""
         if member in self.applied:
             # Of the two branches of a `tf.cond` only one runs.
@@ -304,87 +243,80 @@ class _SharedStep:
         if not any(self.graph is graph for graph in visible_graphs()):
             return False
         # Since then somebody may have restored a checkpoint, or set the loss scale.
-        return self.left is None or self.left == _values(loss_scale)
+        return self.left is None or self.left == _values(member.loss_scale)
+
+    def before(self, variable: Variable) -> Tensor:
+        """Returns the value of a variable of the loss scale before the step."""
+        (old,) = [old for other, old in self._before if other is variable]
+        return old
+
+    def adjust(
+        self,
+        loss_scale: LossScale,
+        is_finite: Flag,
+        is_told: Flag,
+        largest: Optional[Scalar],
+    ) -> Tuple[Op, Flag]:
+        """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
+        untold = untold_steps(loss_scale)
+        # In a tf.compat.v1 graph only control dependencies order the operations.
+        with tf.control_dependencies(self.update_ops):
+            skipped = loss_scale.skipped_steps
+            bad_before = tf.convert_to_tensor(skipped) - self.before(skipped)
+            was_good = tf.equal(bad_before, 0)
+            greatest = largest
+            if largest is not None:
+                so_far = tf.convert_to_tensor(loss_scale.last_largest)
+                greatest = tf.maximum(largest, so_far)
+            if untold is not None:
+                # One overflow of any optimizer is told. Without, one bad loss is not.
+                of_losses = tf.convert_to_tensor(untold) - self.before(untold)
+                is_told = tf.where(is_finite, was_good, is_told)
+                is_told = tf.logical_or(is_told, bad_before > of_losses)
+        read = [each for each in (was_good, greatest, is_told) if tf.is_tensor(each)]
+        with tf.control_dependencies(read):
+            restored = [v.assign(old, read_value=False) for v, old in self._before]
+        with tf.control_dependencies([group_ops([read, restored])]):
+            # An optimizer skips by its own gradients, the loss scale counts by all.
+            verdict = judged(loss_scale, is_finite, largest)
+            should_apply = tf.convert_to_tensor(verdict.should_apply)
+            all_good = tf.logical_and(is_finite, was_good)
+            with tf.control_dependencies([should_apply]):
+                update_op, _ = _told_or_counted(
+                    *(loss_scale, is_told),
+                    lambda: adjust_known(loss_scale, all_good, greatest),
+                )
+        if mode.current().knows_values:
+            self.left = _values(loss_scale)
+        # An op within a branch cannot be waited for: it is done when the branch is.
+        may_wait = update_op is not None and current_graph() is self.graph
+        self.update_ops = [update_op] if may_wait else []
+        return update_op, should_apply
 
 
-def adjust_together(
-    member: PendingDivision, check: Check, is_untold: Optional[Flag]
+def _told_or_counted(
+    loss_scale: LossScale, is_told: Flag, tell: Callable[[], Tuple[Op, Flag]]
 ) -> Tuple[Op, Flag]:
-    """Adjusts a loss scale to a step that one of its optimizers applies or skips.
+    """Tells a loss scale of a step, or only counts it as a bad one.
 
-    `check` covers this optimizer's gradients on all replicas. `is_untold` tells whether
-    a bad loss made them so, of which the rule is not told; None: it is told of all.
-    Returns the update op, None in eager mode, and whether this optimizer applies the
-    step.
+    Returns what `tell` does: the update op, and whether to apply the step.
     """
-    loss_scale = member.loss_scale
-    is_finite = check.exact()
-    if not member.is_shared:
-        adjust = partial(adjust_known, loss_scale, is_finite, check.largest)
-        return _unless_untold(is_untold, loss_scale, adjust)
-    step: Optional[_SharedStep] = member.observer.shared_step
-    if step is None or not step.goes_on(member, loss_scale):
-        step = member.observer.shared_step = _SharedStep(loss_scale)
-    step.applied[member] = branches_here()
-    untold = untold_steps(loss_scale)
-    # In a tf.compat.v1 graph only control dependencies order the operations.
-    with tf.control_dependencies(step.update_ops):
-        bad_before = step.since(loss_scale.skipped_steps)
-        was_good = tf.equal(bad_before, 0)
-        known = []
-        if check.largest is not None:
-            so_far = tf.convert_to_tensor(loss_scale.last_largest)
-            known = [tf.maximum(check.largest, so_far)]
-        if untold is not None:
-            # One overflow of any optimizer is told. Without, one bad loss is not.
-            is_overflow = tf.logical_not(is_finite)
-            if is_untold is not None:
-                is_overflow = tf.logical_and(is_overflow, tf.logical_not(is_untold))
-            was_overflow = bad_before > step.since(untold)
-            is_overflow = tf.logical_or(is_overflow, was_overflow)
-            is_good = tf.logical_and(is_finite, was_good)
-            is_untold = tf.logical_not(tf.logical_or(is_good, is_overflow))
-    with tf.control_dependencies([was_good, *known]):
-        restored = [v.assign(old, read_value=False) for v, old in step.before]
-    with tf.control_dependencies([group_ops([was_good, restored])]):
-        # An optimizer skips by its own gradients, the loss scale counts by all flags.
-        verdict = judged(loss_scale, is_finite, check.largest)
-        should_apply = tf.convert_to_tensor(verdict.should_apply)
-        all_good = tf.logical_and(is_finite, was_good)
-        with tf.control_dependencies([should_apply]):
-            update_op, _ = _unless_untold(
-                is_untold, loss_scale, lambda: loss_scale.adjust(all_good, *known)
-            )
-    if mode.current().knows_values:
-        step.left = _values(loss_scale)
-    # An op within a branch cannot be waited for: it is done when the branch is.
-    may_wait = update_op is not None and current_graph() is step.graph
-    step.update_ops = [update_op] if may_wait else []
-    return update_op, should_apply
-
-
-def _unless_untold(
-    is_untold: Optional[Flag],
-    loss_scale: LossScale,
-    adjust: Callable[[], Tuple[Op, Flag]],
-) -> Tuple[Op, Flag]:
-    """Returns what `adjust` does, unless the rule is told nothing of this step."""
-    if is_untold is None:
-        return adjust()
+    if is_told is True:
+        return tell()
 
     def told() -> Flag:
-        update_op, should_apply = adjust()
+        update_op, should_apply = tell()
         with tf.control_dependencies([group_ops([update_op])]):
             return tf.identity(should_apply)
 
-    def untold() -> Flag:
+    def counted() -> Flag:
         largest = None if loss_scale.last_largest is None else float("inf")
         verdict = Verdict(False, is_told=False)
         update_op, _ = adjust_known(loss_scale, False, largest, verdict)
         with tf.control_dependencies([group_ops([update_op])]):
             return tf.constant(False)
 
-    should_apply = either(is_untold, untold, told)
+    should_apply = either(is_told, told, counted)
     return group_ops([should_apply]), should_apply
 
 

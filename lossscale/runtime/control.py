@@ -12,6 +12,7 @@ import tensorflow as tf
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Op, Results, Tensor
 
+v1 = tf.compat.v1
 
 def group_ops(results: Results) -> Op:
     """Returns one op that runs all `results`, None in eager mode: they have run."""
@@ -46,7 +47,7 @@ def either(
     if known is not None:
         return true_fn() if known else false_fn()
     if not mode.current().by_xla:
-        return tf.cond(condition, true_fn, false_fn)
+        return _cond(condition, true_fn, false_fn)
 
     def with_a_draw() -> Results:
         results = false_fn()
@@ -57,7 +58,7 @@ def either(
         first = tf.where(is_two, tf.zeros_like(first), first)
         return tf.nest.pack_sequence_as(results, [first, *others])
 
-    return tf.cond(condition, true_fn, with_a_draw)
+    return _cond(condition, true_fn, with_a_draw)
 
 
 def run_either(
@@ -79,7 +80,28 @@ def run_either(
             return tf.constant(True)
 
     sides = [lambda: after(true_fn), lambda: after(false_fn)]
-    return tf.cond(condition, *sides) if is_small else either(condition, *sides)
+    return _cond(condition, *sides) if is_small else either(condition, *sides)
+
+
+def _cond(
+    condition: Flag, true_fn: Callable[[], Results], false_fn: Callable[[], Results]
+) -> Results:
+    """Returns `tf.cond(...)`. In a session's graph that is TensorFlow 1's own branch.
+
+    TensorFlow 2's branch is a function. In one, a variable that is no resource is no
+    variable, and up to TensorFlow 2.13 an optimizer makes its slots in eager mode if
+    `disable_eager_execution` left no other place but the implicit graph. The switch is
+    the process's, so that loops that an inner optimizer builds are of the same kind.
+    """
+    here = mode.current()
+    is_v1 = here.runs_parts and not here.by_xla and v1.control_flow_v2_enabled()
+    if is_v1:
+        v1.disable_control_flow_v2()
+    try:
+        return tf.cond(condition, true_fn, false_fn)
+    finally:
+        if is_v1:
+            v1.enable_control_flow_v2()
 
 
 def _known(condition: Flag) -> Optional[bool]:

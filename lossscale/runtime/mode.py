@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+# Not public: `current` needs it.
+from tensorflow.python.eager import context
+
 from lossscale.runtime.graphs import context_of
 
 _ARGUMENTS = inspect.signature(tf.function).parameters
@@ -59,19 +62,16 @@ def current() -> Mode:
     """Returns the row of the mode that this code is traced or run in."""
     if tf.executing_eagerly():
         return EAGER
-    in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+    # Up to TensorFlow 2.13 eager mode seems to be outside of a branch of the implicit
+    # graph (seen on 2.4 and 2.10), though `disable_eager_execution` was called.
+    in_session = (
+        context.default_execution_mode == context.GRAPH_MODE
+        or not tf.compat.v1.executing_eagerly_outside_functions()
+    )
     if not _in_xla():
         return SESSION if in_session else GRAPH
     row = XLA_IN_SESSION if in_session else XLA
     return row._replace(looks_at_once=True) if _has_gpu() else row
-
-
-def max_drops_nan() -> bool:
-    """Tells whether the maximum of numbers may ignore a NaN, as XLA's does.
-
-    A CPU's does not from TensorFlow 2.21 on.
-    """
-    return _VERSION < (2, 21) or _in_xla() or _has_gpu()
 
 
 def _has_gpu() -> bool:
@@ -84,8 +84,8 @@ def _in_xla() -> bool:
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
         # Not public. TensorFlow's own `cond` asks in the same way.
-        context = context_of(graph)
-        if context is not None and context.IsXLAContext():
+        around = context_of(graph)
+        if around is not None and around.IsXLAContext():
             return True
         graph = getattr(graph, "outer_graph", None)
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import collections.abc
 import functools
 import inspect
 import numbers
@@ -23,6 +24,7 @@ from typing import (
 import numpy as np
 import tensorflow as tf
 
+from lossscale import arguments
 from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
@@ -50,7 +52,7 @@ class Observer(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What becomes of a step. A loss scale gives one to an optimizer: `_judge`.
+    """What becomes of a step. A loss scale gives one to an optimizer: `judge`.
 
     ```
     a step                                  is applied   the rule is told of it
@@ -62,14 +64,26 @@ class Verdict(NamedTuple):
 
     Attributes:
       should_apply: Whether the step is applied.
-      is_told: Whether the rule, `_adjust`, learns of it.
-      kept: The names of variables that are attributes of the loss scale, and their
-        values after this step.
+      is_told: Whether the rule, `next_state`, learns of it.
+      kept: New values by the names of variables, as `next_state` returns them.
     """
 
     should_apply: Flag
     is_told: Flag = True
     kept: Mapping[str, Tensor] = {}
+
+
+class _State:
+    """The values of a loss scale's variables before a step, by name, as attributes."""
+
+    current_loss_scale: Tensor
+
+    def __init__(self, loss_scale: LossScale) -> None:
+        self._loss_scale = loss_scale
+
+    def __getattr__(self, name: str) -> Tensor:
+        # A rule reads few of them.
+        return tf.convert_to_tensor(self._loss_scale._variable(name))
 
 
 class _Operator:
@@ -111,17 +125,37 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     that is too large makes gradients overflow, and that step is skipped.
 
     To train, take a subclass such as `DynamicLossScale`. To write one of your own,
-    implement `__call__`, `_adjust` (only the rule) and `get_config`, and keep its state
-    in variables that `_add_weight` creates. This class does the rest, in replica and in
-    cross-replica context:
+    implement `next_state` (the rule, and nothing else) and `get_config`:
+
+    >>> class Halving(LossScale):
+    ...     def __init__(self, initial_loss_scale=2.0**15):
+    ...         super().__init__(initial_loss_scale)  # makes current_loss_scale
+    ...
+    ...     def next_state(self, state, is_finite):
+    ...         scale = state.current_loss_scale
+    ...         halved = tf.maximum(scale / 2.0, 1.0)
+    ...         return {"current_loss_scale": tf.where(is_finite, scale, halved)}
+    ...
+    ...     def get_config(self):
+    ...         return {"initial_loss_scale": self.initial_loss_scale}
+
+    `_add_weight` creates further variables. A class without an `initial_loss_scale`
+    implements `__call__`, which returns its value, or holds another loss scale in its
+    attribute `loss_scale`: it has that one's value, and passes each step on to it. This
+    class does the rest, in replica and in cross-replica context:
 
     ```
     update(grads):
       is_finite = every gradient is finite        # check, on each replica
       is_finite = is_finite on every replica      # agree, one scalar
-      adjust(is_finite)                           # the rule
-      should_apply_gradients = is_finite
+      verdict = judge(state, is_finite)           # should_apply = is_finite
+      if verdict.is_told: state = next_state(state, is_finite)
+      should_apply_gradients = verdict.should_apply
     ```
+
+    Args:
+      initial_loss_scale: The scale to start with, a positive number within float32's
+        normal range. None: there is no variable `current_loss_scale`.
 
     Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
     `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
@@ -129,8 +163,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     scales are equal only if they are the same object.
 
     Attributes:
-      needs_largest: Whether `_adjust` also gets the greatest magnitude of a step's
+      needs_largest: Whether `next_state` also gets the greatest magnitude of a step's
         gradients, which are read twice more for it. A subclass sets it in its class.
+      left_out_as: What finite steps are that `judge` leaves out, a word for people.
+        Empty: a subclass does not override `judge`, and leaves none out.
+      current_loss_scale: `float32` variable of shape `[]`. A restored value that is 0,
+        negative, infinite or NaN is replaced at the next step by `initial_loss_scale`,
+        and one below the attribute `min_loss_scale`, if a subclass has it, by that.
       checks_gradients: Whether `update` looks at the gradients. If not, it returns the
         Python value True, and every step is applied.
       skips_spikes: Whether this is a `SpikeGuard`, which also skips finite steps.
@@ -156,8 +195,9 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     needs_largest: bool = False
     checks_gradients: bool = True
     skips_spikes: bool = False
-    #: What a finite step is that `_judge` leaves out, a word for people. Empty: a
-    #: subclass does not override `_judge`, and leaves none out.
+    left_out_as: str = ""
+    initial_loss_scale: Any = None
+    #: `left_out_as` of classes that were written for 2.x.
     _left_out_as: str = ""
     has_scaled: bool = False
     has_been_read: bool = False
@@ -165,11 +205,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     _can_change: bool = True
     #: Higher than NumPy's, so that NumPy uses our operators. A graph can trace those.
     __array_priority__ = 100
-    #: Like `__call__`, but nobody is told of the read.
-    _value: Callable[[], Any]
-    #: Whether `_adjust` runs for a good step of an optimizer. The loss scale, a factor
-    #: of gradients that were finite, was a number.
-    _is_proved: bool = False
     #: Told of each use: see `observer_of`.
     _observer: Optional[Observer] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
@@ -177,33 +212,33 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls._judge is not LossScale._judge and not cls._left_out_as:
+        judges = cls.judge, cls._judge
+        if judges != (LossScale.judge, LossScale._judge) and not left_out_as(cls):
             raise TypeError(
-                "`_left_out_as` must say what the steps are that `_judge` leaves out, "
-                f'as in "all zero", got {cls._left_out_as!r} for {cls.__name__}. Set '
-                "it in the class, next to `_judge`."
+                "`left_out_as` must say what the steps are that `judge` leaves out, "
+                f'as in "all zero", got {cls.left_out_as!r} for {cls.__name__}. Set '
+                "it in the class, next to `judge`."
             )
         compute = cls.__dict__.get("__call__")
         if compute is None:
             return
 
-        @functools.wraps(compute)
-        def __call__(self: LossScale) -> Any:  # noqa: N807 - it is the class's
-            # The caller may multiply a loss by it.
-            value = self._value()
-            self.has_been_read = True
-            if self._observer is not None:
-                self._observer.note_read(value)
-            return value
-
         def _value(self: LossScale) -> Tensor:
             # A user's may return a variable or a number.
             return tf.convert_to_tensor(compute(self))
 
-        cls._value = _value  # type: ignore[assignment]
+        @functools.wraps(compute)
+        def __call__(self: LossScale) -> Any:  # noqa: N807 - it is the class's
+            return self._note_read(_value(self))
+
+        cls._value = _value  # type: ignore[method-assign]
         cls.__call__ = __call__  # type: ignore[method-assign]
 
-    def __init__(self) -> None:
+    def __init__(self, initial_loss_scale: Optional[float] = None) -> None:
+        if initial_loss_scale is not None:
+            self.initial_loss_scale = arguments.loss_scale(
+                "initial_loss_scale", initial_loss_scale
+            )
         super().__init__()
         # These names, and those of subclasses' variables, are checkpoint format.
         self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
@@ -215,6 +250,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         self._unsaved = SimpleNamespace(largest=None, untold=None)
         if self.needs_largest:
             self.keep_largest()
+        if initial_loss_scale is not None:
+            self.current_loss_scale = self._add_weight(
+                "current_loss_scale", self.initial_loss_scale, tf.float32
+            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Steps would go on with the variable that was here, also those of functions
@@ -229,29 +268,116 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             )
         super().__setattr__(name, value)
 
-    @abc.abstractmethod
     def __call__(self) -> Any:
         """Returns the current loss scale, a `float32` tensor of shape `[]`."""
+        return self._note_read(LossScale._value(self))
 
-    def _adjust(self, is_finite: Flag) -> Any:
-        """Moves the subclass's state by one step: the rule, and nothing else.
+    def _value(self) -> Tensor:
+        """Returns what `__call__` returns, and nobody is told of the read."""
+        source = self._held() or getattr(self, "current_loss_scale", None)
+        if source is None:
+            raise NotImplementedError(
+                f"{type(self).__name__} must implement `__call__`, or pass "
+                "`initial_loss_scale` to `super().__init__`."
+            )
+        is_held = isinstance(source, LossScale)
+        return source._value() if is_held else tf.convert_to_tensor(source)
 
-        Called once for all replicas. AutoGraph does not convert it: branch with
+    def _note_read(self, value: Tensor) -> Tensor:
+        # The caller may multiply a loss by it.
+        self.has_been_read = True
+        if self._observer is not None:
+            self._observer.note_read(value)
+        return value
+
+    def _held(self) -> Optional[LossScale]:
+        """Returns the loss scale whose value and steps this one has, or None."""
+        held = unguarded(self)
+        has_own = held is self or hasattr(self, "current_loss_scale")
+        return None if has_own else held
+
+    def next_state(self, state: Any, is_finite: Flag) -> Mapping[str, Tensor]:
+        """Returns the values of the variables after one step: the rule, nothing else.
+
+        Called once for all replicas. AutoGraph does not convert it: choose with
         `tf.where`.
 
         Args:
+          state: The values before the step: a tensor of each variable, as an attribute
+            of its name.
           is_finite: A `bool` tensor of shape `[]`, equal on all replicas.
           largest: Only if `needs_largest` is set. A `float32` tensor of shape `[]`,
             equal on all replicas: the greatest magnitude of the unscaled gradients,
             before you clipped them. Infinite on a bad step, 0 without gradients.
 
         Returns:
-          What a graph must run: the results of the variables' `assign`, or None.
+          A dictionary of new values by the names of the variables. Variables that are
+          not in it keep their values.
         """
+        del state, is_finite
+        if self._held() is not None:
+            return {}
         raise NotImplementedError(
-            f"{type(self).__name__} must implement `_adjust(is_finite)`, or override "
-            "the whole `update(grads)`."
+            f"{type(self).__name__} must implement `next_state(state, is_finite)`, or "
+            "override the whole `update(grads)`."
         )
+
+    def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
+        """Runs `next_state`. A class that was written for 2.x has its own rule here.
+
+        That assigns to the variables, and returns what a graph must run, or None.
+        """
+        known = (is_finite,) if largest is None else (is_finite, largest)
+        state, name = _State(self), "current_loss_scale"
+        if self.initial_loss_scale is None or not hasattr(self, name):
+            values = self.next_state(state, *known)
+        else:
+            found = state.current_loss_scale
+            repaired = state.current_loss_scale = usable(self, found)
+            values = self.next_state(state, *known)
+            if repaired is not found:  # what was replaced is moved no further
+                values = dict(values)
+                moved = values.get(name, repaired)
+                values[name] = tf.where(tf.equal(found, repaired), moved, repaired)
+        pairs = self._checked("next_state", values)
+        held = self._held()
+        results = [] if held is None else [adjust_known(held, is_finite, largest)[0]]
+        return results + [v.assign(value, read_value=False) for v, value in pairs]
+
+    def _variable(self, name: str) -> Variable:
+        """Returns the variable that is the attribute `name`, or raises."""
+        found = getattr(self, name, None)
+        if isinstance(found, tf.Variable):
+            return found
+        held = [k for k, value in vars(self).items() if isinstance(value, tf.Variable)]
+        raise AttributeError(
+            f"{type(self).__name__} must have the variables that its rule names, "
+            f"{', '.join(sorted(held))}, got {name!r}. Correct the name, or create the "
+            f"variable in the constructor: self.{name} = self._add_weight({name!r}, 0)"
+        )
+
+    def _checked(self, method: str, values: Any) -> List[Tuple[Variable, Tensor]]:
+        """Returns pairs of a variable and its new value, or raises."""
+        wanted = f"`{method}` of {type(self).__name__} must return"
+        if not isinstance(values, collections.abc.Mapping):
+            raise TypeError(
+                f"{wanted} a dictionary of new values by the names of variables, got "
+                f"{shown(values)}."
+            )
+        pairs = []
+        for name, value in values.items():
+            variable = self._variable(name)
+            dtype, shape = variable.dtype.base_dtype, variable.shape
+            error = f"{wanted} a {dtype.name} of shape {shape} for {name!r}, got "
+            error += f"{shown(value)}. tf.cast changes a dtype."
+            try:
+                tensor = tf.convert_to_tensor(value, dtype)
+            except (TypeError, ValueError) as cause:
+                raise TypeError(error) from cause
+            if not shape.is_compatible_with(tensor.shape):
+                raise ValueError(error)
+            pairs.append((variable, tensor))
+        return pairs
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
@@ -351,17 +477,12 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             `largest` is negative or not finite, though `is_finite` is True.
         """
         is_finite = _one_element("is_finite", is_finite, "a bool")
-        if self.needs_largest and largest is None:
-            raise TypeError(
-                "`largest` must be the greatest magnitude of the step's unscaled "
-                f"gradients, since {type(self).__name__} needs it, got None. "
-                "`update(grads)` computes it."
-            )
         if self.last_largest is not None and largest is not None:
             given, largest = largest, _one_element("largest", largest, "a number")
             is_float32 = largest.dtype == tf.float32
             wide = largest if is_float32 else tf.cast(largest, tf.float64)
-            is_magnitude = tf.logical_and(wide >= 0.0, wide < float("inf"))
+            # Infinity as a constant would stop a run that looks for infinities.
+            is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
             if mode.current().knows_values and is_finite and not is_magnitude:
                 raise ValueError(
                     "`largest` must be a finite number from 0 on if the gradients were "
@@ -369,88 +490,87 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
                 )
             is_finite = tf.logical_and(is_finite, is_magnitude)
             largest = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
-        return self._adjust_checked(is_finite, largest)
+        return self._take_step(is_finite, largest)
 
-    def _adjust_checked(
+    def _take_step(
         self,
         is_finite: Flag,
         largest: Optional[Scalar],
         verdict: Optional[Verdict] = None,
     ) -> Tuple[Op, Any]:
-        """Adjusts the loss scale to a flag and a magnitude that need no check.
+        """Judges a step, runs the rule, and counts. The arguments need no check.
 
-        An optimizer passes the verdict on the step. It passes a Python bool where it
-        knows a flag while a graph is built.
+        An optimizer that has asked for the verdict passes it.
         """
         if not self.checks_gradients:
             return group_ops([]), True
+        if self.needs_largest and largest is None:
+            raise TypeError(
+                "`largest` must be the greatest magnitude of the step's unscaled "
+                f"gradients, since {type(self).__name__} needs it, got None. "
+                "`update(grads)` computes it."
+            )
         if self.last_largest is None:
             largest = None
         if largest is not None:
-            largest = tf.where(is_finite, largest, float("inf"))
+            largest = arithmetic.bounded(is_finite, largest)
         verdict = verdict or self._judge(is_finite, largest)
-        should_apply, is_told, kept = verdict
-        run = self._adjust_once
-        op = replicas.merge_call(run, is_finite, largest, is_told, dict(kept))
-        return op, should_apply
+        known = is_finite, largest, verdict.is_told, dict(verdict.kept)
+        return replicas.merge_call(self._change, *known), verdict.should_apply
 
-    def _adjust_once(
+    def _change(
         self,
         is_finite: Flag,
         largest: Optional[Scalar],
         is_told: Flag,
         kept: Dict[str, Tensor],
     ) -> Op:
-        """Runs the rule and counts the step, once for all replicas."""
-        self._is_proved = is_finite is True
+        """Changes the variables, once for all replicas."""
         is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
-        is_told = replicas.local_result(is_told)
-        seen, results = [], []
-        if largest is not None:
-            largest = replicas.local_result(largest)
-            results.append(self.last_largest.assign(largest, read_value=False))
-            seen += [largest] if self.needs_largest else []
+        largest, is_told = map(replicas.local_result, (largest, is_told))
+        kept = {name: replicas.local_result(value) for name, value in kept.items()}
+        pairs = self._checked("judge", kept)
+        seen = [largest] if self.needs_largest else []
 
-        def adjust() -> Any:  # the rule may read the counters
+        def run_rule() -> Any:  # it may read the counters
             return self._adjust(is_finite, *seen)
 
-        results.append(
-            adjust() if is_told is True else run_either(is_told, adjust, list, True)
-        )
-        for name, value in kept.items():
-            now = replicas.local_result(value)
-            results.append(getattr(self, name).assign(now, read_value=False))
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
-        in_a_row = tf.where(is_finite, zero, in_a_row)
-        if not self._is_proved:
-            bad = tf.where(is_finite, zero, one)
-            results.append(self.skipped_steps.assign_add(bad, read_value=False))
-            if self._unsaved.untold is not None and is_told is not True:
-                bad = tf.where(is_told, zero, bad)
-                untold = self._unsaved.untold.assign_add(bad, read_value=False)
-                results.append(untold)
-        results += [
-            self.consecutive_skipped_steps.assign(in_a_row, read_value=False),
-            self.last_step_finite.assign(is_finite, read_value=False),
+        results = [
+            run_rule() if is_told is True else run_either(is_told, run_rule, list, True)
         ]
+        bad = tf.where(is_finite, zero, one)
+        results.append(self.skipped_steps.assign_add(bad, read_value=False))
+        untold = self._unsaved.untold
+        if untold is not None and is_told is not True:
+            bad = tf.where(is_told, zero, bad)
+            results.append(untold.assign_add(bad, read_value=False))
+        in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
+        pairs += [
+            (self.consecutive_skipped_steps, tf.where(is_finite, zero, in_a_row)),
+            (self.last_step_finite, is_finite),
+        ]
+        if largest is not None:
+            pairs.append((self.last_largest, largest))
+        results += [v.assign(value, read_value=False) for v, value in pairs]
         return group_ops(results)
 
-    def _rule_only_counts(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
-        """Returns what `only_counts` returns, for the variables of `_adjust` alone."""
-        return None
-
-    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
+    def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
         """Decides about a step, and changes nothing.
 
-        A subclass that leaves out finite steps overrides it, and sets `_left_out_as`.
+        A subclass that leaves out finite steps overrides it, and sets `left_out_as`.
 
         Args:
-          is_finite: As in `_adjust`.
-          largest: As in `_adjust`. None if `last_largest` is.
+          state: As in `next_state`.
+          is_finite: As in `next_state`.
+          largest: As in `next_state`. None if `last_largest` is.
         """
-        del largest
+        del state, largest
         return Verdict(is_finite)
+
+    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
+        """Runs `judge`. A class that was written for 2.x decides here."""
+        return self.judge(_State(self), is_finite, largest)
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -602,23 +722,21 @@ def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
         return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
-def usable(loss_scale: Any, current: Scalar) -> Scalar:
+def usable(loss_scale: LossScale, current: Scalar) -> Scalar:
     """Returns `max(current, floor) if 0 < current < inf else initial`.
 
     A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
     multiplies would never leave 0, NaN or infinity. So the next step brings such a
-    value back, and moves it no further. Eager mode warns. In a graph, an optimizer's
-    good step has proved that `current` is a number, and looks at the floor only.
+    value back, and moves it no further. Eager mode warns.
     """
-    floor, knows_values = loss_scale.min_loss_scale, mode.current().knows_values
+    floor = getattr(loss_scale, "min_loss_scale", arguments.FLOAT32_MIN)
+    knows_values = mode.current().knows_values
     # A scale at its floor was rounded to float32, too.
     if knows_values and float(np.float32(floor)) <= float(current) < float("inf"):
         return current
+    is_number = tf.logical_and(current > 0.0, current <= tf.float32.max)  # NaN is not
     found = tf.maximum(current, floor)
-    if not loss_scale._is_proved or knows_values:
-        # The logarithm of 0, infinity, a negative number and NaN is not finite.
-        is_number = tf.math.is_finite(tf.math.log(current))
-        found = tf.where(is_number, found, loss_scale.initial_loss_scale)
+    found = tf.where(is_number, found, loss_scale.initial_loss_scale)
     if knows_values:
         warn(
             f"The loss scale was {float(current)!r}, below its floor or no number that "
@@ -653,9 +771,10 @@ def can_change(loss_scale: LossScale) -> bool:
     return loss_scale._can_change
 
 
-def left_out_as(loss_scale: LossScale) -> str:
+def left_out_as(loss_scale: Any) -> str:
     """Returns what finite steps are that it leaves out, a word. Empty: it does not."""
-    return loss_scale._left_out_as
+    found: str = loss_scale.left_out_as or loss_scale._left_out_as
+    return found
 
 
 def judged(
@@ -673,13 +792,13 @@ def adjust_known(
 ) -> Tuple[Op, Any]:
     """Adjusts a loss scale to what we have computed ourselves: nothing is checked.
 
-    A verdict was asked of `judged` before, for a flag that is a Python bool.
+    The verdict, if there is one, was asked of `judged` before.
     """
     if verdict is None and type(loss_scale).adjust is not LossScale.adjust:
         # A subclass's `adjust` may take the flag alone.
         known = [] if largest is None else [largest]
         return tuple(loss_scale.adjust(is_finite, *known))
-    return loss_scale._adjust_checked(is_finite, largest, verdict)
+    return loss_scale._take_step(is_finite, largest, verdict)
 
 
 def count_untold(loss_scale: LossScale) -> None:
@@ -705,25 +824,8 @@ def unsaved_variables(loss_scale: LossScale) -> List[Variable]:
     return [each for each in vars(loss_scale._unsaved).values() if each is not None]
 
 
-def only_counts(
-    loss_scale: LossScale,
-) -> Optional[Tuple[List[Flag], List[Variable]]]:
-    """Returns when a good step only counts itself, and where. None: not known.
-
-    If all of the flags, `bool` tensors of shape `[]`, are True, `adjust(True)` adds 1
-    to each of the variables and leaves all others as they are, whatever state was
-    restored. An optimizer then does only that.
-    """
-    found = loss_scale._rule_only_counts()
-    if found is None or loss_scale.last_largest is not None or loss_scale._left_out_as:
-        return None
-    flags, counted = found
-    # After a good step nothing is counted in a row.
-    return [tf.convert_to_tensor(loss_scale.last_step_finite), *flags], counted
-
-
 def unguarded(loss_scale: LossScale) -> Any:
-    """Returns the loss scale that a `SpikeGuard` holds, and any other unchanged."""
+    """Returns the loss scale that this one holds, or itself."""
     held = getattr(loss_scale, "loss_scale", None)
     return held if isinstance(held, LossScale) else loss_scale
 
@@ -757,10 +859,7 @@ def _to_tensor(
 ) -> Tensor:
     """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
     del as_ref  # TensorFlow passes it
-    current = tf.identity(value._value(), name)
-    value.has_been_read = True
-    if value._observer is not None:
-        value._observer.note_read(current)
+    current = value._note_read(tf.identity(value._value(), name))
     if dtype is not None and not dtype.is_compatible_with(current.dtype):
         # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
         raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")

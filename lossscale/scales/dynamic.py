@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments, presets
 from lossscale.arguments import or_none
 from lossscale.gradients import arithmetic
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Results, Scalar, Variable
-from lossscale.scales.base import LossScale, usable
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
+from lossscale.scales.base import LossScale
 
 #: The events that may clear the count of bad steps.
 HYSTERESIS_RESETS = ("good", "growth", "backoff")
+#: The smallest number that float32 rounds to infinity.
+_INFINITE = 2.0**128 - 2.0**103
 _ARGUMENTS = arguments.Declared(
     "search_period",
     "backoff_cooldown",
@@ -152,11 +155,8 @@ class DynamicLossScale(LossScale):
     ) -> None:
         _ARGUMENTS.keep(self, locals())
         arguments.within_bounds(vars(self))
-        super().__init__()
-        # The first two names are also TensorFlow's: its checkpoints restore into them.
-        self.current_loss_scale = self._add_weight(
-            "current_loss_scale", self.initial_loss_scale, tf.float32
-        )
+        super().__init__(self.initial_loss_scale)
+        # TensorFlow's names, too: its checkpoints restore current_loss_scale and this.
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
         self.bad_steps = self._add_weight("bad_steps", 0, tf.int64)
         # A file holds the rest only if it is used.
@@ -188,102 +188,73 @@ class DynamicLossScale(LossScale):
         """
         return cls(**presets.preset_arguments(name, overrides))
 
-    def __call__(self) -> Any:
-        return tf.convert_to_tensor(self.current_loss_scale)
-
     # Programs read these names of TensorFlow's own class.
     _current_loss_scale = property(lambda self: self.current_loss_scale)
     _num_good_steps = property(lambda self: self.good_steps)
 
-    def _adjust(self, is_finite: Flag) -> Results:
-        zero = tf.constant(0, tf.int64)
-        current = tf.convert_to_tensor(self.current_loss_scale)
-        scale = usable(self, current)
+    def next_state(self, state: Any, is_finite: Flag) -> Dict[str, Tensor]:
+        zero, is_bad = tf.constant(0, tf.int64), tf.logical_not(is_finite)
+        scale, bad, new = state.current_loss_scale, state.bad_steps, {}
 
-        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
-        grows = good >= self._period()  # never on a bad step: `good` is 0
-
-        bad = tf.convert_to_tensor(self.bad_steps)
+        good = tf.where(is_finite, state.good_steps + 1, zero)
+        grows = good >= self._period(state)  # never on a bad step: `good` is 0
         left = zero if "good" in self.hysteresis_reset else bad
         bad = tf.where(is_finite, left, bad + 1)
-        backs_off = tf.logical_and(tf.logical_not(is_finite), bad >= self.hysteresis)
-        results = []
+        backs_off = tf.logical_and(is_bad, bad >= self.hysteresis)
         if self.overflow_tolerance is not None:
-            steps = tf.convert_to_tensor(self.window_steps) + 1
-            of_bad = tf.convert_to_tensor(self.window_bad_steps)
-            of_bad = tf.where(is_finite, of_bad, of_bad + 1)
+            steps = state.window_steps + 1
+            of_bad = state.window_bad_steps + tf.cast(is_bad, tf.int64)
             is_share = of_bad / steps >= self.overflow_tolerance  # in float64
             backs_off = tf.logical_and(backs_off, is_share)
-        if self.cooldown_steps is not None:
-            left = tf.convert_to_tensor(self.cooldown_steps)
+        if self.backoff_cooldown is not None:
+            left = state.cooldown_steps
             backs_off = tf.logical_and(backs_off, left < 1)
-            whole = tf.convert_to_tensor(self.backoff_cooldown, tf.int64)
+            whole = tf.constant(self.backoff_cooldown, tf.int64)
             left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
-            results.append(self.cooldown_steps.assign(left, read_value=False))
-        moves = tf.logical_or(grows, backs_off)
+            new["cooldown_steps"] = left
         if self.overflow_tolerance is not None:
-            steps = tf.where(moves, zero, steps)
-            of_bad = tf.where(backs_off, zero, of_bad)
-            results.append(self.window_steps.assign(steps, read_value=False))
-            results.append(self.window_bad_steps.assign(of_bad, read_value=False))
-
+            moves = tf.logical_or(grows, backs_off)
+            new["window_steps"] = tf.where(moves, zero, steps)
+            new["window_bad_steps"] = tf.where(backs_off, zero, of_bad)
         for event, happened in (("growth", grows), ("backoff", backs_off)):
             if event in self.hysteresis_reset:
                 bad = tf.where(happened, zero, bad)
-        # Of a constant flag TensorFlow computes one side.
-        moved = tf.where(is_finite, self._grown(scale), self._backed_off(scale))
-        moved = tf.where(tf.logical_and(moves, tf.equal(current, scale)), moved, scale)
-        if not (self._is_proved and self._forgets_bad_steps()):
-            results.append(self.bad_steps.assign(bad, read_value=False))
-        return [
-            *results,
-            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
-            self.current_loss_scale.assign(moved, read_value=False),
-        ]
+        fallen = tf.where(backs_off, self._backed_off(state), scale)
+        return {
+            **new,
+            "good_steps": tf.where(grows, zero, good),
+            "bad_steps": bad,
+            "current_loss_scale": tf.where(grows, self._grown(scale), fallen),
+        }
 
-    def _period(self) -> Scalar:
-        period = tf.convert_to_tensor(self.increment_period, tf.int64)
+    def _period(self, state: Any) -> Scalar:
+        period = tf.constant(self.increment_period, tf.int64)
         if self.search_period is None:
             return period
         # A session may have counted a bad step already. Nothing grows then.
         # Bad losses of which nobody told this rule end no search.
-        untold = self._unsaved.untold
-        skipped = tf.convert_to_tensor(self.skipped_steps)
+        untold, skipped = self._unsaved.untold, state.skipped_steps
         searches = skipped < 1 if untold is None else skipped <= untold
-        first = tf.convert_to_tensor(self.search_period, tf.int64)
-        return tf.where(searches, first, period)
-
-    def _forgets_bad_steps(self) -> bool:
-        """Tells whether each bad step clears its own count: no good step has to."""
-        always = self.hysteresis == 1 and "backoff" in self.hysteresis_reset
-        return always and self.cooldown_steps is None and self.window_steps is None
-
-    def _rule_only_counts(self) -> Optional[Tuple[List[Flag], List[Variable]]]:
-        if type(self)._adjust is not DynamicLossScale._adjust:
-            return None  # a user's own rule
-        current = tf.convert_to_tensor(self.current_loss_scale)
-        good = tf.convert_to_tensor(self.good_steps)
-        flags = [current >= self.min_loss_scale, good < self._period() - 1]
-        if "good" in self.hysteresis_reset:
-            flags.append(tf.equal(tf.convert_to_tensor(self.bad_steps), 0))
-        if self.cooldown_steps is not None:
-            flags.append(tf.equal(tf.convert_to_tensor(self.cooldown_steps), 0))
-        windows = [] if self.window_steps is None else [self.window_steps]
-        return flags, [self.good_steps, *windows]
+        return tf.where(searches, tf.constant(self.search_period, tf.int64), period)
 
     def _grown(self, scale: Scalar) -> Scalar:
-        larger = scale * self.multiplier
+        # float64 holds the whole product, so that it is rounded once, and is finite.
+        scale = tf.cast(scale, tf.float64)
+        larger = scale * float(np.float32(self.multiplier))
         if self.max_loss_scale is not None:
-            return tf.minimum(larger, self.max_loss_scale)
-        return tf.where(tf.math.is_finite(larger), larger, scale)
+            larger = tf.minimum(larger, self.max_loss_scale)
+        else:
+            larger = tf.where(larger < _INFINITE, larger, scale)
+        return tf.cast(larger, tf.float32)
 
-    def _backed_off(self, scale: Scalar) -> Scalar:
+    def _backed_off(self, state: Any) -> Scalar:
+        scale = state.current_loss_scale
         if self.backoff_factor is not None:
             return tf.maximum(scale * self.backoff_factor, self.min_loss_scale)
         # Compilers must not see the constant, or they would multiply by 1 / multiplier.
         # So the result is the same in every mode, to the last bit.
-        multiplier = tf.convert_to_tensor(self.multiplier, tf.float32)
-        divisor = arithmetic.opaque_divisor(multiplier, self.skipped_steps)
+        multiplier = tf.constant(self.multiplier, tf.float32)
+        divisor = arithmetic.opaque_divisor(multiplier, state.good_steps)
         return tf.maximum(scale / divisor, self.min_loss_scale)
 
     def get_config(self) -> Dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict
 
 import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Variable
+from lossscale.runtime.aliases import Flag, Tensor
 from lossscale.runtime.graphs import is_building
 from lossscale.scales.base import LossScale
 
@@ -57,11 +57,9 @@ class FixedLossScale(LossScale):
         # Gradients of branches and loops get copies of constants, unknown to us.
         return tf.ensure_shape(value, []) if is_building() else value
 
-    def _adjust(self, is_finite: Flag) -> None:
-        del is_finite  # the scale never changes
-
-    def _rule_only_counts(self) -> Tuple[List[Flag], List[Variable]]:
-        return [], []
+    def next_state(self, state: Any, is_finite: Flag) -> Dict[str, Tensor]:
+        del state, is_finite  # the scale never changes
+        return {}
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)

@@ -10,8 +10,8 @@ import tensorflow as tf
 from lossscale import arguments
 from lossscale.arguments import or_none
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Results, Scalar
-from lossscale.scales.base import LossScale, usable
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
+from lossscale.scales.base import LossScale
 
 #: The largest number of float16. Scaled gradients must not be larger.
 FLOAT16_MAX = 65504.0
@@ -106,43 +106,39 @@ class HeadroomLossScale(LossScale):
         _ARGUMENTS.keep(self, locals())
         self._highest = self.max_loss_scale or _HIGHEST
         arguments.within_bounds({**vars(self), "max_loss_scale": self._highest})
-        super().__init__()
-        self.current_loss_scale = self._add_weight(
-            "current_loss_scale", self.initial_loss_scale, tf.float32
-        )
+        super().__init__(self.initial_loss_scale)
         self.peak = self._add_weight("peak", 0.0, tf.float32)
         self.ceiling = self._add_weight("ceiling", self._highest, tf.float32)
         self.good_steps = self._add_weight("good_steps", 0, tf.int64)
 
-    def __call__(self) -> Any:
-        return tf.convert_to_tensor(self.current_loss_scale)
-
-    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
-        current = tf.convert_to_tensor(self.current_loss_scale)
-        scale = usable(self, current)
-        peak = tf.convert_to_tensor(self.peak)
-        ceiling = tf.convert_to_tensor(self.ceiling)
-        zero = tf.constant(0, tf.int64)
-
-        lasting = peak * 2.0 ** (-1.0 / self.half_life)
-        peak = tf.where(is_finite, tf.maximum(largest, lasting), peak)
-        good = tf.where(is_finite, tf.convert_to_tensor(self.good_steps) + 1, zero)
+    def next_state(
+        self, state: Any, is_finite: Flag, largest: Scalar = None
+    ) -> Dict[str, Tensor]:
+        scale, zero = state.current_loss_scale, tf.constant(0, tf.int64)
+        fading = state.peak * 2.0 ** (-1.0 / self.half_life)
+        peak = tf.where(is_finite, tf.maximum(largest, fading), state.peak)
+        good = tf.where(is_finite, state.good_steps + 1, zero)
         grows = good >= self.increment_period  # never on a bad step: `good` is 0
-        raised = tf.minimum(2.0 * ceiling, self._highest)
-        lowered = tf.maximum(tf.minimum(ceiling, scale) / 2.0, self.min_loss_scale)
-        ceiling = tf.where(is_finite, tf.where(grows, raised, ceiling), lowered)
+        # Half of the ceiling and of the highest: their double may be infinite.
+        raised = 2.0 * tf.minimum(state.ceiling, self._highest / 2.0)
+        lowered = tf.minimum(state.ceiling, scale) / 2.0
+        lowered = tf.maximum(lowered, self.min_loss_scale)
+        ceiling = tf.where(grows, raised, state.ceiling)
+        ceiling = tf.where(is_finite, ceiling, lowered)
         # The exponent bits are the power of two. A logarithm would round.
-        bits = tf.bitcast(FLOAT16_MAX / peak, tf.int32)
-        power = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
-        wanted = tf.where(peak > 0.0, power * 2.0**-self.headroom, scale)
-        moved = tf.maximum(tf.minimum(wanted, ceiling), self.min_loss_scale)
-        moved = tf.where(tf.equal(current, scale), moved, scale)
-        return [
-            self.peak.assign(peak, read_value=False),
-            self.good_steps.assign(tf.where(grows, zero, good), read_value=False),
-            self.ceiling.assign(ceiling, read_value=False),
-            self.current_loss_scale.assign(moved, read_value=False),
-        ]
+        room = FLOAT16_MAX * 2.0**-self.headroom
+        least = max(room / _HIGHEST, arguments.FLOAT32_MIN)  # 2**127 is wanted at most
+        bits = tf.bitcast(room / tf.maximum(peak, least), tf.int32)
+        wanted = tf.bitcast(tf.bitwise.bitwise_and(bits, _EXPONENT), tf.float32)
+        wanted = tf.where(peak > 0.0, wanted, scale)
+        return {
+            "peak": peak,
+            "good_steps": tf.where(grows, zero, good),
+            "ceiling": ceiling,
+            "current_loss_scale": tf.maximum(
+                tf.minimum(wanted, ceiling), self.min_loss_scale
+            ),
+        }
 
     def get_config(self) -> Dict[str, Any]:
         return _ARGUMENTS.config(self)

@@ -6,12 +6,12 @@ Names, arguments and meaning are contrib's. `LossScaleOptimizer` takes any manag
 from __future__ import annotations
 
 import abc
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.runtime.aliases import Flag
+from lossscale.runtime.aliases import Flag, Scalar
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
@@ -146,7 +146,9 @@ class ManagerLossScale(LossScale):
     def __call__(self) -> Any:
         return tf.cast(self.manager.get_loss_scale(), tf.float32)
 
-    def _adjust(self, is_finite: Flag) -> Any:
+    def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
+        del largest
+        # A manager assigns to its variables itself.
         return self.manager.update_loss_scale(is_finite)
 
     def __repr__(self) -> str:

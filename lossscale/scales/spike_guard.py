@@ -10,12 +10,14 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.runtime import registry
-from lossscale.runtime.aliases import Flag, Results, Scalar
+from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, Verdict, adjust_known, left_out_as
+from lossscale.scales.base import LossScale, Verdict, left_out_as
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
+#: exp of this is above float32's largest number.
+_LOG_ABOVE = 89.0
 
 
 def _to_guard(name: str, identifier: Any) -> LossScale:
@@ -42,7 +44,7 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
     if type(found).update is not LossScale.update:
         raise TypeError(
             f"`loss_scale` must work with `adjust`, got {type(found).__name__}, which "
-            "overrides `update`. Write its rule in `_adjust(is_finite)`."
+            "overrides `update`. Write its rule in `next_state`."
         )
     return found
 
@@ -148,7 +150,7 @@ class SpikeGuard(LossScale):
 
     needs_largest = True
     skips_spikes = True
-    _left_out_as = "spike"
+    left_out_as = "spike"
     # Keras's files have only the names of variables, and the loss scale that this guard
     # holds has counters of the same names.
     _prefix = "guard_"
@@ -170,29 +172,26 @@ class SpikeGuard(LossScale):
         self.spikes = self._add_weight("spikes", 0, tf.int64)
         self.above_in_a_row = self._add_weight("above_in_a_row", 0, tf.int64)
 
-    def __call__(self) -> Any:
-        return self.loss_scale._value()
-
-    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
-        before = tf.convert_to_tensor(self.above_in_a_row)
-        zero = tf.constant(0, tf.int64)
-        is_above = largest > tf.convert_to_tensor(self.limit)
-        above = tf.where(is_finite, tf.where(is_above, before + 1, zero), before)
+    def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
+        above = tf.where(largest > state.limit, state.above_in_a_row + 1, 0)
+        above = tf.where(is_finite, above, state.above_in_a_row)
         gives_way = tf.logical_or(above < 1, above > self.max_in_a_row)
         is_spike = tf.logical_and(is_finite, tf.logical_not(gives_way))
-        spikes = tf.convert_to_tensor(self.spikes) + tf.cast(is_spike, tf.int64)
         return Verdict(
             should_apply=tf.logical_and(is_finite, gives_way),
             is_told=tf.logical_not(is_spike),
-            kept={"above_in_a_row": above, "spikes": spikes},
+            kept={
+                "above_in_a_row": above,
+                "spikes": state.spikes + tf.cast(is_spike, tf.int64),
+            },
         )
 
-    def _adjust(self, is_finite: Flag, largest: Scalar = None) -> Results:
-        update_op, _ = adjust_known(self.loss_scale, is_finite, largest)
-        recent = tf.convert_to_tensor(self.recent)
-        moved = tf.concat([recent[1:], tf.reshape(largest, [1])], 0)
+    def next_state(
+        self, state: Any, is_finite: Flag, largest: Scalar = None
+    ) -> Dict[str, Tensor]:
+        moved = tf.concat([state.recent[1:], tf.reshape(largest, [1])], 0)
         enters = tf.logical_and(is_finite, largest >= arguments.FLOAT32_MIN)
-        recent = tf.where(enters, moved, recent)
+        recent = tf.where(enters, moved, state.recent)
         # From float64 every mode rounds the limit to the same float32.
         present = tf.maximum(recent, arguments.FLOAT32_MIN)
         logs = tf.math.log(tf.cast(present, tf.float64))
@@ -200,13 +199,10 @@ class SpikeGuard(LossScale):
         distances = logs - mean
         deviation = tf.sqrt(tf.reduce_mean(distances * distances))
         room = tf.maximum(self.threshold * deviation, math.log(self.min_ratio))
-        limit = tf.minimum(tf.cast(tf.exp(mean + room), tf.float32), tf.float32.max)
-        limit = tf.where(recent[0] > 0.0, limit, tf.float32.max)
-        return [
-            update_op,
-            self.recent.assign(recent, read_value=False),
-            self.limit.assign(limit, read_value=False),
-        ]
+        limit = tf.exp(tf.minimum(mean + room, _LOG_ABOVE))  # is finite
+        limit = tf.cast(tf.minimum(limit, arguments.FLOAT32_MAX), tf.float32)
+        limit = tf.where(recent[0] > 0.0, limit, arguments.FLOAT32_MAX)
+        return {"recent": recent, "limit": limit}
 
     def get_config(self) -> Dict[str, Any]:
         within = serialization.serialize(self.loss_scale)

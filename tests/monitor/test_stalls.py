@@ -6,7 +6,7 @@ import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.monitor.watched import Reading, Watched
-from lossscale.optimizer.record import OwnSteps
+from lossscale.optimizer.record import Skips
 from lossscale.runtime import kerases
 
 
@@ -17,8 +17,9 @@ def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     found, applied, skipped, in_a_row = [], 0, 0, 0
 
     def reading():
-        own = OwnSteps(skipped, in_a_row, 0 if loss_is_finite else in_a_row)
-        return Reading(float(loss_scale), skipped, applied, own)
+        bad = 0 if loss_is_finite else in_a_row
+        skips = Skips(skipped, in_a_row=in_a_row, bad_losses=bad)
+        return Reading(float(loss_scale), skipped, applied, skips)
 
     watched.begin(reading())
     for step, letter in enumerate(run, 1):

@@ -17,7 +17,7 @@ from lossscale import (
     LossScaleOptimizer,
 )
 from lossscale.monitor.watched import Reading, Watched, read
-from lossscale.optimizer.record import OwnSteps
+from lossscale.optimizer.record import Skips
 
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
@@ -48,7 +48,7 @@ def fit_tiny(family, rng, loss_scale, monitor, epochs=4):
 
 def reading(log2_scale, log2_largest, skipped=0):
     largest = None if log2_largest is None else 2.0**log2_largest
-    return Reading(2.0**log2_scale, skipped, 100, OwnSteps(skipped, 0, 0), largest)
+    return Reading(2.0**log2_scale, skipped, 100, Skips(skipped), largest)
 
 
 @pytest.mark.parametrize(

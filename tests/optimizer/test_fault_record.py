@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import tensorflow as tf
+from exact import of_loss
 from limits import skip_without
 from models import compiled, variable_of
 from strategies import last_replica_gets
@@ -43,11 +44,17 @@ def optimizer_of_six(family, built=True):
     return optimizer, variables
 
 
-def stepper(optimizer, variables, mode="eager", clip=None):
-    """Returns a function that takes a step with a loss and gradients from outside."""
+def stepper(optimizer, variables, mode="eager", clip=None, are_scaled=True):
+    """Returns a function that takes a step with a loss and gradients from outside.
+
+    If these are the true ones, they are seen to be those of the loss.
+    """
 
     def step(loss, grads):
-        optimizer.scale_loss(loss)
+        if are_scaled:
+            optimizer.scale_loss(loss)
+        else:
+            grads = of_loss(optimizer.scale_loss, loss, grads)
         grads = list(grads)
         grads.insert(2, None)
         if clip:
@@ -74,7 +81,7 @@ def seen(optimizer, variables):
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_each_gradient_at_fault_is_told_and_how(family, mode):
     optimizer, variables = optimizer_of_six(family)
-    step = stepper(optimizer, variables, mode)
+    step = stepper(optimizer, variables, mode, are_scaled=False)
 
     def told():
         return seen(optimizer, variables), optimizer.nonfinite_loss()
@@ -91,6 +98,7 @@ def test_each_gradient_at_fault_is_told_and_how(family, mode):
     step(gradients(g3=NAN), loss=NAN)
     assert told() == ({3: "nan"}, "nan")
     optimizer.loss_scale.current_loss_scale.assign(0.25)
+    step = stepper(optimizer, variables, mode)
     step(gradients(g5=3e38))  # it overflows when it is divided
     assert seen(optimizer, variables) == {5: "inf"}
 
@@ -205,7 +213,8 @@ def test_on_the_last_replica(family, mirrored, mode):
     def each(last_only):
         grads = [tf.ones(variable.shape) for variable in variables]
         grads[1] *= last_replica_gets(last_only, 1.0)
-        optimizer.scale_loss(last_replica_gets(last_only, 1.0))
+        loss = last_replica_gets(last_only, 1.0)
+        grads = of_loss(optimizer.scale_loss, loss, grads)
         optimizer.apply_gradients(zip(grads, variables))
 
     step = compiled(lambda last_only: mirrored.run(each, args=(last_only,)), mode)

@@ -131,7 +131,7 @@ def test_a_config_through_json(family):
 
 
 def test_an_own_class_needs_its_name_once(family):
-    class Mine(PAGE.ExampleLossScale):
+    class Mine(PAGE.Halving):
         """A user's loss scale."""
 
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Mine(4.0))
@@ -149,7 +149,7 @@ def test_a_registered_class_needs_none(family):
     home = keras.saving if family.name == "keras3" else keras.utils
 
     @home.register_keras_serializable(f"test-{family.name}")
-    class Registered(PAGE.ExampleLossScale):
+    class Registered(PAGE.Halving):
         """A user's loss scale, registered."""
 
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), Registered(4.0))

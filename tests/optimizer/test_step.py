@@ -104,7 +104,7 @@ def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(family, size, mo
         assert int(loss_scale.skipped_steps.numpy()) == skipped
 
 
-#: Loss scales whose rule a step runs within its branches, and what their states hold.
+#: Loss scales, and what their states hold.
 RULES = {
     "defaults": {"increment_period": 3},
     "bounded": {"increment_period": 2, "min_loss_scale": 4.0, "max_loss_scale": 64.0},
@@ -137,7 +137,7 @@ def some_state(rng, loss_scale):
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng):
-    """To the bit: in whichever branch the rule runs, and where a step only counts."""
+    """To the bit."""
     loss_scale = DynamicLossScale(32.0, **RULES[rule])
     optimizer, variable = built(family, loss_scale, [0.0, 0.0], rate=0.0)
 
@@ -166,7 +166,7 @@ def test_a_step_leaves_any_state_as_adjust_by_hand_does(family, mode, rule, rng)
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 @pytest.mark.parametrize("value", [0.0, -8.0, INF, NAN])
 def test_a_constant_flag_by_hand_brings_back_what_is_no_scale(mode, value):
-    """Here no gradients have proved that S is a number, as an optimizer's do."""
+    """Nothing has proved that S is a number."""
     loss_scale = DynamicLossScale(8.0, 1)
     optimizer = LossScaleOptimizer(tf.keras.optimizers.SGD(1.0), loss_scale)
     variable = tf.Variable([0.0])

@@ -127,13 +127,13 @@ SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
 }
 
 
-#: The module that docs/choosing.md shows as the model of all.
-PAGE = pages.module_of("choosing", "class ExampleLossScale")
+#: The module that docs/own-loss-scale.md shows as the model of all.
+PAGE = pages.module_of("own-loss-scale", "class Halving")
 #: Ways to make a loss scale, by name: each must keep every promise.
 CASES = {
     **{name: each for known in DECLARED.values() for name, each in known.cases.items()},
     "manager": lambda: lossscale.get(
         lossscale.ExponentialUpdateLossScaleManager(64, 2, 3, 4.0, 0.5)
     ),
-    "page": lambda: PAGE.ExampleLossScale(64),
+    "page": lambda: PAGE.Halving(64),
 }

@@ -71,6 +71,24 @@ def gradients(scale, factor, variables):
     return tape.gradient(scaled, values)
 
 
+def of_loss(scale, loss, grads):
+    """Returns the gradients of `scale(loss)`: `grads` times what `scale` does.
+
+    A tape makes them, so it is seen that they are of this loss. Either may be bad.
+    """
+
+    @tf.custom_gradient
+    def forward(*weights):
+        del weights
+        return tf.identity(loss), lambda upstream: [grad * upstream for grad in grads]
+
+    weights = [tf.zeros_like(grad) for grad in grads]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        scaled = scale(forward(*weights))
+    return tape.gradient(scaled, weights)
+
+
 def clip(grads):
     """Clips as a loop that hides an infinity."""
     return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import tensorflow as tf
 from models import compiled
 
 v1 = tf.compat.v1
-#: Eager mode, `tf.function`, a session, and one as it was in TensorFlow 1.
-MODES = ["eager", "function", "session", "session-of-1"]
+IS_EAGER = tf.executing_eagerly()
+#: A session of a graph, and one as it was in TensorFlow 1. A process that `in_world`
+#: began has no eager mode: its programs build the implicit graph.
+SESSIONS = ["session", "session-of-1"] if IS_EAGER else ["implicit"]
+#: Eager mode and `tf.function`, too.
+MODES = ["eager", "function", *SESSIONS] if IS_EAGER else SESSIONS
+needs_eager = pytest.mark.skipif(not IS_EAGER, reason="a process without eager mode")
 
 
 class Eagerly:
@@ -67,13 +73,21 @@ class InSession:
 def running(mode):
     """Yields what runs steps in one of `MODES`, or compiled by "xla"."""
     if mode in ("eager", "function", "xla"):
+        if not IS_EAGER:
+            pytest.skip("a process without eager mode")
         yield Eagerly(mode)
         return
     with contextlib.ExitStack() as stack:
-        stack.enter_context(tf.Graph().as_default())
+        if IS_EAGER:
+            stack.enter_context(tf.Graph().as_default())
+        else:
+            v1.reset_default_graph()
         if mode == "session-of-1":
             stack.enter_context(as_in_1())
-        yield InSession(stack.enter_context(v1.Session()))
+        session = stack.enter_context(contextlib.closing(v1.Session()))
+        # Not the session itself: it would make its graph another than the implicit one.
+        stack.enter_context(session.as_default())
+        yield InSession(session)
 
 
 @contextlib.contextmanager
