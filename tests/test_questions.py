@@ -31,8 +31,6 @@ def state(model):
     return [np.array(variable.numpy()) for variable in variables]
 
 
-
-
 @pytest.mark.slow
 def test_float16_goes_on_from_float32_and_back(run):
     found = run(program("saving", "state_of"))

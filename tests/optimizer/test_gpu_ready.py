@@ -22,6 +22,7 @@ from lossscale.gradients.check import sum_stays_finite
 from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
+pytestmark = pytest.mark.slow
 needs_cuda_build = pytest.mark.skipif(
     not tf.test.is_built_with_cuda(),
     reason="this TensorFlow is built without CUDA and knows no GPU kernels",

@@ -41,6 +41,7 @@ def step_of(optimizer, variable, loop):
     return tf.autograph.to_graph(step) if loop == "in-a-loop" else step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_sees_what_was_there_before_clipping(family, loop, mode):
@@ -57,6 +58,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
     assert int(optimizer.iterations.numpy()) == 4
 
 
+@pytest.mark.slow
 def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told apart
     loss_scale = HeadroomLossScale(half_life=1e4)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
@@ -99,6 +101,7 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         assert len({copy.numpy().item() for copy in copies}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
     kept, plain = DynamicLossScale(64.0, 2), DynamicLossScale(64.0, 2)
@@ -133,6 +136,7 @@ def test_an_adjust_that_takes_no_largest_cannot_keep_it():
     assert bool(mine.update([tf.ones([2])])[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_two_optimizers_share_one(family, mode):
     loss_scale = HeadroomLossScale(half_life=1e4)
