@@ -52,6 +52,7 @@ WAY: List[Station] = [
     Station(
         "unscaled", "reduce: all-reduce one scalar", "optimizer/reduction.py: reduce"
     ),
+    Station("unscaled", "judge: is S told of it?", "optimizer/step.py: judge"),
     Station("unscaled", "adjust: the flag moves S", "optimizer/step.py: adjust"),
 ]
 

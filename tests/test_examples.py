@@ -98,8 +98,9 @@ def test_the_comparison_of_schedules(example, printed_by):
     rows = {name: values for name, *values in re.findall(figures, printed, re.M)}
     assert set(rows) == set(example("compare_schedules").schedules())
     page = (ROOT / "docs" / "examples" / "compare-schedules.md").read_text()
-    for name, values in rows.items():
-        assert f"| {name} | {' | '.join(values)} |" in page
+    shown = re.findall(r"(?m)^\| ([^|]+?) \| (\d.*) \|$", page)
+    assert len(shown) > 10  # those that differ
+    assert all(rows[name] == values.split(" | ") for name, values in shown)
     drawn = re.search(r"picture\.png, of (.*)\.", printed).group(1).split(", ")
     assert len(drawn) == 5
     assert {"tensorflow", "fixed at 2**10"} <= set(drawn) <= set(rows)

@@ -6,12 +6,15 @@ import warnings
 from functools import partial
 from typing import Any, Iterator, List, Optional
 
+import tensorflow as tf
+
 from lossscale import arguments, removed
 from lossscale.arguments import or_none
 from lossscale.monitor import watched
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
+from lossscale.ranges import inputs
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
 
@@ -37,6 +40,9 @@ _BACKUP = """\
 BackupAndRestore deletes its backup when training ends, even if on_stall="stop" ends \
 it. So a run that the monitor stopped cannot be resumed. Write \
 LossScaleMonitor(on_stall="raise"), since an error keeps the backup{other}."""
+_UNBUILT = """\
+`restore_statistics` has no copy from before the first batch: the model is not built, \
+and calling it on `x` failed: {error}. Call it on a batch before `fit`: model(x)."""
 _OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
 
 _Callback: Any = kerases.callback_class()
@@ -136,11 +142,7 @@ class LossScaleMonitor(_Callback):
             raise TypeError(removed.sentence(gone) if is_removed else unknown)
         _ARGUMENTS.keep(self, locals())
         super().__init__()
-        # Keras is faster if a callback overrides none of these. Before the second one,
-        # Keras 3 reads all metrics from the device.
-        looks = self.every is None and self.on_stall == "raise"
-        if looks or self.restore_statistics:
-            self.on_train_batch_begin = self._before_batch
+        # Before a method that is overridden, Keras 3 reads all metrics from the device.
         if self.every:
             self.on_train_batch_end = self._after_batch
         self._watched: List[Watched] = []
@@ -160,10 +162,14 @@ class LossScaleMonitor(_Callback):
         _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
         self._watched = [
-            known.get(id(each)) or Watched(each, name, self.patience)
-            for name, each in found.items()
+            known.get(id(each)) or Watched(each, self.patience)
+            for each in found.values()
         ]
+        for each, name in zip(self._watched, found):
+            each.name = name  # another model may have another for it
         self._is_begun, self._statistics = False, None
+        if self.restore_statistics and not self.model.built:
+            self._build()
         scales = [each.optimizer.loss_scale for each in self._watched]
         for each in self._watched:
             each.shares = sum(each.optimizer.loss_scale is one for one in scales) > 1
@@ -173,6 +179,20 @@ class LossScaleMonitor(_Callback):
                     scale.keep_largest()
             self.model.train_function = None  # the old trace does not keep it
             self.model.make_train_function()
+
+    def _build(self) -> None:
+        """Builds a model that its first batch would build, so that there is a copy."""
+        frame = kerases.frame_where(
+            lambda at: at.get("self") is self.model and "x" in at
+        )
+        try:
+            with self.model.distribute_strategy.scope():
+                (x, _, _), _, _ = inputs.first_batches(
+                    (frame["x"], None, None), None, 1
+                )
+                inputs.build(self.model, x)
+        except Exception as error:
+            _warn(_UNBUILT.format(error=error))
 
     def _check(self, optimizers: List[Any]) -> None:
         """Raises unless these optimizers can be watched."""
@@ -207,7 +227,8 @@ class LossScaleMonitor(_Callback):
         self._begin()
         self._epoch = epoch
         self._mend()
-        self._look(after_batch=-1)
+        self._look(logs)
+        _warn(*[each.unchecked(self.model) for each in self._watched])
         _warn(*[each.underflow() for each in self._watched])
         if any(each.skipped_in_epoch for each in self._watched):
             self._check_statistics()
@@ -248,20 +269,29 @@ class LossScaleMonitor(_Callback):
             each.begin(watched.read(each.optimizer))
         self._told_of_statistics: Optional[str] = None
         self._looked_after = -1
+        self._infinite = watched.infinite_statistics(self.model)
+        # Keras 2 keeps the number in a variable with a private name.
+        names = ("steps_per_execution", "_steps_per_execution")
+        found = [getattr(self.model, name, None) for name in names]
+        calls = [tf.convert_to_tensor(each) for each in found if each is not None]
+        self._batches_in_call = max(map(int, [1, *calls]))
 
-    def _before_batch(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         del logs
         self._begin()
         self._mend()
         if self.every is None and self.on_stall == "raise":
             wait = min(each.until_stall for each in self._watched)
             self._look_if_due(batch - 1, wait)
+        for each in self._watched:
+            each.mark(batch)
+            each.next_batch = batch + self._batches_in_call
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()
         self._mend()
         if self.every:
-            self._look_if_due(batch, self.every)
+            self._look_if_due(batch, self.every, logs)
             self._add_to(logs)
 
     def _mend(self) -> None:
@@ -279,27 +309,25 @@ class LossScaleMonitor(_Callback):
             for each in self._watched:
                 each.add_to(logs)
 
-    def _look_if_due(self, after_batch: int, wait: int) -> None:
+    def _look_if_due(self, after_batch: int, wait: int, logs: Any = None) -> None:
         # Keras counts from 0, and passes the number of the last batch that ran.
         if after_batch - self._looked_after >= wait:
-            self._look(after_batch)
+            self._looked_after = after_batch
+            self._look(logs)
 
-    def _look(self, after_batch: int) -> None:
-        self._looked_after = after_batch
+    def _look(self, logs: Any) -> None:
         for each in self._watched:
             each.see(watched.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
         # Keras counts epochs from 0 here, and shows them from 1 on.
         epoch = None if self._epoch is None else self._epoch + 1
-        batches: Optional[int] = after_batch + 1
-        if not batches and not getattr(self.model, "stop_training", False):
-            batches = (getattr(self, "params", None) or {}).get("steps")
-        _warn(*[each.bad_batches(epoch, batches) for each in self._watched])
-        messages = [each.stall(self.model) for each in self._watched]
+        model, but = self.model, self._infinite
+        _warn(*[each.bad_batches(model, epoch, logs) for each in self._watched])
+        messages = [each.stall(model, logs, but) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 raise FloatingPointError(message)
-            self._told_of_statistics = watched.of_statistics(self.model)
+            self._told_of_statistics = watched.of_statistics(model, but)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
@@ -308,7 +336,7 @@ class LossScaleMonitor(_Callback):
         """Warns of statistics that are not finite, unless the last warning did."""
         if self._statistics is not None:
             _warn(self._statistics.restored())
-        found = watched.of_statistics(self.model)
+        found = watched.of_statistics(self.model, self._infinite)
         if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found

@@ -5,16 +5,16 @@ statistics and the like. If they are NaN once, no later step repairs them.
 
 ```
 before each batch and each test, and at the end of an epoch:
-  if all statistics are finite:
-    if a step was applied since the copy was made: copy = statistics
-  else if there is a copy: statistics = copy
+  if a step was applied since the copy was made:
+    copy = statistics, but for numbers that are not finite
+  if a statistic is not finite: statistics = copy
 ```
 
 All of it happens on the device. The host reads only how often, once per epoch.
 
 Statistics are all floating-point variables that are not trained, on each replica of
-this process. Those of metrics are left out, and those of frozen layers, which no
-forward pass updates.
+this process. Those of metrics are left out, those of frozen layers, which no forward
+pass updates, and those that are not finite when this begins.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ class Statistics:
     times = 0
 
     def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
-        layers = kerases.layers_of(model)
-        frozen = {id(v) for one in layers if not one.trainable for v in one.weights}
-        found = kerases.statistics_of(model)
-        self._variables = [v for v in found if id(v) not in frozen]
+        # Inner layers come last: one may be trained within a frozen one.
+        layers = {id(v): one for one in kerases.layers_of(model) for v in one.weights}
         # Plain variables, one on each replica, that any context may assign to.
         local = model.distribute_strategy.experimental_local_results
-        parts = [local(kerases.tensor_of(each)) for each in self._variables]
+        found = [
+            (each, local(kerases.tensor_of(each)))
+            for each in kerases.statistics_of(model)
+            if id(each) not in layers or layers[id(each)].trainable
+        ]
+        found = [pair for pair in found if all(map(all_finite, pair[1]))]
+        self._variables, parts = [v for v, _ in found], [part for _, part in found]
         counts = [local(kerases.tensor_of(each.applied_steps)) for each in optimizers]
         # Those of one device and dtype are one tensor: a hundred small ones take longer
         # to hand over than to copy.
@@ -67,31 +71,32 @@ class Statistics:
             copies: List[Tensor], applied: Tensor, times: Tensor
         ) -> Tuple[List[Tensor], Tensor, Tensor]:
             now, applied_now = values(), steps()
-            is_finite = all_finite(now)
-            is_newer = tf.logical_and(is_finite, tf.not_equal(applied_now, applied))
+            is_newer = tf.not_equal(applied_now, applied)
 
-            def restore() -> Tensor:
+            def keep() -> Tuple[List[Tensor], Tensor]:
+                return tf.cond(is_newer, lambda: now, lambda: copies), times
+
+            def restore() -> Tuple[List[Tensor], Tensor]:
                 bad = [tf.logical_not(all_finite(list(each))) for each in parts]
-                for group, copy in zip(groups.values(), copies):
+                kept = [
+                    tf.where(tf.logical_and(is_newer, tf.math.is_finite(new)), new, old)
+                    for new, old in zip(now, copies)
+                ]
+                for group, copy in zip(groups.values(), kept):
                     sizes = [part.shape.num_elements() for part in group]
                     for part, value in zip(group, tf.split(copy, sizes)):
                         part.assign(tf.reshape(value, part.shape), read_value=False)
-                return times + tf.cast(tf.stack([True, *bad]), tf.int64)
+                return kept, times + tf.cast(tf.stack([True, *bad]), tf.int64)
 
-            restores = tf.logical_and(applied >= 0, tf.logical_not(is_finite))
-            times = tf.cond(restores, restore, lambda: times)
-            copies = tf.cond(is_newer, lambda: now, lambda: copies)
-            applied = tf.where(is_newer, applied_now, applied)
-            return copies, applied, times
+            copies, times = tf.cond(all_finite(now), keep, restore)
+            return copies, applied_now, times
 
         self._mend = tf.function(mend, autograph=False)
         # What is here before the first step is as good as after an applied one.
-        now, none = values(), tf.zeros([1 + len(parts)], tf.int64)
-        applied = tf.where(all_finite(now), steps(), -1)  # -1: there is no copy yet
-        self._state = (now, applied, none)
+        self._state = (values(), steps(), tf.zeros([1 + len(parts)], tf.int64))
 
     def mend(self) -> None:
-        """Puts the copy back if the variables are not finite, or makes a new one."""
+        """Puts the copy back where the variables are not finite, or makes a new one."""
         if self._variables:
             self._state = self._mend(*self._state)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.gradients.check import worst_of_all
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import LEFT_OUT, Skips
+from lossscale.optimizer.record import LEFT_OUT, REASONS, Skips
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
@@ -22,6 +24,7 @@ _DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504
 #: The largest scaled gradient may be this many doublings below 65504. The doublings
 #: that remain suffice for all gradients that change a weight.
 _FAR_BELOW = 16
+_MARKS = 4096  # the most batches of an epoch that are told apart
 _NAMED = 5  # the most variables that a message names
 
 _NONE_FOUND = """\
@@ -35,28 +38,43 @@ or, for optimizers that are not attributes of the model,
 """
 _WRAPPED_BY_KERAS = """\
 , Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
-_ASK = """ lossscale.find_nonfinite(model, x, y) names the layer."""
+_LOSS = """\
+The loss itself{name} is {kind}, before it is scaled{steps}: no loss scale can help."""
+_CAUSES = """\
+lossscale.find_nonfinite(model, x, y) on that batch names the layer, or says that the \
+data are not finite. Likeliest first: inf or NaN in the data; a learning rate that is \
+too high; activations beyond float16's 65504, for which their layer, and the last one, \
+need dtype="float32"; a logarithm of zero or a division by zero."""
 _GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
+_INPUT = """\
+The gradient of {kernel} is NaN, and that of {bias} is finite. So the input of this \
+layer held inf or NaN{where}, or numbers whose products overflow in float32, and the \
+layer's activation hid it from the loss, as relu does. Look at these rows of the data, \
+and at what the layers before it make of them."""
 _BACKWARD = """\
-No inf or NaN was seen in the loss itself, so this begins in the backward pass, \
-between the loss and the variable named first. Look there for an infinite derivative, \
-as a square root has at zero, or give that layer dtype="float32"."""
+No inf or NaN was seen in the loss itself, so this begins in the backward pass. """
+_SEARCH = """\
+Most likely the loss scale is still too high. {search} {largest}"""
+_FIXED = """\
+Most likely the loss scale, which is fixed, is too high. Use a smaller one, or a \
+DynamicLossScale, which falls by itself."""
+_FLOOR = """\
+Most likely `min_loss_scale` is too high: the loss scale is at that floor, {floor}, \
+and cannot fall further. Lower it: the default is 1."""
+_IF_NOT = """ \
+If steps are still skipped when it is low, look for an infinite derivative, as a \
+square root has at zero: lossscale.find_nonfinite(model, x, y) names the layer."""
+_UNSCALED = """\
+The loss scale is {now}: the gradients are not finite even without being scaled up. \
+Either a derivative is infinite, as that of a square root is at zero, or they are too \
+large for float16. lossscale.find_nonfinite(model, x, y) on that batch says which, \
+names the layer, and says what to write."""
 _ACCUMULATORS = """\
 Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
 assign(tf.zeros_like(total)). Multiplied by 0, an infinity becomes NaN and stays, and \
-no step is applied again."""
-_FLOOR = """\
-The loss scale is at its floor, {floor}, and cannot fall further. If the gradients are \
-too large for float16 at that scale, lower `min_loss_scale` or the learning rate."""
-_FLOOR_OF_ONE = """\
-The loss scale is at its floor, {floor}: the gradients overflow without being scaled. \
-Give the layers named dtype="float32", or lower the learning rate. Lower \
-`min_loss_scale` only if you expect gradients that large."""
-_FIXED = """\
-The loss scale is fixed. Use a smaller one, or a DynamicLossScale, which falls by \
-itself."""
+no step is applied again, at any loss scale."""
 _SPIKE = """\
 A step was skipped as a spike, {last}. It changed neither a weight nor the loss scale. \
 Look at that batch for wrong labels, damaged inputs, or a loss that is not averaged. \
@@ -64,6 +82,12 @@ If such steps belong to the run, raise `threshold` of the SpikeGuard. Later ones
 counted as `spikes`."""
 _WEIGHTS = """\
 Weights that hold inf or NaN: {names}. No step repairs them. Go back to a checkpoint."""
+_UNCHECKED = (
+    _WEIGHTS
+    + """ \
+This loss scale checks no gradient, so a step that overflows is applied, too: \
+FixedLossScale(S, skip_nonfinite=True) skips it, and a DynamicLossScale also falls."""
+)
 _STATISTICS = """\
 Variables that are not trained, as BatchNormalization's statistics, hold inf or NaN: \
 {names}. Skipping a step does not undo what its forward pass did to them, and later \
@@ -129,20 +153,28 @@ class Watched:
       shares: Whether another watched optimizer shares its loss scale.
       start: The reading from when training began.
       last: The last reading.
+      next_batch: The number of the batch that comes next, as Keras counts them.
       skipped_in_epoch: Whether the last epoch that ended skipped a step.
     """
 
     start: Reading
     last: Reading
+    next_batch = 1
 
-    def __init__(self, optimizer: Any, name: str, patience: int) -> None:
-        self.optimizer, self.name = optimizer, name
+    name = ""
+
+    def __init__(self, optimizer: Any, patience: int) -> None:
+        self.optimizer = optimizer
         self.shares = self.skipped_in_epoch = False
         self._patience = patience
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
         self._told_of_underflow = self._told_of_spike = False
         self._told_of_losses = False  # in this epoch
+        self._told_of_weights = False
+        self._judged_skips = 0
+        #: Batches of this epoch, and the device's counts of skipped steps before them.
+        self._marks: List[Tuple[int, Any]] = []
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
 
@@ -185,63 +217,82 @@ class Watched:
         told, self._told = self._told, own.nonfinite - own.in_a_row
         return told != self._told
 
-    def stall(self, model: Any) -> Optional[str]:
+    def stall(self, model: Any, logs: Any, but: Sequence[Any]) -> Optional[str]:
         """Returns the message about a stall, None if there is none now.
 
-        The first line says what happened, each other is a finding.
+        It says what happened, what was seen, one cause and what to do, and which
+        statistics are not finite, `but` those that began so.
         """
         if not self.is_stall():
             return None
         optimizer, own, now = self.optimizer, self.last.skips, self.last.loss_scale
-        loss_scale, loss = unguarded(optimizer.loss_scale), optimizer.nonfinite_loss()
+        loss = optimizer.nonfinite_loss()
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
-        findings: List[Optional[str]] = []
+        where = self._where([own.total - 1])
+        seen: List[Optional[str]] = []
         if loss:
             steps = f", at each of the last {own.bad_losses} steps"
-            findings.append(
-                f"The loss itself{_name_of_loss(model)} is {WORDS[loss]}, before it is "
-                f"scaled{steps if own.bad_losses > 1 else ''}: no loss scale can help. "
-                "Look for inf and NaN in the data, for a learning rate that is too "
-                "high, for a logarithm of zero or a division by zero, and for "
-                "activations beyond float16's 65504: give layers with such "
-                'activations, and the last layer, dtype="float32".' + _ASK
-            )
+            steps = steps if own.bad_losses > 1 else ""
+            name = _bad_outputs(logs) or _name_of_loss(model)
+            seen.append(_LOSS.format(name=name, kind=WORDS[loss], steps=steps))
         if faults:
-            findings.append(_GRADIENTS.format(names=_listed(faults)))
-        floor = getattr(loss_scale, "min_loss_scale", 0.0)
-        if faults and not loss:
-            searches = can_change(loss_scale) and now > floor
-            findings.append(self._search(floor) if searches else _BACKWARD)
+            seen.append(_GRADIENTS.format(names=_listed(faults)))
         accumulators = _accumulators(model, [variable for variable, _ in faults])
-        if accumulators:
+        cause = _nonfinite(_WEIGHTS, model, model.trainable_weights)
+        if cause is None and loss:
+            cause = _CAUSES
+        elif cause is None and accumulators:
             names = ", ".join(f"model.{name}" for name in accumulators)
-            findings.append(_ACCUMULATORS.format(names=names))
-        findings.append(_nonfinite(_WEIGHTS, model, model.trainable_weights))
-        findings.append(of_statistics(model, list(accumulators.values())))
-        if not loss and not can_change(loss_scale):
-            findings.append(_FIXED)
-        elif not loss and now <= floor:
-            text = _FLOOR if floor > 1 else _FLOOR_OF_ONE
-            findings.append(text.format(floor=scale_text(floor)))
+            cause = _ACCUMULATORS.format(names=names)
+        elif cause is None and faults:
+            cause = self._input(model) or _BACKWARD + self._backward()
+        statistics = of_statistics(model, [*but, *accumulators.values()])
         first = (
-            f"{own.in_a_row} steps in a row were skipped{self._unit}. "
+            f"{own.in_a_row} steps in a row were skipped{self._unit}"
+            f"{where.replace('at', 'the last at', 1)}. "
             f"The loss scale is {scale_text(now)}."
         )
-        return self._named("\n  * ".join([first, *filter(None, findings)]))
+        return self._named(
+            "\n  * ".join([first, *filter(None, [*seen, cause, statistics])])
+        )
 
-    def _search(self, floor: float) -> str:
-        """Returns what is known of a loss scale that can still fall."""
+    def _input(self, model: Any) -> Optional[str]:
+        """Returns the finding that a layer's input was not finite, if that is known.
+
+        A bias's gradient is the sum of the gradients at the layer's output. If it is
+        finite, so are these, and a NaN in the kernel's gradient is of the input.
+        """
+        kinds = {id(f.variable): f.kind for f in self.optimizer.nonfinite_gradients()}
+        for layer in kerases.layers_of(model) if "nan" in kinds.values() else []:
+            pair = [getattr(layer, name, None) for name in ("kernel", "bias")]
+            if [kinds.get(id(each)) for each in pair] == ["nan", None] and all(
+                getattr(each, "trainable", False) for each in pair
+            ):
+                kernel, bias = map(kerases.variable_name, pair)
+                where = self._where([self.last.skips.total - 1])
+                return _INPUT.format(kernel=kernel, bias=bias, where=where)
+        return None
+
+    def _backward(self) -> str:
+        """Returns what to do where only gradients are not finite."""
         now, rule = self.last.loss_scale, self.optimizer.loss_scale
+        floor = getattr(unguarded(rule), "min_loss_scale", 0.0)
+        if now <= 1.0 and (now <= floor or not can_change(rule)):
+            return _UNSCALED.format(now=scale_text(now))
+        if not can_change(rule):
+            return _FIXED + _IF_NOT
+        if now <= floor:
+            return _FLOOR.format(floor=scale_text(floor)) + _IF_NOT
         low, high = scale_text(self._lowest), scale_text(self._highest)
         done, left = _backoffs(rule, self._highest, now), _backoffs(rule, now, floor)
+        search = f"Since training began, it was read between {low} and {high}."
         if done and done + left < math.inf:
             search = (
                 f"It is at step {done} of its search: lowered from {high} to "
                 f"{scale_text(now)}, it comes to its floor, {scale_text(floor)}, at "
                 f"step {done + left}."
             )
-        else:
-            search = f"Since training began, it was read between {low} and {high}."
+        largest = "The largest gradient is not known, since no good step was read."
         if math.isfinite(self._largest):
             largest = (
                 "The largest gradient of the last good step that was read was "
@@ -253,15 +304,7 @@ class Watched:
                 "The largest gradient is not known: "
                 "LossScaleMonitor(check_underflow=True) keeps it."
             )
-        else:
-            largest = "The largest gradient is not known, since no good step was read."
-        return (
-            "No inf or NaN was seen in the loss itself, so this begins in the backward "
-            f"pass, and the loss scale may just be too high. {search} {largest} If "
-            "steps are still skipped when it is low, look between the loss and the "
-            "variable named first for an infinite derivative, as a square root has at "
-            "zero."
-        )
+        return _SEARCH.format(search=search, largest=largest) + _IF_NOT
 
     @property
     def until_stall(self) -> int:
@@ -274,7 +317,7 @@ class Watched:
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
         before, now = self._epoch_began, self.last
-        self._epoch_began, self._told_of_losses = now, False
+        self._epoch_began, self._told_of_losses, self._marks = now, False, []
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
         # A scale that overflows is not too low: gradients of activations count, too.
@@ -299,34 +342,35 @@ class Watched:
             "    optimizer = lossscale.LossScaleOptimizer(inner_optimizer, scale)\n"
         )
 
-    def bad_batches(
-        self, epoch: Optional[int], batches: Optional[int]
-    ) -> Optional[str]:
+    def bad_batches(self, model: Any, epoch: Optional[int], logs: Any) -> Optional[str]:
         """Returns the message about bad losses and left out steps, once in each epoch.
 
-        `epoch` is the epoch's number as `fit` shows it, and `batches` how many batches
-        it has had. None: unknown.
+        `epoch` is the epoch's number as `fit` shows it. None: unknown.
         """
         before, now, scale = self._epoch_began, self.last, self.optimizer.loss_scale
-        steps, skipped = now.steps - before.steps, now.skips.total - before.skips.total
-        last = now.skips.last[-skipped:] if skipped else ()
-        new = [(number - before.steps, why) for number, why in last]
-        count = now.skips.losses - before.skips.losses
-        bad = [(n, WORDS[why]) for n, why in new if why in WORDS]
+        new, skips = now.skips.total - before.skips.total, now.skips
+        count, last = skips.losses - before.skips.losses, skips.last[-new:]
+        last = last if new else ()
+        # Each skipped step by its number among them, and why.
+        new_ones = list(enumerate((why for _, why in last), skips.total - len(last)))
+        bad = [(number, WORDS[why]) for number, why in new_ones if why in WORDS]
         reason = "" if scale.skips_spikes else left_out_as(scale)
-        left_out = [n for n, why in new if why == LEFT_OUT and reason]
-        if self._told_of_losses or not (count or left_out):
+        left_out = [n for n, why in new_ones if why == LEFT_OUT and reason]
+        is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
+        overflowed = is_new and bool(last) and last[-1][1] == REASONS[0]
+        hidden = self._input(model) if overflowed else None
+        if self._told_of_losses or not (count or left_out or hidden):
             return None
         self._told_of_losses = True
-        when = "" if epoch is None else f"Epoch {epoch}: "
-        texts = []
+        texts = [f"Epoch {epoch}:"] if epoch is not None else []
         if count:
             kinds = " or ".join(sorted({kind for _, kind in bad})) or "not finite"
-            where = _where([number for number, _ in bad], steps, batches, count)
+            where = self._where([number for number, _ in bad])
+            where = where if len(bad) == 1 else where.replace(" at", " last at", 1)
             texts.append(
-                f"{when}{count} of {steps:,} steps {'was' if count == 1 else 'were'} "
-                f"skipped because the loss was {kinds} before it was scaled{where}: "
-                "look at these rows."
+                f"{count} {'step was' if count == 1 else 'steps were'} skipped because "
+                f"the loss{_bad_outputs(logs)} was {kinds} before it was "
+                f"scaled{where}: look at these rows."
             )
             if can_change(scale) and not self.optimizer.engine.skips_losses:
                 texts.append(
@@ -336,10 +380,48 @@ class Watched:
                     'LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is '
                     "at such steps."
                 )
+        if hidden:
+            texts.append(hidden)
         if left_out:
-            where = _where(left_out, steps, batches, len(left_out))
-            texts.append(f"{when}Steps were skipped as {reason}{where}.")
+            texts.append(f"Steps were skipped as {reason}{self._where(left_out)}.")
         return self._named(" ".join(texts))
+
+    def unchecked(self, model: Any) -> Optional[str]:
+        """Returns the message about weights that nothing keeps finite, once."""
+        if self._told_of_weights or self.optimizer.loss_scale.checks_gradients:
+            return None
+        found = _nonfinite(_UNCHECKED, model, model.trainable_weights)
+        self._told_of_weights = bool(found)
+        return found and self._named(found)
+
+    def mark(self, batch: int) -> None:
+        """Keeps the device's count of skipped steps from before a batch, unread.
+
+        A step writes down which of the skipped ones it is, and the callback knows the
+        batch: this count joins the two.
+        """
+        held = self.optimizer.engine.record._skipped
+        if held is not None:
+            self._marks.append((batch, tf.convert_to_tensor(held)))
+        if len(self._marks) > _MARKS:
+            del self._marks[1::2]
+
+    def _where(self, numbers: Sequence[int]) -> str:
+        """Returns at which batches some of the skipped steps were, empty if unknown."""
+        if not self._marks:
+            return ""
+        batches, counts = zip(*self._marks)
+        before = [sum(each.numpy()[: len(REASONS)]) for each in counts]
+        places = []
+        for number in numbers:
+            at = bisect.bisect_right(before, number) - 1
+            if at >= 0:
+                last = [*batches[1:], self.next_batch][at] - 1
+                is_one = last <= batches[at]
+                places.append(f"{batches[at]}" + ("" if is_one else f" to {last}"))
+        listed = ", ".join(dict.fromkeys(places))
+        unit = "batch" if listed.isdigit() else "batches"
+        return f", at {unit} {listed}, counted from 0" if listed else ""
 
     def spike(self) -> Optional[str]:
         if self._told_of_spike or not self._spikes:
@@ -430,23 +512,15 @@ def _backoffs(loss_scale: Any, high: float, low: float) -> float:
     return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
 
 
-def _where(numbers: List[int], steps: int, batches: Optional[int], count: int) -> str:
-    """Returns at which batches of an epoch its steps of these numbers were.
-
-    They are the last ones of `count`. Empty if none is known.
-    """
-    one, several = "batch", "batches"
-    if batches and steps % batches == 0:  # several steps in each
-        numbers = [number * batches // steps for number in numbers]
-    elif batches and batches % steps:  # Keras 2 goes on within an epoch, from a backup
-        numbers = [number + batches - steps for number in numbers]
-    elif batches:  # one step of several batches
-        one, several = "step", "steps"
-    listed = list(dict.fromkeys(numbers))
-    if not listed:
-        return ""
-    last, unit = "" if count == 1 else "last ", one if len(listed) == 1 else several
-    return f", {last}at {unit} {', '.join(map(str, listed))}, counted from 0"
+def _bad_outputs(logs: Any) -> str:
+    """Returns which outputs of several have a loss that is not finite in the logs."""
+    names = [
+        name[: -len("_loss")]
+        for name, value in (logs.items() if isinstance(logs, dict) else ())
+        if name.endswith("_loss") and not name.startswith("val_")
+        if not np.isfinite(value)
+    ]
+    return f" of output {' and '.join(names)}" if names else ""
 
 
 def _name_of_loss(model: Any) -> str:
@@ -459,11 +533,17 @@ def _name_of_loss(model: Any) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-def of_statistics(model: Any, but: Sequence[Any] = ()) -> Optional[str]:
+def of_statistics(model: Any, but: Sequence[Any]) -> Optional[str]:
     """Returns the finding about untrained variables, None if all are finite."""
     known = {id(each) for each in but}
     variables = [v for v in kerases.statistics_of(model) if id(v) not in known]
     return _nonfinite(_STATISTICS, model, variables)
+
+
+def infinite_statistics(model: Any) -> List[Any]:
+    """Returns the untrained variables that are infinite, as a least value may begin."""
+    found = kerases.statistics_of(model) if model.built else []
+    return [each for each in found if _kind_of(model, each) == "inf"]
 
 
 def _accumulators(model: Any, at_fault: Sequence[Any]) -> Dict[str, Any]:
@@ -496,17 +576,18 @@ def _attributes(model: Any) -> Iterator[Tuple[str, Any]]:
 
 def _nonfinite(sentence: str, model: Any, variables: Sequence[Any]) -> Optional[str]:
     """Returns `sentence` with the names of variables that are not finite."""
-    faults = []
-    for variable in variables:
-        if tf.as_dtype(variable.dtype).is_floating:
-            # Each replica has its own statistics. Perhaps those of one are not finite.
-            tensor = kerases.tensor_of(variable)
-            copies = model.distribute_strategy.experimental_local_results(tensor)
-            # Of a large variable only one number comes from the device to the host.
-            worst = sum(float(worst_of_all([copy])[0]) for copy in copies)
-            if not math.isfinite(worst):
-                faults.append((variable, "nan" if math.isnan(worst) else "inf"))
+    kinds = [(variable, _kind_of(model, variable)) for variable in variables]
+    faults = [(variable, kind) for variable, kind in kinds if kind]
     return sentence.format(names=_listed(faults)) if faults else None
+
+
+def _kind_of(model: Any, variable: Any) -> str:
+    """Returns "nan" or "inf" if a variable holds one on any replica, else nothing."""
+    local = model.distribute_strategy.experimental_local_results
+    copies = local(kerases.tensor_of(variable))
+    # Of a large variable only one number comes from the device to the host.
+    worst = sum(float(worst_of_all([copy])[0]) for copy in copies)
+    return "nan" if math.isnan(worst) else "inf" if math.isinf(worst) else ""
 
 
 def _listed(faults: Sequence[Tuple[Any, str]]) -> str:

@@ -108,6 +108,11 @@ def unchanged(model: Any) -> Iterator[None]:
         variables += metric.variables
     saved = [(each, each.numpy()) for each in {id(v): v for v in variables}.values()]
     known = {id(metric) for metric in model.metrics}
+    # Keras 2 makes metrics with the first loss. It would log those over the loss that a
+    # `train_step` returns.
+    names = ("compiled_loss", "compiled_metrics")
+    containers = [vars(model)[name] for name in names if vars(model).get(name)]
+    lazy = [(vars(each), dict(vars(each))) for each in containers]
     # Keras 2 counts the draws of some layers in a Python number.
     generators = [getattr(one, "_random_generator", None) for one in layers_of(model)]
     counts = [
@@ -121,6 +126,9 @@ def unchanged(model: Any) -> Iterator[None]:
     finally:
         for variable, value in saved:
             variable.assign(value)
+        for attributes, before in lazy:
+            attributes.clear()
+            attributes.update(before)
         for metric in model.metrics:
             if id(metric) not in known:  # the first computation of the loss created it
                 reset = getattr(metric, "reset_state", None) or metric.reset_states

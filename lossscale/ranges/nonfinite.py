@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -43,16 +43,26 @@ them. Go back to a checkpoint, and lower the learning rate.""",
 {largest}; its inputs were finite.""",
     "gradient": """\
 {layer} ({layer_class}, {dtype}): its gradient is {kind}, beside finite values up to \
-{largest}; the gradient that it received was finite, and so is the forward pass. No \
-loss scale helps.""",
+{largest}; the gradient that it received was finite, and so is the forward pass.""",
 }
 _CAST = """\
 {layer} ({layer_class}, {dtype}): its inputs are {kind}, beside finite values up to \
 {largest}; they were finite before they were cast to {dtype}."""
+_SEAM = """\
+{layer} ({layer_class}, {dtype}): the gradient at its output is {kind}: it is finite \
+up to {largest} in float32, but not where it is cast to {dtype}."""
 _LOSS_GRADIENT = """\
-The loss is finite, but its gradient at the model's outputs is not, at any loss scale. \
+The loss is finite, but its gradient at the model's outputs is {kind}."""
+_LAST_LAYER = 'Give the last layer dtype="float32".'
+_ROOT = """\
 Look in the loss for an infinite derivative, as a square root has at zero, and add a \
-small number to its argument. Give the last layer dtype="float32"."""
+small number to its argument. """
+_INFINITE = "No loss scale helps."
+#: A loss scale at which gradients that are only too large for float16 are finite.
+_LOW = 2.0**-24
+_TOO_LARGE = """\
+At the loss scale 2**-24 all gradients are finite. So another way is to let it fall \
+below 1: DynamicLossScale(min_loss_scale=2.0**-24)."""
 _HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
 
 
@@ -100,8 +110,8 @@ class NonfiniteReport:
 
     def __str__(self) -> str:
         text = _TEXTS[self.where]
-        if self.where == "forward" and self.operation == "Cast":
-            text = _CAST
+        if self.operation == "Cast":
+            text = {"forward": _CAST, "gradient": _SEAM}.get(str(self.where), text)
         elif self.where == "gradient" and self.layer is None:
             text = _LOSS_GRADIENT
         text = text.format(
@@ -208,7 +218,7 @@ def find_nonfinite(
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(data)
             computed = loss_in(step)
-            scaled = computed * scale
+            scaled, low = computed * scale, computed * _LOW
         faults = step.at_fault(computed)
         if faults:
             found = _of_forward(faults[0], data)
@@ -218,7 +228,9 @@ def find_nonfinite(
             found = NonfiniteReport()
         else:
             grads = _gradients(tape, computed, step.calls, model)
-            found = _of_gradients(keras, step.calls, grads)
+            at_low = _gradients(tape, low, step.calls, model)
+            is_large = not _kind_of(at_low.values())
+            found = _of_gradients(keras, step.calls, grads, is_large)
         if found.where == "forward":
             advice, hidden = Advice(keras, faults[:1]), not is_bad(computed)
             if advice:
@@ -266,9 +278,12 @@ def _gradients(tape: Any, loss: Any, calls: List[Call], model: Any) -> Dict[int,
 
 
 def _of_gradients(
-    keras: Any, calls: List[Call], grads: Dict[int, Any]
+    keras: Any, calls: List[Call], grads: Dict[int, Any], is_large: bool
 ) -> NonfiniteReport:
-    """Returns the report of a step in which only gradients are not finite."""
+    """Returns the report of a step in which only gradients are not finite.
+
+    `grads` are those at the loss scale 1. `is_large`: at a very low one all are finite.
+    """
 
     def received(call: Call) -> List[Any]:
         return [grads[id(each)] for each in call.outputs if id(each) in grads]
@@ -287,17 +302,46 @@ def _of_gradients(
     innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
     if not innermost:  # they were infinite or NaN already at the model's outputs
         kinds = [_kind_of(grads.values()), *map(_kind_of, map(received, calls))]
-        return NonfiniteReport("gradient", kind=[k for k in kinds if k][-1])
+        advice = f"{_LAST_LAYER} {_TOO_LARGE}" if is_large else _ROOT + _LAST_LAYER
+        worst = [each for each in kinds if each][-1]
+        return NonfiniteReport("gradient", kind=worst, to_write=advice)
     call = innermost[-1]  # the first on the way back
+    kind, given, operation = _kind_of(left_by(call)), received(call), None
+    if any(call in each.around for each in calls):
+        # Nobody may have written its `call`: Keras casts what a layer is given.
+        casts = list(_casts(calls, grads))
+        inner = [c for c, _ in casts if not any(c in each.around for each, _ in casts)]
+        if inner:
+            call = inner[-1]
+            kind, given = _kind_of(received(call)), [dict(casts)[call]]
+            operation = "Cast"
+    advice = str(Advice(keras, [Fault(call, dtype=call.dtype)]))
+    said = (advice, _TOO_LARGE) if is_large else (_INFINITE, advice)
     return NonfiniteReport(
         "gradient",
         layer=call.path,
         layer_class=type(call.layer).__name__,
-        kind=_kind_of(left_by(call)),
+        kind=kind,
+        operation=operation,
         dtype=call.dtype,
-        largest=max(look(each).largest for each in received(call)),
-        to_write=str(Advice(keras, [Fault(call, dtype=call.dtype)])),
+        largest=max(look(each).largest for each in given),
+        to_write=" ".join(said),
     )
+
+
+def _casts(calls: List[Call], grads: Dict[int, Any]) -> Iterator[Tuple[Call, Any]]:
+    """Yields the calls whose output is cast to float32, and the gradient there.
+
+    Only where this gradient is finite, and is not once it is cast to 16 bits.
+    """
+    wide = [t for c in calls for t in c.inputs if t.dtype == tf.float32]
+    wide = [t for t in wide if id(t) in grads and not is_bad(grads[id(t)])]
+    for call in calls:
+        for out in call.outputs if call.dtype in SIXTEEN_BITS else ():
+            for each in wide if is_bad(grads.get(id(out))) else ():
+                is_same = each.shape == out.shape
+                if is_same and bool(tf.reduce_all(tf.cast(out, tf.float32) == each)):
+                    yield call, grads[id(each)]
 
 
 def _kind_of(values: Iterable[Any]) -> Optional[str]:

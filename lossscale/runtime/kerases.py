@@ -200,13 +200,22 @@ def callbacks_beside(callback: Any) -> List[Any]:
     """Returns all callbacks of the `fit` that calls `callback` now, itself included."""
     # No Keras tells a callback of the others, so they are read from its caller.
     lists = tuple(keras.callbacks.CallbackList for keras in installed())
+
+    def is_list(caller: Any) -> bool:
+        return isinstance(caller, lists) and callback in caller.callbacks
+
+    found = frame_where(lambda at: is_list(at.get("self")))
+    return list(found["self"].callbacks) if found else []
+
+
+def frame_where(is_wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
+    """Returns the local names of the nearest caller that is wanted, else none."""
     frame = inspect.currentframe()
     while frame is not None:
-        caller: Any = frame.f_locals.get("self")
-        if isinstance(caller, lists) and callback in caller.callbacks:
-            return list(caller.callbacks)
+        if is_wanted(frame.f_locals):
+            return dict(frame.f_locals)
         frame = frame.f_back
-    return []
+    return {}
 
 
 def is_own_wrapper(optimizer: Any) -> bool:

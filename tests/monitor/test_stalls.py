@@ -13,7 +13,7 @@ from lossscale.runtime import kerases
 def told(loss_scale, run, every, patience=3, loss_is_finite=True):
     """Returns the steps after which a stall is told of, reading every so many."""
     inner = kerases.installed()[0].optimizers.SGD()
-    watched = Watched(LossScaleOptimizer(inner, loss_scale), "", patience)
+    watched = Watched(LossScaleOptimizer(inner, loss_scale), patience)
     found, applied, skipped, in_a_row = [], 0, 0, 0
 
     def reading():

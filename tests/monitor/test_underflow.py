@@ -19,6 +19,8 @@ from lossscale import (
 from lossscale.monitor.watched import Reading, Watched, read
 from lossscale.optimizer.record import Skips
 
+pytestmark = pytest.mark.slow
+
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
 #: How many steps were skipped before training begins.
@@ -67,7 +69,7 @@ def reading(log2_scale, log2_largest, skipped=0):
     ],
 )
 def test_after_so_many_epochs_once(readings, told_at):
-    watched, told = Watched(None, "", 3), []
+    watched, told = Watched(None, 3), []
     watched.begin(reading(0, None, BEFORE))
     for log2_scale, log2_largest, *skipped in readings:
         watched.see(reading(log2_scale, log2_largest, *skipped or [BEFORE]))
@@ -112,7 +114,8 @@ def test_the_largest_gradient_is_a_good_steps_and_true(family):
     scale.keep_largest()
     optimizer = LossScaleOptimizer(family.optimizers.SGD(0.5), scale)
     variable, logged = variable_of(family, [1.0]), []
-    watched = Watched(optimizer, "mine", 10)
+    watched = Watched(optimizer, 10)
+    watched.name = "mine"
     watched.begin(read(optimizer))
     for grad in (None, 0.25, np.inf, -3.0, np.inf):
         if grad is not None:

@@ -95,6 +95,7 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
     assert second.startswith("Loss scale of g_optimizer: 8 steps applied, 4 skipped; ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "names"),
     [
@@ -205,6 +206,7 @@ def accumulating(family, clear):
     return model
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
     x = np.ones([64, FEATURES], np.float32)
@@ -216,10 +218,7 @@ def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
         model.run_eagerly = eagerly
         monitor = LossScaleMonitor(3, every=1, verbose=0)
         messages, _ = told_of(model, x, y, monitor, 8)
-        # The batch whose loss was infinite is told, too.
-        others = [each for each in messages if "before it was scaled" not in each]
-        assert len(others) < len(messages)
-        return others, int(model.optimizer.applied_steps.numpy())
+        return messages, int(model.optimizer.applied_steps.numpy())
 
     # In a graph TensorFlow makes zeros of a product with the constant 0.
     zero = tf.Variable(0.0, trainable=False)

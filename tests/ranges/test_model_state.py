@@ -14,6 +14,8 @@ from models import FEATURES, assert_same, has_ops, policy_of, seed_all, training
 import lossscale
 from lossscale.runtime.kerases import layers_of
 
+pytestmark = pytest.mark.each_version
+
 TOOLS = {
     "find_nonfinite": lossscale.find_nonfinite,
     "gradient_ranges": functools.partial(
@@ -59,6 +61,7 @@ def seeded(family, *last, is_built=True, **compiled_by):
     return model
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("way", [{"run_eagerly": True}, {"is_built": False}], ids=str)
 def test_a_seeded_fit_gives_the_same_weights(family, way):
     weights = []
