@@ -50,10 +50,8 @@ LossScale.unscale(grads)
 LossScale.unscale_by(grads, loss_scale)
 LossScale.update(grads)
 LossScaleEngine(loss_scale='dynamic', *, communication_dtype=None,
-    nonfinite_loss='backoff', applied_steps=None, unscales_in_apply=True,
-    unscales_itself=False)
-LossScaleEngine.apply(grads, variables, apply_fn, *, are_added=True, aggregate=None,
-    check=Check(quick=True, exact_check=None, worst=None, largest=None))
+    nonfinite_loss='backoff')
+LossScaleEngine.apply(grads, variables, apply_fn)
 LossScaleEngine.build(variables)
 LossScaleEngine.last_spike()
 LossScaleEngine.nonfinite_gradients()

@@ -90,7 +90,7 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             )
         super().__init__(False, opt.get_name())  # the inner optimizer may lock
         self._optimizer = opt
-        self._engine = LossScaleEngine(
+        self._engine = LossScaleEngine._of_wrapper(
             loss_scale_manager, unscales_in_apply=False, unscales_itself=True
         )
         # These are TensorFlow's names, so that its checkpoints can be restored.

@@ -122,8 +122,9 @@ class LossScaleOptimizer:
         case. `"backoff"`: the loss scale is told of an overflow, as by TensorFlow's,
         Keras's and torch's. `"skip"`: it is told nothing, and stays as it is, with its
         counters of good and bad steps. If the gradients of a good loss overflowed on
-        another replica, or the loss cannot be seen here (one `tf.function` scaled it,
-        and another one applies its gradients), the step is an overflow.
+        another replica, or it is not known that the applied gradients are those of this
+        loss (one `tf.function` scaled it, another one applies them), the step is an
+        overflow. Of ten skipped steps in a row the loss scale is told of one at least.
       **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults. Any
         other value is a `ValueError`: set it on the inner optimizer.
 
@@ -199,7 +200,7 @@ class LossScaleOptimizer:
         ours = keras_arguments.as_ours(given, by_position)
         name = ours["name"]
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
-        engine = LossScaleEngine(
+        engine = LossScaleEngine._of_wrapper(
             ours["loss_scale"],
             communication_dtype=dtype,
             nonfinite_loss=nonfinite_loss,
@@ -299,8 +300,9 @@ class LossScaleOptimizer:
         If it was, no loss scale helps. Call it between steps.
 
         Returns:
-          `"inf"` or `"nan"`. None if the loss was finite or is not known, as where one
-          `tf.function` scaled it and another one applied the gradients.
+          `"inf"` or `"nan"`. None if the loss was finite, or if it is not known that
+          the gradients were those of this loss, as where one `tf.function` scaled it
+          and another one applied them.
         """
         return self._engine.nonfinite_loss()
 

@@ -40,8 +40,9 @@ class LossScaleEngine(tf.Module):
     engine.apply(grads, variables, apply_fn)              # calls apply_fn, or skips
     ```
 
-    All rules are those of `LossScaleOptimizer`, which holds an engine. A checkpoint of
-    an engine holds the loss scale and `applied_steps`.
+    All rules are those of `LossScaleOptimizer`, which holds an engine. Your optimizer
+    keeps its own slots. A checkpoint of an engine holds the loss scale and
+    `applied_steps`.
 
     Args:
       loss_scale: Anything but None that `lossscale.get` takes. Engines may share one:
@@ -49,13 +50,6 @@ class LossScaleEngine(tf.Module):
       communication_dtype: As in `LossScaleOptimizer`. If it is given, `apply` adds the
         gradients up over the replicas, and your function must not.
       nonfinite_loss: As in `LossScaleOptimizer`.
-      applied_steps: A function that returns your own variable of the number of applied
-        steps. None: the engine counts them.
-      unscales_in_apply: Whether `apply` divides gradients if it is not known whether
-        anybody has scaled or unscaled them. Keras 3's own wrapper does, Keras 2's not.
-      unscales_itself: Whether whoever computes the gradients calls `unscale` for all of
-        them, as in TensorFlow 1. Then `apply` divides none that may be unscaled, never
-        warns, and counts a step each time, also if the loss scale is shared.
 
     Raises:
       TypeError: An argument has the wrong type.
@@ -69,8 +63,7 @@ class LossScaleEngine(tf.Module):
     #: Whether another optimizer goes on in the place of this one.
     _is_replaced = False
     #: The variable of applied steps, if nobody else counts them.
-    _counted: Optional[Variable]
-    _applied_steps: Optional[Callable[[], Any]]
+    _counted: Optional[Variable] = None
 
     def __init__(
         self,
@@ -78,10 +71,48 @@ class LossScaleEngine(tf.Module):
         *,
         communication_dtype: Any = None,
         nonfinite_loss: str = "backoff",
+    ) -> None:
+        self._set_up(
+            *(loss_scale, communication_dtype, nonfinite_loss),
+            applied_steps=lambda: self._counted,
+        )
+        counted = new_variable("applied_steps", 0, tf.int64)
+        self._track_trackable(counted, "applied_steps")  # its key in checkpoints
+        self.__dict__.update(_counted=counted)
+
+    @classmethod
+    def _of_wrapper(cls, *args: Any, **kwargs: Any) -> LossScaleEngine:
+        """Returns the engine of one of our wrappers: see `_set_up`."""
+        engine = cls.__new__(cls)
+        engine._set_up(*args, **kwargs)
+        return engine
+
+    def _set_up(
+        self,
+        loss_scale: Any,
+        communication_dtype: Any = None,
+        nonfinite_loss: str = "backoff",
+        *,
         applied_steps: Optional[Callable[[], Any]] = None,
         unscales_in_apply: bool = True,
         unscales_itself: bool = False,
     ) -> None:
+        """Is the constructor, with what only our wrappers tell an engine.
+
+        Args:
+          loss_scale: As in the constructor, as are the next two.
+          communication_dtype: See above.
+          nonfinite_loss: See above.
+          applied_steps: A function that returns the variable of the number of applied
+            steps. None: there is none, and no record.
+          unscales_in_apply: Whether `apply` divides gradients if it is not known
+            whether anybody has scaled or unscaled them. Keras 3's own wrapper does,
+            Keras 2's not.
+          unscales_itself: Whether whoever computes the gradients calls `unscale` for
+            all of them, as in TensorFlow 1. Then `apply` divides none that may be
+            unscaled, never warns, and counts each step, also if the loss scale is
+            shared.
+        """
         super().__init__(name="loss_scale_engine")
         self.communication_dtype = checked_dtype(communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
@@ -93,12 +124,7 @@ class LossScaleEngine(tf.Module):
         self.division = PendingDivision(
             self.loss_scale, unscales_in_apply, unscales_itself=unscales_itself
         )
-        counted = None
-        if applied_steps is None and not unscales_itself:
-            counted = new_variable("applied_steps", 0, tf.int64)
-            self._track_trackable(counted, "applied_steps")  # its key in checkpoints
-            applied_steps = lambda: counted  # noqa: E731
-        self.__dict__.update(_counted=counted, _applied_steps=applied_steps)
+        self.__dict__.update(_applied_steps=applied_steps)
         #: Why steps were skipped. Whoever is in a SavedModel of a training step must
         #: track it: the step needs the variables.
         self.record = Record(applied_steps)
@@ -153,24 +179,19 @@ class LossScaleEngine(tf.Module):
         grads: Iterable[Grad],
         variables: Iterable[Variable],
         apply_fn: Callable[[Grads, List[Variable]], Results],
-        *,
-        are_added: bool = True,
-        aggregate: Optional[Callable[[List[Any]], Any]] = None,
-        check: Check = CLEAN,
     ) -> Op:
         """Calls `apply_fn`, or skips the step on all replicas. Call it on each replica.
+
+        `applied_steps` rises after each call of `apply_fn`.
 
         Args:
           grads: A list of gradients of the scaled loss, or a list of unscaled ones.
           variables: The variables of these gradients.
           apply_fn: Is called with the list of true gradients and the list of variables,
-            on each replica, in a branch of a graph. It adds the gradients up over the
-            replicas and changes the variables.
-          are_added: Whether `apply_fn` adds the gradients up. If not, they are applied
-            on each replica as they are there.
-          aggregate: Instead of that, a function that takes and returns pairs of true
-            gradients and variables. It is called at every step, outside of branches.
-          check: What is known of other values that `apply_fn` applies.
+            on each replica, in a branch of a graph, where it can create no variable. It
+            adds the gradients up over the replicas, divides by their number if your
+            loss did not, and changes the variables. It may return anything: in a graph
+            the operations in it are run.
 
         Returns:
           In a graph, an operation that does it all. None in eager mode.
@@ -178,6 +199,30 @@ class LossScaleEngine(tf.Module):
         Raises:
           ValueError: A gradient does not have its variable's shape, or the context is
             the cross-replica one.
+        """
+        return self._step(grads, variables, apply_fn)
+
+    def _step(
+        self,
+        grads: Iterable[Grad],
+        variables: Iterable[Variable],
+        apply_fn: Callable[[Grads, List[Variable]], Results],
+        *,
+        are_added: bool = True,
+        aggregate: Optional[Callable[[List[Any]], Any]] = None,
+        check: Check = CLEAN,
+    ) -> Op:
+        """Does what `apply` does, which knows less.
+
+        Args:
+          grads: As in `apply`, as are the next two.
+          variables: See above.
+          apply_fn: See above.
+          are_added: Whether `apply_fn` adds the gradients up. If not, they are applied
+            on each replica as they are there.
+          aggregate: Instead of that, a function that takes and returns pairs of true
+            gradients and variables. It is called at every step, outside of branches.
+          check: What is known of other values that `apply_fn` applies.
         """
         self._check_not_replaced()
         replicas.check_can_apply()
@@ -208,7 +253,10 @@ class LossScaleEngine(tf.Module):
         return step.run(bundle, apply)
 
     def build(self, variables: List[Variable]) -> None:
-        """Notes the variables before the first step, which then creates nothing."""
+        """Notes the variables of all steps, and creates what the reports need.
+
+        Call it where the first step can create no variable. Otherwise that does it.
+        """
         self._note_trained(variables)
         self._entry_of(variables)
 

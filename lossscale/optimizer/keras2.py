@@ -69,9 +69,11 @@ class Keras2Dialect(Dialect):
     def build(self, inner: Any, variables: List[Variable]) -> None:
         """Creates an optimizer's slots."""
 
-    @abc.abstractmethod
     def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
         """Calls an optimizer's summing methods on pairs."""
+        for method in self.summing_methods:
+            pairs = getattr(inner, method)(pairs)
+        return pairs
 
     @abc.abstractmethod
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
@@ -104,10 +106,6 @@ class LegacyDialect(Keras2Dialect):
     def build(self, inner: Any, variables: List[Variable]) -> None:
         inner._create_all_weights(variables)
 
-    def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
-        pairs = inner._transform_unaggregated_gradients(pairs)
-        return inner._aggregate_gradients(pairs)
-
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
         is_name = second is None or isinstance(second, str)
         name = {"name": second} if is_name else _second_argument(inner, second)
@@ -129,9 +127,6 @@ class NewDialect(Keras2Dialect):
 
     def build(self, inner: Any, variables: List[Variable]) -> None:
         inner.build(variables)
-
-    def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
-        return inner.aggregate_gradients(pairs)
 
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
         is_name = second is None or isinstance(second, str)
@@ -230,7 +225,7 @@ class Keras2Base(LossScaleOptimizer):
         if not dialect.is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
-        done = self._engine.apply(
+        done = self._engine._step(
             *(grads, variables, apply),
             are_added=aggregates,
             aggregate=functools.partial(dialect.aggregate, inner) if has_own else None,

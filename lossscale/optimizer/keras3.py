@@ -196,7 +196,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # The inner optimizer may have been changed since the wrapper was made.
         self._dialect.refuse_own_sum(self.communication_dtype, inner)
         self._note_overwritten(trained)
-        self._engine.apply(rest, trained, apply, check=_check_of(values, rest))
+        self._engine._step(rest, trained, apply, check=_check_of(values, rest))
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and

@@ -14,6 +14,7 @@ from lossscale.runtime.aliases import Flag, Op, Results, Tensor
 
 v1 = tf.compat.v1
 
+
 def group_ops(results: Results) -> Op:
     """Returns one op that runs all `results`, None in eager mode: they have run."""
     if mode.current().knows_values:
