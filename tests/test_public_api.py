@@ -67,8 +67,8 @@ LossScaleMonitor(patience=10, *, on_stall='warn', every=None, verbose=1,
 LossScaleMonitor.on_epoch_begin(epoch, logs=None)
 LossScaleMonitor.on_epoch_end(epoch, logs=None)
 LossScaleMonitor.on_test_begin(logs=None)
-LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_batch_begin(batch, logs=None)
+LossScaleMonitor.on_train_begin(logs=None)
 LossScaleMonitor.on_train_end(logs=None)
 LossScaleMonitor.set_model(model)
 LossScaleOptimizer(inner_optimizer, loss_scale='dynamic', name=None,

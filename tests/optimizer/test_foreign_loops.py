@@ -304,21 +304,6 @@ def test_other_ways_to_multiply_and_to_divide(trained, multiplies, divide, mode)
     assert_trains(trained, compiled(step, mode), each)
 
 
-@every_mode
-def test_of_two_lists_nobody_looked_at_one(family, mode):
-    # `LossScale.unscale` divides, and checks nothing.
-    trained = Trained(family, sizes=(4, 4))
-    trained.build()
-    optimizer = trained.optimizer
-
-    def step(factor):
-        first, last = trained.scaled(1.0)
-        checked = optimizer.get_unscaled_gradients([first])
-        trained.apply([*checked, *optimizer.loss_scale.unscale([last * factor])])
-
-    assert_trains(trained, compiled(step, mode), each=[1.0, 1.0])
-
-
 # One loss scale for two optimizers: its state.
 
 

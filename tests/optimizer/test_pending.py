@@ -516,3 +516,23 @@ def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path)
     (message,) = told
     assert "The loss was never scaled" in message
     assert again.subtracted() == (0.5 if way == "unscaled" else 0.5 * S)
+
+
+def test_each_of_two_unscales_in_a_function_before_both_apply(pair):
+    a, b = pair
+    with warned(0):
+        of_a, of_b = (tf.function(each.unscaled)(0.5) for each in (a, b))
+        tf.function(a.apply)(of_a)
+        tf.function(b.apply)(of_b)
+    assert a.subtracted() == b.subtracted() == 0.5
+
+
+def test_scaled_gradients_wait_while_another_moves_the_loss_scale(pair):
+    a, b = pair
+    scale = a.optimizer.loss_scale.current_loss_scale
+    with warned(0):
+        waiting = tf.function(a.scaled)(0.5)
+        scale.assign(4.0 * S)
+        b.apply(tf.function(b.scaled)(0.5))
+        tf.function(a.apply)(waiting)
+    assert a.subtracted() == b.subtracted() == 0.5
