@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import runpy
+import zlib
 from collections import defaultdict
 
 import numpy as np
@@ -48,27 +49,29 @@ def pytest_collection_modifyitems(config, items):
     """Chooses combinations of each test's parameters, and when they run.
 
     Quick tests have each value of each parameter once, with the first Keras. Slow ones
-    have so many more that any two values meet, and each value once with another Keras.
-    `every` keeps all combinations. What is marked with `each_version` is slow.
+    have so many more that any two values meet, and one combination with another Keras,
+    in turn. `every` keeps all combinations. XLA compiles no smoke test: it takes long.
     """
-    functions = defaultdict(list)
+    functions, chosen = defaultdict(list), set()
     for item in items:
         if item.get_closest_marker("each_version"):
             item.add_marker(pytest.mark.slow)
         functions[item.nodeid.partition("[")[0], _has_first_keras(item)].append(item)
-    chosen = set()
-    for (_, is_first), tests in functions.items():
+    for (name, is_first), tests in functions.items():
         few = tests
         quick = [test for test in tests if not test.get_closest_marker("slow")]
         if not tests[0].get_closest_marker("every"):
             quick = covering(quick, 1)
-            few = covering(tests, 2, quick) if is_first else covering(tests, 1)
+            turn = zlib.crc32(name.encode()) % len(tests)
+            few = covering(tests, 2, quick) if is_first else [tests[turn]]
         chosen.update(few)
         for test in few:
+            is_quick = is_first and test in quick
             if not is_first:
                 test.add_marker(pytest.mark.other_keras)
-            if not is_first or test not in quick:
+            if not is_quick:
                 test.add_marker(pytest.mark.slow)
+            if not is_quick or "xla" in test.name:
                 test.own_markers[:] = [m for m in test.own_markers if m.name != "smoke"]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]

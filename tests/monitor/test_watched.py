@@ -206,7 +206,6 @@ def accumulating(family, clear):
     return model
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
     x = np.ones([64, FEATURES], np.float32)
