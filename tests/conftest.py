@@ -137,11 +137,11 @@ def run(family, tmp_path, monkeypatch):
     skip_without("the pages", family)
     monkeypatch.chdir(tmp_path)
 
-    def run(program):
+    def run(program, **names):
         path = tmp_path / "program.py"  # AutoGraph reads the source of a file
         path.write_text(program.replace("import keras\n", ""))
         seed_all(family.keras)
-        return runpy.run_path(str(path), {"keras": family.keras})
+        return runpy.run_path(str(path), {"keras": family.keras, **names})
 
     return run
 

@@ -51,9 +51,6 @@ def runs_here(block):
     """Tells whether a block is for the Keras that `import keras` gives here."""
     if block.startswith("# Keras 2"):
         return False
-    if block.startswith("# Keras 3, with DTypePolicyMap"):
-        policies = getattr(families()[0].keras, "dtype_policies", None)
-        return hasattr(policies, "DTypePolicyMap")
     return families()[0].name == "keras3" or not block.startswith("# Keras 3")
 
 
@@ -176,9 +173,16 @@ def private_names():
         for node in nodes
         if isinstance(getattr(node, "ctx", None), ast.Store)
     }
-    # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's.
+    # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's; what keys of
+    # Keras's logs end with.
     known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
-    known |= {"_growth_tracker", "_hysteresis_tracker", "_asdict", "_by_position"}
+    known |= {
+        "_growth_tracker",
+        "_hysteresis_tracker",
+        "_asdict",
+        "_by_position",
+        "_loss",
+    }
     for node in nodes:
         module = getattr(node, "module", None) or ""
         if module.startswith("tensorflow.python"):

@@ -80,6 +80,27 @@ def test_one_bad_batch_of_several_is_left_out(run, capsys):
     assert not any(total.numpy().any() for total in found["totals"])
 
 
+def test_gradients_are_added_up_on_several_replicas(run, mirrored):
+    text = program("custom-loops", "add_on_all")
+    text = text.replace("strategy = tf.distribute.MirroredStrategy()\n", "")
+    found = run(text, strategy=mirrored)
+    optimizer, weights = found["optimizer"], found["weights"]
+    assert count(optimizer.applied_steps) == 4
+
+    def inputs(context):
+        is_last = context.replica_id_in_sync_group == mirrored.num_replicas_in_sync - 1
+        return tf.fill([4, 8], np.inf if is_last else 1.0)
+
+    place = mirrored.experimental_distribute_values_from_function
+    before = [weight.numpy() for weight in weights]
+    found["add_on_all"](place(inputs), place(lambda _: tf.ones([4, 1])))
+    found["apply_on_all"]()
+    assert count(optimizer.applied_steps) == 4
+    assert count(optimizer.loss_scale.skipped_steps) == 1
+    assert_same(before, [weight.numpy() for weight in weights])
+    assert not any(total.numpy().any() for total in found["totals"])
+
+
 def test_the_steps_of_another_library_are_scaled(run):
     found = run(program("custom-loops", "LibraryModel"))
     losses = [float(loss) for loss in found["losses"]]
@@ -121,7 +142,7 @@ def test_a_skipped_step_leads_to_the_batch_and_to_its_row(run, capsys):
 
 
 def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
-    with pytest.warns(lossscale.LossScaleWarning, match="batches 0, 1"):
+    with pytest.warns(lossscale.LossScaleWarning, match="was NaN before it was scaled"):
         run(program("watching", "find_nonfinite"))
     assert 'dtype="float32", name=\'wide' in capsys.readouterr().out
 

@@ -137,9 +137,17 @@ def largest_if_finite(grads: Any) -> Scalar:
 
 def bounded(is_finite: Flag, largest: Scalar) -> Scalar:
     """Returns `largest` if the step was finite, at most float32's maximum, else inf."""
-    # Infinity as a constant would stop a run that looks for infinities.
-    above = tf.where(is_finite, 1.0, 2.0) * tf.float32.max
-    return tf.where(is_finite, tf.minimum(largest, tf.float32.max), above)
+    largest = tf.minimum(largest, tf.float32.max)
+    return tf.where(is_finite, largest, infinite_unless(is_finite))
+
+
+def infinite_unless(flag: Flag) -> Scalar:
+    """Returns 0 if `flag` is True, else infinity.
+
+    Infinity as a constant of a graph would stop each run of that graph under
+    `tf.debugging.enable_check_numerics()`.
+    """
+    return tf.where(flag, 0.0, tf.float32.max) * 2.0
 
 
 def _magnitude(value: Any) -> Any:

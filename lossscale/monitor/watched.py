@@ -401,8 +401,8 @@ class Watched:
         batch: this count joins the two.
         """
         held = self.optimizer.engine.record._skipped
-        if held is not None:
-            self._marks.append((batch, tf.convert_to_tensor(held)))
+        count = tf.zeros([1]) if held is None else tf.convert_to_tensor(held)
+        self._marks.append((batch, count))
         if len(self._marks) > _MARKS:
             del self._marks[1::2]
 

@@ -119,7 +119,8 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     if mode.current().runs_parts and is_nested():
         # A session keeps no state. Gradients tell it of an overflow in a loop or a
         # branch, even if they are clipped by their norm: all of them are made NaN.
-        nan_if_bad = tf.where(check.exact(), 1.0, float("nan"))
+        # A constant NaN would stop a run that looks for NaNs.
+        nan_if_bad = tf.sqrt(tf.where(check.exact(), 1.0, -1.0))
         quotients = few.but(
             divisors=[None if by is None else by * nan_if_bad for by in few.divisors]
         ).divided()

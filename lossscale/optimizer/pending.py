@@ -49,6 +49,7 @@ from typing import (
 
 import tensorflow as tf
 
+from lossscale.arguments import FLOAT32_MAX
 from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
@@ -124,12 +125,13 @@ class Overflow(float, enum.Enum):
     """What is known of an overflow, as the number that stands for it on the device.
 
     In this order, so that one comparison with `pending` tells what counts: -S, which is
-    below COUNTED, says that the step of a counted overflow goes on.
+    below COUNTED, says that the step of a counted overflow goes on. All are finite, for
+    runs that look for infinities.
     """
 
-    NONE = -math.inf
+    NONE = -FLOAT32_MAX  # no -S is below it
     COUNTED = 0.0
-    SEEN = math.inf  # and no apply has counted it
+    SEEN = FLOAT32_MAX  # and no apply has counted it
 
 
 class StepState:
@@ -187,7 +189,9 @@ class StepState:
         """
         held = tf.convert_to_tensor(self.overflow)
         is_scaled = kind == SCALED
-        ends_at = Overflow.COUNTED if is_scaled else tf.convert_to_tensor(self.pending)
+        ends_at = Overflow.COUNTED
+        if not is_scaled:
+            ends_at = tf.minimum(tf.convert_to_tensor(self.pending), Overflow.COUNTED)
         is_bad = held > ends_at
         now = tf.where(is_bad, Overflow.COUNTED, Overflow.NONE)
         self.overflow.assign(now, read_value=False)
@@ -226,7 +230,7 @@ class StepObserver:
         #: What S is read from. A `FixedLossScale` has no variable.
         self._variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds = Kinds(self._variable)
-        #: The last step that the optimizers share: see `step.adjust_together`.
+        #: The last step that the optimizers share: see `step._SharedStep`.
         self.shared_step: Any = None
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
         self.owner: Optional[PendingDivision] = None

@@ -12,7 +12,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import rows
+from lossscale.gradients import arithmetic, rows
 from lossscale.gradients.check import Check
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import PendingDivision
@@ -167,10 +167,10 @@ class Step:
         if self._is_told_the_flag:
             tell = lambda: adjust_known(loss_scale, is_finite, largest)  # noqa: E731
         else:
-            # The gradients may have been clipped since the check. A scalar that is NaN
-            # on a bad step tells the subclass that they were not finite.
+            # The gradients may have been clipped since the check. A scalar that is
+            # infinite on a bad step tells the subclass that they were not finite.
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-            grads = [*grads, tf.where(is_finite, 0.0, float("nan"))]
+            grads = [*grads, arithmetic.infinite_unless(is_finite)]
             tell = lambda: tuple(loss_scale.update(grads))  # noqa: E731
         return _told_or_counted(loss_scale, is_told, tell)
 

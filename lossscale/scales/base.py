@@ -327,7 +327,10 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
         That assigns to the variables, and returns what a graph must run, or None.
         """
-        known = (is_finite,) if largest is None else (is_finite, largest)
+        # A class that only holds a loss scale has no rule of its own.
+        has_rule = type(self).next_state is not LossScale.next_state
+        asks = has_rule and largest is not None
+        known = (is_finite, largest) if asks else (is_finite,)
         state, name = _State(self), "current_loss_scale"
         if self.initial_loss_scale is None or not hasattr(self, name):
             values = self.next_state(state, *known)

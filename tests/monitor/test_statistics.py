@@ -152,14 +152,18 @@ def test_statistics_of_every_kind(place):
     assert np.isfinite(model.predict(x, verbose=0)).all()
 
 
-def test_what_was_not_finite_before_is_told_as_before(family):
+def test_what_was_nan_before_is_told_and_the_others_are_put_back(family):
     faulty = Faulty(family)
-    statistic = kerases.tensor_of(kerases.statistics_of(faulty.model)[0])
-    statistic.assign(np.full(statistic.shape, np.nan, np.float32))
+    bad, good = map(kerases.tensor_of, kerases.statistics_of(faulty.model))
+    bad.assign(np.full(bad.shape, np.nan, np.float32))
     with heard() as messages:
-        faulty.fit(["data", None], monitor())
-    assert not any("put back" in each for each in messages)
-    assert any("hold inf or NaN" in each for each in messages)
+        faulty.fit([None, "data", None], monitor())
+    assert np.isfinite(good.numpy()).all()
+    (put_back,) = [each for each in messages if "were put back" in each]
+    assert "moving_variance" in put_back
+    assert "moving_mean" not in put_back
+    (told,) = [each for each in messages if "hold inf or NaN" in each]
+    assert "moving_mean (NaN)" in told
 
 
 def test_a_model_that_its_first_batch_builds_and_one_without_statistics(family):

@@ -340,7 +340,7 @@ def test_with_skip_a_row_of_nan_costs_nothing(family):
     assert scales[0] == scales[1] > 2.0**10
     assert_same(found.get_weights(), expected.get_weights())
     assert messages == [
-        f"Epoch {number}: 1 of 200 steps was skipped because the loss was NaN "
+        f"Epoch {number}: 1 step was skipped because the loss was NaN "
         "before it was scaled, at batch 77, counted from 0: look at these rows."
         for number in range(1, epochs + 1)
     ]
@@ -386,7 +386,7 @@ def test_from_keras_takes_it(family):
 # One verdict: a reason of a user's own is one class
 
 
-SkipsZeros = pages.module_of("bad-batches", "_left_out_as = ").SkipsZeros
+SkipsZeros = pages.module_of("bad-batches", "left_out_as = ").SkipsZeros
 
 
 def test_only_one_class_leaves_steps_out():
@@ -396,7 +396,7 @@ def test_only_one_class_leaves_steps_out():
 
 def test_a_class_that_leaves_steps_out_says_as_what():
     members = {"_judge": lambda *_: Verdict(False)}
-    with pytest.raises(TypeError, match="`_left_out_as` must say what the steps are"):
+    with pytest.raises(TypeError, match="`left_out_as` must say what the steps are"):
         type("Mine", (LossScale,), members)
     type("Mine", (SkipsZeros,), members)  # it has the word of its base
 
