@@ -14,10 +14,9 @@ import gc
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, gradients, heard, sharing, warned
+from exact import S, Trained, gradients, heard, sharing, warned
 from limits import skip_without
 from models import compiled, variable_of
-from strategies import agreed, last_replica_gets
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
 
@@ -161,32 +160,6 @@ def test_one_branch_clips_and_the_other_does_not(trained, mode):
             step(tf.constant(factor), tf.constant(flag))
             assert trained.subtracted() == expected
     assert trained.state() == (S / 4, 1, 2)
-
-
-@every_mode
-@pytest.mark.parametrize("both", [False, True], ids=["one branch", "both branches"])
-def test_unscaled_in_a_branch_and_applied_after(trained, both, mode):
-    unscale = trained.optimizer.get_unscaled_gradients
-
-    def step(factor, flag):
-        grads, mine = trained.scaled(factor), [tf.zeros([4])]
-        if flag:
-            mine = by_norm(unscale(grads)) if both else unscale(grads)
-        elif both:
-            mine = unscale(grads)
-        trained.apply(mine)
-
-    runs = [(True, 0.5), (False, 1.5)] if both else [(True, 1.0), (False, 1.0)]
-    if mode == "eager" and not both:  # zeros come from nowhere: nothing was unscaled
-        runs = runs[:1]
-    step = compiled(step, mode)
-    with warned(0):
-        for flag, subtracted in runs:
-            step(tf.constant(1.0), tf.constant(flag))
-            assert trained.subtracted() == subtracted
-        step(tf.constant(INF), tf.constant(True))
-    assert trained.subtracted() == subtracted
-    assert trained.state() == (S / 2, 0, 1)
 
 
 # Several lists of gradients of one loss, and several optimizers with one loss scale.
@@ -460,69 +433,3 @@ def test_nothing_grows_with_the_steps(trained):
     for _ in range(100):
         once()
     assert count() - before < 100
-
-
-# Two replicas. The infinity is on the last one only.
-
-
-@pytest.fixture
-def distributed(family, mirrored):
-    """Runs a step on each replica: good, bad on the last one, good."""
-    skip_without("adding up over replicas", family)
-
-    def run(make, step, state=(S / 2, 1, 1)):
-        with mirrored.scope():
-            trained = make(family)
-        every = trained if isinstance(trained, tuple) else (trained,)
-        variables = [v for each in every for v in each.variables]
-        for each in every:
-            each.build()
-
-        def replica(factor):
-            step(*every, last_replica_gets(factor, 0.25))
-
-        @tf.function
-        def whole(factor):
-            mirrored.run(replica, args=(factor,))
-
-        subtracted = []
-        for factor in (0.25, INF, 0.25):
-            whole(tf.constant(factor))
-            left = [agreed(mirrored, variable)[0] for variable in variables]
-            subtracted.append([float(START - each) for each in left])
-        # A good step subtracts 0.25 of each replica.
-        assert subtracted == [[each] * len(variables) for each in (0.5, 0.5, 1.0)]
-        assert every[0].state() == state
-
-    return run
-
-
-@pytest.mark.parametrize("way", ["scaled", "unscaled"])
-@collections
-@pytest.mark.slow
-def test_replicas_make_them_in_loops_and_branches(distributed, collect, way):
-    def step(trained, factor):
-        get = getattr(trained, way)
-        factors = tf.stack([factor, 0.0, 0.0])
-        trained.apply(collect(get, factors))
-
-    distributed(Trained, step)
-
-
-@pytest.mark.parametrize("unscales", [False, True])
-@pytest.mark.slow
-def test_replicas_share_and_the_first_one_moves_the_scale(distributed, unscales):
-    def step(first, second, factor):
-        factors = tf.stack([factor, 0.0, 0.0])
-        of_first = in_a_for(first.scaled, factors, size=8)
-        of_second = in_a_for(second.scaled, factors, size=8)
-        first.apply(of_first)
-        if unscales:
-            of_second = second.optimizer.get_unscaled_gradients(of_second)
-        second.apply(of_second)
-
-    distributed(
-        lambda family: sharing(family, DynamicLossScale(S, increment_period=1)),
-        step,
-        state=(2 * S, 0, 1),
-    )

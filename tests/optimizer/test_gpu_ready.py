@@ -18,7 +18,6 @@ from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21
 )
 
 import lossscale
-from lossscale.gradients.check import sum_stays_finite
 from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
@@ -262,31 +261,6 @@ def test_what_is_not_finite_is_seen_as_on_a_gpu(family, dtype, clips):
         # After a good step the last bad one is still told of.
         (fault,) = optimizer.nonfinite_gradients()
         assert fault.kind == ("nan" if np.isnan(last) else "inf")
-
-
-@needs_cuda_build
-@pytest.mark.parametrize(
-    ("policy", "dtype"),
-    [
-        (lossscale.DynamicLossScale, "float16"),
-        (
-            lambda: lossscale.DynamicLossScale(hysteresis=2, hysteresis_reset=["good"]),
-            "float64",
-        ),
-        (lossscale.HeadroomLossScale, "bfloat16"),
-    ],
-)
-def test_a_loss_scale_alone_runs_on_a_gpu(policy, dtype):
-    loss_scale = policy()
-
-    @tf.function(autograph=False)
-    def update(rows):
-        grads = gradients(dtype, rows)
-        unscaled = loss_scale.unscale(grads)
-        is_small = sum_stays_finite(unscaled, 2)
-        return is_small, loss_scale.scale(1.0), loss_scale.update(unscaled)[1]
-
-    assert host_reads(update.get_concrete_function(ROWS)) <= PREDICATES
 
 
 @pytest.mark.gpu

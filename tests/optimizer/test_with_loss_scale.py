@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, gradients, heard, warned
+from exact import START, S, Trained, heard, warned
 from limits import skip_without
 from models import (
     assert_same,
@@ -212,19 +212,6 @@ def test_the_old_one_takes_no_step(trained):
     assert trained.subtracted() == 0.5
 
 
-def test_a_function_that_is_given_the_optimizer_is_traced_anew(trained):
-    @tf.function
-    def step(optimizer):
-        grads = gradients(optimizer.scale_loss, 0.5, trained.variables)
-        optimizer.apply_gradients(list(zip(grads, trained.variables)))
-
-    step(trained.optimizer)
-    replaced(trained, DynamicLossScale(2.0, 1))
-    step(trained.optimizer)
-    assert trained.state() == (4.0, 0, 0)
-    assert trained.subtracted() == 1.0
-
-
 # What stands on a loss scale, or beside one.
 
 
@@ -256,16 +243,6 @@ def test_optimizers_that_share_no_longer(pair):
     assert first.subtracted() == second.subtracted() == 1.0
     assert second.state() == (S, 2, 0)
     assert float(old.loss_scale) == S  # which is still the second one's
-
-
-def test_a_class_of_the_users(family):
-    class Mine(type(Trained(family).optimizer)):
-        """A user's wrapper."""
-
-    optimizer = Mine(family.optimizers.SGD(0.25), 8.0, name="mine")
-    other = optimizer.with_loss_scale("torch")
-    assert (type(other), other.name) == (Mine, "mine")
-    assert float(other.loss_scale) == 2.0**16
 
 
 @pytest.mark.parametrize(
