@@ -216,6 +216,14 @@ def test_each_public_name_has_one_entry_in_the_api_reference(imported):
     assert sorted(name for name in found if name in ours) == sorted(ours)
 
 
+def test_each_defect_of_the_table_has_a_test():
+    table = (DOCS / "reliability.md").read_text()
+    rows = re.findall(r"(?m)^\| (\d+) \| .* \| .* \| .* \|$", table)
+    texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    marked = {row for each in texts for row in re.findall(r"defect\((\d+)\)", each)}
+    assert marked | {"29"} == {*rows}  # no peer of row 29 is here
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "converted"),
     [
