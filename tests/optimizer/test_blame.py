@@ -57,6 +57,7 @@ def applied(optimizer):
     return int(optimizer.applied_steps.numpy())
 
 
+@pytest.mark.smoke
 def test_a_loss_of_an_eager_step_is_no_later_steps(family):
     """`run_functions_eagerly` for one batch, then a function and an eager apply."""
     optimizer, variable = wrapped(family, DynamicLossScale(START))
@@ -70,6 +71,7 @@ def test_a_loss_of_an_eager_step_is_no_later_steps(family):
     assert optimizer.nonfinite_loss() is None
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("how", ["skip", "backoff"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch_that_was_dropped_is_at_fault_of_nothing(family, mode, how):
