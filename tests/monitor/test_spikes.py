@@ -39,6 +39,7 @@ def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
     assert f" times the limit of {spike.limit:.3g}." in line
 
 
+@pytest.mark.slow
 def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys):
     guard = SpikeGuard(1, threshold=1e6)
     _, history, messages = fit_with_spikes(

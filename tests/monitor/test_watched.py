@@ -95,6 +95,7 @@ def test_the_optimizers_of_a_gan_are_found(gan, capsys):
     assert second.startswith("Loss scale of g_optimizer: 8 steps applied, 4 skipped; ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "names"),
     [

@@ -23,6 +23,8 @@ from models import (
 import lossscale
 from lossscale.runtime.kerases import layers_of
 
+pytestmark = pytest.mark.each_version
+
 TOOLS = {
     "find_nonfinite": lossscale.find_nonfinite,
     "gradient_ranges": functools.partial(
@@ -68,6 +70,7 @@ def seeded(family, *last, is_built=True, **compiled_by):
     return model
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("way", [{"run_eagerly": True}, {"is_built": False}], ids=str)
 def test_a_seeded_fit_gives_the_same_weights(family, way):
     weights = []
