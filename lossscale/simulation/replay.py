@@ -101,8 +101,10 @@ class Simulation:
         Raises:
           ImportError: matplotlib is not installed.
         """
+        where: Dict[str, Any] = {}
         if ax is None:
-            ax = pyplot().subplots(figsize=(8, 3), layout="constrained")[1]
+            ax = pyplot().subplots(figsize=(9, 3), layout="constrained")[1]
+            where = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}  # off the lines
         if self.limit is not None:
             ax.plot(self.limit, color="0.7", label="limit")
         lost = np.flatnonzero(~self.applied)
@@ -113,7 +115,7 @@ class Simulation:
         ax.set_yscale("log", base=2)
         ax.set_xlabel("step")
         ax.set_ylabel("loss scale")
-        ax.legend()
+        ax.legend(**where)
         return ax
 
 
