@@ -53,7 +53,6 @@ class Version(NamedTuple):
 #: how a Keras is found, and what is looked up by its names. "newest-tf_keras" runs all.
 ARRANGED = (
     *("tests/runtime", "tests/test_public_api.py", "tests/test_examples.py"),
-    "tests/test_peer_defects.py",
     *(
         f"tests/optimizer/test_{name}.py"
         for name in ("fit", "forwarding", "keras_arguments", "persistence")
@@ -63,7 +62,7 @@ ARRANGED = (
 #: What a TensorFlow between two others that run all can change. The rest is arithmetic
 #: of our own on operations that are as old as TensorFlow 2, or text.
 BETWEEN = (
-    *("tests/runtime", "tests/test_peer_defects.py", "tests/test_public_api.py"),
+    *("tests/runtime", "tests/test_public_api.py"),
     *(
         f"tests/optimizer/test_{name}.py"
         for name in (
@@ -118,8 +117,8 @@ MATRIX = {
 }
 
 
-#: Runs what is quick on some version: see tests/conftest.py.
-QUICK = ["-m", "not slow", "--quick-on-any"]
+#: What runs on each version: tests/conftest.py says what these marks mean.
+QUICK = ["-m", "not slow or each_version"]
 
 #: What the tests read, the package excepted.
 BESIDE = [
@@ -173,7 +172,7 @@ def _make_session(name: str, version: Version, default: bool = True) -> None:
 
 @nox.session(python="3.11", default=False)
 def coverage(session: nox.Session) -> None:
-    """Says which lines of lossscale the quick tests run: `nox -s coverage`."""
+    """Says which lines the quick tests run, with each Keras: `nox -s coverage`."""
     session.install("coverage[toml]", ".[test]")
     project, data = Path("pyproject.toml").resolve(), session.create_tmp()
     # With these every Python that starts counts the lines of lossscale that it runs.
@@ -181,7 +180,8 @@ def coverage(session: nox.Session) -> None:
         "COVERAGE_FILE": str(Path(data).resolve() / "data"),
         "COVERAGE_PROCESS_START": str(project),
     }
-    session.run("pytest", *QUICK, *session.posargs, env=env)
+    every_keras = ["-m", "not slow or each_version or other_keras"]
+    session.run("pytest", *every_keras, *session.posargs, env=env)
     del env["COVERAGE_PROCESS_START"]
     session.run("coverage", "combine", "--quiet", env=env)
     session.run("coverage", "report", env=env)

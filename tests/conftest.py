@@ -6,26 +6,18 @@ import gc
 import itertools
 import runpy
 import zlib
-from pathlib import Path
+from collections import defaultdict
 
 import numpy as np
 import pytest
-from combinations import beyond_pairs, function_of, is_slow, left_over, rules, words_of
+from combinations import covering
 from installed import families, make_strategy
-from limits import IS_NEWEST, TENSORFLOW, skip_without
+from limits import skip_without
 from models import seed_all
 
 from lossscale.runtime import op_callbacks
 
-HERE = Path(__file__).parent
-_FAMILIES = [family.name for family in families()]
-#: Where a test takes the kind of Keras 2's optimizers that it does not take elsewhere.
-OTHER_KIND = [(2, 11), (2, 15)]
-
-
-def pytest_addoption(parser):
-    text = "take for quick what is quick on any version of TensorFlow, not only on this"
-    parser.addoption("--quick-on-any", action="store_true", help=text)
+FIRST = families()[0]
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at them
@@ -48,38 +40,46 @@ def pytest_cmdline_main(config):
 def pytest_ignore_collect(collection_path, config):
     """Does not even import files without smoke tests, if only those are to run."""
     if config.option.markexpr == "smoke" and collection_path.suffix == ".py":
-        said = rules().get(collection_path.relative_to(HERE).as_posix(), ())
-        return not any("smoke" in words for _, words in said) or None
+        return "mark.smoke" not in collection_path.read_text() or None
     return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
 def pytest_collection_modifyitems(config, items):
-    """Leaves to the slow tests what only combines anew what quick ones have.
+    """Chooses combinations of each test's parameters, and when they run.
 
-    Which combinations run where: combinations.py.
+    Quick tests have each value of each parameter once, with the first Keras. Slow ones
+    have so many more that any two values meet, and one combination with another Keras,
+    in turn. `every` keeps all combinations. XLA compiles no smoke test: it takes long.
     """
-    kinds = {}
+    functions, chosen = defaultdict(list), set()
     for item in items:
-        kinds.setdefault(function_of(item), set()).add(_family(item))
-    turns = {item: _turn(item, kinds[function_of(item)]) for item in items}
-    elsewhere = {item for item in items if turns[item] == 1}
-    elsewhere |= {*left_over(item for item in items if turns[item] == 0)}
-    elsewhere |= {*filter(_is_compiled_elsewhere, items)}
-    config.hook.pytest_deselected(items=list(elsewhere))
-    items[:] = [item for item in items if item not in elsewhere]
-    slow = {*left_over(item for item in items if turns[item] is None)}
-    if IS_NEWEST and not config.getoption("--quick-on-any"):
-        is_late = "slow-on-newest"
-        slow |= {i for i in items if turns[i] == 0 or is_late in words_of(i)}
-    for item in items:
-        if item in slow and not is_slow(item):
+        if item.get_closest_marker("each_version"):
             item.add_marker(pytest.mark.slow)
-        elif "smoke" in words_of(item) and not is_slow(item):
-            item.add_marker(pytest.mark.smoke)
-    beyond = {*beyond_pairs(items)}
-    config.hook.pytest_deselected(items=list(beyond))
-    items[:] = [item for item in items if item not in beyond]
+        functions[item.nodeid.partition("[")[0], _has_first_keras(item)].append(item)
+    for (name, is_first), tests in functions.items():
+        few = tests
+        quick = [test for test in tests if not test.get_closest_marker("slow")]
+        if not tests[0].get_closest_marker("every"):
+            quick = covering(quick, 1)
+            turn = zlib.crc32(name.encode()) % len(tests)
+            few = covering(tests, 2, quick) if is_first else [tests[turn]]
+        chosen.update(few)
+        for test in few:
+            is_quick = is_first and test in quick
+            if not is_first:
+                test.add_marker(pytest.mark.other_keras)
+            if not is_quick:
+                test.add_marker(pytest.mark.slow)
+            if not is_quick or "xla" in test.name:
+                test.own_markers[:] = [m for m in test.own_markers if m.name != "smoke"]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
+
+
+def _has_first_keras(item):
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    return given.get("family", FIRST) == FIRST
 
 
 _FINISHED = itertools.count(1)
@@ -104,44 +104,6 @@ def pytest_runtest_logfinish():
 def _freeze():
     gc.collect()
     gc.freeze()
-
-
-def _parameters(item):
-    return item.callspec.params if hasattr(item, "callspec") else {}
-
-
-def _family(item):
-    """Returns the name of the kind of optimizers that a test takes, None for none."""
-    return getattr(_parameters(item).get("family"), "name", None)
-
-
-def _is_compiled_elsewhere(item):
-    """Tells whether XLA compiles this of another Keras, and that is enough."""
-    is_compiled = _parameters(item).get("mode") == "xla"
-    is_of_the_first = _family(item) in (None, _FAMILIES[0])
-    return "one-xla" in words_of(item) and is_compiled and not is_of_the_first
-
-
-def _turn(item, kinds):
-    """Returns 0 for Keras 2's kind of optimizers that a test takes, 1 for the other.
-
-    None: it is of none, or they are as any: where Keras 2 has one kind, and in a slow
-    test. Other tests take one kind, of those that the test has (`kinds`): not the same
-    on all versions. Beside Keras 3 that is slow on the newest one. Where nothing asks
-    for the kind (`one-keras2`), beside Keras 3 a quick test takes none, and a slow
-    test takes one.
-    """
-    names, family = [name for name in _FAMILIES if name != "keras3"], _family(item)
-    if len(names) < 2 or family not in names:
-        return None
-    words, is_either = words_of(item), "one-keras2" in words_of(item)
-    if "every" in words or (is_slow(item) and not is_either):
-        return None
-    if is_either and not is_slow(item) and "keras3" in _FAMILIES:
-        return 1
-    there = [name for name in names if name in kinds]
-    number = zlib.crc32(function_of(item).encode()) + (TENSORFLOW in OTHER_KIND)
-    return int(family != there[number % len(there)])
 
 
 @pytest.fixture(scope="session")

@@ -105,28 +105,6 @@ def run(command, folder):
         return printed(*command, cwd=folder, PYTHONPATH=path)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="settings of glibc")
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_benchmark_starts_again_once_with_another_malloc(plain, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys, timing\n"
-        "print('begun', sys.argv[1:], flush=True)\n"
-        "timing.keep_memory('--plain' in sys.argv)\n"
-        "print([os.environ.get(name) for name in timing.KEEP])\n"
-    )
-    arguments = ["a b", "--plain"] if plain else ["a b"]
-    lines = run([program, *arguments], tmp_path).splitlines()
-    if plain:
-        told, values = "malloc is as it is", [None, None]
-    else:
-        settings = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184"
-        told = f"started again with {settings}; --plain leaves that out"
-        values = ["0", "17179869184"]
-    begun = [f"begun {arguments}"] * (1 if plain else 2)
-    assert lines == [*begun, told, str(values)]
-
-
 # What a figure is worth
 
 

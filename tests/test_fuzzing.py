@@ -21,53 +21,29 @@ from installed import families
 from limits import IS_NEWEST
 
 import lossscale
-from lossscale import DynamicLossScale, LossScale, LossScaleOptimizer, presets
+from lossscale import DynamicLossScale, LossScaleOptimizer, presets
 
 STEPS = 25
 #: Inputs of each target.
 EXAMPLES = 60 if IS_NEWEST else 16
 
-FLOAT32 = np.finfo(np.float32)
 #: Numbers at which something changes; they are drawn with their neighbours.
-EDGES = [0.0, 0.5, 1.0, 2.0, 2.0**15, 2.0**63, 2.0**127, 2.0**-149]
-EDGES += [float(FLOAT32.tiny), float(FLOAT32.max), float(np.finfo(np.float64).max)]
-EDGES += [1.0 + 2.0**-23, 1.0 + 2.0**-24, 1.0 - 2.0**-24, 1.0 - 2.0**-25]
-SPECIAL = [np.nan, np.inf, -np.inf, 2**63 - 1, 2**63, 2**64, 10**38, 10**39, 10**400]
+EDGES = [0.0, 0.5, 1.0, 2.0, 2.0**15, 2.0**127, 2.0**-149, 2.0**-126, 3.4e38, 1.7e308]
+EDGES += [1.0 + 2.0**-23, 1.0 - 2.0**-24, 2.0**63]
+SPECIAL = [np.nan, np.inf, -np.inf, 2**63 - 1, 10**39, 10**400, 10**5000]
 SPECIAL += [sign * edge * by for edge in EDGES for sign in (1, -1) for by in (1, 1.001)]
-SPECIAL += [edge * (1 + by) for edge in EDGES[:-5] for by in (-(2.0**-52), 2.0**-52)]
-NUMPY = [np.dtype(code).type for code in "?bhilqBHILQefdgFDGSUmM"]
-WORDS = [*presets.PRESETS]
-WORDS += ["good", "growth", "backoff", "static", "", "a\0b"]
-ODD = [Ellipsis, object(), int, len, range(3), memoryview(b"8"), bytearray(b"8")]
-ODD += [datetime.timedelta(3), np.datetime64("2020-01-01"), np.timedelta64("NaT", "s")]
-ODD += [np.timedelta64(3, "s"), np.timedelta64(3, "ns")]
-ODD += map(decimal.Decimal, ["8", "sNaN"])
-ODD += map(fractions.Fraction, ["17/2", 10**400, "1e-400"])
+ODD = [None, True, np.True_, Ellipsis, object(), int, range(3), b"8", "", "a\0b", 8j]
+ODD += [datetime.timedelta(3), np.datetime64("2020-01-01"), np.timedelta64(3, "ns")]
+ODD += [*map(decimal.Decimal, ["8", "sNaN"]), fractions.Fraction(17, 2)]
 ODD += [*map(np.array, [8.0, [8.0], ["8", "good"], None]), np.ma.masked, np.zeros([0])]
+ODD += [*map(np.float16, [8, np.nan]), np.int8(8), np.uint64(2**63), np.longdouble(8)]
 ODD += map(tf.constant, [8, 8.0, True, [8.0, 9.0], "8"])
 
-
-def _numpy_scalar(kind, value):
-    with np.errstate(all="ignore"):
-        try:
-            return kind(value)
-        except (TypeError, ValueError, OverflowError):
-            return np.float64(np.nan)
-
-
-numbers = st.one_of(
+leaves = st.one_of(
     st.sampled_from(SPECIAL),
     st.integers(-3, 3000),
-    st.sampled_from([1, -1]).map(lambda sign: sign * 10**5000),  # it has no repr
     st.floats(),
-)
-leaves = st.one_of(
-    numbers,
-    st.builds(_numpy_scalar, st.sampled_from(NUMPY), numbers),
-    st.sampled_from([None, True, False, np.True_]),
-    st.complex_numbers(),
-    st.sampled_from(WORDS) | st.text(max_size=3),
-    st.binary(max_size=3),
+    st.sampled_from([*presets.PRESETS, "good", "static"]) | st.text(max_size=3),
     st.sampled_from(ODD),
 )
 #: Anything at all.
@@ -75,35 +51,23 @@ anything = st.one_of(
     leaves,
     leaves,
     st.lists(leaves, max_size=3),
-    leaves.map(lambda leaf: (leaf, [leaf])),
-    st.dictionaries(st.sampled_from([*WORDS, 3, None]), leaves, max_size=2),
-    st.frozensets(st.integers(0, 3), max_size=2),
+    st.dictionaries(st.sampled_from(["class_name", "config", 3]), leaves, max_size=2),
 )
 
 scales = st.one_of(st.floats(1, 2.0**127), st.integers(1, 2**70))
 counts = st.integers(1, 7)
-growths = st.floats(1.0 + 2.0**-20, 1e9)
-backoffs = st.floats(2.0**-60, 1.0 - 2.0**-20)
 #: What the arguments of `DynamicLossScale` should be.
 DYNAMIC = {
     "initial_loss_scale": scales,
     "increment_period": counts,
-    "multiplier": growths,
-    "backoff_factor": st.none() | backoffs,
+    "multiplier": st.floats(1.0 + 2.0**-20, 1e9),
+    "backoff_factor": st.none() | st.floats(2.0**-60, 1.0 - 2.0**-20),
     "hysteresis": counts,
     "hysteresis_reset": st.lists(st.sampled_from(["good", "growth", "backoff"])),
-    "min_loss_scale": st.floats(float(FLOAT32.tiny), 1.0),
-    "max_loss_scale": st.none() | st.floats(2.0**127, float(FLOAT32.max)),
+    "min_loss_scale": st.floats(2.0**-126, 1.0),
+    "max_loss_scale": st.none() | st.floats(2.0**127, 3.4e38),
     "search_period": st.none() | counts,
     "backoff_cooldown": st.none() | counts,
-}
-FIXED = {"loss_scale_value": scales, "skip_nonfinite": st.booleans()}
-MANAGER = {
-    "init_loss_scale": scales,
-    "incr_every_n_steps": counts,
-    "decr_every_n_nan_or_inf": counts,
-    "incr_ratio": growths,
-    "decr_ratio": backoffs,
 }
 
 
@@ -120,21 +84,6 @@ def some_of(right, needed=()):
     )
 
 
-def configs():
-    """Draws configs of our classes."""
-    fixed = {"class_name": mixed(st.just("FixedLossScale"))}
-    dynamic = {"class_name": mixed(st.just("lossscale>DynamicLossScale"))}
-    fixed["config"] = mixed(some_of(FIXED, ["loss_scale_value"]))
-    dynamic["config"] = mixed(some_of(DYNAMIC))
-    optional = {"registered_name": mixed(st.none()), "module": anything}
-    return st.one_of(
-        *(
-            st.fixed_dictionaries(each, optional=optional)
-            for each in (fixed, dynamic, {**dynamic, "config": mixed(some_of(FIXED))})
-        )
-    )
-
-
 def of_optimizer(family):
     """Draws arguments of one Keras's wrapper."""
     right = {
@@ -145,50 +94,19 @@ def of_optimizer(family):
     return some_of(right, ["inner_optimizer"])
 
 
-FLAGS = st.lists(st.booleans(), min_size=1, max_size=4)
-LIMITS = st.lists(st.floats(0, 1e9), min_size=1, max_size=4)
 #: Keras 3's second argument, behind a number, and Keras 2's, behind True.
 OF_OPTIMIZER = ("dynamic_growth_steps", "initial_scale", "loss_scale_value", "config")
 OF_OPTIMIZER += (*DYNAMIC,)
 #: What is called, the arguments, and what errors may name besides: parts of arguments,
 #: and what these ask for.
 TARGETS = [
-    (lossscale.FixedLossScale, some_of(FIXED, ["loss_scale_value"]), ()),
     (DynamicLossScale, some_of(DYNAMIC), ()),
-    (
-        lossscale.FixedLossScaleManager,
-        some_of({"loss_scale": scales}, ["loss_scale"]),
-        (),
-    ),
-    (
-        lossscale.ExponentialUpdateLossScaleManager,
-        some_of(MANAGER, ["init_loss_scale", "incr_every_n_steps"]),
-        (),
-    ),
     (
         lossscale.get,
         st.fixed_dictionaries({"identifier": scales | anything}),
         ("loss_scale", "config", *DYNAMIC),
     ),
-    (
-        lossscale.deserialize,
-        some_of({"config": configs()}, ["config"]),
-        (*FIXED, *DYNAMIC),
-    ),
-    (
-        DynamicLossScale.from_preset,
-        some_of({"name": st.sampled_from(list(presets.PRESETS)), **DYNAMIC}, ["name"]),
-        DYNAMIC,
-    ),
     *((LossScaleOptimizer, of_optimizer(each), OF_OPTIMIZER) for each in families()),
-    (
-        lossscale.simulate,
-        st.fixed_dictionaries(
-            {"loss_scale": mixed(st.just(lossscale.FixedLossScale(8)))},
-            optional={"is_finite": FLAGS | anything, "limit": mixed(LIMITS)},
-        ),
-        ("is_finite", "limit"),
-    ),
 ]
 
 
@@ -202,7 +120,7 @@ def attempt(function, arguments, inner):
 
     try:
         with tf.variable_creator_scope(creator):
-            return function(**arguments) or "nothing, as it should"
+            return function(**arguments)
     except (TypeError, ValueError) as error:
         message = str(error)
     assert not made, f"{made} existed before: {message}"
@@ -213,31 +131,25 @@ def attempt(function, arguments, inner):
 def hold(found, seed):
     """Asserts that the scale of what came back stays finite and positive."""
     found = found.loss_scale if isinstance(found, LossScaleOptimizer) else found
-    if isinstance(found, lossscale.LossScaleManager):
-        found = found.as_loss_scale()
-    if isinstance(found, LossScale):
-        # Most steps are finite, half of them, few, none or all.
-        share = (0.95, 0.5, 0.1, 0.0, 1.0)[seed % 5]
-        seen = [found.numpy()]
-        for is_finite in np.random.default_rng(seed).random(STEPS) < share:
-            found.adjust(is_finite)
-            seen.append(found.numpy())
-        assert np.isfinite(seen).all(), found
-        assert min(seen) > 0, found
+    # Most steps are finite, half of them, few, none or all.
+    share = (0.95, 0.5, 0.1, 0.0, 1.0)[seed % 5]
+    seen = [found.numpy()]
+    for is_finite in np.random.default_rng(seed).random(STEPS) < share:
+        found.adjust(is_finite)
+        seen.append(found.numpy())
+    assert np.isfinite(seen).all(), found
+    assert min(seen) > 0, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "drawn", "inner"), TARGETS, ids=[each[0].__name__ for each in TARGETS]
 )
-def test_an_object_that_stays_finite_or_an_error_that_names(
-    function, drawn, inner, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    examples = 30 if function is lossscale.simulate else EXAMPLES
+def test_an_object_that_stays_finite_or_an_error_that_names(function, drawn, inner):
     tried = Counter()
 
     @settings(
-        max_examples=examples,
+        max_examples=EXAMPLES,
         deadline=None,
         derandomize=True,
         database=None,
@@ -251,5 +163,5 @@ def test_an_object_that_stays_finite_or_an_error_that_names(
         hold(found, seed)
 
     each()
-    assert min(tried["accepted"], tried["refused"]) >= max(examples // 20, 1)
-    assert sum(tried.values()) >= examples
+    assert min(tried["accepted"], tried["refused"]) >= max(EXAMPLES // 20, 1)
+    assert sum(tried.values()) >= EXAMPLES

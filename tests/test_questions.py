@@ -31,14 +31,7 @@ def state(model):
     return [np.array(variable.numpy()) for variable in variables]
 
 
-def test_each_question_has_an_answer():
-    rows = re.findall(
-        r"(?m)^\| (?!question|---)(.*) \|$", pages.PAGES["questions"].read_text()
-    )
-    assert len(rows) >= 22
-    assert all("](" in row.split(" | ")[1] for row in rows)
-
-
+@pytest.mark.slow
 def test_float16_goes_on_from_float32_and_back(run):
     found = run(program("saving", "state_of"))
     before, model, after = (found[name] for name in ("before", "model", "after"))
@@ -54,6 +47,7 @@ def test_float16_goes_on_from_float32_and_back(run):
     assert len(state(model)) == len(state(after)) > 12  # moments, too
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     (2, 15) < TENSORFLOW < (2, 21), reason="TFLite ends the process with Keras 3.3"
 )
@@ -127,6 +121,7 @@ def test_the_steps_of_another_library_are_scaled(run):
         model.fit(found["x"], found["x"][:, :1], verbose=0)
 
 
+@pytest.mark.slow
 def test_the_norm_of_the_gradients_is_a_metric_and_in_tensorboard(run):
     found = run(program("watching", "WithNorm"))
     logs = found["history"].history
@@ -170,6 +165,7 @@ def test_masks_in_float16(run):
         np.testing.assert_allclose(tf.nn.softmax(each).numpy(), 1 / 3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
     found = run(program("trouble", "min_loss_scale"))
     assert 2.0**-20 < float(found["scale"]) < 1
@@ -177,6 +173,7 @@ def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
     assert count(found["scale"].skipped_steps) > 1
 
 
+@pytest.mark.slow
 def test_a_skipped_step_does_not_move_the_learning_rate(run):
     found = run(program("recipes", "ExponentialDecay"))
     assert found["skipped"] > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pages
+import pytest
 import tensorflow as tf
 
 #: Its programs, in the order of the page.
@@ -15,6 +16,7 @@ def count(variable):
     return int(variable.numpy())
 
 
+@pytest.mark.slow
 def test_an_overflowed_batch_is_repeated_and_counted_once(run):
     found = run(REPEAT)
     scale, mean_loss = found["scale"], found["mean_loss"]
@@ -31,6 +33,7 @@ def test_a_loop_gives_up_a_batch_that_always_overflows(run):
     assert count(found["optimizer"].applied_steps) == BATCHES - 1
 
 
+@pytest.mark.slow
 def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(run):
     found = run(EACH_LOSS)
     model, scales, x = (found[name] for name in ("model", "scales", "x"))

@@ -16,6 +16,8 @@ from version_1 import running
 from lossscale import DynamicLossScale, ExponentialUpdateLossScaleManager
 from lossscale.compat.v1 import LossScaleOptimizer, MixedPrecisionLossScaleOptimizer
 
+pytestmark = pytest.mark.each_version
+
 ROWS, WIDTH = 6, 4
 
 

@@ -28,6 +28,7 @@ def test_unscaling_is_exact_at_every_power_of_two(is_fixed, mode, exponent):
     np.testing.assert_array_equal(unscaled.numpy()[kept], true[kept])
 
 
+@pytest.mark.smoke
 @pytest.mark.peer_defect(17)
 def test_a_float16_loss_is_scaled_in_float32(mode):
     loss_scale = DynamicLossScale(2.0**20)

@@ -17,6 +17,7 @@ def sparse(values, indices, dtype=tf.float16):
     return tf.IndexedSlices(values, tf.constant(indices), tf.constant([5, 1]))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64], ids=str)
 def test_wider_and_dense_gradients_are_not_looked_at(dtype):
     wide = sparse([1.0], [0], tf.float32)

@@ -128,6 +128,7 @@ def test_every_adds_to_the_logs_of_batches(faulty):
     assert seen == [(2.0**10, 0), (2.0**9, 1), (2.0**9, 1), (2.0**8, 2)]
 
 
+@pytest.mark.each_version
 def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family):
     faulty, before, behind = Faulty(family), tracker(family), tracker(family)
     run, keys = [None, "gradient", None], {"headroom", "largest_gradient"}
@@ -196,6 +197,7 @@ def test_a_stall_within_one_accumulation_is_told_of_at_once(family):
 # What it says
 
 
+@pytest.mark.each_version
 @pytest.mark.peer_defect(27)
 def test_each_fault_is_named_once(anywhere):
     faults = [part for fault in FAULTS for part in (None, fault, fault, fault)]
@@ -255,6 +257,7 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     assert told_by_fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
 
 
+@pytest.mark.each_version
 def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
     anywhere.reset(scale=8.0, applied=0)
     messages, _ = told_by_fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))

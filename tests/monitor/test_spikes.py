@@ -39,6 +39,7 @@ def test_the_first_is_told_and_the_last_is_named(family, rng, capsys):
     assert f" times the limit of {spike.limit:.3g}." in line
 
 
+@pytest.mark.slow
 def test_without_spikes_and_without_a_guard_nothing_is_said(family, rng, capsys):
     guard = SpikeGuard(1, threshold=1e6)
     _, history, messages = fit_with_spikes(
@@ -63,5 +64,5 @@ def test_the_floor_of_the_one_within_is_known(family, rng):
     x, y = data(rng)
     x[:], y[:] = 1e21, 1e18  # the gradient is infinite, the loss is not
     monitor = LossScaleMonitor(patience=2, verbose=0)
-    with pytest.warns(lossscale.LossScaleWarning, match="at its floor, 2"):
+    with pytest.warns(lossscale.LossScaleWarning, match="at that floor, 2"):
         model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor])

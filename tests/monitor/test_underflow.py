@@ -19,6 +19,8 @@ from lossscale import (
 from lossscale.monitor.watched import Reading, Watched, read
 from lossscale.optimizer.record import Skips
 
+pytestmark = pytest.mark.slow
+
 #: The weight of the loss, which makes gradients small.
 TINY = 2.0**-40
 #: How many steps were skipped before training begins.

@@ -42,6 +42,7 @@ def sgd(family, way, aggregate):
     return Own(1.0)
 
 
+@pytest.mark.slow
 @each_way
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from installed import families
-from limits import LIMITS, skip_without
+from limits import skip_without
 from models import (
     assert_same,
     compiled,
@@ -42,8 +41,6 @@ MADE_WITH = {
 }
 #: Classes in a module of optimizers that are none: bases, wrappers, a table.
 NO_OPTIMIZERS = {"Optimizer", "LossScaleOptimizer", "OptimizerMap"}
-#: Whether each optimizer is tried with each setting.
-EXPLORED = bool(os.environ.get("LOSSSCALE_SETTINGS"))
 
 
 def every_optimizer():
@@ -117,6 +114,8 @@ def assert_wrapped_is_bare(family, make):
     return bare
 
 
+@pytest.mark.each_version
+@pytest.mark.every
 @pytest.mark.parametrize(("family", "name"), every_optimizer())
 def test_every_optimizer_of_every_keras(family, name):
     def make():
@@ -167,37 +166,6 @@ SETTINGS = {
 }
 
 
-def with_settings():
-    """Returns parameters: each third optimizer has a setting, in turn, or all of them.
-
-    One that is made of others has none.
-    """
-    found = []
-    for turn, parameter in enumerate(every_optimizer()):
-        family, name = parameter.values
-        there = [
-            setting
-            for setting, (_, feature) in SETTINGS.items()
-            if not (feature and LIMITS[feature][0](family))
-        ]
-        if not EXPLORED:
-            there = [there[turn % len(there)]] if turn % 3 == 0 else []
-        for setting in there if name not in MADE_WITH else ():
-            each_id = f"{parameter.id}-{setting}"
-            found.append(pytest.param(family, name, setting, id=each_id))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "name", "setting"), with_settings())
-def test_settings_of_every_optimizer(family, name, setting):
-    arguments = {"learning_rate": 0.05, **SETTINGS[setting][0](family.keras)}
-    make = functools.partial(getattr(family.optimizers, name), **arguments)
-    if (family.name, name, setting) == ("keras2-legacy", "Nadam", "schedule"):
-        pytest.skip("it takes no schedule")
-    assert_wrapped_is_bare(family, make)
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_inner_optimizer(family, name):
     arguments, feature = SETTINGS[name]
@@ -214,6 +182,7 @@ def test_settings_of_the_inner_optimizer(family, name):
     assert len(ours) != len(theirs) or differ(ours, theirs)  # the setting did something
 
 
+@pytest.mark.every
 def test_variables_excluded_from_weight_decay(family):
     skip_without("weight_decay", family)
 
@@ -282,6 +251,7 @@ def fitted(family, inner, x, y, wrap, model_class=None, callbacks=(), is_frozen=
     return model, training_state(model), history.history
 
 
+@pytest.mark.each_version
 def test_fit_with_a_step_of_its_own_and_a_frozen_layer(family, rng):
     x, y = data(rng)
     how = {"model_class": with_own_step(family), "is_frozen": True}
@@ -293,17 +263,6 @@ def test_fit_with_a_step_of_its_own_and_a_frozen_layer(family, rng):
     model.train_on_batch(x, with_infinity(y))  # XLA's relu hides one in x
     assert_same(training_state(model), ours)
     assert model.optimizer.loss_scale.skipped_steps.numpy() == 1
-
-
-@pytest.mark.slow
-def test_fit_with_averages_that_are_swapped_in(family, rng):
-    skip_without("SwapEMAWeights", family)
-    x, y = data(rng)
-    inner = {"use_ema": True, "ema_momentum": 0.5}
-    swap = functools.partial(family.keras.callbacks.SwapEMAWeights, swap_on_epoch=True)
-    ends = [fitted(family, inner, x, y, wrap, callbacks=[swap]) for wrap in (0, 1)]
-    assert_same(ends[0][1], ends[1][1])
-    assert ends[0][2] == ends[1][2]  # losses, of the averaged weights too
 
 
 def test_callbacks_find_the_optimizers_of_a_multi_optimizer(family, rng, tmp_path):
@@ -353,6 +312,7 @@ def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
     assert_same(*weights)
 
 
+@pytest.mark.every
 def test_conversion_to_a_legacy_optimizer(family):
     skip_without("convert_to_legacy_optimizer", family)
     scale = DynamicLossScale(64, 7)

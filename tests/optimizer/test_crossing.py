@@ -9,8 +9,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-import tensorflow as tf
-from exact import heard, warned
+from exact import heard
 from interrupted import adam, fit, model_of
 from limits import skip_without
 from models import assert_same, checkpoint_of, training_state
@@ -91,22 +90,6 @@ def test_a_bare_checkpoint_in_the_wrong_place_is_told(family, tmp_path):
             fit(other, 1, 2, bad=False)
     (message,) = told  # once is enough
     assert "into `optimizer.inner_optimizer`" in message
-
-
-@pytest.mark.peer_defect(11)
-def test_nothing_else_is_told(family, tmp_path):
-    path = str(tmp_path / "checkpoint")
-    for make in (dynamic, own):
-        model, other = after_an_epoch(family, make), model_of(family, dynamic(family))
-        # The inner one is restored already when the wrapper's turn comes.
-        checkpoints = [
-            tf.train.Checkpoint(a=each.optimizer.inner_optimizer, b=each.optimizer)
-            for each in (model, other)
-        ]
-        checkpoints[0].write(path)
-        checkpoints[1].read(path).expect_partial()
-        with warned(0):
-            fit(other, 1, 2, bad=False)
 
 
 @pytest.mark.peer_defect(11)

@@ -78,6 +78,7 @@ def seen(optimizer, variables):
     }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_each_gradient_at_fault_is_told_and_how(family, mode):
     optimizer, variables = optimizer_of_six(family)

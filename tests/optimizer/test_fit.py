@@ -20,6 +20,7 @@ from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
 
+@pytest.mark.each_version
 def test_converges_under_mixed_float16(family, rng):
     x, y = data(rng)
     optimizer = LossScaleOptimizer(

@@ -220,6 +220,7 @@ def public_of_bases(family):
     return public(base)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("is_built", [False, True], ids=["unbuilt", "built"])
 def test_each_method_answers_as_the_bare_optimizers(family, is_built):
     names, wrapper = public_of_bases(family), type(made(family))

@@ -111,6 +111,7 @@ def test_a_checkpoint_of_an_older_version_goes_on(family, path, half, end):
     assert_goes_on(model, half, end)
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize(("family", "path", "half", "end"), FILES)
 def test_a_file_of_an_older_lossscale_goes_on(family, path, half, end):
     if ".weights." in path.name:

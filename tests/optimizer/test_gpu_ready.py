@@ -18,10 +18,10 @@ from tensorflow.python.framework import (  # no public name (seen on 2.4 to 2.21
 )
 
 import lossscale
-from lossscale.gradients.check import sum_stays_finite
 from lossscale.runtime import mode
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
+pytestmark = pytest.mark.slow
 needs_cuda_build = pytest.mark.skipif(
     not tf.test.is_built_with_cuda(),
     reason="this TensorFlow is built without CUDA and knows no GPU kernels",
@@ -261,41 +261,6 @@ def test_what_is_not_finite_is_seen_as_on_a_gpu(family, dtype, clips):
         # After a good step the last bad one is still told of.
         (fault,) = optimizer.nonfinite_gradients()
         assert fault.kind == ("nan" if np.isnan(last) else "inf")
-
-
-@needs_cuda_build
-@pytest.mark.parametrize(
-    ("policy", "dtype"),
-    [
-        (lossscale.DynamicLossScale, "float16"),
-        (
-            lambda: lossscale.DynamicLossScale(hysteresis=2, hysteresis_reset=["good"]),
-            "float64",
-        ),
-        (lossscale.HeadroomLossScale, "bfloat16"),
-    ],
-)
-def test_a_loss_scale_alone_runs_on_a_gpu(policy, dtype):
-    loss_scale = policy()
-
-    @tf.function(autograph=False)
-    def update(rows):
-        grads = gradients(dtype, rows)
-        unscaled = loss_scale.unscale(grads)
-        is_small = sum_stays_finite(unscaled, 2)
-        return is_small, loss_scale.scale(1.0), loss_scale.update(unscaled)[1]
-
-    assert host_reads(update.get_concrete_function(ROWS)) <= PREDICATES
-
-
-@needs_cuda_build
-def test_a_read_on_the_host_would_be_found():
-    sizes = tf.function(lambda x: tf.fill(tf.shape(x), 1.0), autograph=False)
-    concrete = sizes.get_concrete_function(tf.TensorSpec([None], tf.float32))
-    assert host_reads(concrete) - PREDICATES
-    text = tf.function(tf.strings.as_string, autograph=False)
-    with pytest.raises(AssertionError, match="no GPU kernel for AsString"):
-        host_reads(text.get_concrete_function(tf.TensorSpec([], tf.float32)))
 
 
 @pytest.mark.gpu

@@ -54,6 +54,7 @@ def fit_once(strategy, family, make, **compile_arguments):
     model.fit(x, y, batch_size=strategies.ROWS // 2, verbose=0, shuffle=False)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("make", [bare, ours])
 def test_keras3_always_aggregates(family, make):
     if family.name != "keras3":

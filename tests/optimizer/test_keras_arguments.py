@@ -56,6 +56,7 @@ def fixed(value):
     return FixedLossScale(value).get_config()
 
 
+@pytest.mark.smoke
 def test_keras_own_wrapper_and_its_config_are_taken(family):
     """Before the wrapper is built. Keras 3's has no fixed loss scale."""
     cases = [
@@ -230,6 +231,7 @@ def test_wrong_arguments_are_told_before_anything_exists(
     LossScaleOptimizer(inner)  # nobody has marked it as wrapped
 
 
+@pytest.mark.each_version
 def test_it_goes_on_as_if_keras_own_had_gone_on(family, rng, tmp_path):
     x, y = data(rng)
     arguments = {"initial_scale": 64.0, "dynamic_growth_steps": 6}

@@ -68,6 +68,7 @@ def test_variables_are_keras_variables_of_the_loss_scale(family):
     assert float(optimizer.loss_scale) == 8.0
 
 
+@pytest.mark.each_version
 def test_weights_of_other_optimizers_are_taken(family, rng):
     """Those of Keras's own wrapper hold a loss scale, those of a bare one do not."""
     only_keras3(family)
@@ -225,6 +226,7 @@ def test_a_state_that_cannot_be_restored_is_an_error(family, tmp_path):
         guarded(inner, 16)
 
 
+@pytest.mark.every
 def test_learning_rates_that_are_properties_are_forwarded(family):
     if family.name != "keras2-legacy":
         pytest.skip("only legacy optimizers keep their learning rate in a dict")

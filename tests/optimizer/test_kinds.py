@@ -111,6 +111,7 @@ def homogeneous(steps, found):
     return exact
 
 
+@pytest.mark.each_version
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(STEPS, min_size=1, max_size=7))

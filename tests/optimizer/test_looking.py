@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import built, compiled, data, regression, variable_of
+from models import built, compiled, variable_of
 from strategies import last_replica_gets
 
 from lossscale import (
     DynamicLossScale,
-    FixedLossScale,
     HeadroomLossScale,
     LossScaleOptimizer,
 )
@@ -42,6 +41,7 @@ def step_of(optimizer, variable, loop):
     return tf.autograph.to_graph(step) if loop == "in-a-loop" else step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_it_sees_what_was_there_before_clipping(family, loop, mode):
@@ -58,6 +58,7 @@ def test_it_sees_what_was_there_before_clipping(family, loop, mode):
     assert int(optimizer.iterations.numpy()) == 4
 
 
+@pytest.mark.slow
 def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told apart
     loss_scale = HeadroomLossScale(half_life=1e4)
     optimizer = LossScaleOptimizer(family.optimizers.SGD(1.0), loss_scale)
@@ -75,26 +76,7 @@ def test_one_list_unscaled_and_one_as_it_came(family):  # eagerly none is told a
         assert float(loss_scale.last_largest) == max(first, second)
 
 
-def test_fit(family, rng):
-    x, y = data(rng)
-    scales = [HeadroomLossScale(half_life=1e4), FixedLossScale(1)]
-    weights = []
-    for scale in scales:
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-6), scale)
-        model = regression(family, optimizer)
-        model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
-        weights.append(model.get_weights())
-    *looking, fixed = weights
-    for scale, found in zip(scales, looking):
-        assert int(scale.skipped_steps) == 0
-        assert float(scale.last_largest) > 0
-        for ours, theirs in zip(found, fixed):
-            np.testing.assert_allclose(ours, theirs, rtol=2e-5)
-    headroom = scales[0]
-    assert 65504 / 32 < float(headroom.peak) * float(headroom) <= 65504 / 16
-    assert float(headroom.last_largest) <= float(headroom.peak)
-
-
+@pytest.mark.smoke
 @pytest.mark.parametrize("loop", ["keras2", "keras3"])
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
@@ -119,44 +101,7 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         assert len({copy.numpy().item() for copy in copies}) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_optimizers_share_one(family, mode):
-    loss_scale = HeadroomLossScale(half_life=1e4)
-    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
-
-    def both(factors):
-        for step, factor in zip(steps, tf.unstack(factors)):
-            step(tf.stack([factor, 0.0]))
-
-    step = compiled(both, mode)
-    for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [2.0**-9, 2.0**-8]):
-        step(tf.constant(factors))
-        assert float(loss_scale.last_largest) == max(factors)
-    assert float(loss_scale) == 2.0**14
-    step(tf.constant([np.inf, 1.0]))
-    assert float(loss_scale.last_largest) == np.inf
-    assert int(loss_scale.skipped_steps) == 1
-    assert int(loss_scale.good_steps) == 0
-
-
-def test_one_of_two_applied_in_a_branch(family):
-    loss_scale = HeadroomLossScale(half_life=1e4)
-    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
-
-    def step(factors, both):
-        def first():
-            steps[0](tf.stack([factors[0], 0.0]))
-            return 0
-
-        tf.cond(both, first, lambda: 0)
-        steps[1](tf.stack([factors[1], 0.0]))
-
-    step = tf.function(step)
-    for factors, both in (([8.0, 2.0], True), ([8.0, 2.0], False), ([8.0, 1.0], True)):
-        step(tf.constant(factors), tf.constant(both))
-        assert float(loss_scale.last_largest) == (factors[0] if both else factors[1])
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
     kept, plain = DynamicLossScale(64.0, 2), DynamicLossScale(64.0, 2)
@@ -189,3 +134,24 @@ def test_an_adjust_that_takes_no_largest_cannot_keep_it():
         mine.keep_largest()
     assert mine.last_largest is None
     assert bool(mine.update([tf.ones([2])])[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_two_optimizers_share_one(family, mode):
+    loss_scale = HeadroomLossScale(half_life=1e4)
+    steps = [step_of(*built(family, loss_scale), "keras3") for _ in range(2)]
+
+    def both(factors):
+        for step, factor in zip(steps, tf.unstack(factors)):
+            step(tf.stack([factor, 0.0]))
+
+    step = compiled(both, mode)
+    for factors in ([2.0**-3, 2.0**-9], [2.0**-9, 2.0**-4], [2.0**-9, 2.0**-8]):
+        step(tf.constant(factors))
+        assert float(loss_scale.last_largest) == max(factors)
+    assert float(loss_scale) == 2.0**14
+    step(tf.constant([np.inf, 1.0]))
+    assert float(loss_scale.last_largest) == np.inf
+    assert int(loss_scale.skipped_steps) == 1
+    assert int(loss_scale.good_steps) == 0

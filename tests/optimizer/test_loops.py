@@ -47,6 +47,7 @@ def test_either_loop_runs_on_either_keras(trained, get, mode):
     assert int(trained.optimizer.iterations.numpy()) == 2
 
 
+@pytest.mark.smoke
 @pytest.mark.peer_defect(24)
 @pytest.mark.parametrize("mode", AND_XLA)
 def test_clipping_cannot_hide_an_overflow(trained, mode):
@@ -156,24 +157,13 @@ def test_a_flag_of_one_trace_never_reaches_another(family, get):
     def abandoned():  # scaled, never applied
         get(trained, 1.0)
 
-    for mode in AND_XLA:
+    for mode in MODES:
         step = compiled(lambda: trained.apply(get(trained, 0.5)), mode)
         for abandon in (abandoned, tf.function(abandoned)):
             abandon()
             before = trained.subtracted()
             step()
             assert trained.subtracted() == before + 0.5
-
-
-@loops
-def test_whole_steps_in_a_loop_of_tensorflow(trained, get):
-    @tf.function
-    def steps(factors):
-        for factor in factors:
-            trained.apply(get(trained, factor))
-
-    steps(tf.constant([GOOD, BAD, GOOD]))
-    assert trained.subtracted() == 1.0
 
 
 @pytest.mark.parametrize("grads", [[], [None]], ids=str)
@@ -456,6 +446,7 @@ def test_a_variable_that_accumulates_may_be_reset_before_the_apply(
 # tf.compat.v1 graphs: Keras 2's legacy optimizers only, newer ones cannot.
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("clips", [False, True])
 def test_what_is_finite_is_applied_though_its_sum_is_not(family, clips):
     skip_without("a tf.compat.v1 graph", family)

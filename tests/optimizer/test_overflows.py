@@ -14,6 +14,7 @@ IN_PYTHON = ["eager", pytest.param("graph", marks=pytest.mark.slow)]
 FACTORS = [0.5, 0.5, INF, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
 def test_an_overflow_counts_once(trained, mode):
     """And in each apply of its step: of two halves of a list, none is applied."""
@@ -83,6 +84,7 @@ def test_an_overflow_costs_one_step(trained, change, mode):
     assert int(trained.optimizer.iterations.numpy()) == len(FACTORS) - 1
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", IN_PYTHON)
 def test_the_rest_of_a_list_is_of_the_same_step(family, mode):
     trained = Trained(family, sizes=(4, 4))
@@ -143,6 +145,7 @@ def test_the_loss_scale_unscales_after_an_overflow_was_counted(trained, apart):
     assert trained.state() == (S / 2, 11, 1)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_an_overflow_waits_over_any_number_of_losses(trained, mode):
     """Gradients are added up over batches, each clipped."""

@@ -15,6 +15,7 @@ keras = kerases.keras3()
 if not hasattr(getattr(keras, "dtype_policies", None), "QuantizedFloat8DTypePolicy"):
     pytest.skip("no Keras 3, or one without float8", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 S = 2.0**10
 INF = float("inf")
 FLOAT8 = "float8_from_mixed_float16"

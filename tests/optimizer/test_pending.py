@@ -18,6 +18,7 @@ INF = float("inf")
 MODES = ["eager", "graph"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", MODES)
 def test_each_row_of_the_table(family, trained, mode):
     """The last call of ours decides what apply does with gradients of no kind."""
@@ -47,6 +48,7 @@ def test_each_row_of_the_table(family, trained, mode):
     assert trained.state()[2] == 0
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["graph", "xla"])
 def test_it_crosses_functions(trained, mode):
     compute = compiled(trained.unscaled, mode)
@@ -74,6 +76,7 @@ def test_a_list_is_divided_by_its_own_scale_and_not_by_the_last_one(trained, mod
     assert trained.subtracted() == 1.0
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_no_kind_are_unscaled_by_what_multiplied_their_loss(trained, mode):
     unscale = compiled(trained.optimizer.get_unscaled_gradients, mode)
@@ -219,24 +222,6 @@ def test_a_training_step_that_was_exported_goes_on(family, trained, tmp_path):
         np.testing.assert_array_equal(found, START - left)
 
 
-def test_two_that_share_a_loss_scale_have_a_state_each(pair):
-    first, second = pair
-
-    @tf.function
-    def both(a, b):
-        unscaled = clip(first.unscaled(a))
-        scaled = second.scaled(b)
-        return unscaled, scaled
-
-    with warned(0):
-        for a, left in ((0.5, 0.5), (INF, 0.5)):
-            unscaled, scaled = both(tf.constant(a), tf.constant(0.5))
-            second.apply(scaled)
-            first.optimizer.get_unscaled_gradients([tf.zeros([8])])
-            first.apply(unscaled)
-            assert first.subtracted() == left
-
-
 @pytest.mark.parametrize("function", [tf.identity, tf.negative])
 def test_a_division_by_hand_into_a_variable_is_told(trained, function):
     total = tf.Variable(tf.zeros([4]))
@@ -244,16 +229,6 @@ def test_a_division_by_hand_into_a_variable_is_told(trained, function):
     with warned(1):
         trained.apply([function(total)])
     assert abs(trained.subtracted()) == 0.5 / S
-
-
-@pytest.mark.parametrize("unscales", [False, True])
-def test_elements_of_a_dataset_are_divided_by_what_multiplied_them(trained, unscales):
-    elements = tf.data.Dataset.range(3).map(lambda _: trained.scaled(0.5)[0])
-    with warned(0):
-        for grad in elements:
-            unscale = trained.optimizer.get_unscaled_gradients if unscales else list
-            trained.apply(unscale([grad]))
-    assert trained.subtracted() == 1.5
 
 
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])
@@ -304,28 +279,6 @@ def test_a_loss_that_is_scaled_in_a_branch_or_a_loop(family, where, is_fixed, mo
     assert trained.subtracted() == 0.5
 
 
-@pytest.mark.parametrize("stops", [False, True])
-def test_a_loop_over_a_dataset_that_carries_a_scaled_loss_on(trained, stops):
-    """The last call of ours in the loop decides, out of a loop with a break too."""
-    batches = tf.data.Dataset.from_tensor_slices([0.5, 0.25, 8.0])
-    trained.build()
-
-    @tf.function
-    def step():
-        gradient, loss = tf.zeros([4]), tf.constant(0.0)
-        for factor in batches:
-            if stops and factor > 1.0:
-                break
-            loss += trained.optimizer.scale_loss(factor)
-            gradient += trained.unscaled(factor)[0]
-        trained.apply([gradient])
-        return loss
-
-    with warned(0):
-        assert float(step()) == S * (0.75 if stops else 8.75)
-    assert trained.subtracted() == (0.75 if stops else 8.75)
-
-
 # Two lists of gradients, and two optimizers that share a loss scale.
 
 
@@ -374,6 +327,7 @@ WAYS = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("applies", ["eager", "function"])
 @pytest.mark.parametrize("asks", ["eager", "function"])
 @pytest.mark.parametrize("way", WAYS)
@@ -388,6 +342,7 @@ def test_a_function_returns_them_and_their_norm_is_asked(trained, way, asks, app
     assert trained.subtracted() == 0.5
 
 
+@pytest.mark.smoke
 def test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it(trained):
     with warned(0):
         grads = tf.function(trained.scaled)(0.5)
@@ -396,41 +351,7 @@ def test_what_was_given_to_be_unscaled_is_scaled_whatever_is_made_of_it(trained)
     assert trained.subtracted() == 1.0
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_one_adds_up_unscaled_gradients_while_the_other_takes_steps(pair, apart):
-    d, g = pair
-    total = tf.Variable(tf.zeros([8]))
-    add = tf.function(lambda: total.assign_add(d.unscaled(0.5)[0]))
-    compute, apply = tf.function(lambda: g.scaled(0.5)), tf.function(g.apply)
-    whole = tf.function(lambda: g.apply(g.scaled(0.5)))
-    with warned(0):
-        for _ in range(3):
-            add()
-            apply(compute()) if apart else whole()
-        tf.function(lambda: d.apply([total]))()
-    assert d.subtracted() == g.subtracted() == 1.5
-
-
-def test_each_of_two_unscales_in_a_function_before_both_apply(pair):
-    a, b = pair
-    with warned(0):
-        of_a, of_b = (tf.function(each.unscaled)(0.5) for each in (a, b))
-        tf.function(a.apply)(of_a)
-        tf.function(b.apply)(of_b)
-    assert a.subtracted() == b.subtracted() == 0.5
-
-
-def test_scaled_gradients_wait_while_another_moves_the_loss_scale(pair):
-    a, b = pair
-    scale = a.optimizer.loss_scale.current_loss_scale
-    with warned(0):
-        waiting = tf.function(a.scaled)(0.5)
-        scale.assign(4.0 * S)
-        b.apply(tf.function(b.scaled)(0.5))
-        tf.function(a.apply)(waiting)
-    assert a.subtracted() == b.subtracted() == 0.5
-
-
+@pytest.mark.smoke
 @pytest.mark.parametrize("both", [True, False])
 def test_one_unscales_a_list_of_which_the_other_applies_a_part(pair, both):
     """If it never scaled a loss of its own, nobody can know that: it is told."""
@@ -465,6 +386,7 @@ def test_the_loss_scale_unscales_for_one_of_two_that_wait(pair, is_seen):
     assert b.subtracted() == 0.25
 
 
+@pytest.mark.smoke
 def test_the_loss_scale_unscales_for_the_one_that_waits(pair):
     a, b = pair
     with warned(0):
@@ -531,6 +453,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_mixed_values_are_divided_and_told(trained, mixture, mode):
@@ -606,3 +529,23 @@ def test_what_a_checkpoint_does_not_hold_is_told(family, trained, way, tmp_path)
     (message,) = told
     assert "The loss was never scaled" in message
     assert again.subtracted() == (0.5 if way == "unscaled" else 0.5 * S)
+
+
+def test_each_of_two_unscales_in_a_function_before_both_apply(pair):
+    a, b = pair
+    with warned(0):
+        of_a, of_b = (tf.function(each.unscaled)(0.5) for each in (a, b))
+        tf.function(a.apply)(of_a)
+        tf.function(b.apply)(of_b)
+    assert a.subtracted() == b.subtracted() == 0.5
+
+
+def test_scaled_gradients_wait_while_another_moves_the_loss_scale(pair):
+    a, b = pair
+    scale = a.optimizer.loss_scale.current_loss_scale
+    with warned(0):
+        waiting = tf.function(a.scaled)(0.5)
+        scale.assign(4.0 * S)
+        b.apply(tf.function(b.scaled)(0.5))
+        tf.function(a.apply)(waiting)
+    assert a.subtracted() == b.subtracted() == 0.5

@@ -66,6 +66,7 @@ def trained(family, rng):
     return model, x, y
 
 
+@pytest.mark.smoke
 @pytest.mark.peer_defect(6)
 @pytest.mark.parametrize("built", [False, True], ids=["before-build", "after-build"])
 def test_a_checkpoint(family, trained, tmp_path, built):
@@ -108,6 +109,7 @@ def test_a_checkpoint_between_bare_and_wrapped(family, rng, tmp_path, wraps):
             train(model, x, y, "TT")
 
 
+@pytest.mark.smoke
 def test_a_config_through_json(family):
     first, optimizers = with_other_arguments(family), family.keras.optimizers
     written = json.dumps(first.get_config())
@@ -157,6 +159,7 @@ def test_a_registered_class_needs_none(family):
         assert home.get_registered_name(cls) == f"lossscale>{cls.__name__}"
 
 
+@pytest.mark.every
 @pytest.mark.peer_defect(12)
 def test_a_keras_file_holds_everything(family, trained, tmp_path):
     skip_without("an optimizer in a .keras file", family)

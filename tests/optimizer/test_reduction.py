@@ -5,12 +5,39 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from strategies import last_replica_gets
 
 from lossscale import FixedLossScale
 from lossscale.gradients.check import Check
 from lossscale.optimizer.bundle import Bundle
 from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
 from lossscale.runtime import replicas
+
+pytestmark = pytest.mark.smoke
+
+
+@pytest.mark.parametrize("are_added", [False, True])
+def test_all_replicas_have_the_flag_of_the_one_that_is_not_finite(mirrored, are_added):
+    """Each by itself would decide otherwise than the last one."""
+    loss_scale = FixedLossScale(1.0)
+
+    def replica(special):
+        reduction = SeveralReplicas(are_added)
+        grads = [tf.reshape(last_replica_gets(special, 1.0), [1])]
+        bundle = Bundle(loss_scale, grads, [None])
+        bundle, contribution = reduction.check(bundle)
+
+        def together(contributions, bundle):
+            agreed = reduction.reduce(contributions, bundle).quick
+            return replicas.call_for_each_replica(lambda: tf.identity(agreed))
+
+        return replicas.merge_call(together, contribution, bundle)
+
+    step = tf.function(lambda special: mirrored.run(replica, args=(special,)))
+    count = mirrored.num_replicas_in_sync
+    for special, flag in ((np.inf, False), (np.nan, False), (2.0, True)):
+        found = mirrored.experimental_local_results(step(tf.constant(special)))
+        assert [bool(each) for each in found] == [flag] * count
 
 
 def test_what_nobody_has_changed_is_checked_once():

@@ -50,6 +50,7 @@ def factors_of(flags):
     return tf.constant([0.5 if flag else np.inf for flag in flags])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("together", [True, False])
@@ -117,6 +118,7 @@ def test_on_two_replicas(family, mirrored, mode, inside):
         assert int(trained.optimizer.iterations.numpy()) == times
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("looks", [False, True])
 def test_in_a_graph_and_session(family, looks):
     """Also if the loss scale looks at the largest gradient, of both optimizers."""

@@ -20,6 +20,7 @@ from lossscale import (
     SpikeGuard,
 )
 
+pytestmark = pytest.mark.slow
 MODES = ["eager", "graph"]
 
 
@@ -47,6 +48,7 @@ def values(trained):
     return [np.array(variable.numpy()) for variable in trained.variables]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", [*MODES, "xla"])
 @pytest.mark.parametrize("unscales", [True, False])
 def test_a_spike_changes_nothing_and_is_named(family, unscales, mode):

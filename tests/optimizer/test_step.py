@@ -81,6 +81,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("size", [2, SMALL + 1], ids=["small", "large"])
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_a_step_is_applied_if_the_unscaled_gradients_are_finite(family, size, mode):

@@ -99,6 +99,8 @@ UNAGGREGATED = {
 }
 
 
+@pytest.mark.each_version
+@pytest.mark.every
 @pytest.mark.peer_defect(23)
 @pytest.mark.parametrize("way", ["keras3-in-scope", "keras2-out-of-scope", "eager"])
 def test_strategy_run_without_the_optimizers_aggregation(mirrored, family, way):

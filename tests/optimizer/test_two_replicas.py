@@ -16,6 +16,7 @@ from strategies import assert_bit_equal, copies, last_replica_gets
 from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
 
 
+@pytest.mark.smoke
 @pytest.mark.peer_defect(24)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("runs", ["in one run", "from one run to the next"])
@@ -68,6 +69,7 @@ def test_slots_may_be_created_within_a_step(family, mirrored):
     np.testing.assert_allclose(copies(mirrored, variable)[0], [0.5, 2.0], rtol=1e-5)
 
 
+@pytest.mark.smoke
 @pytest.mark.peer_defect(25)
 @pytest.mark.parametrize(("dtype", "large"), [("float16", 4e4), ("float32", 2e38)])
 def test_large_gradients_of_a_finite_sum_are_applied(family, mirrored, dtype, large):
@@ -83,6 +85,7 @@ def test_large_gradients_of_a_finite_sum_are_applied(family, mirrored, dtype, la
     assert optimizer.loss_scale.skipped_steps.numpy() == 0
 
 
+@pytest.mark.slow
 def test_sparse_gradients_on_replicas(family, mirrored):
     """Of equal rows too, that add up to infinity in float16."""
     skip_without("adding up over replicas", family)
@@ -117,6 +120,7 @@ def test_sparse_gradients_on_replicas(family, mirrored):
     assert_bit_equal(mirrored, [table])
 
 
+@pytest.mark.every
 @pytest.mark.peer_defect(13)
 @pytest.mark.parametrize(
     "setting",

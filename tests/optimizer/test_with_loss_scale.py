@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, gradients, heard, warned
+from exact import START, S, Trained, heard, warned
 from limits import skip_without
 from models import (
     assert_same,
@@ -188,20 +188,6 @@ def test_an_apply_that_was_traced(trained, later):
 
 
 @pytest.mark.filterwarnings("ignore:The loss was never scaled")
-def test_in_the_middle_of_a_step(trained):
-    """The new one has not scaled the loss, and says so."""
-    for scale in (2.0, DynamicLossScale(32.0)):
-        grads = trained.scaled(0.5)
-        replaced(trained, scale)
-        trained.apply(grads)
-    assert trained.subtracted() == 1.0
-    grads = trained.unscaled(0.5)
-    replaced(trained, 4.0)
-    trained.apply(grads)
-    assert trained.subtracted() == 1.5
-
-
-@pytest.mark.filterwarnings("ignore:The loss was never scaled")
 def test_an_overflow_that_was_seen_is_not_forgotten(trained):
     grads = [tf.clip_by_value(g, -1.0, 1.0) for g in trained.unscaled(INF)]
     replaced(trained, DynamicLossScale(32.0))
@@ -226,19 +212,6 @@ def test_the_old_one_takes_no_step(trained):
     assert trained.subtracted() == 0.5
 
 
-def test_a_function_that_is_given_the_optimizer_is_traced_anew(trained):
-    @tf.function
-    def step(optimizer):
-        grads = gradients(optimizer.scale_loss, 0.5, trained.variables)
-        optimizer.apply_gradients(list(zip(grads, trained.variables)))
-
-    step(trained.optimizer)
-    replaced(trained, DynamicLossScale(2.0, 1))
-    step(trained.optimizer)
-    assert trained.state() == (4.0, 0, 0)
-    assert trained.subtracted() == 1.0
-
-
 # What stands on a loss scale, or beside one.
 
 
@@ -259,18 +232,6 @@ def test_a_guard_around_the_old_one_goes_on_with_its_state(family):
     assert trained.subtracted() == 2.5 + 2.0**9
 
 
-def test_optimizers_that_share(pair):
-    shared = DynamicLossScale(2.0, 2)
-    for trained in pair:
-        train_step(trained)
-    for trained in pair:
-        replaced(trained, shared)
-    for trained in (*pair, *pair):
-        train_step(trained)
-    assert shared.numpy() == 4.0  # one step for both, twice
-    assert [trained.subtracted() for trained in pair] == [1.5, 1.5]
-
-
 def test_optimizers_that_share_no_longer(pair):
     first, second = pair
     for trained in pair:
@@ -282,16 +243,6 @@ def test_optimizers_that_share_no_longer(pair):
     assert first.subtracted() == second.subtracted() == 1.0
     assert second.state() == (S, 2, 0)
     assert float(old.loss_scale) == S  # which is still the second one's
-
-
-def test_a_class_of_the_users(family):
-    class Mine(type(Trained(family).optimizer)):
-        """A user's wrapper."""
-
-    optimizer = Mine(family.optimizers.SGD(0.25), 8.0, name="mine")
-    other = optimizer.with_loss_scale("torch")
-    assert (type(other), other.name) == (Mine, "mine")
-    assert float(other.loss_scale) == 2.0**16
 
 
 @pytest.mark.parametrize(
@@ -357,37 +308,6 @@ def test_a_checkpoint_of_it_is_whole(family, rng, tmp_path):
     assert_same(whole_state(model), whole_state(again))
 
 
-def test_what_was_restored_stays_restored(family, rng, tmp_path):
-    """A restored loss scale is replaced like any other, and not restored again."""
-    model, x, y = fitted(family, rng)
-    model.optimizer.loss_scale.current_loss_scale.assign(16.0)
-    path = checkpoint_of(model).write(str(tmp_path / "checkpoint"))
-    optimizer = LossScaleOptimizer(family.optimizers.Adam(0.05), "dynamic")
-    other = regression(family, optimizer)
-    checkpoint_of(other).read(path).expect_partial()  # before it is built
-    assert float(other.optimizer.loss_scale) == 16.0
-    compiled_with(other, DynamicLossScale(128.0))
-    compiled_with(model, DynamicLossScale(128.0))
-    for each in (model, other):
-        each.train_on_batch(x, y)
-        assert float(each.optimizer.loss_scale) == 128.0
-    assert_same(whole_state(model), whole_state(other))
-
-
-def test_a_fixed_one_and_back(family, rng, tmp_path):
-    """As between any fixed and dynamic loss scale: the rest is restored."""
-    model, x, y = fitted(family, rng)
-    before = checkpoint_of(model).write(str(tmp_path / "before"))
-    compiled_with(model, FixedLossScale(8.0, True)).train_on_batch(x, y)
-    after = checkpoint_of(model).write(str(tmp_path / "after"))
-    checkpoint_of(model).read(before).expect_partial()
-    assert int(model.optimizer.iterations.numpy()) == 1
-    compiled_with(model, DynamicLossScale(4.0))
-    checkpoint_of(model).read(after).expect_partial()
-    assert int(model.optimizer.iterations.numpy()) == 2
-    assert float(model.optimizer.loss_scale) == 4.0
-
-
 def test_a_file_of_keras(family, rng, tmp_path):
     skip_without("an optimizer in a .keras file", family)
     model, x, y = fitted(family, rng)
@@ -436,26 +356,6 @@ def test_one_that_checks_no_sum_of_float16(family):
     )
     with pytest.raises(ValueError, match="communication_dtype"):
         optimizer.with_loss_scale(8.0)
-
-
-def test_a_class_of_the_users_that_cannot_have_it(family):
-    class Mine(type(Trained(family).optimizer)):
-        """It takes the arguments of Keras 2's wrapper."""
-
-        def __init__(self, inner, dynamic=True, initial_scale=None, name=None):
-            super().__init__(
-                inner, dynamic=dynamic, initial_scale=initial_scale, name=name
-            )
-
-    trained = Trained(family)
-    trained.optimizer = Mine(family.optimizers.SGD(1.0))
-    with pytest.raises(TypeError, match="Keras's own arguments can express"):
-        trained.optimizer.with_loss_scale(HeadroomLossScale())
-    train_step(trained)
-    assert trained.subtracted() == 0.5
-    with pytest.raises(ValueError, match="twice"):
-        LossScaleOptimizer(trained.optimizer.inner_optimizer)
-    assert float(trained.optimizer.with_loss_scale(4.0).loss_scale) == 4.0
 
 
 def test_in_a_graph(trained):

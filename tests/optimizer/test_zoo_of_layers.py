@@ -1,8 +1,9 @@
-"""Layers of every Keras in a small network: `fit` trains as the bare optimizer.
+"""Layers and expressions in a small network: `fit` trains as the bare optimizer.
 
 Those of the first Keras are all trained, in one mode each, of the others some. Where a
 layer may have a bias it has none: a bias's gradient is scaled whatever the layer does,
-and could speak for the weights'.
+and could speak for the weights'. A group of expressions is in one network, each in a
+branch of its own, before and behind a layer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exact import heard
+from expressions import FEATURES, GROUPS
 from installed import families
 from limits import TENSORFLOW, is_older, skip_without
 from models import compiled_by, seed_all
@@ -102,8 +104,30 @@ FIRST = {
 FAIL_IN_KERAS_2 = {"SpectralNormalization"}
 
 
+def of_expressions(keras, group):
+    """Returns a network with two layers behind each expression of a group."""
+
+    class Expression(keras.layers.Layer):
+        def __init__(self, function):
+            super().__init__()
+            self.function = function
+
+        def call(self, x):
+            return self.function(x)
+
+    inputs, outputs = keras.Input((FEATURES,), batch_size=6), []
+    for function in GROUPS[group].values():
+        x = inputs
+        for width in (FEATURES, 1):
+            x = keras.layers.Dense(width, **PLAIN)(Expression(function)(x))
+        outputs.append(x)
+    return keras.Model(inputs, keras.layers.Concatenate()(outputs))
+
+
 def network(keras, name):
     """Returns a layer between two without a bias, or behind the input alone."""
+    if name in GROUPS:
+        return of_expressions(keras, name)
     layers, (shape, make) = keras.layers, LAYERS[name]
     inputs = keras.Input(shape, dtype=FIRST.get(name, "float32"))
     x = [inputs]
@@ -119,6 +143,11 @@ def network(keras, name):
 
 def inputs_of(name, rows, rng):
     """Returns so many rows of what a layer takes."""
+    if name in GROUPS:
+        x = rng.normal(size=(rows, FEATURES)).astype(np.float32) / 2
+        x[1, 2] = 0.0
+        x[2, 1] = np.nan if name == "imputes" else x[2, 1]
+        return x
     shape, dtype = (rows, *LAYERS[name][0]), FIRST.get(name, "float32")
     if dtype == "float32":
         return rng.uniform(0.1, 0.9, shape).astype(dtype)
@@ -181,17 +210,16 @@ def each_in_a_mode():
     for family in families():
         is_first = family.name == families()[0].name
         there = [name for name in sorted(LAYERS) if hasattr(family.keras.layers, name)]
-        for turn, name in enumerate(there):
+        for turn, name in enumerate([*GROUPS, *there]):
             is_compiled = is_first and turn % 9 == 8
             mode = "xla" if is_compiled else ("eager", "graph", "eager")[turn % 3]
-            is_quick = turn % 12 == 0 and is_first  # on all versions but the newest
-            marks = [] if is_quick else [pytest.mark.slow]
             if is_first or turn % 8 == 0:
                 each_id = f"{family.name}-{name}-{mode}"
-                found.append(pytest.param(family, name, mode, id=each_id, marks=marks))
+                found.append(pytest.param(family, name, mode, id=each_id))
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "name", "mode"), each_in_a_mode())
 def test_trains_as_the_bare_optimizer(family, name, mode):
     if mode == "xla":

@@ -13,6 +13,8 @@ from overflowing import ADVISED, Maker, data_for, made
 
 from lossscale import LossScaleMonitor, find_nonfinite, forward_ranges
 
+pytestmark = pytest.mark.each_version
+
 
 def in_turn(first, but=()):
     """Returns parameters: each model with one of the Kerases.
@@ -92,6 +94,7 @@ NESTS = {
 }
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("divides", [False, True])
 @pytest.mark.parametrize("nest", NESTS)
 def test_what_forward_ranges_says_of_data_that_the_model_casts_helps(

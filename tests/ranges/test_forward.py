@@ -19,6 +19,7 @@ def ranges_of(family, name, **kwargs):
     return forward_ranges(model, x, verbose=0)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", PATHS)
 def test_the_layer_that_overflows_needs_float32(family, name):
     found = ranges_of(family, name)
@@ -29,6 +30,7 @@ def test_the_layer_that_overflows_needs_float32(family, name):
     assert "dtype=\"float32\", name='hot'" in str(found)
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", PATHS)
 def test_no_layer_needs_float32_where_nothing_overflows(family, name):
     found = ranges_of(family, name, is_hot=False)
@@ -131,6 +133,7 @@ def test_what_kind_of_batches_makes_no_difference(family):
     assert "2 batches" in table
 
 
+@pytest.mark.each_version
 def test_it_trains_with_the_policies_that_it_gives():
     family = each_keras()[0]
     keras = family.keras

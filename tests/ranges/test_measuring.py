@@ -345,6 +345,7 @@ def test_a_layer_whose_first_output_has_no_gradient(family):
     assert values["output of narrow"] == 4 * 2
 
 
+@pytest.mark.every
 def test_autograph_converts_a_layer_as_in_fit(family):
     class Branching(family.keras.layers.Layer):
         def call(self, x):

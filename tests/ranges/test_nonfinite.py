@@ -11,6 +11,7 @@ from overflowing import PATHS, data_for, made
 from lossscale import LossScaleOptimizer, find_nonfinite
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", PATHS)
 def test_the_layer_that_overflows_is_named(family, name):
     found = find_nonfinite(*made(family, name))
@@ -25,6 +26,7 @@ def test_the_layer_that_overflows_is_named(family, name):
     assert found.is_hidden == (name == "normalized")
 
 
+@pytest.mark.every
 @pytest.mark.parametrize("name", PATHS)
 def test_nothing_is_named_where_nothing_overflows(family, name):
     found = find_nonfinite(*made(family, name, is_hot=False))
@@ -146,6 +148,24 @@ def test_a_layer_may_have_compiled_its_call(family):
 
     found = find_nonfinite(chain(family, lambda _: Compiled()), *data_for("gated"))
     assert (found.where, found.layer) == ("forward", "compiled")
+
+
+def test_a_gradient_that_does_not_fit_where_it_is_cast_to_float16(family):
+    """Behind a layer in float32: nobody wrote the `call` of the model around them."""
+
+    def loss(y, outputs):
+        return 2.0**26 * (y - outputs) ** 2
+
+    def hidden(layers):
+        return layers.Dense(4, name="hidden")
+
+    model = chain(family, hidden, loss=loss, scale=1.0)
+    found = find_nonfinite(model, *data_for("gated"))
+    assert (found.where, found.layer, found.kind) == ("gradient", "hidden", "inf")
+    assert "in float32, but not where it is cast to float16" in str(found)
+    assert "Dense(..., dtype=\"float32\", name='hidden')" in found.to_write
+    assert "No loss scale helps" not in str(found)
+    assert "DynamicLossScale(min_loss_scale=2.0**-24)" in found.to_write
 
 
 # What it refuses

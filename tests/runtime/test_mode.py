@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 import tensorflow as tf
 from installed import ROOT
 from processes import printed
@@ -38,6 +39,7 @@ def test_each_mode_is_seen_from_within_branches_and_nested_functions():
     assert compiled == {mode.XLA}
 
 
+@pytest.mark.slow
 def test_a_session_and_xla_in_it_are_seen():
     # Eager execution can only be left before anything runs: in a process of its own.
     assert printed("-c", _IN_SESSION).split()[-2:] == ["True", "True"]

@@ -34,6 +34,7 @@ def follow(loss_scale, run):
     return loss_scale
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 @pytest.mark.parametrize("name", DECLARED)
 def test_its_rule(name, mode):
@@ -54,6 +55,7 @@ def restored(make, value):
     return loss_scale, held
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("flag", [True, False])
 @pytest.mark.parametrize("value", [0.0, -8.0, np.nan, np.inf, 0.5])
 def test_a_restored_value_that_is_no_loss_scale_is_replaced(make, value, flag):
@@ -86,6 +88,7 @@ def test_call_gives_a_float32_scalar(make):
     assert value.shape == ()
 
 
+@pytest.mark.smoke
 def test_config_through_json_is_the_constructors_arguments(make):
     first = follow(make(), RUN)
     config = json.loads(json.dumps(first.get_config()))
@@ -123,6 +126,7 @@ def test_a_number_takes_no_variables_place(make):
         assert getattr(module, name) is variable
 
 
+@pytest.mark.smoke
 def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
     first = follow(make(), RUN)
     path = tf.train.Checkpoint(scale=first).write(str(tmp_path / "checkpoint"))
@@ -134,6 +138,7 @@ def test_a_checkpoint_holds_the_whole_state(make, tmp_path):
     assert state(second) == state(later.scale) == state(first)
 
 
+@pytest.mark.slow
 @pytest.mark.peer_defect(29)
 def test_the_whole_state_goes_on_where_it_is_compiled(make, tmp_path):
     def compiled_run(loss_scale, run, mode):
@@ -153,6 +158,7 @@ def test_the_whole_state_goes_on_where_it_is_compiled(make, tmp_path):
     assert compiled_run(restored, rest, "xla") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_every_mode_gives_what_eager_gives(name, mirrored):
     make = CASES[name]
@@ -166,6 +172,7 @@ def test_every_mode_gives_what_eager_gives(name, mirrored):
         assert applied == expected[1][: len(run)], mode
 
 
+@pytest.mark.smoke
 def test_adjust_is_update_with_the_flag_known(make):
     by_flag, by_grads = make(), make()
     for flag in finite(RUN):

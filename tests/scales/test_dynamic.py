@@ -25,6 +25,7 @@ VECTORS = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector[3]}")
 def test_follows_the_rule(vector):
     start, period, multiplier, letters, expected = vector
@@ -32,6 +33,7 @@ def test_follows_the_rule(vector):
     assert run(loss_scale, finite(letters)) == expected
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("reset", "expected"),
     [
@@ -46,6 +48,7 @@ def test_four_families_of_hysteresis(reset, expected):
     assert run(loss_scale, finite("FTFFTFFF")) == expected
 
 
+@pytest.mark.smoke
 @pytest.mark.peer_defect(7)
 def test_growth_catches_up_with_a_restored_counter():
     loss_scale = DynamicLossScale(8, increment_period=3)

@@ -58,6 +58,7 @@ def random_config(rng):
     }
 
 
+@pytest.mark.slow
 def test_every_step_is_the_references(rng):
     for _ in range(8):
         config, run = random_config(rng), random_run(rng, 150)
@@ -75,6 +76,7 @@ def test_from_the_second_step_on():
     assert float(HeadroomLossScale()) == 2.0**15
 
 
+@pytest.mark.smoke
 def test_a_ceiling_holds_what_gradients_do_not_announce():
     loss_scale = HeadroomLossScale(increment_period=5)
     seen = []
@@ -95,6 +97,7 @@ def test_no_ceiling_is_above_the_highest(highest):
     assert float(loss_scale.ceiling) == float(loss_scale) == (highest or 2.0**127)
 
 
+@pytest.mark.smoke
 def test_zero_gradients_move_nothing():
     loss_scale = HeadroomLossScale(2.0**7)
     for _ in range(3):

@@ -32,15 +32,7 @@ FLOAT32_TINY = float(np.finfo(np.float32).tiny)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-class WithVariables:
-    """One that saves variables, by the names in a state."""
-
-    def load(self, state):
-        for key, variable in self.save().items():
-            variable.assign(state[key])
-
-
-class TensorFlow(WithVariables):
+class TensorFlow:
     """tf.compat.v1.mixed_precision.DynamicLossScale."""
 
     def __init__(self, scale=2.0**15, growth=2.0, period=2000):
@@ -51,17 +43,11 @@ class TensorFlow(WithVariables):
         self.scaler.update([tf.constant(1.0 if is_finite else np.inf)])
         return float(self.scaler())
 
-    def save(self):
-        return {
-            "current_loss_scale": self.scaler._current_loss_scale,
-            "good_steps": self.scaler._num_good_steps,
-        }
-
     def defaults(self):
         return originals.arguments_of(self.cls)
 
 
-class Keras2(WithVariables):
+class Keras2:
     """Keras 2's LossScaleOptimizer."""
 
     def __init__(self, scale=2.0**15, period=2000):
@@ -77,12 +63,6 @@ class Keras2(WithVariables):
         self.optimizer.apply_gradients([(grad, self.weight)])
         return float(self.optimizer.loss_scale)
 
-    def save(self):
-        return {
-            "current_loss_scale": self.optimizer._loss_scale.current_loss_scale,
-            "good_steps": self.optimizer.dynamic_counter,
-        }
-
     def defaults(self):
         module = sys.modules[self.cls.__module__]
         return {
@@ -91,7 +71,7 @@ class Keras2(WithVariables):
         }
 
 
-class Keras3(WithVariables):
+class Keras3:
     """Keras 3's LossScaleOptimizer."""
 
     def __init__(self, scale=2.0**15, period=2000):
@@ -107,12 +87,6 @@ class Keras3(WithVariables):
         grad = tf.constant(1.0 if is_finite else np.inf)
         self.optimizer.apply([grad], [self.weight])
         return float(self.optimizer.dynamic_scale.numpy())
-
-    def save(self):
-        return {
-            "dynamic_scale": self.optimizer.dynamic_scale,
-            "step_counter": self.optimizer.step_counter,
-        }
 
     def defaults(self):
         found = originals.arguments_of(self.cls)
@@ -152,20 +126,16 @@ class Original:
                 text=True,
             )
 
-    def ask(self, parameters, flags=(), state=None):
-        request = {"parameters": parameters, "flags": list(flags), "state": state}
+    def ask(self, parameters, flags=()):
+        request = {"parameters": parameters, "flags": list(flags)}
         if self.process is None:
             return originals.answer(LOCAL[self.name], request)
-        line = json.dumps(request, default=lambda array: array.tolist())
-        self.process.stdin.write(line + "\n")
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline())
-        if self.name == "paddle":  # JSON has no arrays
-            answer["state"]["scale"] = np.array(answer["state"]["scale"], np.float32)
-        return answer
+        return json.loads(self.process.stdout.readline())
 
-    def run(self, parameters, flags, state=None):
-        return self.ask(parameters, flags, state)["scales"]
+    def run(self, parameters, flags):
+        return self.ask(parameters, flags)["scales"]
 
     def close(self):
         if self.process is not None:

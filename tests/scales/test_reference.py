@@ -67,6 +67,7 @@ ARGUMENTS = {
 FLAGS = [letter == "T" for letter in "TTTFFFTFTTFTTTTTTTFTFFFFFFFFFFFTTTT"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["none", *ARGUMENTS, "all"])
 def test_each_argument_as_the_reference(name):
     given = {n: v for n, v in ARGUMENTS.items() if name in (n, "all")}
@@ -74,6 +75,7 @@ def test_each_argument_as_the_reference(name):
     assert run(DynamicLossScale(**config), FLAGS) == reference(config, FLAGS)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(config=configs(), flags=runs())
 def test_every_step_of_every_run_is_the_references(config, flags):

@@ -69,12 +69,14 @@ def draw(seed, steps=40):
     return rule, list(zip(is_finite.tolist(), largest.astype(np.float32).tolist()))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_step_of_every_run_is_the_references(seed):
     assert_as_reference(*draw(seed))
 
 
+@pytest.mark.smoke
 def test_spikes_zeros_overflows_and_a_new_level_as_the_reference():
     letters = {"-": (True, 1.0), "+": (True, 1.25), "^": (True, 64.0), "0": (True, 0.0)}
     letters["x"] = (False, math.nan)

@@ -132,6 +132,7 @@ def test_a_loss_scale_that_only_keeps_the_largest_needs_none():
     assert found == results(simulate(DynamicLossScale(64, 2), is_finite=trace))
 
 
+@pytest.mark.slow
 def test_it_is_the_objects_own_run_from_its_present_state_and_changes_nothing(make):
     loss_scale = make()
     by_hand(loss_scale, flags(3, steps=20))
@@ -149,6 +150,7 @@ def test_flags_with_the_largest_gradients(name):
     assert results(found) == by_hand(EVERY[name](), trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["backoff", "skip"])
 def test_a_loss_that_is_not_finite_is_an_event_of_its_own(make, how):
     loss_scale, bad = make(), {4, 5, 6, 20}

@@ -5,8 +5,8 @@ code or files, and the changelog says so. Who reads an entry:
 
 * test_conformance.py: every promise of a loss scale, of each of `cases`; and `rule`;
 * test_base.py and test_replay.py: the same, in other ways;
-* test_public_api.py: how it is called, and what files hold. It also tells whether each
-  public loss scale has an entry.
+* test_public_api.py: what files hold. It also tells whether each public loss scale has
+  an entry.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ class Declared(NamedTuple):
     """What is promised of a class.
 
     Attributes:
-      called: How it and its own methods are called, as in `PUBLIC` of
-        test_public_api.py.
       variables: The names of its variables besides those of every loss scale, in a
         graph and in checkpoints. None: see test_public_api.py.
       keys: The keys of its config if it is made from one number.
@@ -40,7 +38,6 @@ class Declared(NamedTuple):
         Its largest gradients are those of `driving.magnitude`.
     """
 
-    called: str
     variables: Any
     keys: str
     cases: Dict[str, Callable[[], Any]]
@@ -49,13 +46,6 @@ class Declared(NamedTuple):
 
 DECLARED = {
     "DynamicLossScale": Declared(
-        called="""
-DynamicLossScale(initial_loss_scale=32768.0, increment_period=2000, multiplier=2.0, *,
-    backoff_factor=None, hysteresis=1, hysteresis_reset=('growth', 'backoff'),
-    min_loss_scale=1.0, max_loss_scale=None, search_period=None,
-    backoff_cooldown=None, overflow_tolerance=None)
-DynamicLossScale.from_preset(name, **overrides)
-""",
         variables="bad_steps current_loss_scale good_steps",
         keys="backoff_factor hysteresis hysteresis_reset increment_period "
         "initial_loss_scale max_loss_scale min_loss_scale multiplier",
@@ -77,7 +67,6 @@ DynamicLossScale.from_preset(name, **overrides)
         rule=("TTFTTFFFFFFFFF", "64 256 128 128 512 256 128 64 32 16 8 4 2 2"),
     ),
     "FixedLossScale": Declared(
-        called="FixedLossScale(loss_scale_value, skip_nonfinite=False)",
         variables="",
         keys="loss_scale_value skip_nonfinite",
         cases={
@@ -87,10 +76,6 @@ DynamicLossScale.from_preset(name, **overrides)
         rule=("TFT", "64 64 64"),
     ),
     "HeadroomLossScale": Declared(
-        called="""
-HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
-    increment_period=2000, min_loss_scale=1.0, max_loss_scale=None)
-""",
         variables="ceiling current_loss_scale good_steps peak",
         keys="half_life headroom increment_period initial_loss_scale max_loss_scale "
         "min_loss_scale",
@@ -108,10 +93,6 @@ HeadroomLossScale(initial_loss_scale=32768.0, headroom=4, half_life=100, *,
         rule=("FTF", "32 32 16"),
     ),
     "SpikeGuard": Declared(
-        called="""
-SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,
-    min_ratio=2.0)
-""",
         variables=None,
         keys="loss_scale max_in_a_row min_ratio threshold window",
         cases={

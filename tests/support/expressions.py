@@ -46,18 +46,12 @@ IMPUTES = {
 
 MASKS = {
     "times-ones_like": lambda x: x * tf.ones_like(x),
-    "divided-by-ones_like": lambda x: x / tf.ones_like(x),
     "plus-zeros_like": lambda x: x + zeros(x),
-    "zeros_like-minus": lambda x: zeros(x) - x,
     "pow-zeros_like": lambda x: x * x ** zeros(x),
     "where-zeros_like": lambda x: tf.where(x > 0, x, zeros(x)),
-    "where-ones_like": lambda x: tf.where(x > 0, x, tf.ones_like(x)),
     "where-zero-times": lambda x: tf.where(x > 0, x, x * 0.0),
-    "where-stopped": lambda x: tf.where(x > 0, x, tf.stop_gradient(zeros(x))),
-    "where-of-version-1": lambda x: tf.compat.v1.where(x > 0, x, zeros(x)),
     "maximum-zeros_like": lambda x: tf.maximum(x, zeros(x)),
     "mask-by-cast": lambda x: x * tf.cast(x > 0, x.dtype),
-    "masked-softmax": lambda x: tf.nn.softmax(x + (1.0 - KEEP) * -1e9),
     "masked-mean": lambda x: (
         x
         - tf.math.divide_no_nan(
@@ -66,13 +60,7 @@ MASKS = {
         )
     ),
     "concat-zeros_like": lambda x: tf.concat([x, zeros(x)], 1),
-    "stack-zeros_like": lambda x: tf.reshape(
-        tf.stack([x, zeros(x)], 2), [-1, 2 * FEATURES]
-    ),
-    "padded": lambda x: tf.pad(x, [[0, 0], [1, 2]]),
-    "add_n-zeros_like": lambda x: tf.add_n([x, zeros(x), x]),
     "divide_no_nan": lambda x: tf.math.divide_no_nan(x, tf.nn.relu(x) + 0.5 * KEEP),
-    "one_hot-of-argmax": lambda x: x * tf.one_hot(tf.argmax(x, 1), FEATURES),
     "squared_difference-zeros_like": lambda x: tf.math.squared_difference(x, zeros(x)),
     "a-difference-that-is-zero": lambda x: x + (x - x),
     "zeros_like-through-layers": lambda x: x + tf.nn.relu(zeros(x) @ MATRIX),
@@ -114,12 +102,8 @@ LOOPS = {
     "while-from-zeros_like": _loop,
     "scan-from-zeros_like": _recurrence,
     "map_fn": lambda x: of_width(x, tf.map_fn(lambda row: row * tf.ones_like(row), x)),
-    "vectorized_map": lambda x: tf.vectorized_map(impute, x),
     "cond-zeros_like": lambda x: tf.cond(
         tf.reduce_sum(x) > -1e9, lambda: x, lambda: zeros(x)
-    ),
-    "switch_case": lambda x: tf.switch_case(
-        tf.shape(x)[0] % 2, [lambda: impute(x), lambda: x + zeros(x)]
     ),
     "tensor_array": _tensor_array,
     "function": _function,
@@ -131,13 +115,11 @@ LOOPS = {
 
 COMPLEX = {
     "abs-complex": lambda x: tf.abs(tf.complex(x, x)),
-    "abs-complex-zeros_like": lambda x: tf.abs(tf.complex(x, zeros(x))),
     "angle": lambda x: tf.math.angle(tf.complex(x, tf.ones_like(x))),
     "complex-matmul": lambda x: tf.math.real(
         tf.complex(x, x) @ tf.cast(MATRIX, tf.complex64)
     ),
     "fft-abs": lambda x: tf.abs(tf.signal.fft(tf.complex(x, 0.5 * x))),
-    "rfft-there-and-back": lambda x: of_width(x, tf.signal.irfft(tf.signal.rfft(x))),
 }
 
 
@@ -156,13 +138,7 @@ SPARSE = {
     "sparse-softmax": lambda x: of_width(
         x, tf.sparse.to_dense(tf.sparse.softmax(tf.sparse.from_dense(x)))
     ),
-    "ragged-to_tensor": lambda x: of_width(
-        x, tf.RaggedTensor.from_tensor(x).to_tensor()
-    ),
     "ragged-reduce_mean": lambda x: x + tf.reduce_mean(_ragged_rows(x), 1)[:, None],
-    "ragged-boolean_mask": lambda x: tf.ragged.boolean_mask(x, x > -0.5).to_tensor(
-        shape=[None, FEATURES]
-    ),
 }
 
 
@@ -195,13 +171,6 @@ MOVES = {
     "dynamic_stitch": _partitioned,
     "segment_mean": _segment_mean,
     "gather": lambda x: tf.gather(x, [3, 0, 0], axis=1),
-    "top_k": lambda x: tf.math.top_k(x, 2)[0],
-    "sort": lambda x: tf.sort(x, 1),
-    "strided": lambda x: x[:, ::-2],
-    "cumsum": lambda x: tf.cumsum(x, 1, exclusive=True),
-    "band_part": lambda x: tf.reshape(
-        tf.linalg.band_part(x[:, :, None] * x[:, None], 0, -1), [-1, FEATURES**2]
-    ),
 }
 
 
@@ -240,31 +209,16 @@ def _forward_mode(x):
 GRADIENTS = {
     "straight-through": lambda x: x + tf.stop_gradient(tf.round(x) - x),
     "straight-through-custom": _with_gradient(lambda _, upstream: upstream, tf.sign),
-    "straight-through-where": _with_gradient(
-        lambda x, upstream: tf.where(tf.abs(x) < 1, upstream, tf.zeros_like(upstream)),
-        tf.sign,
-    ),
     "gradient-reversal": _with_gradient(lambda _, upstream: -upstream),
     "gradient-where-zeros_like": _with_gradient(
         lambda x, upstream: tf.where(x > 0, upstream, tf.zeros_like(upstream))
-    ),
-    "gradient-log1pexp": _with_gradient(
-        lambda x, upstream: upstream * (1.0 - 1.0 / (1.0 + tf.exp(x))),
-        lambda x: tf.math.log1p(tf.exp(x)),
     ),
     "recompute-impute": tf.recompute_grad(impute),
     "gradient-in-the-network": lambda x: x + _slope(x),
     "unconnected-gradient": _zero_slope,
     "forward-mode": _forward_mode,
-    "relu6": tf.nn.relu6,
-    "leaky_relu": tf.nn.leaky_relu,
     "clip_by_value": lambda x: tf.clip_by_value(x, -1.0, 1.0),
-    "clip_by_norm": lambda x: tf.clip_by_norm(x, 0.5),
-    "clip_by_global_norm": lambda x: tf.clip_by_global_norm([x], 0.5)[0][0],
     "fake_quant": lambda x: tf.quantization.fake_quant_with_min_max_args(x, -2, 2),
-    "quantize_and_dequantize": lambda x: tf.quantization.quantize_and_dequantize_v2(
-        x, -2.0, 2.0, range_given=True
-    ),
 }
 
 
@@ -277,24 +231,13 @@ MATHEMATICS = {
     "sqrt": lambda x: tf.sqrt(x * x + 1.0),
     "pow-pow": lambda x: (1.0 + x * x) ** tf.tanh(x),
     "abs-sign": lambda x: tf.abs(x) * tf.sign(x),
-    "exp": tf.exp,
-    "atan2": lambda x: tf.atan2(x, tf.ones_like(x)),
-    "xdivy": lambda x: tf.math.xdivy(x, 1.0 + x * x),
-    "lgamma": lambda x: tf.math.lgamma(x * x + 3.0),
     "l2_normalize": lambda x: tf.nn.l2_normalize(x, 1),
     "divided-by-norm": lambda x: x / tf.norm(x),
-    "minus-reduce_max": lambda x: x - tf.reduce_max(x, 1, keepdims=True),
-    "reduce_prod": lambda x: x + tf.reduce_prod(x, 1, keepdims=True),
-    "log_softmax": tf.nn.log_softmax,
     "attention": lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x,
     "conv1d": lambda x: tf.nn.conv1d(x[:, :, None], [[[0.5]], [[2.0]]], 1, "SAME")[
         :, :, 0
     ],
-    "max_pool": lambda x: tf.nn.max_pool1d(x[:, :, None], 2, 2, "SAME")[:, :, 0],
     "solve": _solved,
-    "det": lambda x: (
-        x + tf.linalg.det(x[:, None] * x[:, :, None] / 8.0 + tf.eye(4))[:, None]
-    ),
     "cast-float16": lambda x: tf.cast(tf.cast(x, tf.float16), tf.float32),
     "random-dropout": lambda x: (
         x * tf.cast(tf.random.stateless_uniform([FEATURES], [1, 2]) > 0.3, x.dtype)

@@ -17,12 +17,6 @@ def is_older(family, version):
     return tuple(map(int, family.keras.__version__.split(".")[:2])) < version
 
 
-def _is_own(keras, layer):
-    """Tells whether a Keras makes a layer of its own again from the config."""
-    again = keras.layers.deserialize(keras.layers.serialize(layer))
-    return isinstance(again, keras.layers.Layer)
-
-
 def _is(*names):
     """Returns what tells whether a family has one of these names."""
     return lambda family: family.name in names
@@ -96,14 +90,6 @@ LIMITS = {
         "a .weights.h5 file holds no state of legacy optimizers, nor of any optimizer "
         "before Keras 2.12, bare or wrapped",
     ),
-    "Keras's own wrapper in an .h5 file": (
-        lambda family: family.name == "keras2-new" and TENSORFLOW == (2, 11),
-        "Keras 2.11's own wrapper of new optimizers has no list of variables to save",
-    ),
-    "Keras's own wrapper in a .keras file": (
-        lambda family: family.name == "keras2-legacy" and TENSORFLOW < (2, 15),
-        "Keras 2.13's own wrapper of legacy optimizers cannot be built from one",
-    ),
     "an optimizer in an .h5 file": (
         lambda family: (
             family.name == "keras3"
@@ -119,11 +105,6 @@ LIMITS = {
     "optimizers that hide the inner one": (
         IS_2,
         "in Keras 2's checkpoints a wrapper looks like the optimizer that it wraps",
-    ),
-    "the end of float16 under XLA": (
-        lambda _: TENSORFLOW < (2, 18),
-        "before TensorFlow 2.18 XLA may leave float16's rounding out: 2**16 is finite "
-        "(seen on 2.16)",
     ),
     "adding up over replicas": (
         lambda family: getattr(family.keras, "__version__", "2").startswith("3.3."),
@@ -144,10 +125,6 @@ LIMITS = {
     "the pages": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),
         "the blocks of the README and docs/ are written for `import keras` of today",
-    ),
-    "its own layers from a config": (
-        lambda family: not _is_own(family.keras, family.keras.layers.Dense(1)),
-        "of two Keras 2 in one process one makes the other's layers, bare too",
     ),
     "attention with a dtype": (
         lambda _: TENSORFLOW < (2, 5),

@@ -74,6 +74,102 @@ scales/headroom.py: scales/test_headroom.py
     headroom: an overflow does not lower the ceiling
       - raised, ceiling), lowered)
       + raised, ceiling), ceiling)
+scales/base.py: scales/test_conformance.py
+    every loss scale: a restored 0 or NaN stays
+      - found = tf.where(is_number, found, loss_scale.initial_loss_scale)
+      + found = current
+arguments.py: scales/test_conformance.py test_public_api.py
+    every loss scale: a config leaves out what is None
+      - if value is not None or name not in self._newer
+      + if value is not None
+optimizer/reduction.py: optimizer/test_two_replicas.py
+    replicas: the first one decides
+      - total, largest = replicas.all_reduce_sum(contributions), None
+      + total, largest = replicas.local_result(contributions), None
+optimizer/reduction.py: optimizer/test_looking.py
+    replicas: the greatest magnitude is the first one's
+      - tf.reduce_max(total[1:])
+      + total[1]
+optimizer/reduction.py: optimizer/test_two_replicas.py
+    replicas: a sum that may overflow is not looked at
+      - tf.logical_and(total > 0.0, total < self._count + 1.0)
+      + total < 0.0
+optimizer/reduction.py: optimizer/test_communication.py
+    communication_dtype: unscaled gradients cross as they are
+      - scale if by is None else scale / by if by is unknown else None
+      + None if by is None else scale / by if by is unknown else None
+optimizer/bundle.py: optimizer/test_loops.py
+    step: an overflow that was clipped is forgotten
+      - check=bundle.check.without_gradients(bundle.count) & now
+      + check=now
+gradients/rows.py: gradients/test_rows.py
+    step: duplicate rows may add up to infinity
+      - return bool(dtype.is_floating) and dtype.size == 2
+      + return False
+gradients/arithmetic.py: gradients/test_arithmetic.py
+    step: a loss is multiplied in float16
+      - loss = widened(loss)
+      + loss = tf.convert_to_tensor(loss)
+optimizer/step.py: optimizer/test_spike_record.py
+    step: a spike is applied
+      - verdict.should_apply,
+      + is_finite,
+optimizer/step.py: optimizer/test_nonfinite_loss.py
+    step: the rule is told of a bad loss
+      - is_told = tf.logical_not(is_of_loss)
+      + is_told = True
+optimizer/step.py: optimizer/test_sharing.py
+    step: each optimizer of a step adjusts a shared loss scale
+      - if step is None or not step.goes_on(member, loss_scale):
+      + if True:
+optimizer/record.py: optimizer/test_fault_record.py
+    record: it names another variable
+      - for variable, kind in zip(variables, map(_kind, worst))
+      + for variable, kind in zip(variables[::-1], map(_kind, worst))
+optimizer/pending.py: optimizer/test_pending.py
+    law 1: what was given to unscale may be unscaled
+      - if kind.name == UNKNOWN and divisor is not None:
+      + if False:
+    law 1: gradients are not known again by their number
+      - others = tf.where(is_given, -pending, others)
+      + pass
+    law 2: another optimizer's loss moves the state of one that waits
+      - is_its = is_own or not self.observer.has_several
+      + is_its = True
+    law 2: an apply leaves its optimizer waiting
+      - self._note_waiting(False)
+      + pass
+optimizer/kinds.py: optimizer/test_pending.py
+    law 3: bodies are of unknown kind
+      - if called and not is_used and
+      + if False and
+optimizer/pending.py: optimizer/test_pending.py
+    law 4: a counted overflow does not end
+      - now = tf.where(held > Overflow.COUNTED, Overflow.SEEN, Overflow.NONE)
+      + now = held
+optimizer/pending.py: optimizer/test_overflows.py
+    law 4: an overflow that no apply has counted ends with the next list
+      - now = tf.where(is_finite, now, Overflow.SEEN)
+      + now = tf.where(is_finite, Overflow.NONE, Overflow.SEEN)
+optimizer/kinds.py: optimizer/test_pending.py
+    law 5: mixed values are of unknown kind
+      - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
+      + return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in found else kind
+optimizer/pending.py: optimizer/test_pending.py
+    law 5: nothing is said of gradients that another optimizer unscaled
+      - elif not each.has_own:
+      + elif False:
+    a list is divided by the loss scale of now
+      - return tf.where(scaled_by > 0.0, scaled_by, now)
+      + return now
+monitor/watched.py: monitor/test_watched.py
+    monitor: no stall is told
+      - is_stall = own.in_a_row >= self._patience
+      + is_stall = False
+optimizer/keras_arguments.py: optimizer/test_keras_arguments.py
+    files: Keras's own arguments mean a default loss scale
+      - config["initial_loss_scale"] = scale
+      + pass
 """
 
 

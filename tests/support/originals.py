@@ -37,12 +37,6 @@ class Torch:
         self.scaler.update()
         return self.scaler.get_scale()
 
-    def save(self):
-        return self.scaler.state_dict()
-
-    def load(self, state):
-        self.scaler.load_state_dict(state)
-
     def defaults(self):
         state = self.torch.amp.GradScaler("cpu").state_dict()
         return {
@@ -82,12 +76,6 @@ class Paddle:
         self.scaler._cache_found_inf = not is_finite
         self.scaler._update()
         return self.scaler._scale.item()
-
-    def save(self):
-        return self.scaler.state_dict()
-
-    def load(self, state):
-        self.scaler.load_state_dict({**state, "scale": np.array(state["scale"])})
 
     def defaults(self):
         return paddles_defaults(self.cls)
@@ -244,22 +232,14 @@ def answer(cls, request):
 
     Args:
       cls: The original.
-      request: A dict: `parameters` of the constructor, the `state` to load or None, and
-        the `flags` of the steps.
+      request: A dict: `parameters` of the constructor, and the `flags` of the steps.
 
     Returns:
-      `scales`, one per step, the `state` after them, or None where `import_state` has
-      no format for it, and the `defaults`.
+      `scales`, one per step, and the `defaults`.
     """
     original = cls(**request["parameters"])
-    if request["state"] is not None:
-        original.load(request["state"])
     scales = [original.step(flag) for flag in request["flags"]]
-    return {
-        "scales": scales,
-        "state": original.save() if hasattr(original, "save") else None,
-        "defaults": original.defaults(),
-    }
+    return {"scales": scales, "defaults": original.defaults()}
 
 
 def main():

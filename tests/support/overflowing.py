@@ -192,15 +192,6 @@ def shared(m):
     return m.model(FLAT, lambda x: add([hot(x * 1e-5), hot(x)]))
 
 
-def recurrent(m):
-    """A layer for each time step between two recurrent ones."""
-    layers = m.keras.layers
-    kernel = m.keras.initializers.Constant(0.1)
-    first = layers.GRU(6, return_sequences=True, kernel_initializer=kernel)
-    each = layers.TimeDistributed(m.hot(), name="each")
-    return m.model(ROWS, first, each, layers.LSTM(4))
-
-
 def masked(m):
     """Attention by hand with a mask of -inf, which is meant to be."""
 
@@ -235,26 +226,6 @@ def product(m):
     return m.model(FLAT, multiplied, m.norm())
 
 
-def residual(m):
-    """A sum of two that fit, but not the sum."""
-
-    def added(x):
-        one, other = m.given("add", x, x)
-        return one + other
-
-    return m.model(FLAT, m.dense("hidden", 4000.0, 6), added, m.norm())
-
-
-def squared(m):
-    """A function of Keras or of TensorFlow between the layers."""
-    square = m.keras.ops.square if has_ops(m.keras) else tf.square
-
-    def body(x):
-        return square(*m.given("square", x))
-
-    return m.model(FLAT, m.dense("g", 100.0), body, m.norm())
-
-
 def gate_in_a_block(m, gate=100.0, value=100.0):
     """A custom layer whose product overflows, and whose layers do not."""
     block = m.own(
@@ -272,50 +243,9 @@ def layer_in_a_block(m):
     return gate_in_a_block(m, 3e4, 1e-3)
 
 
-def residual_in_a_block(m):
-    """A custom layer that adds its input to an output that overflows."""
-    block = m.own("blk", lambda x, cast, g: x + cast(g(x)), g=m.dense("g", 3e4, 6))
-    return m.model(FLAT, block, m.norm())
-
-
-def own_model(m):
-    """A model whose `call` multiplies."""
-
-    class Own(m.keras.Model):
-        def __init__(self):
-            super().__init__(name="own")
-            self.g, self.v = m.dense("g", 100.0), m.dense("v", 100.0)
-            self.n, self.last = m.norm(), m.head()
-
-        def call(self, x):
-            one, other = m.given("own", self.g(x), self.v(x))
-            return self.last(self.n(one * other))
-
-    return Own()
-
-
-def each_step(m):
-    """A layer for each time step."""
-    each = m.layer("TimeDistributed", m.hot(), name="each")
-    return m.model(ROWS, each, m.norm(), m.pool())
-
-
 def state(m):
     """A recurrent layer that overflows in its own state."""
     return m.model(ROWS, m.growing("SimpleRNN", "rnn"), m.norm())
-
-
-def both_ways(m):
-    """The same, forwards and backwards."""
-    both = m.layer("Bidirectional", m.growing("SimpleRNN", "rnn"), name="both")
-    return m.model(ROWS, both, m.norm())
-
-
-def stacked(m):
-    """The same in the first of two stacked cells."""
-    cells = [m.growing("SimpleRNNCell", "one"), m.layer("SimpleRNNCell", 4, name="two")]
-    stack = m.layer("StackedRNNCells", cells, name="stack")
-    return m.model(ROWS, m.layer("RNN", stack, name="rnn"), m.norm())
 
 
 def batch_norm(m):
@@ -324,19 +254,15 @@ def batch_norm(m):
 
 
 _HOT_AND_ADVISED = (sequential, attention, normalized, cell)
-_HOT = (gated, subclassed, nested, shared, recurrent, masked, dictionary)
-_ADVISED = (
-    *(product, residual, squared, gate_in_a_block, layer_in_a_block),
-    *(residual_in_a_block, own_model, each_step, state, both_ways, stacked, batch_norm),
-)
+_HOT = (gated, subclassed, nested, shared, masked, dictionary)
+_ADVISED = (product, gate_in_a_block, layer_in_a_block, state, batch_norm)
 MODELS = {make.__name__: make for make in (*_HOT_AND_ADVISED, *_HOT, *_ADVISED)}
 #: The models of which every layer can follow advice.
 ADVISED = [make.__name__ for make in (*_ADVISED, *_HOT_AND_ADVISED)]
 #: The whole path of the layer "hot", of the models that are hot or not.
 PATHS = {make.__name__: "hot" for make in (*_HOT_AND_ADVISED, *_HOT)}
-PATHS.update(nested="encoder/hot", recurrent="each/hot", cell="rnn/cell/hot")
-_ROWS_WANTED = {"each_step", "state", "both_ways", "stacked", "cell", "attention"}
-_ROWS_WANTED |= {"recurrent", "masked"}
+PATHS.update(nested="encoder/hot", cell="rnn/cell/hot")
+_ROWS_WANTED = {"state", "cell", "attention", "masked"}
 
 
 def data_for(name):
