@@ -346,6 +346,8 @@ class PendingDivision:
         self.observer = observer = observer_of(loss_scale, StepObserver)
         self._unscales_in_apply, self._has_unscaled = unscales_in_apply, False
         self._warned: set[str] = set()
+        #: The name of a variable that it trains, by which a warning names it.
+        self.trains = ""
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
@@ -591,7 +593,8 @@ class PendingDivision:
         """Gives a warning, unless it was given before."""
         if not self._unscales_itself and message not in self._warned:
             self._warned.add(message)
-            warn(message)
+            # Also, Python shows equal warnings of one line once.
+            warn(f"{message}This is the optimizer that trains {self.trains!r}.")
 
 
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from exact import START, S, Trained, changes_nothing, clip, gradients, heard, warned
 from models import compiled
 
-from lossscale import FixedLossScale
+from lossscale import FixedLossScale, LossScaleOptimizer
 
 INF = float("inf")
 MODES = ["eager", "graph"]
@@ -499,6 +499,19 @@ def test_clipping_scaled_gradients_in_a_branch_is_told(trained):
     with warned(1):
         step(tf.constant(True))
     assert trained.subtracted() == 1.0 / S
+
+
+def test_each_of_two_optimizers_is_told_by_what_it_trains(family):
+    told = []
+    for name in ("generator", "critic"):
+        optimizer = LossScaleOptimizer(family.optimizers.SGD())
+        layer = family.keras.layers.Dense(1, use_bias=False, name=name)
+        layer(tf.ones([1, 1]))
+        with heard() as messages:
+            optimizer.apply_gradients([(tf.ones([1, 1]), layer.trainable_weights[0])])
+        told += messages
+    ends = [each.rpartition("trains ")[2] for each in told]
+    assert ends == ["'generator/kernel'.", "'critic/kernel'."]
 
 
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])
