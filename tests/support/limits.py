@@ -54,11 +54,6 @@ LIMITS = {
         IS_2,
         "only Keras 3's optimizers accumulate gradients",
     ),
-    "stateless_apply": (IS_2, "Keras 3's optimizers and wrapper only"),
-    "SwapEMAWeights": (
-        lambda family: not hasattr(family.keras.callbacks, "SwapEMAWeights"),
-        "a callback of Keras 3",
-    ),
     "MultiOptimizer": (
         lambda family: not hasattr(family.optimizers, "MultiOptimizer"),
         "an optimizer of later Keras 3",
