@@ -93,7 +93,7 @@ def choosing() -> Any:
     }
     for name, scale in scales.items():
         _run(axes, scale, limit, label=name)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     return figure
 
 
@@ -258,7 +258,7 @@ def _station(axes: Any, station: way.Station, left: float, top: float) -> float:
     axes.text(left + 34, top + 23, station.kind, color=ground, **middle)
     line = {"color": "white", "va": "center"}
     axes.text(left + 68, top + 15, station.what, weight="bold", size=9.5, **line)
-    axes.text(left + 68, top + 33, station.who, family="monospace", size=8.4, **line)
+    axes.text(left + 68, top + 33, station.who, family="monospace", size=8.0, **line)
     return width
 
 

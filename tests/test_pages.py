@@ -176,13 +176,8 @@ def private_names():
     # Ours, set in other ways; Python's, TensorFlow Privacy's and torch's; what keys of
     # Keras's logs end with.
     known |= {"_built_for", "_asked_class", "_getframe", "_was_dp_gradients_called"}
-    known |= {
-        "_growth_tracker",
-        "_hysteresis_tracker",
-        "_asdict",
-        "_by_position",
-        "_loss",
-    }
+    known |= {"_growth_tracker", "_hysteresis_tracker", "_asdict", "_by_position"}
+    known |= {"_applied_steps", "_loss"}
     for node in nodes:
         module = getattr(node, "module", None) or ""
         if module.startswith("tensorflow.python"):

@@ -25,6 +25,10 @@ __all__ = [
     "enable_mixed_precision_graph_rewrite",
 ]
 
+#: The name scope of our own operations. A branch of the program's own keeps its name,
+#: and so do the variables that are created in it.
+_SCOPE = "loss_scale"
+
 
 class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
     """A `tf.compat.v1.train.Optimizer` that scales the loss and skips bad steps.
@@ -82,6 +86,13 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             raise TypeError(
                 "`opt` must not be a LossScaleOptimizer itself, got "
                 f"{arguments.shown(opt)}. Wrap the optimizer that it wraps."
+            )
+        if isinstance(opt, tf.compat.v1.train.SyncReplicasOptimizer):
+            # Its queue would be in our branch, where no session can run it.
+            raise TypeError(
+                f"`opt` must not be a SyncReplicasOptimizer, got {arguments.shown(opt)}"
+                ". Put it outside: SyncReplicasOptimizer(LossScaleOptimizer(opt, "
+                f"{self._argument}), replicas_to_aggregate, ...)."
             )
         if loss_scale_manager is None:
             raise TypeError(
@@ -141,7 +152,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
             # TensorFlow wants it in the dtype of the scaled loss, which is widened.
             grad_loss=None if grad_loss is None else widened(grad_loss),
         )
-        grads = self._engine.unscale([grad for grad, _ in pairs])
+        with tf.name_scope(_SCOPE):
+            grads = self._engine.unscale([grad for grad, _ in pairs])
         return [(grad, variable) for grad, (_, variable) in zip(grads, pairs)]
 
     @do_not_convert
@@ -185,7 +197,8 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
 
         train_op = tf.compat.v1.GraphKeys.TRAIN_OP
         listed = tf.compat.v1.get_collection(train_op)
-        done = self._engine.apply(grads, variables, apply)
+        with tf.name_scope(_SCOPE):
+            done = self._engine.apply(grads, variables, apply)
         if done is None:
             return None
 

@@ -284,8 +284,7 @@ class LossScaleMonitor(_Callback):
             wait = min(each.until_stall for each in self._watched)
             self._look_if_due(batch - 1, wait)
         for each in self._watched:
-            each.mark(batch)
-            each.next_batch = batch + self._batches_in_call
+            each.batches.begin(batch, self._batches_in_call)
 
     def _after_batch(self, batch: int, logs: Any = None) -> None:
         self._begin()

@@ -24,7 +24,7 @@ _DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504
 #: The largest scaled gradient may be this many doublings below 65504. The doublings
 #: that remain suffice for all gradients that change a weight.
 _FAR_BELOW = 16
-_MARKS = 4096  # the most batches of an epoch that are told apart
+_MARKS = 4096  # so many batches of an epoch are told apart
 _NAMED = 5  # the most variables that a message names
 
 _NONE_FOUND = """\
@@ -68,8 +68,8 @@ square root has at zero: lossscale.find_nonfinite(model, x, y) names the layer."
 _UNSCALED = """\
 The loss scale is {now}: the gradients are not finite even without being scaled up. \
 Either a derivative is infinite, as that of a square root is at zero, or they are too \
-large for float16. lossscale.find_nonfinite(model, x, y) on that batch says which, \
-names the layer, and says what to write."""
+large for float16, as they become where the learning rate is too high. \
+lossscale.find_nonfinite(model, x, y) on that batch says which, and what to write."""
 _ACCUMULATORS = """\
 Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
@@ -144,6 +144,47 @@ def read(optimizer: Any) -> Reading:
     )
 
 
+class Batches:
+    """In which batches of an epoch an optimizer skipped steps.
+
+    A step writes down which of the skipped ones it is, and the callback knows the
+    batch. The count of skipped steps before each batch joins the two: it stays on the
+    device, unread, unless there is something to say.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer, self._calls, self._every = optimizer, 0, 1
+        self._first: List[int] = []
+        self._counts: List[Any] = []
+        self._next = 0
+
+    def begin(self, batch: int, size: int) -> None:
+        """Notes a batch that begins, the first of `size` in one call."""
+        self._next = batch + size
+        if self._calls % self._every == 0:
+            held = self._optimizer.engine.record._skipped
+            count = tf.zeros([1]) if held is None else tf.convert_to_tensor(held)
+            self._first.append(batch)
+            self._counts.append(count)
+        self._calls += 1
+        if len(self._first) > _MARKS:  # tell half as many apart
+            del self._first[1::2], self._counts[1::2]
+            self._every *= 2
+
+    def where(self, numbers: Sequence[int]) -> str:
+        """Returns where some of the skipped steps were, empty if it is unknown."""
+        before = [sum(each.numpy()[: len(REASONS)]) for each in self._counts]
+        places = []
+        for number in numbers:
+            at = bisect.bisect_right(before, number) - 1
+            if at >= 0:
+                first, last = self._first[at], [*self._first[1:], self._next][at] - 1
+                places.append(f"{first} to {last}" if last > first else f"{first}")
+        listed = ", ".join(dict.fromkeys(places))
+        unit = "batch" if listed.isdigit() else "batches"
+        return f", at {unit} {listed}, counted from 0" if listed else ""
+
+
 class Watched:
     """One optimizer that a monitor watches: its readings, and when to warn.
 
@@ -153,13 +194,13 @@ class Watched:
       shares: Whether another watched optimizer shares its loss scale.
       start: The reading from when training began.
       last: The last reading.
-      next_batch: The number of the batch that comes next, as Keras counts them.
+      batches: The batches of this epoch.
       skipped_in_epoch: Whether the last epoch that ended skipped a step.
     """
 
     start: Reading
     last: Reading
-    next_batch = 1
+    batches: Batches
 
     name = ""
 
@@ -173,8 +214,6 @@ class Watched:
         self._told_of_losses = False  # in this epoch
         self._told_of_weights = False
         self._judged_skips = 0
-        #: Batches of this epoch, and the device's counts of skipped steps before them.
-        self._marks: List[Tuple[int, Any]] = []
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
 
@@ -183,6 +222,7 @@ class Watched:
         self.start = self.last = self._judged = self._epoch_began = reading
         self._lowest = self._highest = reading.loss_scale
         self._told: Optional[int] = None
+        self.batches = Batches(self.optimizer)
         self._told_of_losses = False
 
     def see(self, reading: Reading) -> None:
@@ -228,7 +268,7 @@ class Watched:
         optimizer, own, now = self.optimizer, self.last.skips, self.last.loss_scale
         loss = optimizer.nonfinite_loss()
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
-        where = self._where([own.total - 1])
+        where = self.batches.where([own.total - 1])
         seen: List[Optional[str]] = []
         if loss:
             steps = f", at each of the last {own.bad_losses} steps"
@@ -269,7 +309,7 @@ class Watched:
                 getattr(each, "trainable", False) for each in pair
             ):
                 kernel, bias = map(kerases.variable_name, pair)
-                where = self._where([self.last.skips.total - 1])
+                where = self.batches.where([self.last.skips.total - 1])
                 return _INPUT.format(kernel=kernel, bias=bias, where=where)
         return None
 
@@ -317,7 +357,8 @@ class Watched:
     def underflow(self) -> Optional[str]:
         """Returns the message about underflow after an epoch, None if there is none."""
         before, now = self._epoch_began, self.last
-        self._epoch_began, self._told_of_losses, self._marks = now, False, []
+        self._epoch_began, self._told_of_losses = now, False
+        self.batches = Batches(self.optimizer)
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
         # A scale that overflows is not too low: gradients of activations count, too.
@@ -365,12 +406,14 @@ class Watched:
         texts = [f"Epoch {epoch}:"] if epoch is not None else []
         if count:
             kinds = " or ".join(sorted({kind for _, kind in bad})) or "not finite"
-            where = self._where([number for number, _ in bad])
+            where = self.batches.where([number for number, _ in bad])
+            # If each loss is bad, it is not the rows: a stall is told.
+            rows = ": look at these rows" if skips.bad_losses < _BAD_LOSSES else ""
             where = where if len(bad) == 1 else where.replace(" at", " last at", 1)
             texts.append(
                 f"{count} {'step was' if count == 1 else 'steps were'} skipped because "
                 f"the loss{_bad_outputs(logs)} was {kinds} before it was "
-                f"scaled{where}: look at these rows."
+                f"scaled{where}{rows}."
             )
             if can_change(scale) and not self.optimizer.engine.skips_losses:
                 texts.append(
@@ -383,7 +426,9 @@ class Watched:
         if hidden:
             texts.append(hidden)
         if left_out:
-            texts.append(f"Steps were skipped as {reason}{self._where(left_out)}.")
+            texts.append(
+                f"Steps were skipped as {reason}{self.batches.where(left_out)}."
+            )
         return self._named(" ".join(texts))
 
     def unchecked(self, model: Any) -> Optional[str]:
@@ -393,35 +438,6 @@ class Watched:
         found = _nonfinite(_UNCHECKED, model, model.trainable_weights)
         self._told_of_weights = bool(found)
         return found and self._named(found)
-
-    def mark(self, batch: int) -> None:
-        """Keeps the device's count of skipped steps from before a batch, unread.
-
-        A step writes down which of the skipped ones it is, and the callback knows the
-        batch: this count joins the two.
-        """
-        held = self.optimizer.engine.record._skipped
-        count = tf.zeros([1]) if held is None else tf.convert_to_tensor(held)
-        self._marks.append((batch, count))
-        if len(self._marks) > _MARKS:
-            del self._marks[1::2]
-
-    def _where(self, numbers: Sequence[int]) -> str:
-        """Returns at which batches some of the skipped steps were, empty if unknown."""
-        if not self._marks:
-            return ""
-        batches, counts = zip(*self._marks)
-        before = [sum(each.numpy()[: len(REASONS)]) for each in counts]
-        places = []
-        for number in numbers:
-            at = bisect.bisect_right(before, number) - 1
-            if at >= 0:
-                last = [*batches[1:], self.next_batch][at] - 1
-                is_one = last <= batches[at]
-                places.append(f"{batches[at]}" + ("" if is_one else f" to {last}"))
-        listed = ", ".join(dict.fromkeys(places))
-        unit = "batch" if listed.isdigit() else "batches"
-        return f", at {unit} {listed}, counted from 0" if listed else ""
 
     def spike(self) -> Optional[str]:
         if self._told_of_spike or not self._spikes:

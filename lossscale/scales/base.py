@@ -124,21 +124,8 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     dividing the gradients afterwards, in float32, gives back their true size. A scale
     that is too large makes gradients overflow, and that step is skipped.
 
-    To train, take a subclass such as `DynamicLossScale`. To write one of your own,
-    implement `next_state` (the rule, and nothing else) and `get_config`:
-
-    >>> class Halving(LossScale):
-    ...     def __init__(self, initial_loss_scale=2.0**15):
-    ...         super().__init__(initial_loss_scale)  # makes current_loss_scale
-    ...
-    ...     def next_state(self, state, is_finite):
-    ...         scale = state.current_loss_scale
-    ...         halved = tf.maximum(scale / 2.0, 1.0)
-    ...         return {"current_loss_scale": tf.where(is_finite, scale, halved)}
-    ...
-    ...     def get_config(self):
-    ...         return {"initial_loss_scale": self.initial_loss_scale}
-
+    To train, take a subclass such as `DynamicLossScale`. To write one of your own, pass
+    `initial_loss_scale` on, and implement `next_state`, the rule, and `get_config`.
     `_add_weight` creates further variables. A class without an `initial_loss_scale`
     implements `__call__`, which returns its value, or holds another loss scale in its
     attribute `loss_scale`: it has that one's value, and passes each step on to it. This
@@ -314,9 +301,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
           A dictionary of new values by the names of the variables. Variables that are
           not in it keep their values.
         """
-        del state, is_finite
-        if self._held() is not None:
-            return {}
         raise NotImplementedError(
             f"{type(self).__name__} must implement `next_state(state, is_finite)`, or "
             "override the whole `update(grads)`."
@@ -327,25 +311,25 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
 
         That assigns to the variables, and returns what a graph must run, or None.
         """
-        # A class that only holds a loss scale has no rule of its own.
-        has_rule = type(self).next_state is not LossScale.next_state
-        asks = has_rule and largest is not None
-        known = (is_finite, largest) if asks else (is_finite,)
+        held = self._held()
+        if held is not None and type(self).next_state is LossScale.next_state:
+            return adjust_known(held, is_finite, largest)[0]
+        known = (is_finite,) if largest is None else (is_finite, largest)
         state, name = _State(self), "current_loss_scale"
-        if self.initial_loss_scale is None or not hasattr(self, name):
-            values = self.next_state(state, *known)
-        else:
+        repairs = self.initial_loss_scale is not None and hasattr(self, name)
+        if repairs:
             found = state.current_loss_scale
             repaired = state.current_loss_scale = usable(self, found)
-            values = self.next_state(state, *known)
-            if repaired is not found:  # what was replaced is moved no further
-                values = dict(values)
-                moved = values.get(name, repaired)
-                values[name] = tf.where(tf.equal(found, repaired), moved, repaired)
-        pairs = self._checked("next_state", values)
-        held = self._held()
+        values = self._checked("next_state", self.next_state(state, *known))
+        if repairs and repaired is not found:  # what was replaced is moved no further
+            moved = values.get(name, repaired)
+            values[name] = tf.where(tf.equal(found, repaired), moved, repaired)
         results = [] if held is None else [adjust_known(held, is_finite, largest)[0]]
-        return results + [v.assign(value, read_value=False) for v, value in pairs]
+        return results + self._assign(values)
+
+    def _assign(self, values: Mapping[str, Tensor]) -> List[Op]:
+        pairs = [(self._variable(name), value) for name, value in values.items()]
+        return [each.assign(value, read_value=False) for each, value in pairs]
 
     def _variable(self, name: str) -> Variable:
         """Returns the variable that is the attribute `name`, or raises."""
@@ -359,28 +343,30 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             f"variable in the constructor: self.{name} = self._add_weight({name!r}, 0)"
         )
 
-    def _checked(self, method: str, values: Any) -> List[Tuple[Variable, Tensor]]:
-        """Returns pairs of a variable and its new value, or raises."""
+    def _checked(self, method: str, values: Any) -> Dict[str, Tensor]:
+        """Returns new values by name as tensors of the variables' dtypes, or raises."""
         wanted = f"`{method}` of {type(self).__name__} must return"
         if not isinstance(values, collections.abc.Mapping):
             raise TypeError(
                 f"{wanted} a dictionary of new values by the names of variables, got "
                 f"{shown(values)}."
             )
-        pairs = []
+        checked = {}
         for name, value in values.items():
             variable = self._variable(name)
             dtype, shape = variable.dtype.base_dtype, variable.shape
-            error = f"{wanted} a {dtype.name} of shape {shape} for {name!r}, got "
-            error += f"{shown(value)}. tf.cast changes a dtype."
+            error = TypeError(
+                f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
+                f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
+            )
             try:
-                tensor = tf.convert_to_tensor(value, dtype)
-            except (TypeError, ValueError) as cause:
-                raise TypeError(error) from cause
-            if not shape.is_compatible_with(tensor.shape):
-                raise ValueError(error)
-            pairs.append((variable, tensor))
-        return pairs
+                checked[name] = new = tf.convert_to_tensor(value, dtype)
+            except (TypeError, ValueError):
+                raise error from None
+            # A graph takes an eager tensor of any dtype.
+            if new.dtype != dtype or not shape.is_compatible_with(new.shape):
+                raise error
+        return checked
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
@@ -532,7 +518,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
         largest, is_told = map(replicas.local_result, (largest, is_told))
         kept = {name: replicas.local_result(value) for name, value in kept.items()}
-        pairs = self._checked("judge", kept)
+        values = self._checked("judge", kept)
         seen = [largest] if self.needs_largest else []
 
         def run_rule() -> Any:  # it may read the counters
@@ -549,14 +535,11 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             bad = tf.where(is_told, zero, bad)
             results.append(untold.assign_add(bad, read_value=False))
         in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
-        pairs += [
-            (self.consecutive_skipped_steps, tf.where(is_finite, zero, in_a_row)),
-            (self.last_step_finite, is_finite),
-        ]
+        values["consecutive_skipped_steps"] = tf.where(is_finite, zero, in_a_row)
+        values["last_step_finite"] = is_finite
         if largest is not None:
-            pairs.append((self.last_largest, largest))
-        results += [v.assign(value, read_value=False) for v, value in pairs]
-        return group_ops(results)
+            values["last_largest"] = largest
+        return group_ops([*results, *self._assign(values)])
 
     def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
         """Decides about a step, and changes nothing.

@@ -11,8 +11,9 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.runtime import mode
 from lossscale.runtime.aliases import Flag, Scalar
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, value_of
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
 
@@ -50,12 +51,18 @@ class LossScaleManager(tf.Module, metaclass=abc.ABCMeta):
 class _StandsOnLossScale(LossScaleManager):
     """A manager that follows the rule of its `loss_scale`."""
 
-    loss_scale: LossScale
+    def __init__(self, loss_scale: LossScale) -> None:
+        super().__init__()
+        self.loss_scale = loss_scale
+        #: What a session's final graph, which takes no operation, has of it.
+        self._in_graph = value_of(loss_scale) if mode.current().runs_parts else None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loss_scale!r})"
 
     def get_loss_scale(self) -> Any:
+        if self._in_graph is not None and self._in_graph.graph.finalized:
+            return self._in_graph
         return self.loss_scale()
 
     def update_loss_scale(self, finite_grads: Any) -> Any:
@@ -85,8 +92,7 @@ class FixedLossScaleManager(_StandsOnLossScale):
 
     def __init__(self, loss_scale: float) -> None:
         value = arguments.loss_scale("loss_scale", loss_scale, least=1.0)
-        super().__init__()
-        self.loss_scale = FixedLossScale(value, skip_nonfinite=True)
+        super().__init__(FixedLossScale(value, skip_nonfinite=True))
 
 
 class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
@@ -130,9 +136,10 @@ class ExponentialUpdateLossScaleManager(_StandsOnLossScale):
         hysteresis = arguments.count("decr_every_n_nan_or_inf", decr_every_n_nan_or_inf)
         growth = arguments.factor("incr_ratio", incr_ratio, above=1.0)
         backoff = arguments.factor("decr_ratio", decr_ratio, above=0.0, below=1.0)
-        super().__init__()
-        self.loss_scale = DynamicLossScale(
-            start, period, growth, backoff_factor=backoff, hysteresis=hysteresis
+        super().__init__(
+            DynamicLossScale(
+                start, period, growth, backoff_factor=backoff, hysteresis=hysteresis
+            )
         )
 
 

@@ -582,6 +582,14 @@ def test_what_scales_the_loss_already_is_refused():
             LossScaleOptimizer(wrapped, 8)
 
 
+def test_the_optimizer_of_synchronous_replicas_goes_outside():
+    inner = v1.train.SyncReplicasOptimizer(v1.train.AdamOptimizer(), 1)
+    with pytest.raises(
+        TypeError, match=r"SyncReplicasOptimizer\(LossScaleOptimizer\(opt, loss_scale"
+    ):
+        MixedPrecisionLossScaleOptimizer(inner, 8)
+
+
 def test_a_loss_scale_is_needed():
     inner = v1.train.AdamOptimizer()
     for cls, name in (

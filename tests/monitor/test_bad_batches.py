@@ -13,6 +13,7 @@ from models import data, regression
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
+from lossscale.monitor import watched
 
 LOOK = ": look at these rows."
 
@@ -201,3 +202,99 @@ def test_several_optimizers_and_applies_in_a_batch(family):
     (message,) = named(told_of(model, x, y, monitor())[0])
     assert "4 steps were skipped" in message
     assert "last at batches 5, 10, " in message
+
+
+class Loop:
+    """What a `train_step` of one's own may do with the steps of a batch."""
+
+    times, only_positive = 1, False
+
+
+def looping(family, **how):
+    """Returns a model whose batches have several steps, or none, as `Loop` says."""
+
+    class Looping(Loop, family.keras.Sequential):
+        def train_step(self, batch):
+            for _ in range(self.times):
+                loss, grads = scaled_gradients(self, batch)
+                pairs = list(zip(grads, self.trainable_variables))
+
+                def apply(pairs=pairs):
+                    self.optimizer.apply_gradients(pairs)
+                    return 0
+
+                is_on = batch[0][0, 0] > 0.0
+                if self.only_positive:
+                    tf.cond(is_on, apply, lambda: 0)
+                else:
+                    apply()
+            return {"loss": loss}
+
+    inner = family.optimizers.SGD(2.0**-8)
+    optimizer = LossScaleOptimizer(inner, DynamicLossScale(2.0**10))
+    model = regression(family, optimizer, model_class=Looping)
+    optimizer.build(model.trainable_variables)
+    for name, value in how.items():
+        setattr(model, name, value)
+    return model
+
+
+def test_three_steps_in_a_batch_of_data_without_a_length(family):
+    x, y = data(np.random.default_rng(7), 48)
+    y[25] = np.nan  # batch 6 of 12
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    endless = batches.filter(lambda *_: True)
+    with heard() as messages:
+        looping(family, times=3).fit(endless, verbose=0, callbacks=[monitor()])
+    (message,) = named(messages)
+    assert "3 steps were skipped because the loss was NaN" in message
+    assert "last at batch 6, counted from 0" in message
+
+
+def test_a_step_that_applies_at_some_batches(family):
+    x, y = data(np.random.default_rng(7), 48)
+    x[::4, 0] = [-1, 1, -1, -1, 1, -1, -1, 1, 1, -1, 1, -1]
+    y[29] = np.nan  # batch 7
+    (message,) = named(told_of(looping(family, only_positive=True), x, y, monitor())[0])
+    assert "1 step was skipped" in message
+    assert "at batch 7, counted from 0" in message
+
+
+def test_data_that_end_before_the_epoch_does(family):
+    x, y = data(np.random.default_rng(7), 80)
+    y[29] = np.nan  # batch 7 of 20
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    with heard() as messages:
+        model = looping(family)
+        model.fit(batches, steps_per_epoch=30, verbose=0, callbacks=[monitor()])
+    (message,) = named(messages)
+    assert "at batch 7, counted from 0" in message
+
+
+def test_a_checkpoint_that_is_restored_within_an_epoch(family, tmp_path):
+    model = looping(family)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    class Back(family.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            del logs
+            if batch == 1:
+                self.path = checkpoint.write(str(tmp_path / "checkpoint"))
+            if batch in (4, 9):
+                checkpoint.read(self.path)
+
+    x, y = data(np.random.default_rng(7), 48)
+    y[[26, 42]] = np.nan  # batches 6 and 10
+    with heard() as messages:
+        callbacks = [monitor(), Back()]
+        model.fit(x, y, 4, verbose=0, shuffle=False, callbacks=callbacks)
+    (message,) = named(messages)
+    assert "Epoch 1: 2 steps were skipped" in message
+    assert "last at batches 6, 10, counted from 0" in message
+
+
+def test_a_long_epoch_is_told_apart_as_far_as_is_kept(family, monkeypatch):
+    monkeypatch.setattr(watched, "_MARKS", 4)
+    run = run_of(12, data=[7])
+    (message,), _ = named_by_fit(Faulty(family), run, monitor())
+    assert "at batches 4 to 7, counted from 0" in message

@@ -64,5 +64,5 @@ def test_the_floor_of_the_one_within_is_known(family, rng):
     x, y = data(rng)
     x[:], y[:] = 1e21, 1e18  # the gradient is infinite, the loss is not
     monitor = LossScaleMonitor(patience=2, verbose=0)
-    with pytest.warns(lossscale.LossScaleWarning, match="at its floor, 2"):
+    with pytest.warns(lossscale.LossScaleWarning, match="at that floor, 2"):
         model.fit(x, y, batch_size=16, verbose=0, callbacks=[monitor])

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from exact import heard
 from faulty import ROWS, Faulty, batches, told_of
+from models import seed_all
 from strategies import scope_of
 
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
@@ -175,3 +176,76 @@ def test_a_model_that_its_first_batch_builds_and_one_without_statistics(family):
         model.fit(x, y, ROWS, verbose=0, shuffle=False, callbacks=[monitor()])
         assert finite(model)
         assert int(model.optimizer.loss_scale.skipped_steps.numpy()) == 1
+
+
+def test_nan_in_the_first_batch_of_a_model_that_it_would_build(family):
+    def made():
+        layers = family.keras.layers
+        seed_all(family.keras)
+        parts = [layers.Dense(4), layers.BatchNormalization(), layers.Dense(1)]
+        model = family.keras.Sequential(parts)
+        model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
+        return model
+
+    model = made()
+    messages, _ = told_of(model, *batches(["data", None]), monitor(), ROWS)
+    assert finite(model)
+    assert any("were put back" in each for each in messages)
+    # The weights are those that the first batch would have made.
+    first, second = made(), made()
+    x, y = batches([None])
+    told_of(first, x, y, monitor(), ROWS)
+    second.fit(x, y, ROWS, verbose=0, shuffle=False)
+    for one, other in zip(first.get_weights(), second.get_weights()):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_that_cannot_be_built_before_is_told_of(family):
+    layers = family.keras.layers
+    model = family.keras.Sequential([layers.Dense(1)])
+    model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
+    x, y = batches(RUN)
+    pairs = ((x[at : at + ROWS], y[at : at + ROWS]) for at in range(0, len(x), ROWS))
+    with heard() as messages:
+        model.fit(pairs, verbose=0, callbacks=[monitor()])
+    assert "Call it on a batch before `fit`: model(x)." in messages[0]
+
+
+def test_a_number_that_is_infinite_on_purpose_is_left_alone(family):
+    keras, layers = family.keras, family.keras.layers
+
+    class Least(layers.Layer):
+        def build(self, shape):
+            infinity = keras.initializers.Constant(np.inf)
+            self.least = self.add_weight(
+                name="least", shape=(), initializer=infinity, trainable=False
+            )
+            super().build(shape)
+
+        def call(self, x):
+            return x
+
+    norm = layers.BatchNormalization(name="norm")
+    parts = [keras.Input((3,)), layers.Dense(4), norm, Least(), layers.Dense(1)]
+    for run in (RUN, [None] * 3):
+        model = keras.Sequential(parts)
+        scale = DynamicLossScale(2.0**10 if "data" in run else 2.0**127)
+        optimizer = LossScaleOptimizer(family.optimizers.SGD(2.0**-8), scale)
+        model.compile(optimizer, "mse")
+        messages, _ = told_of(model, *batches(run), monitor(), ROWS)
+        assert scale.skipped_steps.numpy() > 0
+        assert not [each for each in messages if "hold inf or NaN" in each]
+        assert np.isfinite(kerases.tensor_of(norm.moving_variance).numpy()).all()
+    assert np.isinf(parts[3].least.numpy())
+
+
+def test_a_norm_that_is_trained_within_a_frozen_model(family):
+    keras, layers = family.keras, family.keras.layers
+    norm = layers.BatchNormalization()
+    inner = keras.Sequential([keras.Input((3,)), layers.Dense(4), norm])
+    inner.trainable = False
+    norm.trainable = True
+    model = keras.Sequential([keras.Input((3,)), inner, layers.Dense(1)])
+    model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
+    told_of(model, *batches(RUN), monitor(), ROWS)
+    assert finite(model)

@@ -226,5 +226,14 @@ def test_gradients_that_are_added_up_in_variables_are_told_of(family, eagerly):
     (message,) = messages
     names = ", ".join(f"model.totals_{number}" for number in range(4))
     assert f"hold inf or NaN, too: {names}. If your program adds" in message
-    assert "predictions are lost" not in message
+    for other in ("predictions are lost", "without being scaled", "learning rate"):
+        assert other not in message
     assert found(tf.zeros_like) == ([], 7)
+
+
+def test_a_monitor_that_watched_another_model_names_its_optimizers_anew(gan):
+    monitor = LossScaleMonitor(verbose=0, optimizers=gan.both[0])
+    assert "loss_scale" in fit_with_bad_batches(gan, monitor)
+    monitor.optimizers = None
+    history = fit_with_bad_batches(gan, monitor)
+    assert list(history) == list(fit_with_bad_batches(gan, LossScaleMonitor(verbose=0)))

@@ -8,8 +8,17 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
+from faulty import scaled_gradients
 from limits import is_older
-from models import FEATURES, assert_same, has_ops, policy_of, seed_all, training_state
+from models import (
+    FEATURES,
+    assert_same,
+    has_ops,
+    policy_of,
+    regression,
+    seed_all,
+    training_state,
+)
 
 import lossscale
 from lossscale.runtime.kerases import layers_of
@@ -140,3 +149,19 @@ def test_metrics_of_a_model_that_never_trained_stay_empty(family):
         losses.append(np.array(model.train_on_batch(X, Y, **kept)))
     assert_same(*losses)
     assert losses[0][0] == 49.0
+
+
+def test_a_loss_that_a_train_step_returns_is_logged_as_before(family):
+    class Own(family.keras.Sequential):
+        def train_step(self, batch):
+            loss, grads = scaled_gradients(self, batch)
+            self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+            return {"loss": loss}
+
+    optimizer = lossscale.LossScaleOptimizer(family.optimizers.SGD(0.0))
+    model = regression(family, optimizer, model_class=Own)
+    logged = model.fit(X, Y, verbose=0).history["loss"]
+    for tool in TOOLS.values():
+        tool(model, X, Y)
+        logged += model.fit(X, Y, verbose=0).history["loss"]
+    assert len(set(logged)) == 1

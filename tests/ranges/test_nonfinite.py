@@ -150,6 +150,24 @@ def test_a_layer_may_have_compiled_its_call(family):
     assert (found.where, found.layer) == ("forward", "compiled")
 
 
+def test_a_gradient_that_does_not_fit_where_it_is_cast_to_float16(family):
+    """Behind a layer in float32: nobody wrote the `call` of the model around them."""
+
+    def loss(y, outputs):
+        return 2.0**26 * (y - outputs) ** 2
+
+    def hidden(layers):
+        return layers.Dense(4, name="hidden")
+
+    model = chain(family, hidden, loss=loss, scale=1.0)
+    found = find_nonfinite(model, *data_for("gated"))
+    assert (found.where, found.layer, found.kind) == ("gradient", "hidden", "inf")
+    assert "in float32, but not where it is cast to float16" in str(found)
+    assert "Dense(..., dtype=\"float32\", name='hidden')" in found.to_write
+    assert "No loss scale helps" not in str(found)
+    assert "DynamicLossScale(min_loss_scale=2.0**-24)" in found.to_write
+
+
 # What it refuses
 
 

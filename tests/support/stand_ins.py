@@ -1,18 +1,15 @@
 """What the pages call of systems that need not be installed, with one worker each.
 
 Horovod as 0.28.1 is: gradients are added up where an optimizer computes them, and in
-its tape's `gradient`. Of one worker the sum is what it has. Ray as 2.60 is.
+its tape's `gradient`. Of one worker the sum is what it has.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
-import os
 import sys
-from types import ModuleType, SimpleNamespace
-from unittest import mock
+from types import ModuleType
 
 import tensorflow as tf
 
@@ -35,7 +32,7 @@ def nothing(*args, **kwargs):
     del args, kwargs
 
 
-def begun(mode="offline"):
+def begun(mode):
     """Begins a run of a tracker, of which nothing is kept."""
     assert mode == "offline"
     return contextlib.nullcontext()
@@ -95,28 +92,8 @@ def DistributedOptimizer(optimizer):  # noqa: N802 - Horovod's name
     return type(base.__name__, (base,), methods).from_config(optimizer.get_config())
 
 
-class TensorflowTrainer:
-    """Runs a function where TF_CONFIG says which worker of Ray's it is."""
-
-    def __init__(self, train_loop_per_worker, *, scaling_config):
-        del scaling_config  # there is one worker
-        self._run = train_loop_per_worker
-
-    def fit(self):
-        """Runs it."""
-        cluster = {"worker": ["localhost:0"]}  # alone, it opens no port
-        task = {"type": "worker", "index": 0}
-        config = json.dumps({"cluster": cluster, "task": task})
-        with mock.patch.dict(os.environ, {"TF_CONFIG": config}):
-            self._run()
-
-
 #: Module -> its names, each module behind the one that it is in.
 MODULES = {
-    "aim": {},
-    "aim.keras": {"AimCallback": tracker},
-    "dvclive": {},
-    "dvclive.keras": {"DVCLiveCallback": tracker},
     "horovod": {},
     "horovod.tensorflow": {
         "DistributedGradientTape": DistributedGradientTape,
@@ -126,11 +103,6 @@ MODULES = {
         "DistributedOptimizer": DistributedOptimizer,
         "init": nothing,
     },
-    "mlflow": {"set_tracking_uri": nothing, "start_run": begun},
-    "mlflow.keras": {"MlflowCallback": tracker},
-    "ray": {},
-    "ray.train": {"ScalingConfig": SimpleNamespace},
-    "ray.train.tensorflow": {"TensorflowTrainer": TensorflowTrainer},
     "wandb": {"init": begun},
     "wandb.integration": {},
     "wandb.integration.keras": {"WandbMetricsLogger": tracker},

@@ -1,0 +1,244 @@
+"""The worlds that programs of TensorFlow 1 make with their first line.
+
+A world is a process's, so the slow test starts one for each, and runs there what
+`tests/compat` holds. Quick tests run a few of these programs there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from installed import ROOT, families
+from processes import SUPPORT, printed
+from version_1 import SESSIONS, needs_eager, running, v1
+
+import lossscale
+from lossscale.compat.v1 import LossScaleOptimizer, MixedPrecisionLossScaleOptimizer
+
+WORLDS = ["disable_v2_behavior", "disable_eager_execution"]
+INF = float("inf")
+
+OPTIMIZERS = {
+    "SGD": lambda: v1.train.GradientDescentOptimizer(0.1),
+    "SGD that locks": lambda: v1.train.GradientDescentOptimizer(0.1, use_locking=True),
+    "Momentum": lambda: v1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "Adam": lambda: v1.train.AdamOptimizer(0.1),
+    "Adagrad": lambda: v1.train.AdagradOptimizer(0.1),
+    "AdagradDA": lambda: v1.train.AdagradDAOptimizer(
+        0.1, v1.train.get_or_create_global_step(), l1_regularization_strength=0.01
+    ),
+    "Adadelta": lambda: v1.train.AdadeltaOptimizer(0.1),
+    "RMSProp": lambda: v1.train.RMSPropOptimizer(0.1, momentum=0.9, centered=True),
+    "Ftrl": lambda: v1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
+    "ProximalSGD": lambda: v1.train.ProximalGradientDescentOptimizer(0.1),
+    "ProximalAdagrad": lambda: v1.train.ProximalAdagradOptimizer(0.1),
+}
+
+WRAPPERS = {
+    "contrib's, dynamic": lambda opt: LossScaleOptimizer(
+        opt, lossscale.ExponentialUpdateLossScaleManager(2.0**10, 1000)
+    ),
+    "contrib's, fixed": lambda opt: LossScaleOptimizer(
+        opt, lossscale.FixedLossScaleManager(2.0**10)
+    ),
+    "experimental": lambda opt: MixedPrecisionLossScaleOptimizer(opt, "dynamic"),
+}
+
+
+def plainly(optimizer, loss, step):
+    return optimizer.minimize(loss, global_step=step)
+
+
+def clipped(optimizer, loss, step):
+    grads, variables = zip(*optimizer.compute_gradients(loss))
+    grads, _ = tf.clip_by_global_norm(grads, 1.0)
+    return optimizer.apply_gradients(zip(grads, variables), global_step=step)
+
+
+def in_a_branch(optimizer, loss, step):
+    """Takes a step in a branch of the program's own: slots are named after it."""
+    pairs = optimizer.compute_gradients(loss)
+
+    def train():
+        with tf.control_dependencies([optimizer.apply_gradients(pairs, step)]):
+            return tf.constant(True)
+
+    return tf.cond(step < 100, train, lambda: tf.constant(False))
+
+
+#: Batches. One overflows. The others are powers of two.
+BATCHES = [([0, 2, 2], 0.5), ([1, 2, 0], 2.0), ([1, 1, 0], INF), ([3, 1, 1], 0.25)]
+
+
+def trained(make, batches, program, resource=None):
+    """Trains. Returns the values of all variables by their names, and the session's."""
+    with running(SESSIONS[0]) as run:
+        rows, factor = v1.placeholder(tf.int32, [None]), v1.placeholder(tf.float32, [])
+        step = v1.train.get_or_create_global_step()
+        start = v1.constant_initializer(0.5)
+        with v1.variable_scope("model", use_resource=resource):
+            table = v1.get_variable("table", [4, 2], initializer=start)
+            kernel = v1.get_variable("kernel", [2, 3], initializer=start)
+            bias = v1.get_variable("bias", [3], initializer=start)
+        found = tf.nn.embedding_lookup(table, rows)
+        loss = tf.reduce_mean((found @ kernel + bias - 2.0) ** 2) * factor
+        op = program(make(), loss, step)
+        run.session.run(v1.global_variables_initializer())
+        for fed in batches:
+            run.session.run(op, dict(zip((rows, factor), fed)))
+        variables = v1.global_variables()
+        values = run.session.run(variables)
+        return {each.name: value for each, value in zip(variables, values)}
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resources", "refs"])
+@pytest.mark.parametrize("program", [plainly, clipped, in_a_branch])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_trains_as_the_bare_optimizer(optimizer, wrapper, program, resource):
+    make = OPTIMIZERS[optimizer]
+    good = [batch for batch in BATCHES if batch[1] != INF]
+    try:
+        bare = trained(make, good, program, resource)
+    except Exception as error:
+        # TensorFlow 2's branches know no ref variables. Up to TensorFlow 2.13 those of
+        # the implicit graph are no place for slots.
+        if program is not in_a_branch or not v1.control_flow_v2_enabled():
+            raise
+        pytest.skip(f"the bare optimizer fails, too: {str(error)[:100]}")
+    ours = trained(lambda: WRAPPERS[wrapper](make()), BATCHES, program, resource)
+    assert bare["global_step:0"] == 3
+    assert {*bare} <= {*ours}
+    for name, value in bare.items():
+        np.testing.assert_allclose(ours[name], value, rtol=2e-6, err_msg=name)
+    assert ours["skipped_steps:0"] == 1
+
+
+# Programs around an optimizer.
+
+
+def managed(optimizer):
+    return WRAPPERS["contrib's, dynamic"](optimizer)
+
+
+def test_a_manager_is_asked_in_a_monitored_session():
+    """Those of contrib return what they made when they were made."""
+    for manager, now in (
+        (lossscale.ExponentialUpdateLossScaleManager(16.0, 1), 32.0),
+        (lossscale.FixedLossScaleManager(8.0), 8.0),
+    ):
+        with running(SESSIONS[0]):
+            again = type(manager)(*((16.0, 1) if now > 8.0 else (8.0,)))
+            weight = v1.get_variable("weight", [2])
+            optimizer = LossScaleOptimizer(OPTIMIZERS["SGD"](), again)
+            op = optimizer.minimize(tf.reduce_sum(weight))
+            with v1.train.MonitoredTrainingSession() as session:
+                session.run(op)
+                assert session.run(again.get_loss_scale()) == now
+
+
+def made_by(wrap, folder, factors):
+    """Trains an Estimator on these factors. Returns its weight and its step."""
+
+    def model_fn(features, labels, mode):
+        del features
+        weight = v1.get_variable("weight", [2], initializer=v1.ones_initializer())
+        loss = tf.reduce_sum((weight * labels - 3.0) ** 2)
+        step = v1.train.get_global_step()
+        op = wrap(OPTIMIZERS["Adam"]()).minimize(loss, step)
+        return v1.estimator.EstimatorSpec(mode, loss=loss, train_op=op)
+
+    def batches():
+        return tf.data.Dataset.from_tensor_slices((factors, factors))
+
+    # Its hook stops where a loss is NaN.
+    estimator = v1.estimator.Estimator(model_fn, str(folder))
+    estimator.train(batches)
+    names = ["weight", "weight/Adam", "beta1_power", "global_step"]
+    return [estimator.get_variable_value(name) for name in names]
+
+
+@pytest.mark.skipif(not hasattr(v1, "estimator"), reason="TensorFlow has none any more")
+def test_an_estimator_goes_on_where_it_stopped(tmp_path):
+    ours, bare = [], []
+    for factors in ([0.5, 1e19, 2.0], [0.25, 0.5]):
+        ours = made_by(managed, tmp_path / "ours", factors)
+        good = [factor for factor in factors if factor != 1e19]
+        bare = made_by(lambda optimizer: optimizer, tmp_path / "bare", good)
+    for each, expected in zip(ours, bare):
+        np.testing.assert_allclose(each, expected, rtol=1e-6)
+    assert ours[-1] == 4
+
+
+def test_the_training_op_of_slim():
+    slim = pytest.importorskip("tf_slim")
+
+    def program(optimizer, loss, _):
+        return slim.learning.create_train_op(loss, optimizer, clip_gradient_norm=1.0)
+
+    # It refuses a loss that is not finite. This one is, and not its gradients.
+    batches = [(rows, 2.0**124 if f == INF else f) for rows, f in BATCHES]
+    good = [batch for batch in BATCHES if batch[1] != INF]
+    bare = trained(OPTIMIZERS["Adam"], good, program)
+    ours = trained(lambda: managed(OPTIMIZERS["Adam"]()), batches, program)
+    for name, value in bare.items():
+        np.testing.assert_allclose(ours[name], value, rtol=2e-6, err_msg=name)
+    assert ours["skipped_steps:0"] == 1
+
+
+@pytest.mark.parametrize(
+    "legacy", [f for f in families() if f.name == "keras2-legacy"], ids=lambda f: f.name
+)
+def test_fit_of_keras2_skips_an_overflow(legacy):
+    keras = legacy.keras
+    x, y = np.ones([4, 3], np.float32), np.ones([4, 2], np.float32)
+    weights = []
+    for wrap in (lambda optimizer: optimizer, lossscale.LossScaleOptimizer):
+        keras.backend.clear_session()
+        with running(SESSIONS[0]):
+            layer = keras.layers.Dense(2, kernel_initializer="ones", input_shape=(3,))
+            model = keras.Sequential([layer])
+            model.compile(wrap(legacy.optimizers.Adam(0.1)), "mse")
+            model.fit(x, y, epochs=2, verbose=0)
+            if weights:
+                model.train_on_batch(x * INF, y)
+            model.fit(x, y, epochs=2, verbose=0)
+            weights.append(model.get_weights())
+    np.testing.assert_allclose(weights[1][0], weights[0][0], rtol=1e-6)
+    np.testing.assert_allclose(weights[1][1], weights[0][1], rtol=1e-6)
+
+
+# The worlds.
+
+
+def in_world(world, *arguments):
+    """Runs tests in a process that begins with a line. None may fail."""
+    printed(
+        *("-m", "pytest", "-q", "-p", "in_world", "-p", "no:cacheprovider"),
+        *("-W", "ignore::DeprecationWarning", *arguments),
+        cwd=ROOT,
+        LOSSSCALE_WORLD=world,
+        PYTHONPATH=os.pathsep.join(map(str, [SUPPORT, ROOT])),
+        # Not all plugins load after TensorFlow, which brings packages of its own.
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+    )
+
+
+EVEN_SLOW = ("-m", "slow or not slow")
+
+
+@needs_eager
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_few_programs(world):
+    few = "asked or bare_optimizer and Adam-"
+    in_world(world, "tests/compat/test_worlds.py", "-k", few, *EVEN_SLOW)
+
+
+@needs_eager
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_program_of_the_compat_suite(world):
+    in_world(world, "tests/compat", *EVEN_SLOW)

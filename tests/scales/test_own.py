@@ -1,0 +1,245 @@
+"""Loss scales that users write: rules as functions, and those written for 2.x."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from driving import drive, finite
+from every_loss_scale import PAGE
+from models import built, compiled
+
+import lossscale
+from lossscale import DynamicLossScale, HeadroomLossScale, LossScale, LossScaleOptimizer
+
+Halving = PAGE.Halving
+
+
+class Returns(LossScale):
+    """Its rule returns what it was made with."""
+
+    def __init__(self, returned, initial_loss_scale=8.0):
+        super().__init__(initial_loss_scale)
+        self.returned = returned
+        self.steps = self._add_weight("steps", 0, tf.int64)
+
+    def next_state(self, state, is_finite):
+        del is_finite
+        return self.returned(state) if callable(self.returned) else self.returned
+
+    def get_config(self):
+        return {}
+
+
+class TestARuleIsAFunction:
+    """What `next_state` returns is checked, and assigned."""
+
+    def test_it_is_tried_without_a_variable(self):
+        state = SimpleNamespace(current_loss_scale=tf.constant(8.0))
+        found = Halving().next_state(state, tf.constant(False))
+        assert {name: float(value) for name, value in found.items()} == {
+            "current_loss_scale": 4.0
+        }
+
+    @pytest.mark.parametrize("value", [0.0, -1.0, np.inf, np.nan, 1e39])
+    def test_its_first_scale_is_checked_before_any_variable_exists(self, value):
+        seen = []
+
+        class Seen(Halving):
+            def _add_weight(self, *arguments):
+                seen.append(arguments)
+
+        with pytest.raises(ValueError, match="`initial_loss_scale` must be positive"):
+            Seen(value)
+        with pytest.raises(TypeError, match="`initial_loss_scale` must be a number"):
+            Seen("8")
+        assert not seen
+
+    @pytest.mark.parametrize(
+        ("returned", "error", "words"),
+        [
+            ({"step": 1}, AttributeError, "skipped_steps, steps, got 'step'"),
+            ({"initial_loss_scale": 1}, AttributeError, "got 'initial_loss_scale'"),
+            (lambda state: {"steps": state.step}, AttributeError, "got 'step'"),
+            (None, TypeError, "must return a dictionary of new values .*, got None"),
+            ({"steps": 0.5}, TypeError, r"int64 of shape \(\) for 'steps', got 0.5"),
+            ({"steps": None}, TypeError, "for 'steps', got None"),
+            ({"steps": tf.constant(1)}, TypeError, "for 'steps'.*tf.cast changes"),
+            ({"steps": [1]}, TypeError, "for 'steps', got .*1"),
+            ({"current_loss_scale": tf.ones([1])}, TypeError, "return float32 of"),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_state_is_refused_and_changes_nothing(
+        self, returned, error, words
+    ):
+        for mode in ("eager", "graph"):
+            loss_scale = Returns(returned)
+            with pytest.raises(error, match=words):
+                compiled(lambda it=loss_scale: it.adjust(True)[1], mode)()
+            assert loss_scale.steps.numpy() == 0
+            assert float(loss_scale) == 8.0
+
+    def test_numbers_are_values_and_what_is_left_out_stays(self):
+        loss_scale = Returns({"steps": np.int64(3)})
+        loss_scale.adjust(True)
+        assert (loss_scale.steps.numpy(), float(loss_scale)) == (3, 8.0)
+        loss_scale = Returns({"current_loss_scale": 2})
+        loss_scale.adjust(True)
+        assert (loss_scale.steps.numpy(), float(loss_scale)) == (0, 2.0)
+
+    def test_a_restored_scale_is_replaced_although_the_rule_leaves_it_out(self):
+        for mode in ("eager", "graph", "xla"):
+            loss_scale = Returns({})
+            loss_scale.current_loss_scale.assign(np.nan)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", lossscale.LossScaleWarning)
+                compiled(lambda it=loss_scale: it.adjust(True)[1], mode)()
+            assert float(loss_scale) == 8.0
+
+    def test_a_class_without_a_value_is_told_so(self):
+        with pytest.raises(NotImplementedError, match="Returns must implement `__call"):
+            Returns({}, None)()
+
+    def test_a_value_made_of_that_of_the_base(self):
+        class Twice(Halving):
+            def __call__(self):
+                return 2.0 * super().__call__()
+
+        assert float(Twice(8)) == 16.0
+
+
+class OfTwo(LossScale):
+    """As 2.1.0's pages show it: the rule assigns to its variables."""
+
+    def __init__(self, initial_loss_scale=2.0**15):
+        super().__init__()
+        self.initial_loss_scale = initial_loss_scale
+        self.current_loss_scale = self._add_weight(
+            "current_loss_scale", initial_loss_scale, tf.float32
+        )
+
+    def __call__(self):
+        return tf.convert_to_tensor(self.current_loss_scale)
+
+    def _adjust(self, is_finite):
+        current = tf.convert_to_tensor(self.current_loss_scale)
+        halved = tf.where(is_finite, current, tf.maximum(current / 2.0, 1.0))
+        return self.current_loss_scale.assign(halved, read_value=False)
+
+    def get_config(self):
+        return {"initial_loss_scale": self.initial_loss_scale}
+
+
+class OnTopOfADynamicOne(DynamicLossScale):
+    """Its value is its base's plus the number of steps."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.steps = self._add_weight("steps", 0.0, tf.float32)
+
+    def __call__(self):
+        return self.current_loss_scale + self.steps
+
+    def _adjust(self, is_finite):
+        return [super()._adjust(is_finite), self.steps.assign_add(1.0)]
+
+
+class OnTopOfHeadroom(HeadroomLossScale):
+    """It hands the largest gradient on by its name."""
+
+    def _adjust(self, is_finite, largest=None):
+        return super()._adjust(is_finite, largest=largest)
+
+
+class SkipsZeros(LossScale):
+    """As 2.1.0's pages show it: it decides in `_judge`, and holds another one."""
+
+    needs_largest = True
+    _left_out_as = "all zero"
+
+    def __init__(self, loss_scale):
+        super().__init__()
+        self.loss_scale = lossscale.get(loss_scale)
+        self.zeros = self._add_weight("zeros", 0, tf.int64)
+
+    def __call__(self):
+        return self.loss_scale()
+
+    def _judge(self, is_finite, largest):
+        is_zero = is_finite & (largest == 0.0)
+        return lossscale.Verdict(
+            should_apply=is_finite & ~is_zero,
+            is_told=~is_zero,
+            kept={"zeros": self.zeros + tf.cast(is_zero, tf.int64)},
+        )
+
+    def _adjust(self, is_finite, largest):
+        return self.loss_scale.adjust(is_finite, largest)[0]
+
+    def get_config(self):
+        return {"loss_scale": lossscale.serialize(self.loss_scale)}
+
+
+class AsTensorFlows(LossScale):
+    """TensorFlow's form: `update` is all of the rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale_now = self._add_weight("scale_now", 64.0, tf.float32)
+
+    def __call__(self):
+        return self.scale_now
+
+    def update(self, grads):
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in grads])
+        scale = tf.where(is_finite, self.scale_now, self.scale_now / 4.0)
+        return self.scale_now.assign(scale), is_finite
+
+    def get_config(self):
+        return {}
+
+
+class TestWrittenForTwo:
+    """What subclasses of 2.x and of TensorFlow override works as before."""
+
+    @pytest.mark.parametrize(
+        ("make", "expected"),
+        [
+            (lambda: OfTwo(64), [64, 32, 32, 16]),
+            (lambda: OnTopOfADynamicOne(64.0, 1), [129, 66, 131, 68]),
+            (lambda: OnTopOfHeadroom(64.0), [2.0**20, 2.0**19, 2.0**10, 2.0**9]),
+            (lambda: SkipsZeros(DynamicLossScale(64, 1)), [128, 64, 128, 64]),
+        ],
+        ids=["own", "dynamic", "headroom", "judge"],
+    )
+    @pytest.mark.parametrize("mode", ["eager", "graph", "xla", "v1", "replica-graph"])
+    def test_a_rule_that_assigns(self, make, expected, mode, mirrored):
+        flags = finite("TFTF")
+        assert drive(make, flags, mode, mirrored) == (expected, flags)
+
+    @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+    def test_one_that_decides(self, mode):
+        loss_scale = SkipsZeros(DynamicLossScale(64, 1))
+        step = compiled(lambda grad: loss_scale.update([grad])[1], mode)
+        assert [bool(step(tf.fill([2], v))) for v in (0.0, 1.0, np.nan)] == [0, 1, 0]
+        assert (loss_scale.zeros.numpy(), float(loss_scale)) == (1, 64.0)
+
+    @pytest.mark.parametrize("mode", ["eager", "graph"])
+    def test_one_that_overrides_update(self, family, mode):
+        optimizer, variable = built(family, AsTensorFlows())
+
+        def apply(grad):
+            optimizer.apply_gradients([(grad, variable)])
+
+        step = compiled(apply, mode)
+        assert isinstance(optimizer, LossScaleOptimizer)
+        for bad in (False, True, True):
+            grad = tf.constant([np.inf if bad else 1.0, 0.0])
+            scale = optimizer.scale_loss(tf.constant(1.0))
+            step(grad * scale)
+        assert float(optimizer.loss_scale) == 4.0
+        np.testing.assert_array_equal(np.array(variable), [0.0, 2.0])
