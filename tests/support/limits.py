@@ -113,10 +113,6 @@ LIMITS = {
         lambda _: TENSORFLOW < (2, 5),
         "Keras puts its progress bar in front of all callbacks before TensorFlow 2.5",
     ),
-    "what the table of peers says": (
-        lambda family: TENSORFLOW < (2, 21) or is_older(family, (3, 15)),
-        "peers are looked at on the newest versions only",
-    ),
     "the pages": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),
         "the blocks of the README and docs/ are written for `import keras` of today",

@@ -74,9 +74,9 @@ scales/headroom.py: scales/test_headroom.py
     headroom: an overflow does not lower the ceiling
       - ceiling = tf.where(is_finite, ceiling, lowered)
       + ceiling = tf.where(is_finite, ceiling, state.ceiling)
-scales/base.py: scales/test_base.py
+scales/base.py: scales/test_own.py
     every loss scale: what a rule returns has any shape
-      - if not shape.is_compatible_with(tensor.shape):
+      - if new.dtype != dtype or not shape.is_compatible_with(new.shape):
       + if False:
 scales/base.py: scales/test_conformance.py
     every loss scale: a restored 0 or NaN stays
