@@ -132,17 +132,6 @@ def imported(monkeypatch):
     return importlib.import_module
 
 
-def test_the_drawing_and_its_table_take_the_same_way(imported):
-    way = imported("way")
-    page = PAGES["inside"].read_text()
-    section = page.split("## The way of one gradient")[1].split("\n## ")[0]
-    rows = re.findall(r"(?m)^\| (?:or )?([\w ]+) \|", section)[1:]
-    stations = [each.what.split(":")[0] for each in [*way.WAY, *way.ENDS]]
-    drawn = [each.split(" of ")[0] for each in stations if each != "loss"]
-    rows.remove("hand over")  # from Keras to us: no station of its own
-    assert drawn == rows
-
-
 def test_the_traced_step_prints_what_the_page_shows(tmp_path, capsys):
     skip_without("the pages", families()[0])
     text = PAGES["inside"].read_text()

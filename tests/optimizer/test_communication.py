@@ -363,18 +363,6 @@ def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
         assert values(mirrored, *variables) == [[-moved]]
 
 
-def test_an_inner_optimizer_by_itself_adds_up_as_ever(mirrored, family):
-    skip_without("adding up over replicas", family)
-    optimizer, variables = built(mirrored, family, [0.0])
-    step_of(mirrored, optimizer, variables, equal([1.0]))()
-
-    def alone():
-        optimizer.inner_optimizer.apply_gradients([(tf.constant([1.0]), *variables)])
-
-    tf.function(lambda: mirrored.run(alone))()
-    assert values(mirrored, *variables) == [[-2.0 * REPLICAS]]
-
-
 @pytest.mark.parametrize(
     ("name", "answer", "dtype", "message"),
     [

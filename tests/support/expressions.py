@@ -45,13 +45,6 @@ MASKS = {
     "where-zero-times": lambda x: tf.where(x > 0, x, x * 0.0),
     "maximum-zeros_like": lambda x: tf.maximum(x, zeros(x)),
     "mask-by-cast": lambda x: x * tf.cast(x > 0, x.dtype),
-    "masked-mean": lambda x: (
-        x
-        - tf.math.divide_no_nan(
-            tf.reduce_sum(x * KEEP, 1, keepdims=True),
-            tf.reduce_sum(tf.ones_like(x) * KEEP, 1, keepdims=True),
-        )
-    ),
     "concat-zeros_like": lambda x: tf.concat([x, zeros(x)], 1),
     "divide_no_nan": lambda x: tf.math.divide_no_nan(x, tf.nn.relu(x) + 0.5 * KEEP),
     "a-difference-that-is-zero": lambda x: x + (x - x),
@@ -75,12 +68,6 @@ def _recurrence(x):
     return tf.transpose(states)
 
 
-def _tensor_array(x):
-    array = tf.TensorArray(x.dtype, 2, element_shape=x.shape)
-    array = array.write(0, x).write(1, zeros(x))
-    return tf.reduce_sum(array.stack(), 0)
-
-
 @tf.function
 def _function(x):
     total = tf.zeros_like(x)
@@ -96,7 +83,6 @@ LOOPS = {
     "cond-zeros_like": lambda x: tf.cond(
         tf.reduce_sum(x) > -1e9, lambda: x, lambda: zeros(x)
     ),
-    "tensor_array": _tensor_array,
     "function": _function,
 }
 
@@ -105,19 +91,6 @@ COMPLEX = {
     "abs-complex": lambda x: tf.abs(tf.complex(x, x)),
     "angle": lambda x: tf.math.angle(tf.complex(x, tf.ones_like(x))),
     "fft-abs": lambda x: tf.abs(tf.signal.fft(tf.complex(x, 0.5 * x))),
-}
-
-
-def _ragged_rows(x):
-    lengths = 1 + tf.range(tf.shape(x)[0]) % FEATURES
-    return tf.RaggedTensor.from_tensor(x, lengths=lengths)
-
-
-SPARSE = {
-    "sparse-to_dense": lambda x: of_width(
-        x, tf.sparse.to_dense(tf.sparse.from_dense(x))
-    ),
-    "ragged-reduce_mean": lambda x: x + tf.reduce_mean(_ragged_rows(x), 1)[:, None],
 }
 
 
@@ -140,6 +113,9 @@ def _boolean_mask(x):
 
 
 MOVES = {
+    "sparse-to_dense": lambda x: of_width(
+        x, tf.sparse.to_dense(tf.sparse.from_dense(x))
+    ),
     "tensor_scatter_nd_update-zeros_like": _scattered_where,
     "boolean_mask": _boolean_mask,
     "dynamic_stitch": _partitioned,
@@ -197,7 +173,6 @@ GROUPS = {
     "gradients": GRADIENTS,
     "loops": LOOPS,
     "complex": COMPLEX,
-    "sparse": SPARSE,
     "mathematics": MATHEMATICS,
 }
 #: Name -> a function of a batch.
