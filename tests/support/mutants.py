@@ -115,6 +115,9 @@ gradients/arithmetic.py: gradients/test_arithmetic.py
       - loss = widened(loss)
       + loss = tf.convert_to_tensor(loss)
 optimizer/step.py: optimizer/test_spike_record.py
+    record: a spike is written down as an overflow
+      - if not left_out_as(loss_scale):
+      + if True:
     step: a spike is applied
       - should_apply,
       + is_finite,
