@@ -24,14 +24,16 @@ FIRST = families()[0]
 def pytest_cmdline_main(config):
     """Runs the tests in a process for each core, if pytest-xdist is here.
 
-    Each takes seconds to start, and a gigabyte. `-n 0` runs all of them in this one.
+    Each takes seconds to start, and a gigabyte. `-n 0` runs all of them in this one, as
+    smoke tests are: to start a second process takes as long as half of them.
     """
     option = config.option
     is_worker = hasattr(config, "workerinput")
     if is_worker or not hasattr(option, "numprocesses") or option.dist != "no":
         return
     if option.numprocesses is None:
-        option.numprocesses = 0 if option.usepdb or option.collectonly else "auto"
+        is_one = option.usepdb or option.collectonly or option.markexpr == "smoke"
+        option.numprocesses = 0 if is_one else "auto"
         option.maxprocesses = option.maxprocesses or 8
     if option.numprocesses:
         option.dist = "worksteal"

@@ -200,10 +200,10 @@ monitor/watched.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
       - at = bisect.bisect_right(before, number) - 1
       + at = bisect.bisect_right(before, number)
-optimizer/record.py: monitor/test_watched.py monitor/test_stalls.py
-    monitor: steps that were applied between skipped ones end no run of them
-      - if step != number or reason == _LEFT_OUT:
-      + if reason == _LEFT_OUT:
+monitor/callback.py: monitor/test_bad_batches.py
+    monitor: a call of several batches has one
+      - each.batches.begin(batch, self._batches_in_call)
+      + each.batches.begin(batch, 1)
 optimizer/keras_arguments.py: optimizer/test_keras_arguments.py
     files: Keras's own arguments mean a default loss scale
       - config["initial_loss_scale"] = scale
