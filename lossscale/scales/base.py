@@ -241,7 +241,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         return self._note_read(LossScale._value(self))
 
     def _value(self) -> Tensor:
-        """Returns what `__call__` returns, and nobody is told of the read."""
+        """Returns what `__call__` returns, without reporting the read."""
         held = self._held()
         if held is not None:
             return held._value()
