@@ -55,7 +55,8 @@ def _run(axes: Any, scale: Any, limit: Any, title: str = "", label: str = "") ->
     (line,) = axes.step(np.arange(len(exponents)), exponents, where="post", label=label)
     bad = np.flatnonzero(~np.asarray(found.is_finite))
     axes.plot(bad, exponents[bad], "x", color=line.get_color(), markersize=6)
-    axes.set(title=title, xlabel="step", ylabel="log2 of the loss scale")
+    labels = {"xlabel": "step (x: skipped)", "ylabel": "log2 of the loss scale"}
+    axes.set(title=title, **labels)
 
 
 def _limit(steps: int, exponent: float) -> Any:
@@ -76,7 +77,7 @@ def start() -> Any:
 
 def choosing() -> Any:
     """Five schedules over one run."""
-    figure, axes = plt.subplots(figsize=(7, 3.6))
+    figure, axes = plt.subplots(figsize=(7, 4.2))
     limit = _limit(400, 22)
     scales = {
         "DynamicLossScale(increment_period=30)": lossscale.DynamicLossScale(
@@ -229,7 +230,7 @@ def reliability() -> Any:
     counts["others"] = sum(not any(key in each for key in names) for each in who)
     figure, axes = plt.subplots(figsize=(7, 2.4))
     bars = axes.barh(list(counts), list(counts.values()))
-    axes.bar_label(bars)
+    axes.bar_label(bars, padding=3)
     axes.invert_yaxis()
     axes.set(xlabel=f"rows of the {len(who)}: some name several")
     return figure

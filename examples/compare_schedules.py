@@ -93,8 +93,9 @@ def draw(simulations, skipping, path):
     """
     columns = 2 if len(simulations) > DRAWN else 1
     rows = -(-len(simulations) // columns)
+    shared = {"sharex": True, "sharey": True, "layout": "constrained"}
     figure, axes = plt.subplots(
-        rows, columns, figsize=(9, 1.7 * rows), sharex=True, sharey=True
+        rows, columns, figsize=(9, 1.7 * rows), squeeze=False, **shared
     )
     for ax in axes.flat[len(simulations) :]:
         ax.set_axis_off()
@@ -111,8 +112,7 @@ def draw(simulations, skipping, path):
         ax.tick_params(labelbottom=True)
     handles, labels = axes.flat[0].get_legend_handles_labels()
     labels = ["steps lost" if "lost" in label else label for label in labels]
-    figure.legend(handles, labels, loc="upper center", ncol=4, fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.985))  # the legend stands above
+    figure.legend(handles, labels, loc="outside upper center", ncol=4, fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

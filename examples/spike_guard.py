@@ -140,7 +140,6 @@ def draw(curves, largest, spikes, guard, path):
         steps = 20 * np.arange(1, len(curve) + 1)
         left.plot(steps, curve, color=COLORS[name], label=name)
     left.set(title="Test accuracy", xlabel="step", ylim=(0, 1))
-    left.legend(loc="lower right")
 
     steps = np.arange(len(largest))
     right.semilogy(steps[~spikes], largest[~spikes], ".", markersize=3, label="applied")
@@ -150,7 +149,8 @@ def draw(curves, largest, spikes, guard, path):
     right.semilogy(steps, guard, color="gray", label="limit")
     right.set(title="Largest gradient of each step, guarded run", xlabel="step")
     right.set_ylim(largest[largest > 0].min() / 2, 2 * largest.max())
-    right.legend(loc="upper left")
+    for ax in (left, right):  # below, where no line is
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncol=3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

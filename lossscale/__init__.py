@@ -1,6 +1,12 @@
 """Loss scaling for float16 in TensorFlow 2 and Keras, correct on every replica."""
 
+import os as _os
+import sys as _sys
 from typing import Any as _Any
+
+# `python -m lossscale` is a report to paste. This comes before its own first line.
+if getattr(_sys, "orig_argv", [])[1:3] == ["-m", "lossscale"]:
+    _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from lossscale import compat, presets, removed
 from lossscale.gradients.check import all_finite

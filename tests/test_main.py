@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def test_as_a_program_where_a_keras_is_broken(packages, error, tmp_path):
         text = f"raise {error.__name__}('too old')"
         (tmp_path / name / "__init__.py").write_text(text)
     path = f"{tmp_path}{os.pathsep}{ROOT}"
-    lines = lines_of(printed("-m", "lossscale", PYTHONPATH=path))
+    text = printed("-m", "lossscale", PYTHONPATH=path)
+    assert all(re.match(r"[\w.]+(:\d)?: +\S", line) for line in text.splitlines())
+    lines = lines_of(text)
     assert lines["lossscale"].strip() == lossscale.__version__
     assert lines["CPU"]
     failed = f"cannot be imported: {error.__name__}"

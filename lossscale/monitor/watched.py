@@ -111,11 +111,6 @@ class Reading(NamedTuple):
     spikes: Optional[int] = None
 
     @property
-    def steps(self) -> int:
-        """How many steps the optimizer has applied or skipped."""
-        return self.applied + self.skips.total
-
-    @property
     def headroom(self) -> Optional[float]:
         """How many doublings the largest scaled gradient is below 65504.
 
@@ -212,7 +207,6 @@ class Watched:
         self._epochs, self._least = 0, math.inf
         self._told_of_underflow = self._told_of_spike = False
         self._told_of_losses = False  # in this epoch
-        self._told_of_weights = False
         self._judged_skips = 0
         self._room = math.nan  # the last known headroom
         self._largest = math.nan  # the largest gradient of the last good step read
@@ -222,6 +216,7 @@ class Watched:
         self.start = self.last = self._judged = self._epoch_began = reading
         self._lowest = self._highest = reading.loss_scale
         self._told: Optional[int] = None
+        self._told_of_weights = False
         self.batches = Batches(self.optimizer)
         self._told_of_losses = False
 
@@ -268,12 +263,12 @@ class Watched:
         optimizer, own, now = self.optimizer, self.last.skips, self.last.loss_scale
         loss = optimizer.nonfinite_loss()
         faults = [(f.variable, f.kind) for f in optimizer.nonfinite_gradients()]
-        where = self.batches.where([own.total - 1])
+        where = self.batches.where([own.total - 1]).replace("at", "the last at", 1)
         seen: List[Optional[str]] = []
         if loss:
             steps = f", at each of the last {own.bad_losses} steps"
             steps = steps if own.bad_losses > 1 else ""
-            name = _bad_outputs(logs) or _name_of_loss(model)
+            name = _bad_outputs(model, logs) or _name_of_loss(model)
             seen.append(_LOSS.format(name=name, kind=WORDS[loss], steps=steps))
         if faults:
             seen.append(_GRADIENTS.format(names=_listed(faults)))
@@ -288,8 +283,7 @@ class Watched:
             cause = self._input(model) or _BACKWARD + self._backward()
         statistics = of_statistics(model, [*but, *accumulators.values()])
         first = (
-            f"{own.in_a_row} steps in a row were skipped{self._unit}"
-            f"{where.replace('at', 'the last at', 1)}. "
+            f"{own.in_a_row} steps in a row were skipped{self._unit}{where}. "
             f"The loss scale is {scale_text(now)}."
         )
         return self._named(
@@ -389,17 +383,17 @@ class Watched:
         `epoch` is the epoch's number as `fit` shows it. None: unknown.
         """
         before, now, scale = self._epoch_began, self.last, self.optimizer.loss_scale
-        new, skips = now.skips.total - before.skips.total, now.skips
-        count, last = skips.losses - before.skips.losses, skips.last[-new:]
-        last = last if new else ()
-        # Each skipped step by its number among them, and why.
-        new_ones = list(enumerate((why for _, why in last), skips.total - len(last)))
-        bad = [(number, WORDS[why]) for number, why in new_ones if why in WORDS]
+        skips, count = now.skips, now.skips.losses - before.skips.losses
+        # The skipped steps that are known, by their numbers among all of them, and why.
+        first = skips.total - len(skips.last)
+        known = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
+        known = [pair for pair in known if pair[0] >= before.skips.total]
+        bad = [(number, WORDS[why]) for number, why in known if why in WORDS]
         reason = "" if scale.skips_spikes else left_out_as(scale)
-        left_out = [n for n, why in new_ones if why == LEFT_OUT and reason]
+        left_out = [n for n, why in known if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
-        overflowed = is_new and bool(last) and last[-1][1] == REASONS[0]
-        hidden = self._input(model) if overflowed else None
+        is_overflow = is_new and bool(known) and known[-1][1] == REASONS[0]
+        hidden = self._input(model) if is_overflow else None
         if self._told_of_losses or not (count or left_out or hidden):
             return None
         self._told_of_losses = True
@@ -412,7 +406,7 @@ class Watched:
             where = where if len(bad) == 1 else where.replace(" at", " last at", 1)
             texts.append(
                 f"{count} {'step was' if count == 1 else 'steps were'} skipped because "
-                f"the loss{_bad_outputs(logs)} was {kinds} before it was "
+                f"the loss{_bad_outputs(model, logs)} was {kinds} before it was "
                 f"scaled{where}{rows}."
             )
             if can_change(scale) and not self.optimizer.engine.skips_losses:
@@ -528,15 +522,14 @@ def _backoffs(loss_scale: Any, high: float, low: float) -> float:
     return math.ceil(math.log(high / low) / -math.log(backoff) - 1e-6)
 
 
-def _bad_outputs(logs: Any) -> str:
+def _bad_outputs(model: Any, logs: Any) -> str:
     """Returns which outputs of several have a loss that is not finite in the logs."""
-    names = [
-        name[: -len("_loss")]
-        for name, value in (logs.items() if isinstance(logs, dict) else ())
-        if name.endswith("_loss") and not name.startswith("val_")
-        if not np.isfinite(value)
-    ]
-    return f" of output {' and '.join(names)}" if names else ""
+    named = getattr(model, "loss", None)
+    outputs = [*(getattr(model, "output_names", None) or ())]
+    outputs += list(named) if isinstance(named, dict) else []
+    losses = logs if isinstance(logs, dict) else {}
+    found = [n for n in outputs if not np.isfinite(losses.get(f"{n}_loss", 0.0))]
+    return f" of output {' and '.join(dict.fromkeys(found))}" if found else ""
 
 
 def _name_of_loss(model: Any) -> str:

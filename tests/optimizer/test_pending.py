@@ -147,6 +147,19 @@ def test_clipping_scaled_gradients_to_a_scaled_norm_is_not_told_of(
     assert trained.subtracted() == 0.5
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_looks_for_nans_goes_on(trained, mode):
+    """`enable_check_numerics` raises at any value that is not finite."""
+    tf.debugging.enable_check_numerics()
+    try:
+        step = compiled(lambda: trained.apply(clip(trained.unscaled(0.5))), mode)
+        for _ in range(2):
+            step()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert trained.subtracted() == 1.0
+
+
 @pytest.mark.parametrize("number", [float, lambda scale: scale.numpy()])
 def test_a_division_by_a_number_is_told(trained, number):
     with warned(1):
