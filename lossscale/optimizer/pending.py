@@ -119,6 +119,13 @@ often. Let the optimizer that applies them divide them:
 
     grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
 """
+_ADDED = """\
+A term that depends on the weights was added to a loss that was scaled before, or to \
+its gradients. It is divided by the loss scale with them, and so nearly lost. Add it \
+to the loss, then scale the loss:
+
+    scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
+"""
 
 
 class Overflow(float, enum.Enum):
@@ -262,6 +269,7 @@ class StepObserver:
     def note_float(self) -> None:
         """A program read S as a Python number."""
         self.numbers += 1
+        self.kinds.adds_a_term = None
 
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
@@ -563,6 +571,9 @@ class PendingDivision:
             seen.numbers > 0 and (is_divided or SCALED in names)
         ):  # the program may have divided these gradients itself
             self._warn(_READ)
+        if seen.kinds.adds_a_term:
+            self._warn(_ADDED)
+            seen.kinds.adds_a_term = None
         divisors = self._divisors_of_scaled(grads, kinds)
         both = zip(kinds, divisors)
         return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
