@@ -5,8 +5,6 @@ Nothing here looks at a time: machines are as busy as they are.
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
 import re
 import runpy
@@ -103,64 +101,3 @@ def run(command, folder):
     path = os.pathsep.join(sys.path)
     with mock.patch.dict(os.environ, timing.without_keep(), clear=True):
         return printed(*command, cwd=folder, PYTHONPATH=path)
-
-
-# What a figure is worth
-
-
-@pytest.mark.parametrize("count", [5, 6, 7, 8, 9, 11, 14])
-def test_the_error_is_the_narrowest_that_holds_the_median_with_90_percent(count):
-    found = timing.figure(range(count))
-    cut = round(found.median - found.error) + 1  # the interval's ends, counted inwards
-
-    def missed(cut):
-        # Each value is as likely above the true median as below it.
-        below = [sum(each) for each in itertools.product([0, 1], repeat=count)]
-        return sum(n < cut or count - n < cut for n in below) / 2**count
-
-    assert missed(cut) <= 0.1 < missed(cut + 1)
-
-
-def test_of_fewer_than_five_values_nothing_is_sure():
-    found = timing.figure([3.0, 3.05, 3.05, 3.1])
-    assert found.error == math.inf
-    assert found.is_noise
-    assert found.shown(2) == "3.05 ±?"
-    # One process repeats itself as well as its rounds say.
-    assert timing.over_processes([timing.Figure(3.0, 0.2)]) == (3.0, 0.2)
-    assert timing.over_processes([timing.Figure(n, 0.2) for n in range(5)]) == (2, 2)
-
-
-def test_what_is_within_noise_has_no_ratio():
-    sure, unsure = timing.Figure(4.0, 0.4), timing.Figure(0.3, 0.4)
-    less = timing.Figure(-2.0, 0.1)
-    for mine, other in [(unsure, sure), (sure, unsure), (less, sure), (sure, less)]:
-        assert timing.shown_ratio(timing.ratio(mine, other)) == "within noise"
-    found = timing.ratio(timing.Figure(2.0, 0.2), sure)
-    assert found == pytest.approx((0.5, 0.5 * math.hypot(0.1, 0.1)))
-    assert timing.shown_ratio(found) == "0.50 ±0.07"
-
-
-def test_what_does_not_differ_is_called_the_same():
-    own, step = timing.Figure(4.0, 0.4), timing.Figure(60.0, 1.0)
-    for mine, told in [
-        (timing.Figure(2.0, 0.2), "0.50 ±?"),
-        (timing.Figure(-2.0, 0.2), "-0.50 ±?"),
-        (timing.Figure(0.2, 0.3), "0.05 ±?"),  # noise, and surely less than theirs
-        (timing.Figure(3.0, 4.0), "same"),
-    ]:
-        assert timing.compared([mine], [own]) == told
-    unsure = timing.Figure(0.3, 0.4)
-    assert timing.compared([timing.Figure(0.5, 0.1)], [unsure]) == "same"
-    assert timing.compared([own], [unsure]) == "+3.70 ms"
-    faster = timing.Figure(-0.4, 0.1)  # than with nothing added, both of them
-    assert timing.compared([faster], [timing.Figure(-0.5, 0.1)]) == "same"
-    # A process that is three times as slow is so for both.
-    times = [timing.Figure(t, 0.1) for t in (4.0, 4.2, 4.4, 12.0, 4.1)]
-    mine = [timing.Figure(t.median / 2, 0.1) for t in times]
-    assert timing.compared(mine, times) == "same"  # of each the error is large
-    assert timing.compared(mine[:3] * 2, times[:3] * 2) == "0.50 ±0.00"
-    # A third of the figure, or of 1.2 ms.
-    assert timing.is_sure(timing.Figure(6.0, 2.0), step)
-    assert timing.is_sure(timing.Figure(0.1, 0.39), step)
-    assert not timing.is_sure(timing.Figure(0.6, 0.5), step)

@@ -132,27 +132,6 @@ def imported(monkeypatch):
     return importlib.import_module
 
 
-def test_the_drawing_names_what_is_there(imported):
-    way = imported("way")
-    named = [each.who.split(": ") for each in [*way.WAY, *way.ENDS] if ": " in each.who]
-    for file, function in named:
-        (path,) = PACKAGE.glob(f"**/{file}")
-        nodes = ast.walk(ast.parse(path.read_text()))
-        assert function in {getattr(node, "name", None) for node in nodes}, file
-    assert len(named) >= 9
-
-
-def test_the_drawing_and_its_table_take_the_same_way(imported):
-    way = imported("way")
-    page = PAGES["inside"].read_text()
-    section = page.split("## The way of one gradient")[1].split("\n## ")[0]
-    rows = re.findall(r"(?m)^\| (?:or )?([\w ]+) \|", section)[1:]
-    stations = [each.what.split(":")[0] for each in [*way.WAY, *way.ENDS]]
-    drawn = [each.split(" of ")[0] for each in stations if each != "loss"]
-    rows.remove("hand over")  # from Keras to us: no station of its own
-    assert drawn == rows
-
-
 def test_the_traced_step_prints_what_the_page_shows(tmp_path, capsys):
     skip_without("the pages", families()[0])
     text = PAGES["inside"].read_text()
@@ -221,28 +200,5 @@ def test_each_defect_of_the_table_has_a_test():
     rows = re.findall(r"(?m)^\| (\d+) \| .* \| .* \| .* \|$", table)
     texts = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     marked = {row for each in texts for row in re.findall(r"defect\((\d+)\)", each)}
-    assert marked | {"29"} == {*rows}  # no peer of row 29 is here
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "converted"),
-    [
-        ("`a`", "class", "``a``"),
-        ("`None`s stay", "class", "``None``\\ s stay"),
-        ("``a `bool` tensor``", "class", "``a `bool` tensor``"),
-        ("`a\n  b` c", "class", "``a b`` c"),
-        (">>> f('`a`')", "class", ">>> f('`a`')"),
-        ("Source: here", "class", "**Source:** here"),
-        ("How: so.", "property", ": How: so."),
-        ("Returns:\n  An op: it runs.", "method", "Returns:\n  : An op: it runs."),
-        ("```\nx = f(1)\n```", "class", ".. code-block:: python\n\n   x = f(1)"),
-        (
-            "```\nif a: b\n\n  c\n```",
-            "class",
-            ".. code-block:: none\n\n   if a: b\n\n     c",
-        ),
-    ],
-)
-def test_a_docstring_becomes_what_sphinx_reads(imported, text, kind, converted):
-    found = imported("docstrings").to_rest(text.split("\n"), kind)
-    assert "\n".join(found).strip() == converted
+    # Of 28 and 29 nothing is ours: XLA does not run there, or others lose their state.
+    assert marked | {"28", "29"} == {*rows}

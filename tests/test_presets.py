@@ -69,13 +69,6 @@ def test_the_table(name):
             assert value == number(cell), column
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_each_names_its_source(name):
-    source = PRESETS[name].source
-    assert re.search(r"\d", source), "a version"
-    assert re.search(r"[\w/]+\.(py|cu)\b|arXiv \d+\.\d+", source), "a file or a paper"
-
-
 @pytest.mark.parametrize("name", [n for n in PRESETS if not PRESETS[n].asks_for])
 def test_get_takes_a_presets_name(name):
     found = lossscale.get(name).get_config()

@@ -21,7 +21,7 @@ from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, count_untold, new_variable
+from lossscale.scales.base import LossScale, count_untold
 
 
 class LossScaleEngine(tf.Module):
@@ -76,7 +76,7 @@ class LossScaleEngine(tf.Module):
             *(loss_scale, communication_dtype, nonfinite_loss),
             applied_steps=lambda: self._counted,
         )
-        counted = new_variable("applied_steps", 0, tf.int64)
+        counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
 
@@ -99,19 +99,13 @@ class LossScaleEngine(tf.Module):
     ) -> None:
         """Is the constructor, with what only our wrappers tell an engine.
 
-        Args:
-          loss_scale: As in the constructor, as are the next two.
-          communication_dtype: See above.
-          nonfinite_loss: See above.
-          applied_steps: A function that returns the variable of the number of applied
-            steps. None: there is none, and no record.
-          unscales_in_apply: Whether `apply` divides gradients if it is not known
-            whether anybody has scaled or unscaled them. Keras 3's own wrapper does,
-            Keras 2's not.
-          unscales_itself: Whether whoever computes the gradients calls `unscale` for
-            all of them, as in TensorFlow 1. Then `apply` divides none that may be
-            unscaled, never warns, and counts each step, also if the loss scale is
-            shared.
+        `applied_steps` returns the variable of the number of applied steps. None: there
+        is none, and no record. `unscales_in_apply` tells whether `apply` divides
+        gradients if it is not known whether anybody has scaled or unscaled them: Keras
+        3's own wrapper does, Keras 2's not. `unscales_itself` tells whether whoever
+        computes the gradients calls `unscale` for all of them, as in TensorFlow 1. Then
+        `apply` divides none that may be unscaled, never warns, and counts each step,
+        also if the loss scale is shared.
         """
         super().__init__(name="loss_scale_engine")
         self.communication_dtype = checked_dtype(communication_dtype)
@@ -214,21 +208,17 @@ class LossScaleEngine(tf.Module):
     ) -> Op:
         """Does what `apply` does, which knows less.
 
-        Args:
-          grads: As in `apply`, as are the next two.
-          variables: See above.
-          apply_fn: See above.
-          are_added: Whether `apply_fn` adds the gradients up. If not, they are applied
-            on each replica as they are there.
-          aggregate: Instead of that, a function that takes and returns pairs of true
-            gradients and variables. It is called at every step, outside of branches.
-          check: What is known of other values that `apply_fn` applies.
+        `are_added` tells whether `apply_fn` adds the gradients up. If not, they are
+        applied on each replica as they are there. Instead of that, `aggregate` takes
+        and returns pairs of true gradients and variables, at every step, outside of
+        branches. `check` is what is known of other values that `apply_fn` applies.
         """
         self._check_not_replaced()
         replicas.check_can_apply()
         grads, variables = list(grads), list(variables)
         check_shapes(grads, variables)
         self._note_trained(variables)
+        self.division.trains = next(map(kerases.variable_name, variables), "")
         bundle = self.division.resolve(grads)
         bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:

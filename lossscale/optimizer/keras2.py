@@ -270,6 +270,8 @@ class _Legacy(Keras2Base):
     lr = forwarded("lr")
     gradient_aggregator = forwarded("gradient_aggregator")
     gradient_transformers = forwarded("gradient_transformers")
+    # Not public, but programs log the learning rate with it.
+    _decayed_lr = delegated("_decayed_lr")
 
     @do_not_convert
     def apply_gradients(

@@ -119,6 +119,13 @@ often. Let the optimizer that applies them divide them:
 
     grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
 """
+_ADDED = """\
+A term that depends on the weights was added to a loss that was scaled before, or to \
+its gradients. It is divided by the loss scale with them, and so nearly lost. Add it \
+to the loss, then scale the loss:
+
+    scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
+"""
 
 
 class Overflow(float, enum.Enum):
@@ -262,6 +269,7 @@ class StepObserver:
     def note_float(self) -> None:
         """A program read S as a Python number."""
         self.numbers += 1
+        self.kinds.adds_a_term = None
 
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
@@ -346,6 +354,8 @@ class PendingDivision:
         self.observer = observer = observer_of(loss_scale, StepObserver)
         self._unscales_in_apply, self._has_unscaled = unscales_in_apply, False
         self._warned: set[str] = set()
+        #: The name of a variable that it trains, by which a warning names it.
+        self.trains = ""
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
@@ -561,6 +571,9 @@ class PendingDivision:
             seen.numbers > 0 and (is_divided or SCALED in names)
         ):  # the program may have divided these gradients itself
             self._warn(_READ)
+        if seen.kinds.adds_a_term:
+            self._warn(_ADDED)
+            seen.kinds.adds_a_term = None
         divisors = self._divisors_of_scaled(grads, kinds)
         both = zip(kinds, divisors)
         return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
@@ -591,7 +604,8 @@ class PendingDivision:
         """Gives a warning, unless it was given before."""
         if not self._unscales_itself and message not in self._warned:
             self._warned.add(message)
-            warn(message)
+            # Also, Python shows equal warnings of one line once.
+            warn(f"{message}This is the optimizer that trains {self.trains!r}.")
 
 
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:

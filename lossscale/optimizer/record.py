@@ -20,7 +20,7 @@ from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale, new_variable
+from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
 
 #: Of so many skipped steps the numbers and reasons are kept.
@@ -162,14 +162,18 @@ class Record(tf.Module):
         recorded = list({id(each): each for each in variables}.values())
         count, number, spike = len(recorded), len(self._entries), None
         # Every replica writes the same values to these.
-        faults = new_variable("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
+        faults = replicas.new_variable(
+            "nonfinite_gradients", [0.0] * (count + 2), tf.float32
+        )
         self._kept[f"record{number}"] = faults
         if loss_scale.skips_spikes:
-            spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
+            spike = replicas.new_variable(
+                "spiking_gradients", [0.0] * (count + 3), tf.float32
+            )
             self._kept[f"spike{number}"] = spike
         if self._skipped is None:
             zeros = [0] * (len(REASONS) + 2 * _KEPT)
-            skipped = new_variable("skipped_last", zeros, tf.int64)
+            skipped = replicas.new_variable("skipped_last", zeros, tf.int64)
             self.__dict__.update(_skipped=skipped)
             self._kept["skipped_last"] = skipped
         entry = Entry(self, recorded, faults, spike, list(range(count)))

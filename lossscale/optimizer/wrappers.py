@@ -100,11 +100,12 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     right = for_optimizer(inner_optimizer)
     found = _loss_scale_wrapper_in(inner_optimizer)
     if found is not None:
-        where = "" if found is inner_optimizer else f", which wraps {found!r}"
+        held = found.inner_optimizer if found is inner_optimizer else found
         raise TypeError(
-            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got "
-            f"{inner_optimizer!r}{where}. Use it as it is, or pass a new Keras "
-            "optimizer. lossscale.LossScaleOptimizer.from_keras(optimizer) replaces a "
+            "`inner_optimizer` must not be or wrap a LossScaleOptimizer, got a "
+            f"{type(inner_optimizer).__name__} around a {type(held).__name__}. Use it "
+            "as it is, or pass a new Keras optimizer. "
+            "lossscale.LossScaleOptimizer.from_keras(optimizer) replaces a "
             "LossScaleOptimizer of Keras itself."
         )
     if not issubclass(wrapper, right):

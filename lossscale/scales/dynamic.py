@@ -57,10 +57,7 @@ class DynamicLossScale(LossScale):
 
     ```
     state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
-    adjust(is_finite):
-      if not min_loss_scale <= S < inf:     # restored from some file: see below
-        S = min_loss_scale if 0 < S < min_loss_scale else initial_loss_scale
-        and nothing else in this step moves S
+    next_state(state, is_finite):
       searches = search_period is not None and no step was bad so far
       if is_finite:
         good += 1
@@ -74,16 +71,13 @@ class DynamicLossScale(LossScale):
         good = 0
         bad += 1
         if bad >= hysteresis and cooldown == 0 and not tolerated:  # see the arguments
-          cooldown = backoff_cooldown       # it counts down at each step
+          cooldown = backoff_cooldown          # it counts down at each step
           S = max(S * backoff_factor, min_loss_scale)
           if "backoff" in hysteresis_reset: bad = 0
-      should_apply_gradients = is_finite
     ```
 
-    A file may hold a scale that is 0, negative, infinite, NaN or below the floor. The
-    next step replaces it, with a warning in eager mode. In a graph, finite gradients of
-    an optimizer prove that it is a number: a good step only brings it to the floor.
-    Except for this, an overflow never raises the scale.
+    A restored scale that is no number, not positive or below the floor is replaced: see
+    `LossScale`. Except for this, an overflow never raises the scale.
 
     Args:
       initial_loss_scale: The scale to start with. Start high: a scale that is too high
@@ -232,7 +226,7 @@ class DynamicLossScale(LossScale):
         if self.search_period is None:
             return period
         # A session may have counted a bad step already. Nothing grows then.
-        # Bad losses of which nobody told this rule end no search.
+        # A bad loss that was kept from the rule does not end the search.
         untold, skipped = self._unsaved.untold, state.skipped_steps
         searches = skipped < 1 if untold is None else skipped <= untold
         return tf.where(searches, tf.constant(self.search_period, tf.int64), period)

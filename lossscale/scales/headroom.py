@@ -42,8 +42,7 @@ class HeadroomLossScale(LossScale):
     state   S = initial_loss_scale, peak = 0, good = 0
             highest = 2**127 if max_loss_scale is None else max_loss_scale
             ceiling = highest
-    adjust(is_finite, largest):
-      # A restored S that is 0, NaN or the like is replaced as in `DynamicLossScale`.
+    next_state(state, is_finite, largest):
       if is_finite:
         peak = max(largest, peak * 2**(-1 / half_life))
         good += 1
@@ -55,7 +54,6 @@ class HeadroomLossScale(LossScale):
         ceiling = max(min(ceiling, S) / 2, min_loss_scale)
       wanted = 2**floor(log2(65504 / peak) - headroom) if peak > 0 else S
       S = max(min(wanted, ceiling), min_loss_scale)
-      should_apply_gradients = is_finite
     ```
 
     Gradients of activations are float16, too, and may be larger than those of weights.

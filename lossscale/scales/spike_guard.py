@@ -78,29 +78,23 @@ class SpikeGuard(LossScale):
     `threshold` standard deviations above the mean of the last `window` applied steps:
 
     ```
-    state   the state of loss_scale, recent = [], limit = M, spikes = 0,
-            above_in_a_row = 0            # M is float32's largest number
-    adjust(is_finite, largest):
-      if not is_finite:                   # an overflow
-        loss_scale.adjust(False)
-        should_apply_gradients = False
-      else:
-        if largest > limit: above_in_a_row += 1
-        else: above_in_a_row = 0
-        if 0 < above_in_a_row <= max_in_a_row:
-          spikes += 1                     # loss_scale does not learn of this step
-          should_apply_gradients = False
-        else:
-          loss_scale.adjust(True, largest)
-          if largest >= 2**-126:          # zero has no logarithm
-            recent = (recent + [largest])[-window:]
-          if len(recent) == window:
-            logs = [log(each) for each in recent]
-            mean = sum(logs) / window
-            deviation = sqrt(sum((x - mean)**2 for x in logs) / window)
-            room = max(threshold * deviation, log(min_ratio))
-            limit = min(exp(mean + room), M)
-          should_apply_gradients = True
+    state   recent = [], limit = M, spikes = 0, above_in_a_row = 0
+                                        # M is float32's largest number
+    judge(state, is_finite, largest):
+      if is_finite:
+        above_in_a_row = above_in_a_row + 1 if largest > limit else 0
+      is_spike = is_finite and 0 < above_in_a_row <= max_in_a_row
+      if is_spike: spikes += 1
+      should_apply_gradients = is_finite and not is_spike
+    next_state(state, is_finite, largest):  # not at a spike; loss_scale is told, too
+      if is_finite and largest >= 2**-126:  # zero has no logarithm
+        recent = (recent + [largest])[-window:]
+      if len(recent) == window:
+        logs = [log(each) for each in recent]
+        mean = sum(logs) / window
+        deviation = sqrt(sum((x - mean)**2 for x in logs) / window)
+        room = max(threshold * deviation, log(min_ratio))
+        limit = min(exp(mean + room), M)
     ```
 
     `largest`, `recent` and `limit` are float32, and so is the comparison. The

@@ -134,12 +134,6 @@ def test_each_method_answers_as_the_bare_optimizers(name, mode, is_used):
         assert outcome(call, wraps=True) == outcome(call, wraps=False)
 
 
-def test_each_public_method_is_called():
-    base = v1.train.Optimizer
-    methods = {n for n in dir(base) if callable(getattr(base, n)) and n[0] != "_"}
-    assert methods == {*METHODS}
-
-
 # What contrib's suite asserts.
 
 
@@ -245,16 +239,8 @@ def clipped(pairs):
     return [(by_value(grad), each) for grad, each in pairs if grad is not None]
 
 
-def in_a_branch(pairs):
-    grads, variables = zip(*pairs)
-    clip = lambda: list(map(by_value, grads))  # noqa: E731
-    norm = tf.linalg.global_norm(grads)
-    return zip(tf.cond(norm > 0.5, clip, lambda: list(grads)), variables)
-
-
 @pytest.mark.parametrize("run", [*MODES, "xla"], indirect=True)
-@pytest.mark.parametrize("change", [clipped, in_a_branch])
-def test_an_overflow_that_is_clipped_away_skips_the_step(run, change):
+def test_an_overflow_that_is_clipped_away_skips_the_step(run):
     weights = [variable([1.0, 2.0], "one"), variable(3.0, "two")]
     count = variable(0.0, "count", trainable=False)
     optimizer = sgd(lossscale.DynamicLossScale(16, increment_period=2))
@@ -264,7 +250,7 @@ def test_an_overflow_that_is_clipped_away_skips_the_step(run, change):
             return tf.reduce_sum(weights[0]) * 4.0 + weights[1] * fed
 
         pairs = optimizer.compute_gradients(run.loss(loss), weights)
-        return optimizer.apply_gradients(change(pairs), global_step=count)
+        return optimizer.apply_gradients(clipped(pairs), global_step=count)
 
     step = run.step(step)
     seen = []

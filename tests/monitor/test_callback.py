@@ -120,14 +120,6 @@ def tracker(family):
     return Tracker()
 
 
-def test_every_adds_to_the_logs_of_batches(faulty):
-    behind = tracker(faulty.family)
-    faulty.fit([None, "gradient", "gradient", None], quiet_monitor(every=2), behind)
-    seen = [(logs["loss_scale"], logs["skipped_steps"]) for logs in behind.batches]
-    # What was read last: before the fit, after two steps, and after four.
-    assert seen == [(2.0**10, 0), (2.0**9, 1), (2.0**9, 1), (2.0**8, 2)]
-
-
 @pytest.mark.each_version
 def test_a_tracker_behind_the_monitor_sees_numbers_and_one_before_it_none(family):
     faulty, before, behind = Faulty(family), tracker(family), tracker(family)
@@ -257,45 +249,6 @@ def test_one_skipped_step_that_poisons_the_statistics_is_told_of(faulty, capsys)
     assert told_by_fit(faulty.reset(), run, monitor)[0] == [of_batches[0], message]
 
 
-@pytest.mark.each_version
-def test_a_scale_stuck_at_its_floor_is_told_of_during_the_search(anywhere):
-    anywhere.reset(scale=8.0, applied=0)
-    messages, _ = told_by_fit(anywhere, ["gradient"] * 8, quiet_monitor(every=1))
-    (message,) = messages
-    assert message.startswith("6 steps in a row were skipped, the last at batch 5, c")
-    *_, last = message.split("\n  * ")
-    assert "The loss scale is 1: the gradients are not finite even without" in last
-    assert "find_nonfinite(model, x, y) on that batch says which" in last
-    assert ", ".join(FIRST) in message
-
-
-def test_a_scale_that_is_too_high_is_not_blamed_on_a_derivative(family, rng):
-    """Its gradients overflow while it can still fall: which step, and how large."""
-    x, y = data(rng)
-    scale = DynamicLossScale(2.0**127, increment_period=10**6)
-    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.0), scale)
-    optimizer.iterations.assign(1)  # the search is over
-    model = regression(family, optimizer)
-    monitor = quiet_monitor(every=1, check_underflow=True)
-
-    def finding_of_fit(factor):
-        messages, _ = told_of(model, x * factor, y * factor, monitor, 16)
-        return [message.split("\n  * ")[-1] for message in messages]
-
-    (found,) = finding_of_fit(2.0**20)  # float32 overflows
-    assert "at step 3 of its search: lowered from 2**127 to 2**124, it comes" in found
-    assert "its floor, 1, at step 127." in found
-    assert "The largest gradient is not known, since no good step was read." in found
-    assert found.index("too high") < found.index("infinite derivative")
-    scale.current_loss_scale.assign(2.0**10)
-    assert finding_of_fit(1.0) == []
-    largest = float(scale.last_largest.numpy())
-    scale.current_loss_scale.assign(2.0**127)
-    (found,) = finding_of_fit(2.0**20)
-    assert f"of the last good step that was read was {largest:.3g}: times" in found
-    assert f"the loss scale {largest * 2.0**124:.3g}, and float16 ends" in found
-
-
 # What it does
 
 
@@ -404,25 +357,6 @@ def test_arguments_are_checked_first(arguments, error, message):
 
 
 # A loss that is NaN itself, and optimizers that share a loss scale
-
-
-def test_a_loss_that_is_not_finite_itself_is_told_of_at_the_third_in_a_row(family):
-    model, optimizer = small(family, DynamicLossScale(2.0**60))
-    x, y = np.ones([24, 2], np.float32), np.ones([24, 1], np.float32)
-    y[[1, 2, 5, 6, 9]] = np.nan
-    monitor = LossScaleMonitor(20, on_stall="raise", every=1, verbose=0)
-    told_of(model, x, y, monitor, 1)
-    assert optimizer.loss_scale.skipped_steps.numpy() == 5
-    y[12:15] = np.nan
-    with pytest.raises(FloatingPointError) as raised:
-        told_of(model, x, y, monitor, 1)
-    message = str(raised.value)
-    assert message.startswith("3 steps in a row were skipped, the last at batch 14,")
-    assert "The loss itself (mse) is NaN, before it is scaled" in message
-    assert "at each of the last 3 steps" in message
-    for word in ("data", "learning rate", "logarithm"):
-        assert word in message
-    assert "min_loss_scale" not in message
 
 
 def small(family, loss_scale, **compile_arguments):

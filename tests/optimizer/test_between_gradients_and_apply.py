@@ -72,12 +72,10 @@ BRANCHES = {
 #: What is done within them is not seen. By hand, they are divided again, and told.
 BODIES = {
     "a function clips",
-    "a function of flags",
     "cond clips",
     "cond of a sign",
     "cond(all is_finite, g, 0)",
     "cond(norm > 1)",
-    "map_fn clips",
     "matrix_exp",
     "scan",
     "vectorized_map",

@@ -249,27 +249,6 @@ def test_what_an_inner_optimizer_clips_is_the_sum(mirrored, family):
     assert values(mirrored, *variables) == [[-1.0]]
 
 
-@pytest.mark.slow
-def test_two_optimizers_share_a_loss_scale(mirrored, family):
-    with mirrored.scope():
-        variables = [variable_of(family, [0.0]), variable_of(family, [0.0])]
-        loss_scale = DynamicLossScale(2.0**6)
-        optimizers = [wrapped(family, loss_scale) for _ in variables]
-        for optimizer, variable in zip(optimizers, variables):
-            optimizer.build([variable])
-
-    def each(added):
-        for optimizer, variable, more in zip(optimizers, variables, (0.0, added)):
-            grad = optimizer.scale_loss(tf.constant(1.0)) * (1.0 + more)
-            optimizer.apply_gradients([(tf.reshape(grad, [1]), variable)])
-
-    step = tf.function(lambda added: mirrored.run(each, (added,)))
-    step(tf.constant(0.0))
-    step(tf.constant(2.0**12))
-    assert values(mirrored, *variables) == [[-2.0 * REPLICAS], [-1.0 * REPLICAS]]
-    assert int(loss_scale.skipped_steps.numpy()) == 1
-
-
 # As an argument
 
 
@@ -382,18 +361,6 @@ def test_one_that_drops_keras_2s_arguments_adds_up_once(mirrored, family):
         optimizer, variables = built(mirrored, family, [0.0], inner=own(1.0))
         step_of(mirrored, optimizer, variables, equal([1.0]))()
         assert values(mirrored, *variables) == [[-moved]]
-
-
-def test_an_inner_optimizer_by_itself_adds_up_as_ever(mirrored, family):
-    skip_without("adding up over replicas", family)
-    optimizer, variables = built(mirrored, family, [0.0])
-    step_of(mirrored, optimizer, variables, equal([1.0]))()
-
-    def alone():
-        optimizer.inner_optimizer.apply_gradients([(tf.constant([1.0]), *variables)])
-
-    tf.function(lambda: mirrored.run(alone))()
-    assert values(mirrored, *variables) == [[-2.0 * REPLICAS]]
 
 
 @pytest.mark.parametrize(

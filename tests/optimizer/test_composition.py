@@ -125,23 +125,6 @@ def test_every_optimizer_of_every_keras(family, name):
     assert_wrapped_is_bare(family, make)
 
 
-def test_schedule_free_is_built_before_the_graph_of_fit(family, rng):
-    """Built in the graph, a bare one begins at weights of 0."""
-    if not hasattr(family.optimizers, "ScheduleFreeAdamW"):
-        pytest.skip("Keras 3 has it")
-    x, y = data(rng)
-    ends = []
-    for wrap in (False, True):
-        optimizer = family.optimizers.ScheduleFreeAdamW(0.05)
-        optimizer = LossScaleOptimizer(optimizer, 8) if wrap else optimizer
-        model = regression(family, optimizer, jit_compile=False)
-        if not wrap:
-            optimizer.build(model.trainable_variables)
-        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
-        ends.append(training_state(model))
-    assert_same(*ends)
-
-
 def decaying(keras):
     """Returns a learning rate that halves at every step."""
     return keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
@@ -291,14 +274,6 @@ def test_callbacks_find_the_optimizers_of_a_multi_optimizer(family, rng, tmp_pat
     assert_same(training_state(again), ends[1])
     assert type(again.optimizer.inner_optimizer).__name__ == "MultiOptimizer"
     assert not hasattr(LossScaleOptimizer(optimizers[0]), "optimizers")
-
-
-def test_a_config_may_hold_the_inner_optimizer_itself(family):
-    inner = family.optimizers.SGD(0.5)
-    config = {"inner_optimizer": inner, "loss_scale": 8, "name": "mine"}
-    optimizer = LossScaleOptimizer.from_config(config)
-    assert optimizer.inner_optimizer is inner
-    assert float(optimizer.loss_scale) == 8.0
 
 
 def test_an_optimizer_of_the_users_own_that_delegates(family, rng):

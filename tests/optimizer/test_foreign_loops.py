@@ -343,18 +343,6 @@ def test_one_of_two_is_trained_now_and_then(
 # What is handed over.
 
 
-@every_mode
-@gets
-def test_the_same_variable_twice(trained, get, mode):
-    (variable,) = trained.variables
-
-    def step(factor):
-        (grad,) = get(trained, factor)
-        trained.optimizer.apply_gradients([(grad, variable), (grad, variable)])
-
-    assert_trains(trained, compiled(step, mode), each=2.0)
-
-
 @pytest.mark.every
 @every_mode
 def test_an_inner_optimizer_that_was_built_before(family, mode):

@@ -219,21 +219,6 @@ def test_the_host_waits_as_often_as_the_page_says():
         assert waits(family, "ours", predicates.in_graph, clips=True) == 3
 
 
-@pytest.mark.skipif(TENSORFLOW < (2, 21), reason="counted in what 2.21 compiles")
-@pytest.mark.parametrize("last", [1.0, float("inf"), 3e38])
-def test_an_update_by_itself_waits_only_without_a_gpu(monkeypatch, last):
-    loss_scale = lossscale.DynamicLossScale(8.0)
-    grads = [tf.Variable([3e38, last])]
-
-    def update():
-        return loss_scale.update(grads)[1]
-
-    for has_gpu, count in ((False, 1), (True, 0)):
-        monkeypatch.setattr(mode, "_has_gpu", lambda has_gpu=has_gpu: has_gpu)
-        assert predicates.under_xla(update) == count
-        assert bool(tf.function(update, **COMPILED_BY_XLA)()) == np.isfinite(last)
-
-
 @pytest.mark.parametrize(("dtype", "clips"), [("float16", False), ("float32", True)])
 @pytest.mark.usefixtures("as_if_on_a_gpu")
 def test_what_is_not_finite_is_seen_as_on_a_gpu(family, dtype, clips):

@@ -224,33 +224,3 @@ def test_a_state_that_cannot_be_restored_is_an_error(family, tmp_path):
     tf.train.Checkpoint(optimizer=inner).restore(path)
     with pytest.raises(ValueError, match=r"[Ss]hape"):
         guarded(inner, 16)
-
-
-@pytest.mark.every
-def test_learning_rates_that_are_properties_are_forwarded(family):
-    if family.name != "keras2-legacy":
-        pytest.skip("only legacy optimizers keep their learning rate in a dict")
-
-    class Outer(family.optimizers.SGD):  # as Model Garden's averaging optimizers
-        def __init__(self, optimizer):
-            super().__init__(0.5)
-            self._inner_sgd = optimizer
-            self._hyper.pop("learning_rate")
-
-        @property
-        def learning_rate(self):
-            return self._inner_sgd.learning_rate
-
-        @learning_rate.setter
-        def learning_rate(self, value):
-            if hasattr(self, "_inner_sgd"):
-                self._inner_sgd.learning_rate = value
-
-        lr = learning_rate
-
-    base = family.optimizers.SGD(0.25)
-    optimizer = LossScaleOptimizer(Outer(base))
-    for name in ("learning_rate", "lr"):
-        assert float(getattr(optimizer, name)) == float(base.learning_rate)
-        setattr(optimizer, name, float(base.learning_rate) / 2)
-    assert float(base.learning_rate) == 0.0625

@@ -12,14 +12,12 @@ import gc
 import os
 import signal
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import trainee
 from interrupted import fresh
-from limits import skip_without
 from models import (
     assert_same,
     checkpoint_of,
@@ -169,22 +167,3 @@ def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
                 assert offset > len(whole) - 100
                 assert_same(whole_state(other), whole_state(model))
                 checkpoint_of(other).read(untouched)
-
-
-@pytest.mark.slow
-def test_a_file_that_is_cut_off_changes_nothing(family, tmp_path, rng):
-    skip_without("an optimizer in a .weights.h5 file", family)
-    model, other = fresh(family, built=True), fresh(family)
-    other.optimizer.build(other.trainable_variables)
-    before = whole_state(other)
-    weights, archive = tmp_path / "m.weights.h5", tmp_path / "m.keras"
-    model.save_weights(str(weights))
-    model.save(str(archive))
-    loads = {weights: other.load_weights, archive: family.keras.models.load_model}
-    for file, load in loads.items():
-        whole = file.read_bytes()
-        for offset in rng.integers(0, len(whole), 12):
-            file.write_bytes(whole[:offset])
-            with pytest.raises((OSError, ValueError, BadZipFile)):
-                load(str(file))
-            assert_same(whole_state(other), before)

@@ -12,7 +12,6 @@ from models import built, compiled, variable_of
 from lossscale import (
     DynamicLossScale,
     LossScale,
-    LossScaleManager,
     LossScaleOptimizer,
     LossScaleWarning,
 )
@@ -287,21 +286,6 @@ class Shrugging(Doubling):
         return None, True
 
 
-class ByTwo(LossScaleManager):
-    """A user's own manager."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = tf.Variable(8.0, trainable=False)
-
-    def get_loss_scale(self):
-        return tf.convert_to_tensor(self.scale)
-
-    def update_loss_scale(self, finite_grads):
-        new = tf.where(finite_grads, self.scale * 2, self.scale / 2)
-        return self.scale.assign(new, read_value=False)
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("divides", ["apply", "unscaled", "by hand"])
 def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
@@ -321,26 +305,6 @@ def test_a_loss_scale_that_returns_its_variable(family, divides, mode):
         step()
     assert trained.subtracted() == 1.0
     assert float(trained.optimizer.loss_scale) == 32.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("make", "clips"), [(each, clips) for each in (Doubling, ByTwo) for clips in (0, 1)]
-)
-def test_a_users_own_loss_scale_drives_the_optimizer(family, make, mode, clips):
-    trained = Trained(family, make())
-
-    def step(factor):
-        trained.apply(
-            clip(trained.unscaled(factor)) if clips else trained.scaled(factor)
-        )
-
-    step, seen = compiled(step, mode), []
-    for factor in (0.5, INF, 0.5):
-        step(tf.constant(factor))
-        seen.append(float(trained.optimizer.loss_scale))
-    assert seen == [16.0, 8.0, 16.0]
-    assert trained.subtracted() == 1.0
 
 
 @pytest.mark.parametrize("mode", MODES)

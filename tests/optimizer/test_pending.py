@@ -12,7 +12,7 @@ import tensorflow as tf
 from exact import START, S, Trained, changes_nothing, clip, gradients, heard, warned
 from models import compiled
 
-from lossscale import FixedLossScale
+from lossscale import FixedLossScale, LossScaleOptimizer
 
 INF = float("inf")
 MODES = ["eager", "graph"]
@@ -145,6 +145,19 @@ def test_clipping_scaled_gradients_to_a_scaled_norm_is_not_told_of(
     with warned(0):
         compiled(step, mode)()
     assert trained.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_looks_for_nans_goes_on(trained, mode):
+    """`enable_check_numerics` raises at any value that is not finite."""
+    tf.debugging.enable_check_numerics()
+    try:
+        step = compiled(lambda: trained.apply(clip(trained.unscaled(0.5))), mode)
+        for _ in range(2):
+            step()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert trained.subtracted() == 1.0
 
 
 @pytest.mark.parametrize("number", [float, lambda scale: scale.numpy()])
@@ -499,6 +512,19 @@ def test_clipping_scaled_gradients_in_a_branch_is_told(trained):
     with warned(1):
         step(tf.constant(True))
     assert trained.subtracted() == 1.0 / S
+
+
+def test_each_of_two_optimizers_is_told_by_what_it_trains(family):
+    told = []
+    for name in ("generator", "critic"):
+        optimizer = LossScaleOptimizer(family.optimizers.SGD())
+        layer = family.keras.layers.Dense(1, use_bias=False, name=name)
+        layer(tf.ones([1, 1]))
+        with heard() as messages:
+            optimizer.apply_gradients([(tf.ones([1, 1]), layer.trainable_weights[0])])
+        told += messages
+    ends = [each.rpartition("trains ")[2] for each in told]
+    assert ends == ["'generator/kernel'.", "'critic/kernel'."]
 
 
 @pytest.mark.parametrize("way", ["scaled", "unscaled"])

@@ -25,7 +25,6 @@ from impossible import why_not
 from installed import DEVICES, ROOT, STRATEGY
 from limits import skip_without
 from models import variable_of
-from reference import reference
 from strategies import RUN, SCALE, SHORT_RUN, applied, assert_right, rule
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
@@ -157,52 +156,6 @@ def test_an_overflow_of_the_sum_moves_nothing(mirrored, family, dtype, way):
     strategies.assert_bit_equal(mirrored, variables)
 
 
-RULE = {
-    "initial_loss_scale": 2.0**10,
-    "increment_period": 3,
-    "multiplier": 2.0,
-    "backoff_factor": 0.25,
-    "hysteresis": 2,
-    "hysteresis_reset": ["growth", "backoff"],
-    "min_loss_scale": 2.0**-4,
-    "max_loss_scale": 2.0**20,
-}
-
-
-def test_a_random_run(mirrored, family, rng):
-    """With few bad gradients first, so that it reaches the ceiling, and then many."""
-    skip_impossible(ON_REPLICAS, family, "loop")
-    with mirrored.scope():
-        variable, loss_scale = variable_of(family, [0.0, 0.0]), DynamicLossScale(**RULE)
-        optimizer = LossScaleOptimizer(family.optimizers.SGD(0.25), loss_scale)
-        optimizer.build([variable])
-
-    def each(added):
-        number = strategies.replica()
-        grad = strategies.gradient(number, tf.gather(added, number))
-        grad *= optimizer.scale_loss(tf.constant(1.0))
-        optimizer.apply_gradients([(grad, variable)])
-
-    step = tf.function(lambda added: mirrored.run(each, (added,)))
-    shape = [200, len(DEVICES)]
-    special = rng.choice(np.float32([np.inf, -np.inf, np.nan]), shape)
-    share = np.repeat([0.01, 0.1, 0.6, 0.1], 50)[:, None]
-    run, scales = np.where(rng.random(shape) < share, special, np.float32(0)), []
-    for added in run:
-        step(tf.constant(added))
-        scales.append(float(loss_scale.numpy()))
-    flags = np.isfinite(run).all(axis=1).tolist()
-    assert scales == reference(RULE, flags)
-    assert {RULE["min_loss_scale"], RULE["max_loss_scale"]} <= {*scales}
-    assert loss_scale.skipped_steps.numpy() == flags.count(False)
-    assert int(optimizer.iterations.numpy()) == flags.count(True)
-    own = [*loss_scale.variables, variable]
-    strategies.assert_bit_equal(mirrored, own)
-    total = sum(strategies.gradient(n, 0.0) for n in range(len(DEVICES))).numpy()
-    expected = -0.25 * total * flags.count(True)
-    np.testing.assert_array_equal(strategies.agreed(mirrored, variable), expected)
-
-
 # This file once more, in processes of its own
 
 
@@ -213,7 +166,7 @@ def test_another_strategy_or_more_replicas(on):
     command += ["-p", "no:cacheprovider", "--color=no", str(HERE)]
     command += [str(HERE.parent / "test_sharing.py"), "-k"]
     # How many replicas there are matters to the sum, and what a strategy is to all.
-    chosen = "sum" if "mirrored" in on else "central or replicas or sum or random"
+    chosen = "sum" if "mirrored" in on else "central or replicas or sum"
     answer = subprocess.run(
         [*command, f"({chosen}) and not another"],
         cwd=ROOT,

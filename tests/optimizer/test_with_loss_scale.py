@@ -173,20 +173,6 @@ def test_gradients_of_a_function_that_was_traced(trained, unscales, later):
     assert trained.subtracted() == 1.5
 
 
-@pytest.mark.parametrize("later", ["eager", "graph"])
-def test_an_apply_that_was_traced(trained, later):
-    apply = compiled(trained.apply, "graph")
-    apply(trained.scaled(0.5))
-    old = replaced(trained, FixedLossScale(2.0, True))
-    compute = compiled(trained.scaled, later)
-    apply(compute(tf.constant(0.5)))
-    assert trained.subtracted() == 1.0
-    apply(compute(tf.constant(INF)))
-    assert trained.subtracted() == 1.0
-    # TensorFlow 2.4's functions do not keep the variables that they read.
-    assert int(old.loss_scale.skipped_steps.numpy()) == 1
-
-
 @pytest.mark.filterwarnings("ignore:The loss was never scaled")
 def test_an_overflow_that_was_seen_is_not_forgotten(trained):
     grads = [tf.clip_by_value(g, -1.0, 1.0) for g in trained.unscaled(INF)]
@@ -230,19 +216,6 @@ def test_a_guard_around_the_old_one_goes_on_with_its_state(family):
     replaced(trained, guard.loss_scale)  # and without it again
     trained.apply(trained.scaled(2.0**9))
     assert trained.subtracted() == 2.5 + 2.0**9
-
-
-def test_optimizers_that_share_no_longer(pair):
-    first, second = pair
-    for trained in pair:
-        train_step(trained)
-    old = replaced(first, FixedLossScale(2.0, True))
-    grads = tf.function(first.scaled)(tf.constant(0.5))
-    train_step(second)  # between a loss of the first and its apply
-    first.apply(grads)
-    assert first.subtracted() == second.subtracted() == 1.0
-    assert second.state() == (S, 2, 0)
-    assert float(old.loss_scale) == S  # which is still the second one's
 
 
 @pytest.mark.parametrize(

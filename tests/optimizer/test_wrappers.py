@@ -75,6 +75,19 @@ def test_private_names_that_programs_read(family):
     assert optimizer._loss_scale._num_good_steps is scale.good_steps
     with pytest.raises(AttributeError):
         scale._num_good_steps = 3
+    if family.name == "keras2-legacy":
+        assert float(optimizer._decayed_lr("float32").numpy()) == float(
+            np.float32(0.01)
+        )
+
+
+def test_a_wrapped_optimizer_is_refused_in_a_line(family):
+    wrapped = LossScaleOptimizer(family.optimizers.SGD(), DynamicLossScale(64))
+    with pytest.raises(
+        TypeError, match="got a LossScaleOptimizer around a SGD"
+    ) as caught:
+        LossScaleOptimizer(wrapped)
+    assert "DynamicLossScale(" not in str(caught.value)
 
 
 FOUR_STEPS = {"batch_size": 16, "shuffle": False, "verbose": 0}

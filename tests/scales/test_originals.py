@@ -106,8 +106,7 @@ def is_here(name):
         return any(family.name.startswith(start) for family in families())
     if name in LOCAL:
         return True
-    module = "paddle" if name == "paddle_static" else name
-    return importlib.util.find_spec(module) is not None
+    return importlib.util.find_spec(name) is not None
 
 
 class Original:
@@ -170,9 +169,9 @@ def draw(rng, name):
     theirs["period"] = int(rng.integers(1, 5))
     ours = {"initial_loss_scale": theirs["scale"], "multiplier": theirs["growth"]}
     ours["increment_period"] = theirs["period"]
-    if name in ("torch", "paddle", "paddle_static", "flax"):
+    if name in ("torch", "paddle", "flax"):
         theirs["backoff"] = ours["backoff_factor"] = float(backoff)
-    if name in ("paddle", "paddle_static"):
+    if name == "paddle":
         theirs["bad"] = ours["hysteresis"] = int(rng.integers(1, 4))
     if name == "flax":
         ours["increment_period"] += 1
@@ -231,14 +230,10 @@ class TestDocumentedDifferences:
             ("torch", 2.0**126, [True] * 4),
             ("jmp", 2.0**126, [True] * 4),
             ("flax", 2.0**126, [True] * 4 + [False] * 270),
-            ("paddle_static", 2.0**126, [True] * 4),
-            ("paddle_static", 2.0, [False] * 6),
         ],
     )
     def test_both_stay_within_the_same_bounds(self, name, scale, flags, ask):
         parameters = {"scale": scale, "period": 0 if name == "flax" else 1}
-        if name == "paddle_static":
-            parameters["backoff"] = 0.5
         ours = DynamicLossScale.from_preset(
             name, initial_loss_scale=scale, increment_period=1, backoff_factor=0.5
         )

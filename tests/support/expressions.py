@@ -33,35 +33,20 @@ def impute(x):
 #: Expressions that are there for batches that hold a NaN.
 IMPUTES = {
     "where-isnan-zeros_like": impute,
-    "multiply_no_nan": lambda x: tf.math.multiply_no_nan(
-        x, tf.cast(tf.math.is_finite(x), x.dtype)
-    ),
     "imputed-by-the-mean": lambda x: tf.where(
         tf.math.is_nan(x), tf.reduce_mean(impute(x), 0, keepdims=True), x
-    ),
-    "imputed-and-a-mask": lambda x: tf.concat(
-        [impute(x), tf.cast(tf.math.is_nan(x), x.dtype)], 1
     ),
 }
 
 MASKS = {
     "times-ones_like": lambda x: x * tf.ones_like(x),
     "plus-zeros_like": lambda x: x + zeros(x),
-    "pow-zeros_like": lambda x: x * x ** zeros(x),
     "where-zeros_like": lambda x: tf.where(x > 0, x, zeros(x)),
     "where-zero-times": lambda x: tf.where(x > 0, x, x * 0.0),
     "maximum-zeros_like": lambda x: tf.maximum(x, zeros(x)),
     "mask-by-cast": lambda x: x * tf.cast(x > 0, x.dtype),
-    "masked-mean": lambda x: (
-        x
-        - tf.math.divide_no_nan(
-            tf.reduce_sum(x * KEEP, 1, keepdims=True),
-            tf.reduce_sum(tf.ones_like(x) * KEEP, 1, keepdims=True),
-        )
-    ),
     "concat-zeros_like": lambda x: tf.concat([x, zeros(x)], 1),
     "divide_no_nan": lambda x: tf.math.divide_no_nan(x, tf.nn.relu(x) + 0.5 * KEEP),
-    "squared_difference-zeros_like": lambda x: tf.math.squared_difference(x, zeros(x)),
     "a-difference-that-is-zero": lambda x: x + (x - x),
     "zeros_like-through-layers": lambda x: x + tf.nn.relu(zeros(x) @ MATRIX),
 }
@@ -83,12 +68,6 @@ def _recurrence(x):
     return tf.transpose(states)
 
 
-def _tensor_array(x):
-    array = tf.TensorArray(x.dtype, 2, element_shape=x.shape)
-    array = array.write(0, x).write(1, zeros(x))
-    return tf.reduce_sum(array.stack(), 0)
-
-
 @tf.function
 def _function(x):
     total = tf.zeros_like(x)
@@ -101,44 +80,17 @@ def _function(x):
 LOOPS = {
     "while-from-zeros_like": _loop,
     "scan-from-zeros_like": _recurrence,
-    "map_fn": lambda x: of_width(x, tf.map_fn(lambda row: row * tf.ones_like(row), x)),
     "cond-zeros_like": lambda x: tf.cond(
         tf.reduce_sum(x) > -1e9, lambda: x, lambda: zeros(x)
     ),
-    "tensor_array": _tensor_array,
     "function": _function,
-    "py_function": lambda x: tf.ensure_shape(
-        tf.py_function(impute, [x], x.dtype), x.shape
-    ),
 }
 
 
 COMPLEX = {
     "abs-complex": lambda x: tf.abs(tf.complex(x, x)),
     "angle": lambda x: tf.math.angle(tf.complex(x, tf.ones_like(x))),
-    "complex-matmul": lambda x: tf.math.real(
-        tf.complex(x, x) @ tf.cast(MATRIX, tf.complex64)
-    ),
     "fft-abs": lambda x: tf.abs(tf.signal.fft(tf.complex(x, 0.5 * x))),
-}
-
-
-def _ragged_rows(x):
-    lengths = 1 + tf.range(tf.shape(x)[0]) % FEATURES
-    return tf.RaggedTensor.from_tensor(x, lengths=lengths)
-
-
-SPARSE = {
-    "sparse-to_dense": lambda x: of_width(
-        x, tf.sparse.to_dense(tf.sparse.from_dense(x))
-    ),
-    "sparse-matmul": lambda x: tf.sparse.sparse_dense_matmul(
-        tf.sparse.from_dense(x), tf.constant(MATRIX)
-    ),
-    "sparse-softmax": lambda x: of_width(
-        x, tf.sparse.to_dense(tf.sparse.softmax(tf.sparse.from_dense(x)))
-    ),
-    "ragged-reduce_mean": lambda x: x + tf.reduce_mean(_ragged_rows(x), 1)[:, None],
 }
 
 
@@ -155,21 +107,18 @@ def _partitioned(x):
     return of_width(x, tf.dynamic_stitch(places, [parts[0], 2.0 * parts[1]]))
 
 
-def _segment_mean(x):
-    numbers = tf.range(tf.shape(x)[0]) // 2
-    return of_width(x, tf.gather(tf.math.segment_mean(x, numbers), numbers))
-
-
 def _boolean_mask(x):
     kept = tf.boolean_mask(tf.concat([x, x], 0), tf.range(2 * tf.shape(x)[0]) % 2 < 1)
     return of_width(x, kept)
 
 
 MOVES = {
+    "sparse-to_dense": lambda x: of_width(
+        x, tf.sparse.to_dense(tf.sparse.from_dense(x))
+    ),
     "tensor_scatter_nd_update-zeros_like": _scattered_where,
     "boolean_mask": _boolean_mask,
     "dynamic_stitch": _partitioned,
-    "segment_mean": _segment_mean,
     "gather": lambda x: tf.gather(x, [3, 0, 0], axis=1),
 }
 
@@ -191,40 +140,15 @@ def _slope(x):
     return tape.gradient(y, x)
 
 
-def _zero_slope(x):
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.reduce_sum(x)
-    other = tf.constant(0.0)
-    slopes = tape.gradient(y, [x, other], unconnected_gradients="zero")
-    return x * slopes[0] + slopes[1]
-
-
-def _forward_mode(x):
-    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
-        y = tf.tanh(x)
-    return x + accumulator.jvp(y)
-
-
 GRADIENTS = {
     "straight-through": lambda x: x + tf.stop_gradient(tf.round(x) - x),
     "straight-through-custom": _with_gradient(lambda _, upstream: upstream, tf.sign),
     "gradient-reversal": _with_gradient(lambda _, upstream: -upstream),
-    "gradient-where-zeros_like": _with_gradient(
-        lambda x, upstream: tf.where(x > 0, upstream, tf.zeros_like(upstream))
-    ),
     "recompute-impute": tf.recompute_grad(impute),
     "gradient-in-the-network": lambda x: x + _slope(x),
-    "unconnected-gradient": _zero_slope,
-    "forward-mode": _forward_mode,
     "clip_by_value": lambda x: tf.clip_by_value(x, -1.0, 1.0),
     "fake_quant": lambda x: tf.quantization.fake_quant_with_min_max_args(x, -2, 2),
 }
-
-
-def _solved(x):
-    square = x[:, :, None] * x[:, None] + 2.0 * tf.eye(FEATURES)
-    return tf.linalg.solve(square, x[:, :, None])[:, :, 0]
 
 
 MATHEMATICS = {
@@ -234,10 +158,6 @@ MATHEMATICS = {
     "l2_normalize": lambda x: tf.nn.l2_normalize(x, 1),
     "divided-by-norm": lambda x: x / tf.norm(x),
     "attention": lambda x: tf.nn.softmax(x @ tf.transpose(x)) @ x,
-    "conv1d": lambda x: tf.nn.conv1d(x[:, :, None], [[[0.5]], [[2.0]]], 1, "SAME")[
-        :, :, 0
-    ],
-    "solve": _solved,
     "cast-float16": lambda x: tf.cast(tf.cast(x, tf.float16), tf.float32),
     "random-dropout": lambda x: (
         x * tf.cast(tf.random.stateless_uniform([FEATURES], [1, 2]) > 0.3, x.dtype)
@@ -253,7 +173,6 @@ GROUPS = {
     "gradients": GRADIENTS,
     "loops": LOOPS,
     "complex": COMPLEX,
-    "sparse": SPARSE,
     "mathematics": MATHEMATICS,
 }
 #: Name -> a function of a batch.

@@ -1,6 +1,6 @@
 """What TensorFlow or Keras itself cannot do, with its error.
 
-test_impossible.py and test_processes.py hold each line of it against the real thing.
+test_processes.py holds those of several processes against the real thing.
 """
 
 from __future__ import annotations

@@ -54,11 +54,6 @@ LIMITS = {
         IS_2,
         "only Keras 3's optimizers accumulate gradients",
     ),
-    "stateless_apply": (IS_2, "Keras 3's optimizers and wrapper only"),
-    "SwapEMAWeights": (
-        lambda family: not hasattr(family.keras.callbacks, "SwapEMAWeights"),
-        "a callback of Keras 3",
-    ),
     "MultiOptimizer": (
         lambda family: not hasattr(family.optimizers, "MultiOptimizer"),
         "an optimizer of later Keras 3",
@@ -117,10 +112,6 @@ LIMITS = {
     "a progress bar behind other callbacks": (
         lambda _: TENSORFLOW < (2, 5),
         "Keras puts its progress bar in front of all callbacks before TensorFlow 2.5",
-    ),
-    "what the table of peers says": (
-        lambda family: TENSORFLOW < (2, 21) or is_older(family, (3, 15)),
-        "peers are looked at on the newest versions only",
     ),
     "the pages": (
         lambda family: family.name != "keras3" and TENSORFLOW < (2, 15),

@@ -158,47 +158,6 @@ class Mpx(Jmp):
         return float(self.scaler.loss_scaling)
 
 
-class PaddleStatic:
-    """paddle.static.amp.decorate in a program that is trained."""
-
-    def __init__(self, scale=2.0**15, growth=2.0, backoff=0.8, period=1000, bad=2):
-        import paddle
-
-        self.feed = lambda is_finite: np.full([1, 1], 2.0**-30 if is_finite else np.inf)
-        # As Paddle 3 writes programs now, decorate fails without a GPU (3.3.1).
-        self.guard = paddle.pir_utils.OldIrGuard
-        with self.guard():
-            self.program, startup = paddle.static.Program(), paddle.static.Program()
-            with paddle.static.program_guard(self.program, startup):
-                x = paddle.static.data("x", [1, 1], "float32")
-                loss = paddle.mean(paddle.static.nn.fc(x, 1))
-                optimizer = paddle.static.amp.decorate(
-                    paddle.optimizer.SGD(0.0),
-                    init_loss_scaling=scale,
-                    incr_every_n_steps=period,
-                    decr_every_n_nan_or_inf=bad,
-                    incr_ratio=growth,
-                    decr_ratio=backoff,
-                    use_fp16_guard=False,  # the older of two functions of that name
-                )
-                optimizer.minimize(loss)
-                self.scale = optimizer.get_loss_scaling()
-                self.executor = paddle.static.Executor(paddle.CPUPlace())
-                self.executor.run(startup)
-
-    def step(self, is_finite):
-        feed = {"x": self.feed(is_finite).astype(np.float32)}
-        with self.guard():
-            found = self.executor.run(self.program, feed, [self.scale])
-        return found[0].item()
-
-    def defaults(self):
-        from paddle.static.amp import function_overload
-
-        overloads = function_overload.Namespace.get_instance().function_map
-        return paddles_defaults(overloads[function_overload.FunctionType.FP16_ONLY])
-
-
 #: Name of the preset -> the class.
 ORIGINALS = {
     "torch": Torch,
@@ -206,7 +165,6 @@ ORIGINALS = {
     "jmp": Jmp,
     "flax": Flax,
     "mpx": Mpx,
-    "paddle_static": PaddleStatic,
 }
 
 
@@ -245,10 +203,6 @@ def answer(cls, request):
 def main():
     """Answers requests, one per line."""
     cls, out = ORIGINALS[sys.argv[1]], sys.stdout
-    if sys.argv[1] == "paddle_static":
-        import paddle
-
-        paddle.enable_static()
     sys.stdout = sys.stderr  # Paddle prints
     for line in sys.stdin:
         found = answer(cls, json.loads(line))
