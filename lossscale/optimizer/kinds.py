@@ -17,14 +17,7 @@ import tensorflow as tf
 
 from lossscale.gradients.check import dense_part
 from lossscale.runtime import op_callbacks
-from lossscale.runtime.aliases import (
-    Array,
-    Grad,
-    Graph,
-    Tensor,
-    Tensors,
-    Variable,
-)
+from lossscale.runtime.aliases import Array, Grad, Graph, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import (
     body_of,
     current_graph,
@@ -118,9 +111,9 @@ _PATIENCE = 1000
 _numbers = itertools.count()
 #: So many sources of a value of eager mode are known.
 _SOURCES = 8
-#: Of so many functions it is known what they make of scaled and unscaled values.
+#: How many functions' results are remembered.
 _BODIES = 512
-#: After so many turns of a loop its values have kinds of which no turn makes others.
+#: After this many turns the kinds of a loop's values no longer change.
 _TURNS = 4
 
 
@@ -133,6 +126,11 @@ class Kind(NamedTuple):
 
     name: str
     sources: Tuple[object, ...] = ()
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether a gradient of this kind was changed while it was scaled."""
+        return self.name in {CHANGED, SQUARED, INVERSE}
 
 
 def made_of(
@@ -316,15 +314,20 @@ class Kinds:
                 return self._handles.get(id(tensor), Kind(UNKNOWN))
             return kinds.get(id(tensor))
 
-        operations = graph.get_operations()
-        for each in operations[notes.walked :]:
-            inputs = list(each.inputs)
-            known = list(map(known_kind, inputs))
-            called = functions_of(each)
-            for output, made in _made(each.type, inputs, known, each.outputs, called):
-                kinds.setdefault(id(output), notes.noted.get(id(output), made))
-        notes.walked = len(operations)
+        for output, made in _walk(graph, notes.walked, known_kind):
+            kinds.setdefault(id(output), notes.noted.get(id(output), made))
+        notes.walked = len(graph.get_operations())
         return kinds
+
+
+def _walk(
+    graph: Graph, start: int, kind_of: Callable[[Tensor], Optional[Kind]]
+) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
+    """Yields the outputs of a graph's operations with their kinds, from one on."""
+    for each in graph.get_operations()[start:]:
+        inputs = list(each.inputs)
+        kinds = list(map(kind_of, inputs))
+        yield from _made(each.type, inputs, kinds, each.outputs, functions_of(each))
 
 
 def _made(
@@ -335,10 +338,10 @@ def _made(
     called: Sequence[str],
     since: int = 0,
 ) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
-    """Yields each output of an operation with its kind.
+    """Yields each output of an operation that calls these functions, with its kind.
 
-    `called` are the functions that it calls. An eager tensor with a number below
-    `since` may be a gradient that a function returned before anybody listened.
+    An eager tensor with a number below `since` may be a gradient that a function
+    returned before anybody listened.
     """
     if operation == "IdentityN":  # what `tf.custom_gradient` returns
         yield from zip(outputs, kinds)
@@ -363,10 +366,17 @@ def _made(
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
 
     def number_at(i: int) -> Optional[Array]:
+        """Returns the value of an input of few elements. None: it is not known."""
+        tensor = inputs[i]
         may_be_unheard = since and operation in _SUMS
-        if may_be_unheard and op_callbacks.key_of(inputs[i]) < since:
+        if may_be_unheard and op_callbacks.key_of(tensor) < since:
             return None
-        return _number(inputs[i])
+        size = tensor.shape.num_elements()
+        is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
+        if not is_number or size is None or size > 1024:
+            return None
+        value: Optional[Array] = tf.get_static_value(tensor)
+        return value
 
     name = made_of(operation, names, number_at)
     # Stochastic rounding adds others to the bits of scaled values.
@@ -423,22 +433,7 @@ def _returned(
         id(tensor): None if name is None else Kind(name)
         for tensor, name in zip(body.inputs, given)
     }
-    for each in body.get_operations():
-        inputs = list(each.inputs)
-        known = [kinds.get(id(tensor)) for tensor in inputs]
-        for output, made in _made(
-            each.type, inputs, known, each.outputs, functions_of(each)
-        ):
-            kinds.setdefault(id(output), made)
+    for output, made in _walk(body, 0, lambda tensor: kinds.get(id(tensor))):
+        kinds.setdefault(id(output), made)
     returned = (kinds.get(id(output)) for output in body.outputs)
     return [None if kind is None else kind.name for kind in returned]
-
-
-def _number(tensor: Tensor) -> Optional[Array]:
-    """Returns the value of a tensor of few elements, None if it is not known."""
-    if tensor.dtype.is_floating or tensor.dtype.is_integer:
-        size = tensor.shape.num_elements()
-        if size is not None and size <= 1024:
-            value: Optional[Array] = tf.get_static_value(tensor)
-            return value
-    return None
