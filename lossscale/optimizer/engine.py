@@ -21,7 +21,7 @@ from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, count_untold, new_variable
+from lossscale.scales.base import LossScale, count_untold
 
 
 class LossScaleEngine(tf.Module):
@@ -76,7 +76,7 @@ class LossScaleEngine(tf.Module):
             *(loss_scale, communication_dtype, nonfinite_loss),
             applied_steps=lambda: self._counted,
         )
-        counted = new_variable("applied_steps", 0, tf.int64)
+        counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
 

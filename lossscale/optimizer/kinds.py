@@ -20,6 +20,7 @@ from lossscale.runtime import op_callbacks
 from lossscale.runtime.aliases import Array, Grad, Graph, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import (
     body_of,
+    captured_by,
     current_graph,
     functions_of,
     graph_of,
@@ -81,6 +82,10 @@ _BOUNDS = {"Minimum", "Maximum", "ClipByValue", "FloorMod", "Mod", "TruncateMod"
 _BOUNDS |= {"LowerBound", "UpperBound"}
 #: Sums, to which a number may have been added by hand.
 _SUMS = {"Add", "AddV2", "AddN", "Sub", "BiasAdd", "ConcatV2", "Pack", "PadV2"}
+_ADDITIONS = {"Add", "AddV2", "AddN", "Sub"}
+#: What reads a weight, and what no gradient goes through.
+_READS = {"ReadVariableOp", "ResourceGather"}
+_STOPS = {"StopGradient", "PreventGradient"}
 _COMPARISONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 _COMPARISONS |= {"ApproximateEqual"}
 #: Operations whose results are the same, whatever S is.
@@ -107,6 +112,8 @@ _CALLS = {
 #: So many operations in a row that have nothing to do with S are listened to in eager
 #: mode.
 _PATIENCE = 1000
+#: So many operations are followed from a term of a sum back to the weights.
+_TERM = 1000
 #: A number for each `Kinds`.
 _numbers = itertools.count()
 #: So many sources of a value of eager mode are known.
@@ -239,6 +246,10 @@ class Kinds:
         self._patience = 0
         #: The number of the first tensor of eager mode of which we could hear.
         self._since = 0
+        #: Whether a graph adds a term that depends on weights to what is scaled. None:
+        #: nobody looks any more. It was told, or S was read as a number, by which the
+        #: term may have been multiplied.
+        self.adds_a_term: Optional[bool] = False
         self.note_variables([scale_variable], Kind(SCALE))
 
     def note(self, tensor: Tensor, kind: Kind) -> None:
@@ -314,20 +325,25 @@ class Kinds:
                 return self._handles.get(id(tensor), Kind(UNKNOWN))
             return kinds.get(id(tensor))
 
-        for output, made in _walk(graph, notes.walked, known_kind):
-            kinds.setdefault(id(output), notes.noted.get(id(output), made))
-        notes.walked = len(graph.get_operations())
+        operations = graph.get_operations()
+        for each in operations[notes.walked :]:
+            inputs = list(each.inputs)
+            known = list(map(known_kind, inputs))
+            called = functions_of(each)
+            if (
+                self.adds_a_term is False
+                and each.type in _ADDITIONS
+                and any(kind and kind.name == SCALED for kind in known)
+            ):
+                self.adds_a_term = any(
+                    _depends_on_weights(term, known_kind)
+                    for term, kind in zip(inputs, known)
+                    if kind is None or kind.name == UNKNOWN
+                )
+            for output, made in _made(each.type, inputs, known, each.outputs, called):
+                kinds.setdefault(id(output), notes.noted.get(id(output), made))
+        notes.walked = len(operations)
         return kinds
-
-
-def _walk(
-    graph: Graph, start: int, kind_of: Callable[[Tensor], Optional[Kind]]
-) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
-    """Yields the outputs of a graph's operations with their kinds, from one on."""
-    for each in graph.get_operations()[start:]:
-        inputs = list(each.inputs)
-        kinds = list(map(kind_of, inputs))
-        yield from _made(each.type, inputs, kinds, each.outputs, functions_of(each))
 
 
 def _made(
@@ -366,17 +382,10 @@ def _made(
     is_zero = operation == "Sub" and inputs[0] is inputs[1]
 
     def number_at(i: int) -> Optional[Array]:
-        """Returns the value of an input of few elements. None: it is not known."""
-        tensor = inputs[i]
         may_be_unheard = since and operation in _SUMS
-        if may_be_unheard and op_callbacks.key_of(tensor) < since:
+        if may_be_unheard and op_callbacks.key_of(inputs[i]) < since:
             return None
-        size = tensor.shape.num_elements()
-        is_number = tensor.dtype.is_floating or tensor.dtype.is_integer
-        if not is_number or size is None or size > 1024:
-            return None
-        value: Optional[Array] = tf.get_static_value(tensor)
-        return value
+        return _number(inputs[i])
 
     name = made_of(operation, names, number_at)
     # Stochastic rounding adds others to the bits of scaled values.
@@ -433,7 +442,56 @@ def _returned(
         id(tensor): None if name is None else Kind(name)
         for tensor, name in zip(body.inputs, given)
     }
-    for output, made in _walk(body, 0, lambda tensor: kinds.get(id(tensor))):
-        kinds.setdefault(id(output), made)
+    for each in body.get_operations():
+        inputs, called = list(each.inputs), functions_of(each)
+        known = [kinds.get(id(tensor)) for tensor in inputs]
+        for output, made in _made(each.type, inputs, known, each.outputs, called):
+            kinds.setdefault(id(output), made)
     returned = (kinds.get(id(output)) for output in body.outputs)
     return [None if kind is None else kind.name for kind in returned]
+
+
+def _depends_on_weights(
+    tensor: Tensor, kind_of: Callable[[Tensor], Optional[Kind]]
+) -> bool:
+    """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
+
+    False where it is not known. Weights are variables that are known to be numbers, and
+    what a function is given is data.
+    """
+    waiting, seen, found = [tensor], set(), False
+    while waiting:
+        each = waiting.pop().op
+        if each.name in seen or each.type in _STOPS | _NUMBERS:
+            continue
+        seen.add(each.name)
+        kinds = [kind_of(t) for t in each.inputs]
+        is_data = each.type == "Placeholder" and captured_by(each.outputs[0]) is None
+        if len(seen) > _TERM or any(k and k.name != UNKNOWN for k in kinds):
+            return False
+        if each.type in _READS:
+            if kinds[0] is not None:  # a variable of which nothing is known
+                return False
+            found = True
+        elif _is_call(each.type) and not is_data:
+            return False
+        elif each.type in _PRODUCTS and any(map(_is_zero, each.inputs)):
+            return False  # programs write `+ 0.0 * x`, so that no gradient is None
+        else:
+            waiting += [t for t in each.inputs if t.dtype.is_floating]
+    return found
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    number = _number(tensor)
+    return number is not None and not np.any(number)
+
+
+def _number(tensor: Tensor) -> Optional[Array]:
+    """Returns the value of a tensor of few elements, None if it is not known."""
+    if tensor.dtype.is_floating or tensor.dtype.is_integer:
+        size = tensor.shape.num_elements()
+        if size is not None and size <= 1024:
+            value: Optional[Array] = tf.get_static_value(tensor)
+            return value
+    return None

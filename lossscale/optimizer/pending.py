@@ -98,6 +98,13 @@ often. Let the optimizer that applies them divide them:
 
     grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
 """
+_ADDED = """\
+A term that depends on the weights was added to a loss that was scaled before, or to \
+its gradients. It is divided by the loss scale with them, and so nearly lost. Add it \
+to the loss, then scale the loss:
+
+    scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
+"""
 
 
 class Overflow(float, enum.Enum):
@@ -229,6 +236,7 @@ class StepObserver:
     def note_float(self) -> None:
         """A program read S as a Python number."""
         self.numbers += 1
+        self.kinds.adds_a_term = None
 
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
@@ -548,6 +556,9 @@ class PendingDivision:
             seen.numbers > 0 and (is_divided or are_scaled)
         ):  # the program may have divided these gradients itself
             found.append(_READ)
+        if seen.kinds.adds_a_term:
+            found.append(_ADDED)
+            seen.kinds.adds_a_term = None
         for message in found:
             if not self._unscales_itself and message not in self._warned:
                 self._warned.add(message)

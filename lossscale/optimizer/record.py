@@ -20,7 +20,7 @@ from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale, new_variable
+from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
 
 #: How many skipped steps the record keeps, with their reasons.
@@ -161,14 +161,15 @@ class Record(tf.Module):
         recorded = list({id(each): each for each in variables}.values())
         count, number, spike = len(recorded), len(self.entries), None
         # Every replica writes the same values to these.
-        faults = new_variable("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
+        new = replicas.new_variable
+        faults = new("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
         self.kept[f"record{number}"] = faults
         if loss_scale.skips_spikes:
-            spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
+            spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self.kept[f"spike{number}"] = spike
         if self._skipped is None:
             zeros = [0] * (len(REASONS) + 2 * _KEPT)
-            skipped = new_variable("skipped_last", zeros, tf.int64)
+            skipped = new("skipped_last", zeros, tf.int64)
             self.__dict__.update(_skipped=skipped)
             self.kept["skipped_last"] = skipped
         self.entries.append(Entry(self, recorded, faults, spike, []))

@@ -29,17 +29,13 @@ from lossscale.runtime.graphs import (
 )
 from lossscale.scales.base import (
     LossScale,
-    Verdict,
     adjust_known,
+    count_bad,
     judged,
     left_out_as,
+    must_be_told,
     untold_steps,
 )
-
-#: The rule is told of at least one of this many skipped steps in a row. If a loss is
-#: not finite at every step, and no loss scale is at fault, it may fall now and then. If
-#: one is, and we took it for a bad loss, the run goes on.
-_TOLD_OF_ONE_IN = 10
 
 
 class Step:
@@ -145,10 +141,10 @@ class Step:
         def look() -> Tuple[Flag, Flag]:
             is_finite = agreed.exact_in_branch()
             in_a_row = self._loss_scale.consecutive_skipped_steps
-            before = self._shared.before if self._shared else tf.convert_to_tensor
-            is_turn = tf.equal((before(in_a_row) + 1) % _TOLD_OF_ONE_IN, 0)
+            before = self._shared.before(in_a_row) if self._shared else None
+            is_told = must_be_told(self._loss_scale, before)
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            is_told = tf.logical_or(is_turn, tf.logical_not(is_of_loss))
+            is_told = tf.logical_or(is_told, tf.logical_not(is_of_loss))
             return is_finite, tf.logical_or(is_finite, is_told)
 
         good = lambda: (tf.constant(True), tf.constant(True))  # noqa: E731
@@ -303,10 +299,7 @@ def _told_or_counted(
             return tf.identity(should_apply)
 
     def counted() -> Flag:
-        largest = None if loss_scale.last_largest is None else float("inf")
-        verdict = Verdict(False, is_told=False)
-        update_op, _ = adjust_known(loss_scale, False, largest, verdict)
-        with tf.control_dependencies([group_ops([update_op])]):
+        with tf.control_dependencies([group_ops([count_bad(loss_scale)])]):
             return tf.constant(False)
 
     should_apply = either(is_told, told, counted)

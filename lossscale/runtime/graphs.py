@@ -104,13 +104,18 @@ def are_arguments(tensors: Iterable[Optional[Tensor]]) -> bool:
         if operation is None or operation.type == "ReadVariableOp":
             return False
         if operation.type == "Placeholder":
-            # Not public. Graphs that are no functions have no captures.
-            captures = getattr(graph_of(value), "captures", ())
-            if any(inner is value for _, inner in captures):
+            if captured_by(value) is not None:
                 return False
             found = True
         values += operation.inputs
     return found
+
+
+def captured_by(tensor: Tensor) -> Optional[Tensor]:
+    """Returns the tensor from elsewhere that a placeholder stands for, or None."""
+    # Not public. Graphs that are no functions have no captures.
+    captures = getattr(graph_of(tensor), "captures", ())
+    return next((outer for outer, inner in captures if inner is tensor), None)
 
 
 def above_branches(graph: Optional[Graph]) -> Optional[Graph]:

@@ -20,7 +20,6 @@ from lossscale import (
     SpikeGuard,
 )
 
-pytestmark = pytest.mark.slow
 MODES = ["eager", "graph"]
 
 
@@ -105,6 +104,7 @@ def test_a_spike_on_the_last_replica_is_skipped_on_all(
     assert int(trained.optimizer.iterations.numpy()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_optimizers_that_share_a_guard(family, mode):
     guard = SpikeGuard(DynamicLossScale(64.0), window=3)
@@ -135,6 +135,7 @@ def test_optimizers_that_share_a_guard(family, mode):
     assert int(guard.above_in_a_row) == 0
 
 
+@pytest.mark.slow
 def test_lists_of_variables_in_turn(family):
     trained = Trained(family, SpikeGuard(1, window=2), (1, 1))
     if family.name == "keras3":
@@ -161,6 +162,7 @@ def spiky(rng):
     return x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_fit(family, rng, policy):
     x, y = spiky(rng)
@@ -179,6 +181,7 @@ def state_by_name(optimizer):
     return {v.name: v.numpy().tolist() for v in optimizer.loss_scale.variables}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
 def test_files_of_keras_hold_both_states(family, rng, tmp_path, suffix):
     feature = {"keras": "an optimizer in a .keras file"}.get(suffix)
@@ -200,6 +203,7 @@ def test_files_of_keras_hold_both_states(family, rng, tmp_path, suffix):
     assert_same(again.get_weights(), model.get_weights())
 
 
+@pytest.mark.slow
 def test_the_gradients_are_read_as_often_as_by_one_that_looks(family):
     def reductions(loss_scale):
         trained, _ = guarded(family, loss_scale)

@@ -153,6 +153,18 @@ def test_settings_for_which_keras3_meets_in_a_branch(family, mirrored, setting):
         assert in_a_graph[0] == ["merge_call"]
 
 
+@pytest.mark.peer_defect(14)
+def test_clipnorm_clips_where_a_bare_optimizer_does(family, mirrored):
+    skip_without("adding up over replicas", family)
+    seen = []
+    for wrap in (False, True):
+        variable, each = _on_both(mirrored, family, wrap, {"clipnorm": 1.0})
+        tf.function(mirrored.run)(each)
+        assert_bit_equal(mirrored, [variable])
+        seen.append(copies(mirrored, variable)[0].tolist())
+    assert seen[0] == seen[1] != [1.0, 2.0]
+
+
 def _on_both(mirrored, family, wrap, setting):
     """Returns a variable and a replica's step, bare or wrapped."""
     with mirrored.scope():
