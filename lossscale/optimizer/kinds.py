@@ -17,14 +17,7 @@ import tensorflow as tf
 
 from lossscale.gradients.check import dense_part
 from lossscale.runtime import op_callbacks
-from lossscale.runtime.aliases import (
-    Array,
-    Grad,
-    Graph,
-    Tensor,
-    Tensors,
-    Variable,
-)
+from lossscale.runtime.aliases import Array, Grad, Graph, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import (
     body_of,
     captured_by,
@@ -125,9 +118,9 @@ _TERM = 1000
 _numbers = itertools.count()
 #: So many sources of a value of eager mode are known.
 _SOURCES = 8
-#: Of so many functions it is known what they make of scaled and unscaled values.
+#: How many functions' results are remembered.
 _BODIES = 512
-#: After so many turns of a loop its values have kinds of which no turn makes others.
+#: After this many turns the kinds of a loop's values no longer change.
 _TURNS = 4
 
 
@@ -140,6 +133,11 @@ class Kind(NamedTuple):
 
     name: str
     sources: Tuple[object, ...] = ()
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether a gradient of this kind was changed while it was scaled."""
+        return self.name in {CHANGED, SQUARED, INVERSE}
 
 
 def made_of(
@@ -356,10 +354,10 @@ def _made(
     called: Sequence[str],
     since: int = 0,
 ) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
-    """Yields each output of an operation with its kind.
+    """Yields each output of an operation that calls these functions, with its kind.
 
-    `called` are the functions that it calls. An eager tensor with a number below
-    `since` may be a gradient that a function returned before anybody listened.
+    An eager tensor with a number below `since` may be a gradient that a function
+    returned before anybody listened.
     """
     if operation == "IdentityN":  # what `tf.custom_gradient` returns
         yield from zip(outputs, kinds)
@@ -445,11 +443,9 @@ def _returned(
         for tensor, name in zip(body.inputs, given)
     }
     for each in body.get_operations():
-        inputs = list(each.inputs)
+        inputs, called = list(each.inputs), functions_of(each)
         known = [kinds.get(id(tensor)) for tensor in inputs]
-        for output, made in _made(
-            each.type, inputs, known, each.outputs, functions_of(each)
-        ):
+        for output, made in _made(each.type, inputs, known, each.outputs, called):
             kinds.setdefault(id(output), made)
     returned = (kinds.get(id(output)) for output in body.outputs)
     return [None if kind is None else kind.name for kind in returned]

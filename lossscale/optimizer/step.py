@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import arithmetic, rows
-from lossscale.gradients.check import Check
+from lossscale.gradients.check import Check, greater
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
@@ -71,10 +71,8 @@ class Step:
 
         `skips_losses` tells whether nonfinite_loss is "skip".
         """
-        self._pending = pending
-        self._loss_scale = pending.loss_scale
-        self._entry = entry
-        self._reduction = reduction
+        self._pending, self._loss_scale = pending, pending.loss_scale
+        self._reduction, self._entry = reduction, entry
         self._skips_losses = skips_losses
         #: Whether the flag is all that the loss scale is told. A subclass that
         #: overrides `update` is given the gradients.
@@ -150,8 +148,8 @@ class Step:
             return is_finite, tf.logical_or(is_finite, is_told)
 
         good = lambda: (tf.constant(True), tf.constant(True))  # noqa: E731
-        is_finite, is_told = either(agreed.quick, good, look)
-        return is_finite, is_told
+        flags: Tuple[Flag, Flag] = either(agreed.quick, good, look)
+        return flags
 
     def adjust(
         self, is_finite: Flag, is_told: Flag, largest: Optional[Scalar], bundle: Bundle
@@ -211,11 +209,9 @@ class _SharedStep:
         # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
+            held = [*loss_scale.variables, untold_steps(loss_scale)]
             #: Pairs of a variable of the loss scale and its value before the step.
-            variables = list(loss_scale.variables)
-            untold = untold_steps(loss_scale)
-            variables += [] if untold is None else [untold]
-            self._before = [(v, tf.convert_to_tensor(v)) for v in variables]
+            self._before = [(v, tf.convert_to_tensor(v)) for v in held if v is not None]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
                 self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
@@ -243,8 +239,7 @@ class _SharedStep:
 
     def before(self, variable: Variable) -> Tensor:
         """Returns the value of a variable of the loss scale before the step."""
-        (old,) = [old for other, old in self._before if other is variable]
-        return old
+        return next(old for other, old in self._before if other is variable)
 
     def adjust(
         self,
@@ -260,10 +255,8 @@ class _SharedStep:
             skipped = loss_scale.skipped_steps
             bad_before = tf.convert_to_tensor(skipped) - self.before(skipped)
             was_good = tf.equal(bad_before, 0)
-            greatest = largest
-            if largest is not None:
-                so_far = tf.convert_to_tensor(loss_scale.last_largest)
-                greatest = tf.maximum(largest, so_far)
+            # That variable holds the greatest of this step so far.
+            greatest = greater(largest, loss_scale.last_largest)
             if untold is not None:
                 # One overflow of any optimizer is told. Without, one bad loss is not.
                 of_losses = tf.convert_to_tensor(untold) - self.before(untold)
