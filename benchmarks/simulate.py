@@ -24,15 +24,12 @@ class Own(lossscale.LossScale):
     """A user's own rule."""
 
     def __init__(self):
-        super().__init__()
-        self.value = self._add_weight("value", 2.0**15, tf.float32)
+        super().__init__(2.0**15)
 
-    def __call__(self):
-        return tf.convert_to_tensor(self.value)
-
-    def _adjust(self, is_finite):
-        value = tf.where(is_finite, self.value * 1.001, self.value * 0.5)
-        return self.value.assign(tf.clip_by_value(value, 1.0, 2.0**24))
+    def next_state(self, state, is_finite):
+        scale = state.current_loss_scale
+        scale = tf.where(is_finite, scale * 1.001, scale * 0.5)
+        return {"current_loss_scale": tf.clip_by_value(scale, 1.0, 2.0**24)}
 
     def get_config(self):
         return {}

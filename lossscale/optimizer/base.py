@@ -53,7 +53,8 @@ def answered(
         scale = unguarded(self.loss_scale)
         if ask is not None:
             return ask(scale)
-        return next((getattr(scale, n) for n in names if hasattr(scale, n)), None)
+        values = (getattr(scale, each, None) for each in names)
+        return next((value for value in values if value is not None), None)
 
     def refuse(self: Any, value: Any) -> None:
         # Keras 3's constructor sets its defaults before the loss scale exists.

@@ -59,51 +59,47 @@ class Dialect(abc.ABC):
 
     def take(self, inner: Any, leaves_out_sum: bool) -> InnerSum:
         """Marks an optimizer as wrapped, and may leave out its sum over replicas."""
-        # A copy of a wrapped optimizer is not wrapped.
         setattr(inner, MARK, True)
         return InnerSum(inner, self.summing_methods[-1], leaves_out_sum)
 
     def release(self, inner: Any) -> None:
-        """Removes what a wrapper has left on its inner optimizer."""
+        """Removes what a wrapper, or that of the original, left on an optimizer."""
         setattr(inner, MARK, False)
         for each in parts(inner):
             vars(each).pop(self.summing_methods[-1], None)
 
     def refuse_own_sum(self, dtype: Optional[str], inner: Any) -> None:
-        """Raises if the inner optimizer rules `communication_dtype` out.
+        """Raises if an optimizer sums gradients in its own way, and is given a dtype.
 
-        It may sum gradients in its own way only without one.
+        It must sum them as its base class does, by a method that can be replaced.
         """
-        way = None if dtype is None else self._own_way_to_sum(inner)
-        if way is not None:
-            raise ValueError(
-                "`communication_dtype` must be None if the inner optimizer sums "
-                f"gradients in its own way, got {dtype!r} and {inner!r}, which {way}."
-            )
-
-    def _own_way_to_sum(self, inner: Any) -> Optional[str]:
-        """Says how an optimizer sums gradients, in words that complete an error.
-
-        None: as its base class does, by a method that the wrapper can replace.
-        """
+        if dtype is None:
+            return
+        name = "gradient_accumulation_steps"  # Keras 3's
+        steps = next(filter(None, (getattr(p, name, 0) for p in parts(inner))), None)
         if "horovod" in {each.__module__.split(".")[0] for each in type(inner).__mro__}:
-            return (
+            way = (
                 "sums them with Horovod. Leave out `communication_dtype`, and let "
                 "Horovod compress the gradients: "
                 "hvd.DistributedOptimizer(..., compression=hvd.Compression.fp16)"
             )
-        for each in parts(inner):
-            steps = getattr(each, "gradient_accumulation_steps", None)  # Keras 3's
-            if steps:
-                return (
-                    f"has gradient_accumulation_steps={steps!r}: Keras sums "
-                    "accumulated gradients within its own update. Set it to None and "
-                    "accumulate in your loop, or leave out `communication_dtype`"
-                )
-        if self.has_own_sum(inner):
-            way = "sums them by a method or an argument of its own"
-            return f"{way}. Leave out `communication_dtype`"
-        return None
+        elif steps:
+            way = (
+                f"has {name}={steps!r}: Keras sums accumulated "
+                "gradients within its own update. Set it to None and accumulate in "
+                "your loop, or leave out `communication_dtype`"
+            )
+        elif self.has_own_sum(inner):
+            way = (
+                "sums them by a method or an argument of its own. Leave out "
+                "`communication_dtype`"
+            )
+        else:
+            return
+        raise ValueError(
+            "`communication_dtype` must be None if the inner optimizer sums gradients "
+            f"in its own way, got {dtype!r} and {inner!r}, which {way}."
+        )
 
     def has_own_sum(self, inner: Any) -> bool:
         """Tells whether an optimizer, or one in it, sums gradients in its own way."""
@@ -126,8 +122,8 @@ class InnerSum:
     def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
         self._optimizer, self._method = optimizer, method
         self._is_left_out = is_left_out
-        #: How many replicas are in `left_out` now, and for how many of the gradients
-        #: that they apply the method was not called yet.
+        #: How many replicas are within `left_out` now, and how many of the gradients
+        #: that they apply were not given to the method yet.
         self._inside, self._missing = 0, 0
         for each in parts(optimizer) if is_left_out else []:
             setattr(each, method, partial(self._leave_out, getattr(each, method)))
@@ -136,8 +132,8 @@ class InnerSum:
     def left_out(self, grads: Grads) -> Iterator[None]:
         """Leaves out the sum of what the optimizer applies within.
 
-        Raises a ValueError if it did not call the method for each gradient: it may have
-        summed them a second time.
+        Raises if it did not call the method for each gradient: it may have summed them
+        a second time.
         """
         if not self._is_left_out or replicas.count() == 1:
             yield

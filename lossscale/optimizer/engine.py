@@ -21,7 +21,7 @@ from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, count_untold, new_variable
+from lossscale.scales.base import LossScale, count_untold
 
 
 class LossScaleEngine(tf.Module):
@@ -76,7 +76,7 @@ class LossScaleEngine(tf.Module):
             *(loss_scale, communication_dtype, nonfinite_loss),
             applied_steps=lambda: self._counted,
         )
-        counted = new_variable("applied_steps", 0, tf.int64)
+        counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
 
@@ -116,13 +116,15 @@ class LossScaleEngine(tf.Module):
         if self.skips_losses:
             count_untold(self.loss_scale)
         self.division = PendingDivision(
-            self.loss_scale, unscales_in_apply, unscales_itself=unscales_itself
+            self.loss_scale,
+            unscales_in_apply=unscales_in_apply,
+            unscales_itself=unscales_itself,
         )
         self.__dict__.update(_applied_steps=applied_steps)
         #: Why steps were skipped. Whoever is in a SavedModel of a training step must
         #: track it: the step needs the variables.
         self.record = Record(applied_steps)
-        self.record.keep(self.division.kept())
+        self.record.kept.update(self.division.kept())
 
     def _usable(self, loss_scale: Any) -> LossScale:
         """Returns the loss scale that an argument stands for. Raises if it is none."""
@@ -132,8 +134,16 @@ class LossScaleEngine(tf.Module):
                 "`loss_scale` must not be None. To train without a loss scale, use the "
                 "inner optimizer as it is, or pass loss_scale=1."
             )
-        reduction.refuse_unchecked(self.communication_dtype, found)
-        if self.skips_losses and not found.checks_gradients:
+        if found.checks_gradients:
+            return found
+        if self.communication_dtype == "float16":
+            raise ValueError(
+                "`loss_scale` must be one that checks gradients with "
+                f"communication_dtype='float16', got {found!r}: a sum that overflows "
+                "would make weights infinite. Write FixedLossScale(..., "
+                "skip_nonfinite=True), or communication_dtype='bfloat16'."
+            )
+        if self.skips_losses:
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
                 f"nonfinite_loss='skip', got {found!r}, with which every step is "
@@ -158,8 +168,7 @@ class LossScaleEngine(tf.Module):
         if callable(loss):
             return lambda: self.scale_loss(loss())
         self._check_not_replaced()
-        with self.division.scales():
-            return self.loss_scale.scale(loss)
+        return self.division.scale(loss)
 
     @do_not_convert
     def unscale(self, grads: Iterable[Grad]) -> Grads:
@@ -223,15 +232,16 @@ class LossScaleEngine(tf.Module):
         bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
+        reduces: reduction.FlagReduction = reduction.EqualReplicas()
         dtype = self.communication_dtype
         if dtype is not None:
             reduction.refuse_dtype(dtype)
-            dtype = dtype if replicas.count() > 1 else None
-        if dtype is not None:
+        if dtype is not None and replicas.count() > 1:
             with op_callbacks.paused():
                 bundle = reduction.summed(bundle, dtype)
-        reduces = reduction.reduction_for(are_added, dtype is not None)
-        entry = self._entry_of(variables)
+        elif replicas.count() > 1:
+            reduces = reduction.SeveralReplicas(are_added)
+        entry = self.record.entry_of(variables, self.loss_scale)
         step = Step(self.division, reduces, entry, self.skips_losses)
 
         def apply(grads: Grads) -> Any:
@@ -248,12 +258,7 @@ class LossScaleEngine(tf.Module):
         Call it where the first step can create no variable. Otherwise that does it.
         """
         self._note_trained(variables)
-        self._entry_of(variables)
-
-    def _entry_of(self, variables: List[Variable]) -> Any:
-        if self._applied_steps is None:
-            return None
-        return self.record.entry_of(variables, self.loss_scale)
+        self.record.entry_of(variables, self.loss_scale)
 
     def _note_trained(
         self, variables: List[Variable], kind: Optional[str] = None
@@ -291,9 +296,9 @@ class LossScaleEngine(tf.Module):
     def _replace(self, other: LossScaleEngine) -> None:
         """Goes on from another engine, which takes no steps from now on."""
         self.division.go_on_from(other.division)
-        self.record.keep(self.division.kept())
-        for variables in other.record.trained():
-            self.build(variables)
+        self.record.kept.update(self.division.kept())
+        for entry in other.record.entries:
+            self.build(entry.variables)
         other._is_replaced = True
 
     def _check_not_replaced(self) -> None:

@@ -75,12 +75,21 @@ class Keras2Dialect(Dialect):
             pairs = getattr(inner, method)(pairs)
         return pairs
 
-    @abc.abstractmethod
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
         """Returns the arguments of an optimizer's `apply_gradients` beside the pairs.
 
-        `second` is the second one that the wrapper was given.
+        `second` is the second one that the wrapper was given. That is not `name` for
+        all: TensorFlowTTS's optimizers take a norm to clip to.
         """
+        given = {}
+        if second is not None and not isinstance(second, str):
+            name = list(inspect.signature(inner.apply_gradients).parameters)[1]
+            given = {} if name == "name" else {name: second}
+        elif self.is_legacy:
+            given = {"name": second}
+        if self.is_legacy:
+            return {**given, "experimental_aggregate_gradients": aggregates}
+        return {**given, "skip_gradients_aggregation": not aggregates}
 
 
 class LegacyDialect(Keras2Dialect):
@@ -106,11 +115,6 @@ class LegacyDialect(Keras2Dialect):
     def build(self, inner: Any, variables: List[Variable]) -> None:
         inner._create_all_weights(variables)
 
-    def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
-        is_name = second is None or isinstance(second, str)
-        name = {"name": second} if is_name else _second_argument(inner, second)
-        return {**name, "experimental_aggregate_gradients": aggregates}
-
 
 class NewDialect(Keras2Dialect):
     """`Optimizer`, Keras's default since TensorFlow 2.11."""
@@ -127,20 +131,6 @@ class NewDialect(Keras2Dialect):
 
     def build(self, inner: Any, variables: List[Variable]) -> None:
         inner.build(variables)
-
-    def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
-        is_name = second is None or isinstance(second, str)
-        given = {} if is_name else _second_argument(inner, second)
-        return {**given, "skip_gradients_aggregation": not aggregates}
-
-
-def _second_argument(inner: Any, value: Any) -> Dict[str, Any]:
-    """Returns the second argument of an optimizer's `apply_gradients` by its name.
-
-    It is not `name` for all: TensorFlowTTS's optimizers take a norm to clip to.
-    """
-    second = list(inspect.signature(inner.apply_gradients).parameters)[1]
-    return {} if second == "name" else {second: value}
 
 
 class Keras2Base(LossScaleOptimizer):

@@ -17,16 +17,10 @@ import tensorflow as tf
 
 from lossscale.gradients.check import dense_part
 from lossscale.runtime import op_callbacks
-from lossscale.runtime.aliases import (
-    Array,
-    Grad,
-    Graph,
-    Tensor,
-    Tensors,
-    Variable,
-)
+from lossscale.runtime.aliases import Array, Grad, Graph, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import (
     body_of,
+    captured_by,
     current_graph,
     functions_of,
     graph_of,
@@ -88,6 +82,10 @@ _BOUNDS = {"Minimum", "Maximum", "ClipByValue", "FloorMod", "Mod", "TruncateMod"
 _BOUNDS |= {"LowerBound", "UpperBound"}
 #: Sums, to which a number may have been added by hand.
 _SUMS = {"Add", "AddV2", "AddN", "Sub", "BiasAdd", "ConcatV2", "Pack", "PadV2"}
+_ADDITIONS = {"Add", "AddV2", "AddN", "Sub"}
+#: What reads a weight, and what no gradient goes through.
+_READS = {"ReadVariableOp", "ResourceGather"}
+_STOPS = {"StopGradient", "PreventGradient"}
 _COMPARISONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 _COMPARISONS |= {"ApproximateEqual"}
 #: Operations whose results are the same, whatever S is.
@@ -114,13 +112,15 @@ _CALLS = {
 #: So many operations in a row that have nothing to do with S are listened to in eager
 #: mode.
 _PATIENCE = 1000
+#: So many operations are followed from a term of a sum back to the weights.
+_TERM = 1000
 #: A number for each `Kinds`.
 _numbers = itertools.count()
 #: So many sources of a value of eager mode are known.
 _SOURCES = 8
-#: Of so many functions it is known what they make of scaled and unscaled values.
+#: How many functions' results are remembered.
 _BODIES = 512
-#: After so many turns of a loop its values have kinds of which no turn makes others.
+#: After this many turns the kinds of a loop's values no longer change.
 _TURNS = 4
 
 
@@ -133,6 +133,11 @@ class Kind(NamedTuple):
 
     name: str
     sources: Tuple[object, ...] = ()
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether a gradient of this kind was changed while it was scaled."""
+        return self.name in {CHANGED, SQUARED, INVERSE}
 
 
 def made_of(
@@ -241,6 +246,10 @@ class Kinds:
         self._patience = 0
         #: The number of the first tensor of eager mode of which we could hear.
         self._since = 0
+        #: Whether a graph adds a term that depends on weights to what is scaled. None:
+        #: nobody looks any more. It was told, or S was read as a number, by which the
+        #: term may have been multiplied.
+        self.adds_a_term: Optional[bool] = False
         self.note_variables([scale_variable], Kind(SCALE))
 
     def note(self, tensor: Tensor, kind: Kind) -> None:
@@ -321,6 +330,16 @@ class Kinds:
             inputs = list(each.inputs)
             known = list(map(known_kind, inputs))
             called = functions_of(each)
+            if (
+                self.adds_a_term is False
+                and each.type in _ADDITIONS
+                and any(kind and kind.name == SCALED for kind in known)
+            ):
+                self.adds_a_term = any(
+                    _depends_on_weights(term, known_kind)
+                    for term, kind in zip(inputs, known)
+                    if kind is None or kind.name == UNKNOWN
+                )
             for output, made in _made(each.type, inputs, known, each.outputs, called):
                 kinds.setdefault(id(output), notes.noted.get(id(output), made))
         notes.walked = len(operations)
@@ -335,10 +354,10 @@ def _made(
     called: Sequence[str],
     since: int = 0,
 ) -> Iterable[Tuple[Tensor, Optional[Kind]]]:
-    """Yields each output of an operation with its kind.
+    """Yields each output of an operation that calls these functions, with its kind.
 
-    `called` are the functions that it calls. An eager tensor with a number below
-    `since` may be a gradient that a function returned before anybody listened.
+    An eager tensor with a number below `since` may be a gradient that a function
+    returned before anybody listened.
     """
     if operation == "IdentityN":  # what `tf.custom_gradient` returns
         yield from zip(outputs, kinds)
@@ -424,14 +443,48 @@ def _returned(
         for tensor, name in zip(body.inputs, given)
     }
     for each in body.get_operations():
-        inputs = list(each.inputs)
+        inputs, called = list(each.inputs), functions_of(each)
         known = [kinds.get(id(tensor)) for tensor in inputs]
-        for output, made in _made(
-            each.type, inputs, known, each.outputs, functions_of(each)
-        ):
+        for output, made in _made(each.type, inputs, known, each.outputs, called):
             kinds.setdefault(id(output), made)
     returned = (kinds.get(id(output)) for output in body.outputs)
     return [None if kind is None else kind.name for kind in returned]
+
+
+def _depends_on_weights(
+    tensor: Tensor, kind_of: Callable[[Tensor], Optional[Kind]]
+) -> bool:
+    """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
+
+    False where it is not known. Weights are variables that are known to be numbers, and
+    what a function is given is data.
+    """
+    waiting, seen, found = [tensor], set(), False
+    while waiting:
+        each = waiting.pop().op
+        if each.name in seen or each.type in _STOPS | _NUMBERS:
+            continue
+        seen.add(each.name)
+        kinds = [kind_of(t) for t in each.inputs]
+        is_data = each.type == "Placeholder" and captured_by(each.outputs[0]) is None
+        if len(seen) > _TERM or any(k and k.name != UNKNOWN for k in kinds):
+            return False
+        if each.type in _READS:
+            if kinds[0] is not None:  # a variable of which nothing is known
+                return False
+            found = True
+        elif _is_call(each.type) and not is_data:
+            return False
+        elif each.type in _PRODUCTS and any(map(_is_zero, each.inputs)):
+            return False  # programs write `+ 0.0 * x`, so that no gradient is None
+        else:
+            waiting += [t for t in each.inputs if t.dtype.is_floating]
+    return found
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    number = _number(tensor)
+    return number is not None and not np.any(number)
 
 
 def _number(tensor: Tensor) -> Optional[Array]:

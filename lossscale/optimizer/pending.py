@@ -20,8 +20,8 @@ The law, where two lists of gradients or two optimizers meet:
    `get_unscaled_gradients` is given is scaled, and what it returns is unscaled.
 2. A state belongs to one optimizer. What another one does, or `LossScale.scale` and
    `unscale`, moves it only while none of its own gradients wait to be applied.
-3. A body (a branch, a loop, a function) in which nobody scales or unscales makes kinds
-   of kinds, as its operations do (`kinds`).
+3. A body (a branch, a loop, a function) hands on the kind of what it was given, if
+   nobody scales or unscales inside.
 4. An overflow that was seen waits until an apply has counted it. A counted one ends
    with the step: with its optimizer's next `scale_loss`, at the latest.
 5. Where nobody knows, divide, and warn where Python can see it. A gradient that is
@@ -33,19 +33,8 @@ from __future__ import annotations
 import enum
 import math
 import weakref
-from contextlib import contextmanager
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Set,
-    Tuple,
-)
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -53,17 +42,7 @@ from lossscale.arguments import FLOAT32_MAX
 from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
 from lossscale.gradients.packing import as_they_are, is_small
 from lossscale.optimizer.bundle import Bundle, unscale_and_check
-from lossscale.optimizer.kinds import (
-    CHANGED,
-    INVERSE,
-    SCALE,
-    SCALED,
-    SQUARED,
-    UNKNOWN,
-    UNSCALED,
-    Kind,
-    Kinds,
-)
+from lossscale.optimizer.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind, Kinds
 from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import (
     Divisors,
@@ -119,6 +98,13 @@ often. Let the optimizer that applies them divide them:
 
     grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
 """
+_ADDED = """\
+A term that depends on the weights was added to a loss that was scaled before, or to \
+its gradients. It is divided by the loss scale with them, and so nearly lost. Add it \
+to the loss, then scale the loss:
+
+    scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
+"""
 
 
 class Overflow(float, enum.Enum):
@@ -144,27 +130,17 @@ class StepState:
     """
 
     def __init__(self) -> None:
+        variable = partial(
+            tf.Variable,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
         with tf.init_scope():
-            self.pending, self.overflow, self.waiting, self.given = (
-                tf.Variable(
-                    value,
-                    trainable=False,
-                    name=name,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                )
-                for name, value in (
-                    ("pending", 0.0),
-                    ("overflow_seen", Overflow.NONE),
-                    ("waiting", 0.0),
-                    ("given", 0.0),
-                )
-            )
-
-    def variables(self) -> Dict[str, Variable]:
-        """Returns the state by the names of its variables."""
-        every = (self.pending, self.overflow, self.waiting, self.given)
-        return {each.name.split(":")[0]: each for each in every}
+            self.pending = variable(0.0, name="pending")
+            self.overflow = variable(Overflow.NONE, name="overflow_seen")
+            self.waiting = variable(0.0, name="waiting")
+            self.given = variable(0.0, name="given")
 
     def move(self, pending: Scalar, where: Optional[Flag] = None) -> None:
         """Notes that a loss was scaled, or gradients unscaled, if `where` is True."""
@@ -187,12 +163,10 @@ class StepState:
         An overflow that was counted counts again for what was made of that list in the
         same step, and never for scaled gradients.
         """
-        held = tf.convert_to_tensor(self.overflow)
-        is_scaled = kind == SCALED
         ends_at = Overflow.COUNTED
-        if not is_scaled:
+        if kind != SCALED:
             ends_at = tf.minimum(tf.convert_to_tensor(self.pending), Overflow.COUNTED)
-        is_bad = held > ends_at
+        is_bad = tf.convert_to_tensor(self.overflow) > ends_at
         now = tf.where(is_bad, Overflow.COUNTED, Overflow.NONE)
         self.overflow.assign(now, read_value=False)
         return tf.logical_not(is_bad)
@@ -262,6 +236,7 @@ class StepObserver:
     def note_float(self) -> None:
         """A program read S as a Python number."""
         self.numbers += 1
+        self.kinds.adds_a_term = None
 
     @do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
@@ -330,18 +305,12 @@ class StepObserver:
 
 
 class PendingDivision:
-    """Whether the gradients of one optimizer are still to be divided.
-
-    The arguments are those of `LossScaleEngine`.
-    """
+    """Whether the gradients of one optimizer are still to be divided."""
 
     def __init__(
-        self,
-        loss_scale: LossScale,
-        unscales_in_apply: bool,
-        *,
-        unscales_itself: bool = False,
+        self, loss_scale: LossScale, *, unscales_in_apply: bool, unscales_itself: bool
     ) -> None:
+        """See `LossScaleEngine._set_up`."""
         self.loss_scale, self._unscales_itself = loss_scale, unscales_itself
         self.observer = observer = observer_of(loss_scale, StepObserver)
         self._unscales_in_apply, self._has_unscaled = unscales_in_apply, False
@@ -361,12 +330,11 @@ class PendingDivision:
         observer.optimizers.add(self)
         observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
 
-    @contextmanager
-    def scales(self) -> Iterator[None]:
-        """A loss that is scaled within is this optimizer's own."""
+    def scale(self, loss: Tensor) -> Any:
+        """Returns a loss of its own times the loss scale."""
         self.observer.owner = self
         try:
-            yield
+            return self.loss_scale.scale(loss)
         finally:
             self.observer.owner = None
 
@@ -422,7 +390,8 @@ class PendingDivision:
 
     def kept(self) -> Dict[str, Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
-        return {} if self._state is None else self._state.variables()
+        state = {} if self._state is None else vars(self._state)
+        return {each.name.split(":")[0]: each for each in state.values()}
 
     def unscale(self, grads: Grads) -> Grads:
         """Returns the true gradients, and remembers whether they were finite."""
@@ -450,14 +419,14 @@ class PendingDivision:
                         each.is_unclear = True
         source = Unscaled(self, check, len(scaled), _known_losses(kinds))
         self.observer.note_unscaled(unscaled, (source,))
-        for before, kind, divisor in zip(scaled, kinds, divisors):
-            if kind.name == UNKNOWN and divisor is not None:
-                self.observer.kinds.note(dense_part(before), Kind(SCALED, (divisor,)))
-        for before, divisor, tensor in zip(scaled, divisors, map(dense_part, unscaled)):
-            if divisor is not None and (
-                current_graph() is not None or is_small(tensor)
-            ):
-                setattr(tensor, _BEFORE, Before(before, divisor))
+        dense = map(dense_part, unscaled)
+        for grad, kind, divisor, after in zip(scaled, kinds, divisors, dense):
+            if divisor is None:
+                continue
+            if kind.name == UNKNOWN:
+                self.observer.kinds.note(dense_part(grad), Kind(SCALED, (divisor,)))
+            if current_graph() is not None or is_small(after):
+                setattr(after, _BEFORE, Before(grad, divisor))
         return unscaled
 
     def _kinds_of(self, grads: Grads) -> List[Kind]:
@@ -494,9 +463,13 @@ class PendingDivision:
         with op_callbacks.paused():
             kinds = self._kinds_of(grads)
             names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
-            divisors, rest = self._divisors(grads, kinds, names)
+            rest = self._divisor_of_unknown(grads) if UNKNOWN in names else None
+            self._warn_of(kinds, is_divided=rest is not None)
+            divisors = self._divisors_of_scaled(grads, kinds)
             bundle = Bundle(
-                *(self.loss_scale, grads, divisors),
+                self.loss_scale,
+                grads,
+                [rest if k.name == UNKNOWN else by for k, by in zip(kinds, divisors)],
                 of_unknown=rest,
                 losses=_known_losses(kinds),
             )
@@ -507,7 +480,7 @@ class PendingDivision:
         return bundle
 
     def _with_earlier_check(
-        self, bundle: Bundle, lists: List[Unscaled], names: Set[str]
+        self, bundle: Bundle, lists: List[Unscaled], names: set[str]
     ) -> Bundle:
         """Returns a bundle with the check of when its gradients were unscaled.
 
@@ -539,39 +512,18 @@ class PendingDivision:
             check = check._replace(quick=all_true(flags))
         return bundle.but(check=check)
 
-    def _divisors(
-        self, grads: Grads, kinds: List[Kind], names: Set[str]
-    ) -> Tuple[Divisors, Optional[Scalar]]:
-        """Returns what each gradient is divided by, and what those of unknown kind are.
+    def _was_used(self) -> bool:
+        return self.loss_scale.has_scaled or self.loss_scale.has_been_read
 
-        None if they are unscaled.
-        """
-        was_used = self.loss_scale.has_scaled or self.loss_scale.has_been_read
-        if not was_used:
-            self._warn(_NEVER_SCALED)
-        rest = None
-        if not self._unscales_itself and UNKNOWN in names:
-            # The loss of a function's arguments may be scaled before they come.
-            by_nobody = (self._unscales_in_apply or self._is_late) and (
-                was_used or are_arguments(map(dense_part, grads))
-            )
-            rest = self._if_pending(by_nobody, grads)
-        seen, is_divided = self.observer, rest is not None
-        if names & {CHANGED, SQUARED, INVERSE}:
-            self._warn(_CHANGED)
-        elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
-            seen.numbers > 0 and (is_divided or SCALED in names)
-        ):  # the program may have divided these gradients itself
-            self._warn(_READ)
-        divisors = self._divisors_of_scaled(grads, kinds)
-        both = zip(kinds, divisors)
-        return [rest if kind.name == UNKNOWN else by for kind, by in both], rest
-
-    def _if_pending(self, by_nobody: bool, grads: Grads) -> Optional[Scalar]:
-        """Returns what divides gradients of unknown kind: 1 or None if unscaled.
-
-        `by_nobody` tells whether they are divided if nobody scaled or unscaled.
-        """
+    def _divisor_of_unknown(self, grads: Grads) -> Optional[Scalar]:
+        """Returns what divides gradients of unknown kind: 1 or None if unscaled."""
+        if self._unscales_itself:
+            return None
+        # Whether they are divided if nobody scaled or unscaled. The loss of a
+        # function's arguments may be scaled before they come.
+        by_nobody = (self._unscales_in_apply or self._is_late) and (
+            self._was_used() or are_arguments(map(dense_part, grads))
+        )
         if self.state is None:
             is_scaled = by_nobody or self.observer.is_scaled
             return self._scaled_by() if is_scaled else None
@@ -589,12 +541,29 @@ class PendingDivision:
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 
-    def _warn(self, message: str) -> None:
-        """Gives a warning, unless it was given before."""
-        if not self._unscales_itself and message not in self._warned:
-            self._warned.add(message)
-            # Also, Python shows equal warnings of one line once.
-            warn(f"{message}This is the optimizer that trains {self.trains!r}.")
+    def _warn_of(self, kinds: List[Kind], is_divided: bool) -> None:
+        """Warns of the program's likely mistakes, of each once.
+
+        `is_divided` tells whether gradients of unknown kind are there, and are divided.
+        """
+        seen, found = self.observer, []
+        if not self._was_used():
+            found.append(_NEVER_SCALED)
+        are_scaled = any(kind.name == SCALED for kind in kinds)
+        if any(kind.was_changed for kind in kinds):
+            found.append(_CHANGED)
+        elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
+            seen.numbers > 0 and (is_divided or are_scaled)
+        ):  # the program may have divided these gradients itself
+            found.append(_READ)
+        if seen.kinds.adds_a_term:
+            found.append(_ADDED)
+            seen.kinds.adds_a_term = None
+        for message in found:
+            if not self._unscales_itself and message not in self._warned:
+                self._warned.add(message)
+                # Also, Python shows equal warnings of one line once.
+                warn(f"{message}This is the optimizer that trains {self.trains!r}.")
 
 
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:

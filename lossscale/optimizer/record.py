@@ -20,10 +20,10 @@ from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale, new_variable
+from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
 
-#: Of so many skipped steps the numbers and reasons are kept.
+#: How many skipped steps the record keeps, with their reasons.
 _KEPT = 16
 #: Why a step was skipped, in the order of the numbers that stand for it on the device:
 #: gradients overflowed, the unscaled loss was infinite or NaN, or the loss scale has
@@ -113,20 +113,20 @@ class Skips(NamedTuple):
 class Record(tf.Module):
     """Why the last steps of an optimizer were skipped, for each list of variables."""
 
-    _entries: List[Entry]
+    entries: List[Entry]
     #: How often each of `REASONS` was one, then a pair as in `Skips.last` for each of
     #: the last skipped steps, the newest at the end. None before there is an entry.
     _skipped: Any
     #: Returns the optimizer's count of applied steps, a variable.
     _applied: Any
     #: The variables that a SavedModel holds and no checkpoint, by name.
-    _kept: Dict[str, Variable]
+    kept: Dict[str, Variable]
 
     def __init__(self, applied: Optional[Callable[[], Any]]) -> None:
-        """See `_applied`. None: the optimizer has no entries."""
+        """See `_applied`. None: nothing is recorded."""
         super().__init__(name="faults")
         # Bypasses tf.Module's __setattr__, which would track the variables.
-        self.__dict__.update(_entries=[], _kept={}, _skipped=None, _applied=applied)
+        self.__dict__.update(entries=[], kept={}, _skipped=None, _applied=applied)
 
     # Not public: the variables must be in a SavedModel and not in a checkpoint.
     # TensorFlow calls the first method since 2.9, and called the second before.
@@ -134,13 +134,13 @@ class Record(tf.Module):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> Dict[str, Variable]:
         children = dict(super()._trackable_children(save_type, **kwargs))
-        return {**children, **self._kept} if save_type == "savedmodel" else children
+        return {**children, **self.kept} if save_type == "savedmodel" else children
 
     def _list_extra_dependencies_for_serialization(
         self, cache: Any
     ) -> Dict[str, Variable]:
         listed = super()._list_extra_dependencies_for_serialization(cache)
-        return {**listed, **self._kept}
+        return {**listed, **self.kept}
 
     def entry_of(
         self, variables: List[Variable], loss_scale: LossScale
@@ -150,30 +150,29 @@ class Record(tf.Module):
         Called when the optimizer is built, so that no step has to create the variable:
         a `tf.function` that creates one is traced twice. Called again at each step.
         """
+        is_recorded = self._applied is not None and loss_scale.checks_gradients
         # A session would have to initialize the variable.
-        if mode.current().runs_parts or not loss_scale.checks_gradients:
+        if mode.current().runs_parts or not is_recorded:
             return None
-        for entry in self._entries:
+        for entry in self.entries:
             number_of = {id(each): i for i, each in enumerate(entry.variables)}
             if all(id(each) in number_of for each in variables):
-                positions = [number_of[id(each)] for each in variables]
-                is_whole = positions == entry.positions
-                return entry if is_whole else replace(entry, positions=positions)
+                return replace(entry, positions=[number_of[id(v)] for v in variables])
         recorded = list({id(each): each for each in variables}.values())
-        count, number, spike = len(recorded), len(self._entries), None
+        count, number, spike = len(recorded), len(self.entries), None
         # Every replica writes the same values to these.
-        faults = new_variable("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
-        self._kept[f"record{number}"] = faults
+        new = replicas.new_variable
+        faults = new("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
+        self.kept[f"record{number}"] = faults
         if loss_scale.skips_spikes:
-            spike = new_variable("spiking_gradients", [0.0] * (count + 3), tf.float32)
-            self._kept[f"spike{number}"] = spike
+            spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
+            self.kept[f"spike{number}"] = spike
         if self._skipped is None:
             zeros = [0] * (len(REASONS) + 2 * _KEPT)
-            skipped = new_variable("skipped_last", zeros, tf.int64)
+            skipped = new("skipped_last", zeros, tf.int64)
             self.__dict__.update(_skipped=skipped)
-            self._kept["skipped_last"] = skipped
-        entry = Entry(self, recorded, faults, spike, list(range(count)))
-        self._entries.append(entry)
+            self.kept["skipped_last"] = skipped
+        self.entries.append(Entry(self, recorded, faults, spike, []))
         return self.entry_of(variables, loss_scale)
 
     def count(self, reason: Scalar) -> Tuple[Op, Scalar]:
@@ -193,21 +192,16 @@ class Record(tf.Module):
         written = self._skipped.assign(value, read_value=False)
         return written, tf.cast(total + 1, tf.float32)
 
-    def keep(self, variables: Dict[str, Variable]) -> None:
-        """Takes variables that a SavedModel holds and no checkpoint, by name."""
-        self._kept.update(variables)
-
-    def trained(self) -> List[List[Variable]]:
-        """Returns the lists of variables that have an entry."""
-        return [each.variables for each in self._entries]
-
     def skips(self, applied: int = 0, in_a_row: int = 0) -> Skips:
         """Returns which steps this optimizer skipped, and why.
 
         `in_a_row` and `bad_losses` need how many steps it applied, and the loss scale's
         count of those that were skipped since its last good step.
         """
-        counts, last = self._read()
+        size = len(REASONS)
+        read = [0] * size if self._skipped is None else self._skipped.numpy().tolist()
+        counts, pairs = read[:size], [*zip(read[size::2], read[size + 1 :: 2])]
+        last = pairs[max(_KEPT - sum(counts), 0) :]
         number, run, losses = applied + sum(counts), 0, 0
         for step, reason in reversed(last):
             number -= 1
@@ -228,18 +222,9 @@ class Record(tf.Module):
             tuple((number, REASONS[reason]) for number, reason in last),
         )
 
-    def _read(self) -> Tuple[List[int], List[Tuple[int, int]]]:
-        """Returns the counts of the reasons, and the pairs of the last steps."""
-        size = len(REASONS)
-        if self._skipped is None:
-            return [0] * size, []
-        read = self._skipped.numpy().tolist()
-        counts, pairs = read[:size], [*zip(read[size::2], read[size + 1 :: 2])]
-        return counts, pairs[max(_KEPT - sum(counts), 0) :]
-
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""
-        variables, worst = self._last()
+        variables, worst = self._last("faults")
         return NonfiniteGradients(
             NonfiniteGradient(kerases.variable_name(variable), kind, variable)
             for variable, kind in zip(variables, map(_kind, worst))
@@ -248,33 +233,22 @@ class Record(tf.Module):
 
     def loss(self) -> Optional[str]:
         """Returns "inf" or "nan" if the unscaled loss was not finite, else None."""
-        return _kind(self._last()[1][-1])
-
-    def _last(self) -> Tuple[List[Variable], List[float]]:
-        """Returns the variables of the last step that was not finite, and its faults.
-
-        Without such a step there are no variables, and the faults are zeros.
-        """
-        read = [
-            (each.variables, each.faults.numpy().tolist()) for each in self._entries
-        ]
-        variables, faults = max(read, key=_stamp, default=([], [0.0, 0.0]))
-        return variables, faults[:-1]
+        _, (*_, worst, _) = self._last("faults")
+        return _kind(worst)
 
     def spike(self) -> Optional[Spike]:
         """Returns the last spike that was skipped, None if there was none."""
-        with_guard = [each for each in self._entries if each.spike is not None]
-        read = [(each.variables, each.spike.numpy().tolist()) for each in with_guard]
-        variables, numbers = max(read, key=_stamp, default=([], [0.0]))
-        if not numbers[-1]:
+        variables, (*each, largest, limit, stamp) = self._last("spike")
+        if not stamp:
             return None
-        *each, largest, limit, _ = numbers
         variable = variables[each.index(max(each))]
         return Spike(kerases.variable_name(variable), largest, limit, variable)
 
-
-def _stamp(read: Tuple[Any, List[float]]) -> float:
-    return read[1][-1]
+    def _last(self, attribute: str) -> Tuple[List[Variable], List[float]]:
+        """Returns the variables and the numbers of the entry that was written last."""
+        pairs = [(each.variables, getattr(each, attribute)) for each in self.entries]
+        read = [(of, held.numpy().tolist()) for of, held in pairs if held is not None]
+        return max(read, key=lambda pair: pair[1][-1], default=([], [0.0] * 3))
 
 
 @dataclass(eq=False)
@@ -299,8 +273,7 @@ class Entry:
     def write_faults(self, bundle: Bundle, agreed: Check, is_of_loss: Flag) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
-        `agreed` also covers the gradients' sum. `is_of_loss` tells whether a bad loss
-        was at fault.
+        `agreed` also covers the gradients' sum. `is_of_loss`: a bad loss was at fault.
         """
 
         def worst_with_loss(local: Bundle) -> PerGradient:
@@ -311,11 +284,11 @@ class Entry:
         worst = replicas.all_reduce_sum(worst)
         if agreed.worst is not None:
             worst += tf.pad(agreed.worst(), [[0, 1]])
-        of_loss = worst[-1]
-        reasons = (tf.constant(each, tf.int64) for each in (_GRADIENTS, _INF, _NAN))
-        of_gradients, of_inf, of_nan = reasons
-        reason = tf.where(tf.math.is_nan(of_loss), of_nan, of_inf)
-        counted, stamp = self.record.count(tf.where(is_of_loss, reason, of_gradients))
+        of_gradients, of_inf, of_nan = (
+            tf.constant(reason, tf.int64) for reason in (_GRADIENTS, _INF, _NAN)
+        )
+        of_loss = tf.where(tf.math.is_nan(worst[-1]), of_nan, of_inf)
+        counted, stamp = self.record.count(tf.where(is_of_loss, of_loss, of_gradients))
         size = len(self.variables) + 1
         worst = _placed(worst, [*self.positions, size - 1], size)
         value = tf.concat([worst, stamp], 0)
@@ -333,8 +306,7 @@ class Entry:
         def magnitudes(local: Bundle) -> PerGradient:
             return largest_of_each(local.quotients(), local.groups)
 
-        each = replicas.call_for_each_replica(magnitudes, bundle)
-        each = replicas.greatest(each)
+        each = replicas.greatest(replicas.call_for_each_replica(magnitudes, bundle))
         each = _placed(each, self.positions, len(self.variables))
         limit = replicas.local_result(cast(SpikeGuard, scale).limit)
         known = tf.stack([agreed.largest, tf.cast(limit, tf.float32)])

@@ -37,7 +37,7 @@ from lossscale.gradients.check import (
 from lossscale.optimizer.bundle import Bundle, and_of_rows, check_as_applied
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Flag, Grad, Scalar, Tensor
-from lossscale.scales.base import LossScale, value_of
+from lossscale.scales.base import value_of
 
 
 class EqualReplicas:
@@ -96,18 +96,17 @@ class SeveralReplicas:
         self._count = replicas.count()
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
+        finite = 0.0
         if self._are_added:
             is_small = sum_stays_finite(bundle.grads, self._count)
             is_small = and_of_rows(is_small, bundle, terms=self._count)
             # What is small is finite: no other quick check is needed.
+            finite = tf.where(is_small, 0.0, 1.0)
             checked = check_as_applied(bundle, is_small)
         else:
-            is_small = True
             checked = check_as_applied(bundle)
         is_finite, largest = checked.check.exact(), checked.check.largest
-        contribution = tf.where(
-            is_finite, tf.where(is_small, 0.0, 1.0), self._count + 1.0
-        )
+        contribution = tf.where(is_finite, finite, self._count + 1.0)
         if largest is None:
             return checked, contribution
         slots = replicas.in_own_slot(bounded(is_finite, largest))
@@ -134,9 +133,8 @@ class SeveralReplicas:
 
         is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
         nothing = clean(local.count)
-        is_finite, worst = tf.cond(
-            is_in_doubt, look_at_sum, lambda: (is_clear, nothing)
-        )
+        clear = lambda: (is_clear, nothing)  # noqa: E731
+        is_finite, worst = tf.cond(is_in_doubt, look_at_sum, clear)
         return Check(is_finite, None, lambda: worst, largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
@@ -174,16 +172,6 @@ class SeveralReplicas:
 FlagReduction = Union[EqualReplicas, SeveralReplicas]
 
 
-def reduction_for(are_added: bool, are_summed: bool = False) -> FlagReduction:
-    """Returns how replicas come to one flag.
-
-    Either the optimizer adds their gradients up, or `summed` has done so already.
-    """
-    if are_summed or replicas.count() == 1:
-        return EqualReplicas()
-    return SeveralReplicas(are_added)
-
-
 def refuse_dtype(dtype: str) -> None:
     """Raises if replicas cannot exchange a sum in this dtype here."""
     if not replicas.can_sum(dtype):
@@ -195,17 +183,6 @@ def refuse_dtype(dtype: str) -> None:
         raise ValueError(
             "`communication_dtype` must be None under ParameterServerStrategy, got "
             f"{dtype!r}: replicas exchange no sum there. Leave it out."
-        )
-
-
-def refuse_unchecked(dtype: Optional[str], loss_scale: LossScale) -> None:
-    """Raises if nobody would see that the sum has overflowed in float16."""
-    if dtype == "float16" and not loss_scale.checks_gradients:
-        raise ValueError(
-            "`loss_scale` must be one that checks gradients with "
-            f"communication_dtype='float16', got {loss_scale!r}: a sum that overflows "
-            "would make weights infinite. Write FixedLossScale(..., "
-            "skip_nonfinite=True), or communication_dtype='bfloat16'."
         )
 
 
@@ -221,9 +198,7 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
         scale if by is None else scale / by if by is unknown else None
         for by in bundle.divisors
     ]
-    sent = [
-        _as_sent(grad, factor, dtype) for grad, factor in zip(bundle.grads, factors)
-    ]
+    sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
     check = bundle.check.without_gradients(bundle.count)
     if check.is_clean:
         sums, check = replicas.all_reduce_sums(sent), CLEAN
@@ -237,18 +212,12 @@ def summed(bundle: Bundle, dtype: str) -> Bundle:
         # A replica at fault tells which of its gradients were, the others tell none.
         worst = partial(check.worst_of, bundle.count)
         check = Check(tf.equal(bad, 0), None, worst, largest)
-    return bundle.but(
-        grads=[
-            None if grad is None else tf.cast(total, grad.dtype)
-            for total, grad in zip(sums, bundle.grads)
-        ],
-        divisors=[
-            by if factor is None else scale
-            for by, factor in zip(bundle.divisors, factors)
-        ],
-        check=check,
-        is_checked=False,
-    )
+    both = zip(sums, bundle.grads)
+    grads = [
+        None if grad is None else tf.cast(total, grad.dtype) for total, grad in both
+    ]
+    divisors = [by if f is None else scale for by, f in zip(bundle.divisors, factors)]
+    return bundle.but(grads=grads, divisors=divisors, check=check, is_checked=False)
 
 
 def _as_sent(grad: Grad, factor: Optional[Scalar], dtype: str) -> Grad:

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow as tf
 
 from lossscale.gradients import arithmetic, rows
-from lossscale.gradients.check import Check
+from lossscale.gradients.check import Check, greater
 from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
@@ -29,17 +29,13 @@ from lossscale.runtime.graphs import (
 )
 from lossscale.scales.base import (
     LossScale,
-    Verdict,
     adjust_known,
+    count_bad,
     judged,
     left_out_as,
+    must_be_told,
     untold_steps,
 )
-
-#: Of so many steps in a row that are skipped the rule is told of one at least. If a
-#: loss is not finite at every step, and no loss scale is at fault, it may fall now and
-#: then. If one is, and we took it for a bad loss, the run goes on.
-_TOLD_OF_ONE_IN = 10
 
 
 class Step:
@@ -75,10 +71,8 @@ class Step:
 
         `skips_losses` tells whether nonfinite_loss is "skip".
         """
-        self._pending = pending
-        self._loss_scale = pending.loss_scale
-        self._entry = entry
-        self._reduction = reduction
+        self._pending, self._loss_scale = pending, pending.loss_scale
+        self._reduction, self._entry = reduction, entry
         self._skips_losses = skips_losses
         #: Whether the flag is all that the loss scale is told. A subclass that
         #: overrides `update` is given the gradients.
@@ -147,15 +141,15 @@ class Step:
         def look() -> Tuple[Flag, Flag]:
             is_finite = agreed.exact_in_branch()
             in_a_row = self._loss_scale.consecutive_skipped_steps
-            before = self._shared.before if self._shared else tf.convert_to_tensor
-            is_turn = tf.equal((before(in_a_row) + 1) % _TOLD_OF_ONE_IN, 0)
+            before = self._shared.before(in_a_row) if self._shared else None
+            is_told = must_be_told(self._loss_scale, before)
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            is_told = tf.logical_or(is_turn, tf.logical_not(is_of_loss))
+            is_told = tf.logical_or(is_told, tf.logical_not(is_of_loss))
             return is_finite, tf.logical_or(is_finite, is_told)
 
         good = lambda: (tf.constant(True), tf.constant(True))  # noqa: E731
-        is_finite, is_told = either(agreed.quick, good, look)
-        return is_finite, is_told
+        flags: Tuple[Flag, Flag] = either(agreed.quick, good, look)
+        return flags
 
     def adjust(
         self, is_finite: Flag, is_told: Flag, largest: Optional[Scalar], bundle: Bundle
@@ -215,11 +209,9 @@ class _SharedStep:
         # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
+            held = [*loss_scale.variables, untold_steps(loss_scale)]
             #: Pairs of a variable of the loss scale and its value before the step.
-            variables = list(loss_scale.variables)
-            untold = untold_steps(loss_scale)
-            variables += [] if untold is None else [untold]
-            self._before = [(v, tf.convert_to_tensor(v)) for v in variables]
+            self._before = [(v, tf.convert_to_tensor(v)) for v in held if v is not None]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
                 self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
@@ -247,8 +239,7 @@ class _SharedStep:
 
     def before(self, variable: Variable) -> Tensor:
         """Returns the value of a variable of the loss scale before the step."""
-        (old,) = [old for other, old in self._before if other is variable]
-        return old
+        return next(old for other, old in self._before if other is variable)
 
     def adjust(
         self,
@@ -264,10 +255,8 @@ class _SharedStep:
             skipped = loss_scale.skipped_steps
             bad_before = tf.convert_to_tensor(skipped) - self.before(skipped)
             was_good = tf.equal(bad_before, 0)
-            greatest = largest
-            if largest is not None:
-                so_far = tf.convert_to_tensor(loss_scale.last_largest)
-                greatest = tf.maximum(largest, so_far)
+            # That variable holds the greatest of this step so far.
+            greatest = greater(largest, loss_scale.last_largest)
             if untold is not None:
                 # One overflow of any optimizer is told. Without, one bad loss is not.
                 of_losses = tf.convert_to_tensor(untold) - self.before(untold)
@@ -310,10 +299,7 @@ def _told_or_counted(
             return tf.identity(should_apply)
 
     def counted() -> Flag:
-        largest = None if loss_scale.last_largest is None else float("inf")
-        verdict = Verdict(False, is_told=False)
-        update_op, _ = adjust_known(loss_scale, False, largest, verdict)
-        with tf.control_dependencies([group_ops([update_op])]):
+        with tf.control_dependencies([group_ops([count_bad(loss_scale)])]):
             return tf.constant(False)
 
     should_apply = either(is_told, told, counted)

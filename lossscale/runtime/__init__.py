@@ -4,11 +4,12 @@ This package knows no loss scale and no gradient. In the order of its imports:
 
 * `aliases`: the types that signatures name;
 * `loss_scale_warning`: LossScaleWarning, and the function that gives it;
-* `graphs`: which graph is being built, and what is in sight from there;
+* `graphs`: which graph is being built, and which graphs can be read from there;
 * `mode`: eager, graph, session or XLA, and what is done differently in each;
 * `op_callbacks`: tells listeners of each operation that eager mode runs;
 * `control`: the branches and the order of operations in a graph;
 * `kerases`: which Kerases are in use, and how they differ;
+* `number_like`: an object that is used like its number;
 * `random_streams`: keeps the process's random streams as they are for a while;
 * `registry`: registers classes with each Keras, which finds them by name;
 * `replicas`: what replicas know together. Nothing else reduces across them.

@@ -1,4 +1,4 @@
-"""Which graph is being built, and what is in sight from there."""
+"""Which graph is being built, and which graphs can be read from there."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class OpListener(Protocol):
 
 
 class _Here(threading.local):
-    """The state of one thread: in how many blocks it is that nobody is told of."""
+    """The state of one thread: how many `paused` blocks this thread is in."""
 
     pauses = 0
 
@@ -58,7 +58,7 @@ def is_telling() -> bool:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Tells nobody of the operations of this thread within: they are our own."""
+    """Stops reporting this thread's operations: they are our own."""
     was_telling = is_telling()
     if was_telling:
         context.context().remove_op_callback(_tell)

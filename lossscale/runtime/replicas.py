@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict, Hashable, List
 
 import tensorflow as tf
 
-from lossscale.runtime.aliases import Flag, Grad, Grads, Tensor
+from lossscale.runtime import mode
+from lossscale.runtime.aliases import Flag, Grad, Grads, Tensor, Variable
 
 
 def count() -> int:
@@ -206,3 +207,19 @@ def local_result(value: Any) -> Any:
     if not tf.distribute.in_cross_replica_context():
         return value
     return tf.distribute.get_strategy().experimental_local_results(value)[0]
+
+
+def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
+    """Returns a new variable that has the same value on all replicas."""
+    with tf.init_scope():  # it may be created while a function is traced
+        settings = {
+            "name": name,
+            "dtype": dtype,
+            "trainable": False,
+            # Every replica computes the same value, so any of them will do.
+            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        }
+        if mode.current().knows_values:
+            return tf.Variable(initial_value, **settings)
+        # With tf.Variable a graph's collections would hold each replica's copy.
+        return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)

@@ -33,6 +33,7 @@ from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops, run_either
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
+from lossscale.runtime.number_like import NumberLike
 
 
 class Observer(Protocol):
@@ -49,6 +50,11 @@ class Observer(Protocol):
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
+
+
+#: The rule is told of at least one of this many skipped steps in a row. If no loss
+#: scale helps, it may fall. If one does, and a loss was blamed, the run goes on.
+TOLD_OF_ONE_IN = 10
 
 
 class Verdict(NamedTuple):
@@ -86,23 +92,6 @@ class _State:
         return tf.convert_to_tensor(self._loss_scale._variable(name))
 
 
-class _Operator:
-    """An operator of a tensor. It takes its name from where it stands in a class."""
-
-    def __init__(self, as_tensor: Callable[[Any], Tensor]) -> None:
-        self._as_tensor = as_tensor
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        def operate(loss_scale: LossScale, *others: Any) -> Tensor:
-            return getattr(self._as_tensor(loss_scale), name)(*others)
-
-        operate.__name__ = name
-        setattr(owner, name, operate)
-
-    def __call__(self, *others: Any) -> Tensor:  # what type checkers see
-        raise NotImplementedError
-
-
 def _is_value(value: Any) -> bool:
     """Tells whether `value` is a number, a tensor or an array, and no variable."""
     kinds = (numbers.Number, np.ndarray, np.generic, list, tuple)
@@ -110,13 +99,7 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, kinds) or is_tensor
 
 
-def _is_number(other: object) -> bool:
-    """Tells whether Python compares values, and not identities."""
-    is_number = isinstance(other, (numbers.Number, np.ndarray))
-    return (is_number and not isinstance(other, bool)) or bool(tf.is_tensor(other))
-
-
-class LossScale(tf.Module, metaclass=abc.ABCMeta):
+class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
     float16 holds no positive number below 2**-24, and many gradients of a network are
@@ -183,15 +166,13 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
     checks_gradients: bool = True
     skips_spikes: bool = False
     left_out_as: str = ""
-    initial_loss_scale: Any = None
+    initial_loss_scale: float
     #: `left_out_as` of classes that were written for 2.x.
     _left_out_as: str = ""
     has_scaled: bool = False
     has_been_read: bool = False
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: Higher than NumPy's, so that NumPy uses our operators. A graph can trace those.
-    __array_priority__ = 100
     #: Told of each use: see `observer_of`.
     _observer: Optional[Observer] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
@@ -260,7 +241,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         return self._note_read(LossScale._value(self))
 
     def _value(self) -> Tensor:
-        """Returns what `__call__` returns, and nobody is told of the read."""
+        """Returns what `__call__` returns, without reporting the read."""
         held = self._held()
         if held is not None:
             return held._value()
@@ -317,7 +298,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
             return adjust_known(held, is_finite, largest)[0]
         known = (is_finite,) if largest is None else (is_finite, largest)
         state, name = _State(self), "current_loss_scale"
-        repairs = self.initial_loss_scale is not None and hasattr(self, name)
+        repairs = hasattr(self, "initial_loss_scale") and hasattr(self, name)
         if repairs:
             found = state.current_loss_scale
             repaired = state.current_loss_scale = usable(self, found)
@@ -440,7 +421,7 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
                 f"argument, got adjust{signature}. Write `def adjust(self, is_finite, "
                 "largest=None)`, and pass both to `super().adjust(is_finite, largest)`."
             ) from None
-        self._unsaved.largest = new_variable("last_largest", 0.0, tf.float32)
+        self._unsaved.largest = replicas.new_variable("last_largest", 0.0, tf.float32)
 
     @do_not_convert
     def adjust(
@@ -614,16 +595,18 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
         divisor = arithmetic.opaque_divisor(loss_scale, self.skipped_steps)
         return arithmetic.divide(grads, divisor)
 
-    def _to_show(self) -> float:
-        """Returns the number for display. Compute nothing with it."""
-        return float(self._value())
+    def __float__(self) -> float:
+        number = self._to_show()
+        if self._observer is not None:
+            self._observer.note_float()
+        return number
 
     def _add_weight(self, name: str, initial_value: Any, dtype: Any = None) -> Any:
         """Returns a new variable, checkpointed as `name`. Assign it to an attribute.
 
         It has TensorFlow's name, so that subclasses of its LossScale work here, too.
         """
-        variable = new_variable(self._prefix + name, initial_value, dtype)
+        variable = replicas.new_variable(self._prefix + name, initial_value, dtype)
         self._track_trackable(variable, name)
         return variable
 
@@ -637,76 +620,6 @@ class LossScale(tf.Module, metaclass=abc.ABCMeta):
                 config[name] = value  # a loss scale within shows its own state
         listed = ", ".join(f"{k}={value}" for k, value in {**state, **config}.items())
         return f"{type(self).__name__}({listed})"
-
-    def numpy(self) -> Any:
-        """Returns the current loss scale as a NumPy `float32`. Eager mode only."""
-        return np.float32(float(self))
-
-    @property
-    def __array_interface__(self) -> Dict[str, Any]:
-        # Not `__array__`: tf.function would take an argument that has it for an array,
-        # and make a constant of it.
-        number = self.numpy()
-        data, kind = number.tobytes(), number.dtype.str
-        return {"version": 3, "shape": (), "typestr": kind, "data": data}
-
-    def __float__(self) -> float:
-        number = self._to_show()
-        if self._observer is not None:
-            self._observer.note_float()
-        return number
-
-    def __int__(self) -> int:
-        return int(float(self))
-
-    __trunc__ = __int__
-
-    def __round__(self, digits: Optional[int] = None) -> Any:
-        return round(float(self), digits)
-
-    def __bool__(self) -> bool:
-        return True  # no loss scale is 0, so the value need not be read
-
-    def __format__(self, spec: str) -> str:
-        return format(self._to_show(), spec) if spec else str(self)
-
-    def __pos__(self) -> Tensor:
-        return tf.convert_to_tensor(self)  # a tensor itself has no such operator
-
-    __neg__ = __abs__ = _Operator(tf.convert_to_tensor)
-    __add__ = __sub__ = __mul__ = __truediv__ = _Operator(tf.convert_to_tensor)
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = _Operator(tf.convert_to_tensor)
-    __floordiv__ = __mod__ = __pow__ = _Operator(tf.convert_to_tensor)
-    __rfloordiv__ = __rmod__ = __rpow__ = _Operator(tf.convert_to_tensor)
-    # A comparison does not count as a read.
-    __lt__ = __le__ = __gt__ = __ge__ = _Operator(lambda scale: scale._value())
-
-    # Two loss scales of equal value are different keys of a dictionary.
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> Any:
-        return tf.equal(self._value(), other) if _is_number(other) else NotImplemented
-
-    def __ne__(self, other: object) -> Any:
-        if not _is_number(other):
-            return NotImplemented
-        return tf.not_equal(self._value(), other)
-
-
-def new_variable(name: str, initial_value: Any, dtype: Any) -> Variable:
-    """Returns a new variable that has the same value on all replicas."""
-    with tf.init_scope():  # a loss scale may be created while a function is traced
-        settings = {
-            "name": name,
-            "dtype": dtype,
-            "trainable": False,
-            # Every replica computes the same value, so any of them will do.
-            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        }
-        if mode.current().knows_values:
-            return tf.Variable(initial_value, **settings)
-        # With tf.Variable a graph's collections would hold each replica's copy.
-        return tf.compat.v1.Variable(initial_value, use_resource=True, **settings)
 
 
 def usable(loss_scale: LossScale, current: Scalar) -> Scalar:
@@ -772,20 +685,14 @@ def judged(
 
 
 def adjust_known(
-    loss_scale: LossScale,
-    is_finite: Flag,
-    largest: Optional[Scalar],
-    verdict: Optional[Verdict] = None,
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
 ) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to what we have computed ourselves: nothing is checked.
-
-    The verdict, if there is one, was asked of `judged` before.
-    """
-    if verdict is None and type(loss_scale).adjust is not LossScale.adjust:
+    """Adjusts a loss scale to what we have computed ourselves: nothing is checked."""
+    if type(loss_scale).adjust is not LossScale.adjust:
         # A subclass's `adjust` may take the flag alone.
         known = [] if largest is None else [largest]
         return tuple(loss_scale.adjust(is_finite, *known))
-    return loss_scale._take_step(is_finite, largest, verdict)
+    return loss_scale._take_step(is_finite, largest)
 
 
 def count_untold(loss_scale: LossScale) -> None:
@@ -796,8 +703,25 @@ def count_untold(loss_scale: LossScale) -> None:
     with tf.init_scope():
         # A session would have to initialize it.
         if loss_scale._unsaved.untold is None and mode.current().knows_values:
-            untold = new_variable("untold_steps", 0, tf.int64)
+            untold = replicas.new_variable("untold_steps", 0, tf.int64)
             loss_scale._unsaved.untold = untold
+
+
+def must_be_told(loss_scale: LossScale, in_a_row: Optional[Scalar] = None) -> Flag:
+    """Tells whether the rule is told of the next skipped step, whatever it was.
+
+    `in_a_row` are the steps that were skipped before it. None: those that were counted.
+    """
+    if in_a_row is None:
+        in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps)
+    return tf.equal((in_a_row + 1) % TOLD_OF_ONE_IN, 0)
+
+
+def count_bad(loss_scale: LossScale) -> Op:
+    """Counts a bad step of which the rule is not told. Returns an op."""
+    largest = None if loss_scale.last_largest is None else tf.float32.max
+    verdict = Verdict(False, is_told=False)
+    return loss_scale._take_step(tf.constant(False), largest, verdict)[0]
 
 
 def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
@@ -839,19 +763,3 @@ def _one_element(name: str, value: Any, kind: str) -> Tensor:
     if tensor.shape.num_elements() not in {None, 1}:
         raise refused(ValueError)
     return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
-
-
-def _to_tensor(
-    value: LossScale, dtype: Any = None, name: Any = None, as_ref: bool = False
-) -> Tensor:
-    """Converts a loss scale to a tensor, for `tf.convert_to_tensor`."""
-    del as_ref  # TensorFlow passes it
-    current = value._note_read(tf.identity(value._value(), name))
-    if dtype is not None and not dtype.is_compatible_with(current.dtype):
-        # If this returned NotImplemented, TensorFlow would make a constant with NumPy.
-        raise ValueError(f"`dtype` of a loss scale must be float32, got {dtype.name}.")
-    return current
-
-
-# Code written for Keras 2 reads `optimizer.loss_scale` as a tensor.
-tf.register_tensor_conversion_function(LossScale, _to_tensor)

@@ -226,7 +226,7 @@ class DynamicLossScale(LossScale):
         if self.search_period is None:
             return period
         # A session may have counted a bad step already. Nothing grows then.
-        # Bad losses of which nobody told this rule end no search.
+        # A bad loss that was kept from the rule does not end the search.
         untold, skipped = self._unsaved.untold, state.skipped_steps
         searches = skipped < 1 if untold is None else skipped <= untold
         return tf.where(searches, tf.constant(self.search_period, tf.int64), period)

@@ -16,7 +16,13 @@ from lossscale.plotting import pyplot
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale, unsaved_variables
+from lossscale.scales.base import (
+    LossScale,
+    count_bad,
+    count_untold,
+    must_be_told,
+    unsaved_variables,
+)
 from lossscale.scales.headroom import FLOAT16_MAX
 
 
@@ -163,7 +169,8 @@ def simulate(
         before it was scaled, so that no scale helps. Their gradients count as not
         finite, whatever the flags or limits say. None: there are none.
       nonfinite_loss: As in `LossScaleOptimizer`: at such steps the loss scale is told
-        of an overflow (`"backoff"`), or of nothing (`"skip"`).
+        of an overflow (`"backoff"`), or of nothing (`"skip"`), but for the tenth of ten
+        skipped steps in a row.
 
     Returns:
       A `Simulation`.
@@ -222,9 +229,7 @@ def simulate(
     if bad_losses is not None:
         bad = _per_step("bad_losses", bad_losses, np.bool_, steps)
     trace = trace & ~bad if has_flags else np.where(bad, -np.inf, trace)
-    # The steps that the loss scale is told of.
-    known = ~(bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients)
-    told = [trace[known]]
+    told = [trace]
     if loss_scale.needs_largest:
         if largest is None:
             raise TypeError(
@@ -232,17 +237,15 @@ def simulate(
                 " looks at the gradients, got None. Pass the greatest magnitude of "
                 "each step, or a `limit` in place of flags."
             )
-        told.append(largest[known])
+        told.append(largest)
+    bad = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            scales, was_applied = _replay(loss_scale, told, mode.COMPILED_BY_XLA)
+            scales, applied = _replay(loss_scale, told, bad, mode.COMPILED_BY_XLA)
         except tf.errors.OpError:  # XLA does not know an op
-            scales, was_applied = _replay(loss_scale, told, {})
-    # The other steps leave the scale to the next one.
-    last, scales = float(scales[-1]), scales[np.cumsum(known) - known]
-    applied = np.zeros(steps, np.bool_)
-    applied[known] = was_applied
+            scales, applied = _replay(loss_scale, told, bad, {})
+    last, scales = float(scales[-1]), scales[:-1]
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
     return Simulation(scales, trace, applied, last, limit)
@@ -270,26 +273,44 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale, told: List[Array], options: Dict[str, bool]
+    loss_scale: LossScale, told: List[Array], bad: Array, options: Dict[str, bool]
 ) -> Tuple[Array, Array]:
     """Returns the scale of each step and after the last, and what was applied.
 
     `told` are the flags or limits, and the largest gradients if the rule needs them.
+    `bad` says of which steps the rule is not told, but for one in ten.
     """
     loss_scale = _copy(loss_scale)
-    steps = len(told[0])
+    steps = len(bad)
+    if bad.any():
+        told = [*told, bad]
+        count_untold(loss_scale)
 
     def scale_now() -> Any:
         return tf.reshape(tf.cast(loss_scale(), tf.float32), [])
+
+    def applies(is_finite: Any, *seen: Any) -> Any:
+        update_op, should_apply = loss_scale.adjust(is_finite, *seen)
+        with tf.control_dependencies([group_ops([update_op])]):
+            return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+
+    def applies_unless_bad(is_finite: Any, *known: Any) -> Any:
+        *seen, is_bad = known
+
+        def only_counted() -> Any:
+            with tf.control_dependencies([group_ops([count_bad(loss_scale)])]):
+                return tf.constant(False)
+
+        is_untold = tf.logical_and(is_bad, tf.logical_not(must_be_told(loss_scale)))
+        return tf.cond(is_untold, only_counted, lambda: applies(is_finite, *seen))
 
     def body(i: Any, told: Any, scales: Any, applied: Any) -> Any:
         scale = scale_now()
         entry, *seen = [array[i] for array in told]
         is_limit = not entry.dtype.is_bool
         is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
-        update_op, should_apply = loss_scale.adjust(is_finite, *seen)
-        with tf.control_dependencies([group_ops([update_op])]):
-            should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+        take_step = applies_unless_bad if bad.any() else applies
+        should_apply = take_step(is_finite, *seen)
         return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
 
     def replay(*told: Any) -> Any:

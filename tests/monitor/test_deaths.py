@@ -127,10 +127,11 @@ def infinite_derivative(family, is_cured):
     small = 1e-3 if is_cured else 0.0
 
     def loss(y, outputs):
-        return tf.sqrt(small + tf.nn.relu(outputs * 0.0 * y)) * 1.0
+        return tf.sqrt(small + (outputs * y) ** 2)
 
     model = network(family, loss=loss, scale=DynamicLossScale(4.0))
-    return model, *data(np.random.default_rng(5))
+    x, y = data(np.random.default_rng(5))
+    return model, x, y * 0
 
 
 def seam_of_float32(family, is_cured):

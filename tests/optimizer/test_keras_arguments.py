@@ -10,7 +10,7 @@ import tensorflow as tf
 from models import assert_same, checkpoint_of, data, regression, whole_state
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
-from lossscale.scales import base
+from lossscale.runtime import replicas
 
 #: What Keras 3.0 to 3.4 wrote with every optimizer.
 OF_OLD_KERAS_3 = {
@@ -223,7 +223,7 @@ def test_wrong_arguments_are_told_before_anything_exists(
     def create(*_, **__):
         raise AssertionError("a variable was created")
 
-    monkeypatch.setattr(base, "new_variable", create)
+    monkeypatch.setattr(replicas, "new_variable", create)
     for cls in (LossScaleOptimizer, own):
         with pytest.raises(error, match=message):
             cls(inner, *args, **kwargs)

@@ -176,6 +176,17 @@ def test_a_bad_loss_costs_the_scale_nothing_if_it_is_not_told():
     assert told.loss_scale[14] == found.loss_scale[14] / 4
 
 
+@pytest.mark.parametrize("cls", [DynamicLossScale, HeadroomLossScale])
+def test_of_ten_skipped_steps_in_a_row_the_rule_is_told_of_one(cls):
+    # As in a step of an optimizer: tests/optimizer/test_blame.py.
+    bad = np.arange(25) > 1
+    given = {"is_finite": ~bad, "largest": np.full([25], 2.0**-8), "bad_losses": bad}
+    found = simulate(cls(2.0**20), **given, nonfinite_loss="skip")
+    changes = np.flatnonzero(np.diff([*found.loss_scale, found.final_loss_scale]) < 0)
+    assert changes[changes > 1].tolist() == [11, 21]
+    assert found.steps_lost == 23
+
+
 def test_a_rule_that_fails_changes_nothing():
     class Failing(Drifting):
         def _adjust(self, is_finite):

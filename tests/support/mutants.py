@@ -158,7 +158,7 @@ removed.py: test_removed.py
       + if False:
 optimizer/pending.py: optimizer/test_pending.py
     law 1: what was given to unscale may be unscaled
-      - if kind.name == UNKNOWN and divisor is not None:
+      - if kind.name == UNKNOWN:
       + if False:
     law 1: gradients are not known again by their number
       - others = tf.where(is_given, -pending, others)
