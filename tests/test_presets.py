@@ -83,24 +83,6 @@ def test_what_is_the_callers_is_asked_for(name):
             make(name)
 
 
-def test_every_argument_can_be_overridden():
-    given = {
-        "initial_loss_scale": 64.0,
-        "increment_period": 3,
-        "multiplier": 4.0,
-        "backoff_factor": 0.25,
-        "hysteresis": 5,
-        "hysteresis_reset": ["good"],
-        "min_loss_scale": 2.0,
-        "max_loss_scale": 128.0,
-        "search_period": 9,
-        "backoff_cooldown": 8,
-        "overflow_tolerance": 0.25,
-    }
-    for name in PRESETS:
-        assert DynamicLossScale.from_preset(name, **given).get_config() == given
-
-
 @pytest.mark.parametrize("name", ["pytorch", "", "Torch"])
 def test_unknown_names_are_refused_with_the_known_ones(name):
     with pytest.raises(

@@ -213,19 +213,6 @@ def test_all_crosses_in_its_dtype_and_no_flag_for_itself(mirrored, family, dtype
     assert found == {None: {"float32"}, dtype: {dtype}}
 
 
-def test_one_replica_has_the_same_graph(family):
-    graphs = []
-    none = tf.distribute.get_strategy()
-    for dtype in (None, "float16"):
-        optimizer, variables = built(none, family, [1.0, 2.0], dtype=dtype)
-        step = step_of(none, optimizer, variables, equal([1.0, 1.0]), list)
-        definition = step.get_concrete_function().graph.as_graph_def()
-        bodies = (each.node_def for each in definition.library.function)
-        nodes = [node for nodes in (definition.node, *bodies) for node in nodes]
-        graphs.append(sorted(node.op for node in nodes))
-    assert graphs[0] == graphs[1]
-
-
 # What the loss scale and the inner optimizer see
 
 

@@ -250,13 +250,3 @@ def test_iterations_are_set_as_on_a_bare_optimizer(family):
     assert outcome(made(family)) == outcome(bare)
     if family.name == "keras2-legacy":
         assert outcome(made(family)) == 7
-
-
-def test_iterations_may_be_a_variable_of_the_users(family):
-    if family.name == "keras3":
-        pytest.skip("Keras 3's optimizers have no iterations to set")
-    optimizer = made(family)
-    steps = tf.Variable(7, dtype=tf.int64)
-    optimizer.iterations = steps
-    optimizer.build([variable_of(family, [1.0, 2.0])])
-    assert optimizer.iterations is optimizer.inner_optimizer.iterations is steps

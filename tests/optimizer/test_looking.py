@@ -101,29 +101,6 @@ def test_the_largest_on_the_last_replica(family, mirrored, loop, mode):
         assert len({copy.numpy().item() for copy in copies}) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_kept_for_who_wants_to_see_it(family, mode, tmp_path):
-    kept, plain = DynamicLossScale(64.0, 2), DynamicLossScale(64.0, 2)
-    files = [variable.name for variable in kept.variables]
-    kept.keep_largest()
-    assert [variable.name for variable in kept.variables] == files
-    assert plain.last_largest is None
-    tf.train.Checkpoint(scale=kept).write(str(tmp_path / "checkpoint"))
-    status = tf.train.Checkpoint(scale=plain).read(str(tmp_path / "checkpoint"))
-    status.assert_consumed()
-    scales = []
-    for loss_scale in (kept, plain):
-        optimizer, variable = built(family, loss_scale)
-        step = compiled(step_of(optimizer, variable, "keras2"), mode)
-        for largest in (2.0, 3.0, np.inf, 2.0**-5):
-            step(tf.constant([-largest, 0.0]))
-            scales.append(float(loss_scale))
-            if loss_scale is kept:
-                assert float(loss_scale.last_largest) == largest
-    assert scales[:4] == scales[4:]
-
-
 def test_an_adjust_that_takes_no_largest_cannot_keep_it():
     class Mine(DynamicLossScale):
         def adjust(self, is_finite):

@@ -142,19 +142,6 @@ def test_a_new_function_uses_the_new_one(trained, mode, unscales):
         assert trained.subtracted() == 0.5 * (number + 1)
 
 
-def test_a_step_that_was_traced_goes_on_with_the_old_one(trained):
-    step = compiled(lambda: train_step(trained), "graph")
-    step()
-    old = replaced(trained, 16.0)
-    step()
-    assert trained.subtracted() == 1.0
-    assert old.loss_scale.good_steps.numpy() == 2
-    assert int(trained.optimizer.iterations.numpy()) == 2
-    old.loss_scale.current_loss_scale.assign(4.0)
-    step()
-    assert trained.subtracted() == 1.5
-
-
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("later", ["eager", "graph"])
 def test_gradients_of_a_function_that_was_traced(trained, unscales, later):

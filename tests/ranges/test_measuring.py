@@ -382,22 +382,6 @@ def test_the_table_and_the_bar(newest, data, capsys):
     assert "rows=4, batches=3" in repr(found)
 
 
-def test_the_picture_of_a_dead_layer(newest, data):
-    model = network(newest, 2.0**15)
-    weights = model.get_weights()
-    model.set_weights([*weights[:2], np.zeros_like(weights[2]), weights[3]])
-    found = gradient_ranges(model, *data, verbose=0)
-    assert np.isnan(found.flushed[:2]).all()  # all zero in float32: none can be lost
-    texts = [label.get_text() for label in found.plot().get_yticklabels()[::-1]]
-    assert [text.split("\n")[0] for text in texts] == ["all", *found.names]
-    dead = [text.endswith("\n- to zero") for text in texts]
-    assert dead == [False, True, True, False, False]
-    ax = found.plot(rows=2)
-    assert len(ax.get_yticklabels()) == 3
-    assert "worst of 4" in ax.get_ylabel()
-    assert found.at(1).plot(ax) is ax
-
-
 class TorchStyle:
     """It has a length and items, and no end that NumPy would find."""
 

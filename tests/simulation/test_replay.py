@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 
 import numpy as np
@@ -271,21 +270,6 @@ def test_a_loss_scale_in_use(family):
     found = simulate(optimizer.loss_scale, is_finite=[False, True])
     assert found.loss_scale.tolist() == [2.0**15, 2.0**14]
     assert float(optimizer.loss_scale) == 2.0**15
-
-
-def test_a_restored_loss_scale_leaves_its_checkpoint_alone(tmp_path, monkeypatch):
-    warned = []
-    monkeypatch.setattr(tf.get_logger(), "handle", warned.append)
-    path = tf.train.Checkpoint(scale=Drifting()).write(str(tmp_path / "checkpoint"))
-    loss_scale = DynamicLossScale(64)
-    checkpoint = tf.train.Checkpoint(scale=loss_scale)
-    status = checkpoint.read(path)
-    assert simulate(loss_scale, is_finite=[False]).final_loss_scale == 32.0
-    gc.collect()
-    assert not [warning for warning in warned if "heckpoint" in str(warning.msg)]
-    loss_scale.value = tf.Variable(0.0)  # what the checkpoint still holds for it
-    assert loss_scale.value.numpy() == 64.0
-    status.expect_partial()
 
 
 ONE = {"is_finite": [True]}
