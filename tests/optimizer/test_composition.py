@@ -248,34 +248,6 @@ def test_fit_with_a_step_of_its_own_and_a_frozen_layer(family, rng):
     assert model.optimizer.loss_scale.skipped_steps.numpy() == 1
 
 
-def test_callbacks_find_the_optimizers_of_a_multi_optimizer(family, rng, tmp_path):
-    skip_without("MultiOptimizer", family)
-    x, y = data(rng)
-    callbacks, ends = family.keras.callbacks, []
-    for wrap in (False, True):
-        optimizers = [family.optimizers.SGD(0.5), family.optimizers.Adam(0.5)]
-        optimizer = family.optimizers.MultiOptimizer(
-            family.optimizers.OptimizerMap(optimizers[0], {".*bias": optimizers[1]})
-        )
-        if wrap:
-            optimizer = LossScaleOptimizer(optimizer, 2.0**10)
-        model = regression(family, optimizer)
-        # Both set the learning rate here: no improvement is as large.
-        both = [
-            callbacks.LearningRateScheduler(lambda _, rate: float(rate) * 0.5),
-            callbacks.ReduceLROnPlateau("loss", 0.5, patience=1, min_delta=1e9),
-        ]
-        model.fit(x, y, epochs=2, verbose=0, shuffle=False, callbacks=both)
-        assert [float(o.learning_rate) for o in optimizers] == [0.0625, 0.0625]
-        ends.append(training_state(model))
-    assert_same(*ends)
-    model.save(tmp_path / "model.keras")
-    again = family.keras.models.load_model(tmp_path / "model.keras")
-    assert_same(training_state(again), ends[1])
-    assert type(again.optimizer.inner_optimizer).__name__ == "MultiOptimizer"
-    assert not hasattr(LossScaleOptimizer(optimizers[0]), "optimizers")
-
-
 def test_an_optimizer_of_the_users_own_that_delegates(family, rng):
     x, y = data(rng)
     weights = []

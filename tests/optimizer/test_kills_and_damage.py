@@ -1,4 +1,7 @@
-"""What goes wrong outside: killed processes, and very long runs.
+"""What goes wrong outside: killed processes, damaged files, and very long runs.
+
+TensorFlow's checkpoints have checksums: a damaged one is refused, and nothing is set.
+HDF5 has none: a bit that flips within the numbers of an .h5 file is read as it is.
 
 With LOSSSCALE_SOAK=1 more processes are killed, and the runs are longer.
 """
@@ -14,8 +17,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trainee
+from interrupted import fresh
 from models import (
     assert_same,
+    checkpoint_of,
     compiled,
     inner_variables,
     variable_of,
@@ -134,3 +139,31 @@ def test_a_very_long_run(family, mode):
     # bare optimizer and 8 of a wrapped one (2.21, CPU), which has two loops more.
     if mode == "graph":  # 400 bytes in each of four fifths of the steps, and noise
         assert memory[1] - memory[0] < 320 * SOAKED[mode] + 4 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["data-00000-of-00001", "index"])
+def test_a_damaged_checkpoint_changes_nothing(family, tmp_path, rng, suffix):
+    path = str(tmp_path / "checkpoint")
+    model, other = fresh(family, built=True), fresh(family)
+    other.optimizer.build(other.trainable_variables)
+    before = whole_state(other)
+    untouched = checkpoint_of(other).write(str(tmp_path / "untouched"))
+    checkpoint_of(model).write(path)
+    file = Path(f"{path}.{suffix}")
+    whole = file.read_bytes()
+    for offset in rng.integers(0, len(whole), 24):
+        flipped = bytearray(whole)
+        flipped[offset] ^= 1 << int(rng.integers(8))
+        for content in (flipped, whole[:offset]):
+            file.write_bytes(content)
+            try:
+                checkpoint_of(other).read(path)
+            except (tf.errors.OpError, IndexError):
+                assert_same(whole_state(other), before)
+            else:  # the index ends with bits that mean nothing: then all is restored
+                assert suffix == "index"
+                assert content is flipped
+                assert offset > len(whole) - 100
+                assert_same(whole_state(other), whole_state(model))
+                checkpoint_of(other).read(untouched)
