@@ -53,7 +53,7 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
     ignored = {"learning_rate", *_WITHOUT_MEANING}
     kept = {k: v for k, v in config.items() if k not in ignored}
     scale = {name: kept.pop(name, None) for name in OF_THE_SCALE}
-    return {**kept, **as_ours(scale)}
+    return {**as_ours(scale), **kept}
 
 
 def plain(config: Any) -> Any:
