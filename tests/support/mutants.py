@@ -123,15 +123,15 @@ optimizer/step.py: optimizer/test_spike_record.py
       + is_finite,
 optimizer/step.py: optimizer/test_nonfinite_loss.py
     step: the rule is told of a bad loss
-      - is_told = tf.logical_or(is_turn, tf.logical_not(is_of_loss))
+      - is_told = tf.logical_or(is_told, tf.logical_not(is_of_loss))
       + is_told = tf.constant(True)
     step: of two that share a loss scale a bad loss hides an overflow
       - is_told = tf.logical_or(is_told, bad_before > of_losses)
       + pass
 optimizer/step.py: optimizer/test_blame.py
     blame: of any number in a row none is told
-      - is_turn = tf.equal((before(in_a_row) + 1) % _TOLD_OF_ONE_IN, 0)
-      + is_turn = tf.constant(False)
+      - is_told = must_be_told(self._loss_scale, before)
+      + is_told = tf.constant(False)
 optimizer/pending.py: optimizer/test_blame.py
     blame: a loss is at fault of gradients of which nothing is known
       - kinds = [kind for kind in kinds if kind.name != UNKNOWN]
