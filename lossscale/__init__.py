@@ -9,6 +9,11 @@ if getattr(_sys, "orig_argv", [])[1:3] == ["-m", "lossscale"]:
     _os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from lossscale import compat, presets, removed
+from lossscale.compat.managers import (
+    ExponentialUpdateLossScaleManager,
+    FixedLossScaleManager,
+    LossScaleManager,
+)
 from lossscale.gradients.check import all_finite
 from lossscale.monitor.callback import LossScaleMonitor
 from lossscale.optimizer import (
@@ -23,11 +28,6 @@ from lossscale.scales.base import LossScale, Verdict
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
 from lossscale.scales.headroom import HeadroomLossScale
-from lossscale.scales.managers import (
-    ExponentialUpdateLossScaleManager,
-    FixedLossScaleManager,
-    LossScaleManager,
-)
 from lossscale.scales.serialization import deserialize, get, serialize
 from lossscale.scales.spike_guard import SpikeGuard
 from lossscale.simulation.replay import Simulation, simulate

@@ -1,9 +1,10 @@
-"""LossScaleOptimizer for programs of TensorFlow 1, which change only their imports.
+"""Programs of TensorFlow 1, which change only their imports.
 
 This room knows loss scales, and the step and the pending division of `optimizer`, but
-no arithmetic of a rule, and no Keras. It is one file:
+no arithmetic of a rule, and no Keras:
 
-* `v1`: what such programs import.
+* `managers`: the LossScaleManager family, by contrib's names;
+* `v1`: LossScaleOptimizer, and what else such programs import.
 """
 
 from lossscale.compat import v1

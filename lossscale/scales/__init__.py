@@ -6,7 +6,6 @@ others, in the order of imports:
 
 * `base`: the contract, LossScale, and how a loss scale is adjusted to a step;
 * `fixed`, `dynamic`: one rule each;
-* `managers`: the names of TensorFlow 1;
 * `serialization`: loss scales from names, numbers and configs, and their configs;
 * `spike_guard`: holds another loss scale, and skips steps with huge gradients.
 

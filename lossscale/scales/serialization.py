@@ -14,7 +14,6 @@ from lossscale.runtime import mode, registry
 from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
-from lossscale.scales.managers import LossScaleManager
 
 _FROM_CONFIG = LossScale.from_config.__func__  # type: ignore[attr-defined]
 
@@ -44,8 +43,10 @@ def get(identifier: Any) -> Optional[LossScale]:
     """
     if identifier is None or isinstance(identifier, LossScale):
         return identifier
-    if isinstance(identifier, LossScaleManager):
-        return identifier.as_loss_scale()
+    as_loss_scale = getattr(identifier, "as_loss_scale", None)
+    if as_loss_scale is not None:  # a LossScaleManager
+        found: LossScale = as_loss_scale()
+        return found
     if isinstance(identifier, dict):
         return _deserialized("loss_scale", identifier)
     if isinstance(identifier, str):
