@@ -9,11 +9,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 from lossscale import arguments
 from lossscale.optimizer import keras_arguments, wrappers
 from lossscale.optimizer.dialect import Dialect, InnerSum
-from lossscale.optimizer.engine import LossScaleEngine, checked_dtype
+from lossscale.optimizer.engine import LossScaleEngine
 from lossscale.optimizer.record import NonfiniteGradient, Spike
 from lossscale.runtime.aliases import Grad, Grads, Tensor
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, can_change, unguarded
+from lossscale.scales.base import LossScale, unguarded
 
 
 def forwarded(name: str) -> Any:
@@ -40,19 +40,12 @@ def delegated(name: str) -> Callable[..., Any]:
     return call
 
 
-def answered(
-    *names: str, doc: str = "", ask: Optional[Callable[[LossScale], Any]] = None
-) -> Any:
-    """Returns a property: the first of these attributes that the loss scale has.
-
-    Or what `ask` returns of it.
-    """
+def answered(*names: str, doc: str = "") -> Any:
+    """Returns a property: the first of these attributes that the loss scale has."""
     doc = doc or f"The loss scale's `{'` or `'.join(names)}`, None if it has none."
 
     def get_value(self: Any) -> Any:
         scale = unguarded(self.loss_scale)
-        if ask is not None:
-            return ask(scale)
         values = (getattr(scale, each, None) for each in names)
         return next((value for value in values if value is not None), None)
 
@@ -196,14 +189,13 @@ class LossScaleOptimizer:
         }
         dialect = self._dialect
         wrappers.check_inner(inner_optimizer, type(self))
-        dtype = checked_dtype(communication_dtype)
-        dialect.refuse_own_sum(dtype, inner_optimizer)
+        dialect.refuse_own_sum(communication_dtype, inner_optimizer)
         ours = keras_arguments.as_ours(given, by_position)
         name = ours["name"]
         arguments.or_none(arguments.text, without=dialect.not_in_names)("name", name)
         engine = LossScaleEngine._of_wrapper(
             ours["loss_scale"],
-            communication_dtype=dtype,
+            communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
             applied_steps=lambda: self.applied_steps,
             unscales_in_apply=dialect.unscales_in_apply,
@@ -212,7 +204,7 @@ class LossScaleOptimizer:
         construct: Any = super().__init__  # of Keras's own wrapper
         construct(inner_optimizer, **dialect.constructor_arguments(name))
         # Keras's own __setattr__ would track these, under names of its own.
-        inner_sum = dialect.take(inner_optimizer, dtype is not None)
+        inner_sum = dialect.take(inner_optimizer, communication_dtype is not None)
         self.__dict__.update(_engine=engine, _inner_sum=inner_sum, _given_name=name)
         self.__dict__.update(_loss_scale=engine.loss_scale)
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
@@ -317,7 +309,7 @@ class LossScaleOptimizer:
         """
         return self._engine.last_spike()
 
-    dynamic = answered(doc="Whether the loss scale can change.", ask=can_change)
+    dynamic = answered("_can_change", doc="Whether the loss scale can change.")
     initial_scale = answered("initial_loss_scale", "loss_scale_value")
     dynamic_growth_steps = answered("increment_period")
     dynamic_counter = answered("good_steps")

@@ -122,9 +122,10 @@ class InnerSum:
     def __init__(self, optimizer: Any, method: str, is_left_out: bool) -> None:
         self._optimizer, self._method = optimizer, method
         self._is_left_out = is_left_out
-        #: How many replicas are within `left_out` now, and how many of the gradients
-        #: that they apply were not given to the method yet.
-        self._inside, self._missing = 0, 0
+        #: How many replicas are within `left_out` now.
+        self._inside = 0
+        #: How many of the gradients that they apply the method has not been given yet.
+        self._missing = 0
         for each in parts(optimizer) if is_left_out else []:
             setattr(each, method, partial(self._leave_out, getattr(each, method)))
 
@@ -157,8 +158,8 @@ class InnerSum:
         if not self._inside:  # the inner optimizer is used without its wrapper
             return add_up(grads_and_vars)
         pairs = list(grads_and_vars)
-        is_for_all = tf.distribute.in_cross_replica_context()
-        calls = self._inside if is_for_all else 1
+        # One call is for all replicas, or for one of them.
+        calls = self._inside if tf.distribute.in_cross_replica_context() else 1
         self._missing -= calls * sum(grad is not None for grad, _ in pairs)
         return pairs
 

@@ -108,7 +108,12 @@ class LossScaleEngine(tf.Module):
         also if the loss scale is shared.
         """
         super().__init__(name="loss_scale_engine")
-        self.communication_dtype = checked_dtype(communication_dtype)
+        dtype = communication_dtype
+        dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
+        check = arguments.or_none(arguments.choice, allowed=("float16", "bfloat16"))
+        self.communication_dtype: Optional[str] = check("communication_dtype", dtype)
+        if self.communication_dtype is not None:
+            reduction.refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
         replicas.refuse_tpu()
@@ -309,17 +314,6 @@ class LossScaleEngine(tf.Module):
                 "model.compile(optimizer.with_loss_scale(...), ...), and make each "
                 "tf.function anew."
             )
-
-
-def checked_dtype(communication_dtype: Any) -> Optional[str]:
-    """Returns the name of `communication_dtype`, or raises."""
-    dtype = communication_dtype
-    dtype = dtype.name if isinstance(dtype, tf.DType) else dtype
-    check = arguments.or_none(arguments.choice, allowed=("float16", "bfloat16"))
-    name: Optional[str] = check("communication_dtype", dtype)
-    if name is not None:
-        reduction.refuse_dtype(name)
-    return name
 
 
 def check_shapes(grads: Grads, variables: List[Variable]) -> None:

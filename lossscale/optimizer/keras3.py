@@ -180,7 +180,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 with tf.init_scope():
                     self.build(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
-        rest, values = _apart(grads, trained)
+        rest, values, check = _apart(grads, trained)
 
         def apply(grads: Grads, _: Any) -> None:
             merged = [v if g is None else g for g, v in zip(grads, values)]
@@ -196,7 +196,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # The inner optimizer may have been changed since the wrapper was made.
         self._dialect.refuse_own_sum(self.communication_dtype, inner)
         self._note_overwritten(trained)
-        self._engine._step(rest, trained, apply, check=_check_of(values, rest))
+        self._engine._step(rest, trained, apply, check=check)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and
@@ -309,31 +309,25 @@ def _is_overwritten(variable: Variable) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads]:
+def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check]:
     """Separates gradients from new values: each list has None for the other's.
 
     `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
-    The new values are returned as the layer handed them over.
+    The new values are returned as the layer handed them over, with their check: a
+    float8 layer bounds its gradients, so an infinity is often left in its history of
+    magnitudes only. The worst numbers are those of new values and gradients.
     """
     rest, values = list(grads), [None] * len(grads)
     for i, (grad, variable) in enumerate(zip(grads, variables)):
         if _is_overwritten(variable) and grad is not None:
             before = before_division(grad)
             rest[i], values[i] = None, grad if before is None else before.grad
-    return rest, values
-
-
-def _check_of(values: Grads, grads: Grads) -> Check:
-    """Returns the check of new values, which are applied as they are.
-
-    A float8 layer bounds its gradients, so an infinity is often left in its history of
-    magnitudes only. The worst numbers are those of new values and gradients.
-    """
     if all(value is None for value in values):
-        return CLEAN
-    every = [g if v is None else v for v, g in zip(values, grads)]
+        return rest, values, CLEAN
+    every = [g if v is None else v for v, g in zip(values, rest)]
     groups = groups_of_one(len(every))
-    return checked(values)._replace(worst=lambda: worst_of_each(every, groups))
+    check = checked(values)._replace(worst=lambda: worst_of_each(every, groups))
+    return rest, values, check
 
 
 def _fits(variable: Any, value: Any) -> bool:

@@ -53,7 +53,7 @@ def config_as_ours(config: Any) -> Dict[str, Any]:
     ignored = {"learning_rate", *_WITHOUT_MEANING}
     kept = {k: v for k, v in config.items() if k not in ignored}
     scale = {name: kept.pop(name, None) for name in OF_THE_SCALE}
-    return {**kept, **as_ours(scale)}
+    return {**as_ours(scale), **kept}
 
 
 def plain(config: Any) -> Any:
@@ -93,8 +93,19 @@ def as_ours(given: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
     name, loss_scale = given.pop("name", None), given.pop("loss_scale", "dynamic")
     theirs = {n: given.pop(n, None) for n in OF_THE_SCALE}
     theirs = {n: value for n, value in theirs.items() if value is not None}
-    for each, value in given.items():
-        _refuse_other(each, value)
+    for other, value in given.items():
+        if other not in _WITHOUT_MEANING:
+            known = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss", "communication_dtype")
+            raise TypeError(
+                f"`{other}` must be one of LossScaleOptimizer's arguments, "
+                f"{', '.join(known)}, got {other}={shown(value)}. If it is an argument "
+                "of the inner optimizer, pass it to that one."
+            )
+        if value != _WITHOUT_MEANING[other]:
+            raise ValueError(
+                f"`{other}` must be set on the inner optimizer, got {shown(value)} for "
+                f"the wrapper. Write optimizer.inner_optimizer.{other} = ..."
+            )
     is_default = isinstance(loss_scale, str) and loss_scale == "dynamic"
     if theirs and not is_default:
         listed = ", ".join(f"{n}={shown(value)}" for n, value in theirs.items())
@@ -142,23 +153,6 @@ def _by_their_names(
             "is dynamic=False with initial_scale=128.0 in Keras 2's words."
         )
     return found
-
-
-def _refuse_other(name: str, value: Any) -> None:
-    """Raises if no wrapper takes this argument, or takes it at its default only."""
-    if name not in _WITHOUT_MEANING:
-        others = ("nonfinite_loss", "communication_dtype")
-        listed = ", ".join(("loss_scale", "name", *OF_THE_SCALE, *others))
-        raise TypeError(
-            f"`{name}` must be one of LossScaleOptimizer's arguments, {listed}, got "
-            f"{name}={shown(value)}. If it is an argument of the inner optimizer, pass "
-            "it to that one."
-        )
-    if value != _WITHOUT_MEANING[name]:
-        raise ValueError(
-            f"`{name}` must be set on the inner optimizer, got {shown(value)} for the "
-            f"wrapper. Write optimizer.inner_optimizer.{name} = ..."
-        )
 
 
 def _loss_scale(theirs: Mapping[str, Any]) -> Dict[str, Any]:

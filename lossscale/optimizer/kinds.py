@@ -109,14 +109,13 @@ _CALLS = {
     *("PyFunc", "PyFuncStateless", "EagerPyFunc"),
 }
 
-#: So many operations in a row that have nothing to do with S are listened to in eager
-#: mode.
+#: Eager mode stops reporting after this many operations in a row without S.
 _PATIENCE = 1000
-#: So many operations are followed from a term of a sum back to the weights.
+#: How many operations are followed from a term of a sum back to the weights.
 _TERM = 1000
 #: A number for each `Kinds`.
 _numbers = itertools.count()
-#: So many sources of a value of eager mode are known.
+#: How many sources of a value of eager mode are remembered.
 _SOURCES = 8
 #: How many functions' results are remembered.
 _BODIES = 512
@@ -443,9 +442,9 @@ def _returned(
         for tensor, name in zip(body.inputs, given)
     }
     for each in body.get_operations():
-        inputs, called = list(each.inputs), functions_of(each)
+        inputs, calls = list(each.inputs), functions_of(each)
         known = [kinds.get(id(tensor)) for tensor in inputs]
-        for output, made in _made(each.type, inputs, known, each.outputs, called):
+        for output, made in _made(each.type, inputs, known, each.outputs, calls):
             kinds.setdefault(id(output), made)
     returned = (kinds.get(id(output)) for output in body.outputs)
     return [None if kind is None else kind.name for kind in returned]

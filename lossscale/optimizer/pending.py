@@ -322,7 +322,7 @@ class PendingDivision:
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: A function that was traced before tells the state of this optimizer nothing.
-        self._is_late = loss_scale.has_scaled or loss_scale.has_been_read
+        self._is_late = self._was_used()
         #: As far as Python sees: whether it ever had a loss of its own, whether
         #: gradients of one wait to be applied, and whether some that may be its own
         #: were unscaled without it.

@@ -311,9 +311,7 @@ def _values(loss_scale: LossScale) -> List[Any]:
 
 
 def aggregated(
-    bundle: Bundle,
-    variables: List[Variable],
-    aggregate: Callable[[List[Any]], Any],
+    bundle: Bundle, variables: List[Variable], aggregate: Callable[[List[Any]], Any]
 ) -> Tuple[Bundle, List[Variable]]:
     """Returns gradients as the user's function aggregates them, and their variables.
 

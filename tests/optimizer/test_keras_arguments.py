@@ -86,6 +86,11 @@ def test_keras_own_wrapper_and_its_config_are_taken(family):
         assert optimizer.inner_optimizer is wrapper.inner_optimizer
 
 
+def test_a_config_of_keras_own_keeps_its_name(family):
+    config = {**keras_own(family).get_config(), "name": "mine"}
+    assert LossScaleOptimizer.from_config(config).name == "mine"
+
+
 def test_the_config_of_tensorflow_2_3_is_taken(family):
     # TensorFlow 2.3, LossScaleOptimizer.get_config: "optimizer" and "loss_scale".
     inner = keras_own(family).get_config()["inner_optimizer"]
