@@ -7,6 +7,7 @@ import importlib
 import golden
 import pytest
 from installed import families
+from limits import TENSORFLOW
 
 import lossscale
 from lossscale import removed
@@ -44,6 +45,8 @@ def test_a_name_that_never_was_is_missing_as_in_any_module():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_of_2_1_that_names_one_says_it_too(path):
+    if TENSORFLOW < (2, 15):
+        pytest.skip("TensorFlow 2.15 wrote these files, or a newer one")
     what, _, kind = path.stem.partition("-")
     name = {"block": "ScaledBlock", "scale": "LogNormalLossScale"}[what]
     for family in families():

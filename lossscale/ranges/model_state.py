@@ -126,10 +126,10 @@ def unchanged(model: Any) -> Iterator[None]:
     finally:
         for variable, value in saved:
             variable.assign(value)
-        for attributes, before in lazy:
-            attributes.clear()
-            attributes.update(before)
         for metric in model.metrics:
             if id(metric) not in known:  # the first computation of the loss created it
                 reset = getattr(metric, "reset_state", None) or metric.reset_states
                 reset()
+        for attributes, before in lazy:
+            attributes.clear()
+            attributes.update(before)
