@@ -39,7 +39,7 @@ class Check(NamedTuple):
       exact_check: Returns the exact flag. It must work in a branch, and for either
         `quick`. None: `quick` is exact.
       worst: Returns the worst number of each gradient (see above). Called if a step is
-        skipped, perhaps within a branch. None: no gradient can be at fault.
+        skipped, perhaps within a branch. None: not known here, or none is at fault.
       largest: The greatest magnitude of the gradients. None: not requested.
     """
 

@@ -157,10 +157,8 @@ class Batches:
         """Notes a batch that begins, the first of `size` in one call."""
         self._next = batch + size
         if self._calls % self._every == 0:
-            held = self._optimizer.engine.record._skipped
-            count = tf.zeros([1]) if held is None else tf.convert_to_tensor(held)
             self._first.append(batch)
-            self._counts.append(count)
+            self._counts.append(self._optimizer.engine.record.counts())
         self._calls += 1
         if len(self._first) > _MARKS:  # tell half as many apart
             del self._first[1::2], self._counts[1::2]
@@ -168,7 +166,7 @@ class Batches:
 
     def where(self, numbers: Sequence[int]) -> str:
         """Returns where some of the skipped steps were, empty if it is unknown."""
-        before = [sum(each.numpy()[: len(REASONS)]) for each in self._counts]
+        before = [sum(each.numpy()) for each in self._counts]
         places = []
         for number in numbers:
             at = bisect.bisect_right(before, number) - 1

@@ -37,9 +37,9 @@ class Bundle:
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
       of_unknown: The divisor of gradients of which only the state of the step knows
-        whether they are scaled: 1 if not. None: there are none.
-      check: First the check of when the gradients were unscaled, at the end that of the
-        whole step.
+        whether they are scaled: 1 if not. None: there are none, or they are unscaled.
+      check: First the check of when the gradients were unscaled, then also that of when
+        they are applied, on this replica.
       is_checked: Whether `check` covers all gradients as they are now.
       losses: The losses, before they were scaled, of which it is known that these
         gradients were made of them.

@@ -192,6 +192,13 @@ class Record(tf.Module):
         written = self._skipped.assign(value, read_value=False)
         return written, tf.cast(total + 1, tf.float32)
 
+    def counts(self) -> Tensor:
+        """Returns how often each of `REASONS` was one, which reads no device."""
+        size = len(REASONS)
+        if self._skipped is None:
+            return tf.zeros([size], tf.int64)
+        return tf.convert_to_tensor(self._skipped)[:size]
+
     def skips(self, applied: int = 0, in_a_row: int = 0) -> Skips:
         """Returns which steps this optimizer skipped, and why.
 

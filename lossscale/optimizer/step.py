@@ -56,8 +56,8 @@ class Step:
     that its attributes must be equal on all of them. What differs between replicas is
     in the bundle and in `apply`.
 
-    A skipped step changes nothing but the loss scale's own state and the record of what
-    was at fault.
+    A skipped step changes nothing but the loss scale's own state, the record of what
+    was at fault, and the state of the step (`pending`).
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Step:
         self._pending, self._loss_scale = pending, pending.loss_scale
         self._reduction, self._entry = reduction, entry
         self._skips_losses = skips_losses
-        #: Whether the flag is all that the loss scale is told. A subclass that
-        #: overrides `update` is given the gradients.
+        #: Whether the loss scale is told the flag, and the largest magnitude if it
+        #: needs that. A subclass that overrides `update` is given the gradients.
         self._is_told_the_flag = type(self._loss_scale).update is LossScale.update
         #: The step of all optimizers that share the loss scale, None if none do.
         self._shared: Optional[_SharedStep] = None
@@ -193,8 +193,9 @@ class _SharedStep:
     before the step, then adjusts it by the AND of all flags so far. The count of
     skipped steps tells if an earlier flag was bad.
 
-    The step ends when one of its optimizers applies a second time, or when another
-    graph is built. An apply in the other branch of the same `tf.cond` is no second one.
+    The step ends when one of its optimizers applies a second time, when another graph
+    is built, or in eager mode when somebody has set the loss scale since. An apply in
+    the other branch of the same `tf.cond` is no second one.
     """
 
     def __init__(self, loss_scale: LossScale) -> None:

@@ -58,7 +58,9 @@ TOLD_OF_ONE_IN = 10
 
 
 class Verdict(NamedTuple):
-    """What becomes of a step. A loss scale gives one to an optimizer: `judge`.
+    """What becomes of a step. A loss scale's `judge` gives it.
+
+    Of a bad loss, the last row, an optimizer says so in its place.
 
     ```
     a step                                  is applied   the rule is told of it
@@ -471,7 +473,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     ) -> Tuple[Op, Any]:
         """Judges a step, runs the rule, and counts. The arguments need no check.
 
-        An optimizer that has asked for the verdict passes it.
+        A verdict is given where the step is a bad one that is only counted.
         """
         if not self.checks_gradients:
             return group_ops([]), True

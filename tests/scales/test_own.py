@@ -71,7 +71,6 @@ class TestARuleIsAFunction:
             ({"steps": [1]}, TypeError, "for 'steps', got .*1"),
             ({"current_loss_scale": tf.ones([1])}, TypeError, "return float32 of"),
         ],
-        ids=str,
     )
     def test_what_is_no_state_is_refused_and_changes_nothing(
         self, returned, error, words
