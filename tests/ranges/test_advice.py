@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import heard
 from installed import each_keras
 from limits import skip_without
 from models import policy_of
 from overflowing import ADVISED, Maker, data_for, made
 
-from lossscale import LossScaleMonitor, find_nonfinite, forward_ranges
+from lossscale import find_nonfinite, forward_ranges
 
 pytestmark = pytest.mark.each_version
 
@@ -152,31 +151,3 @@ def test_what_forward_ranges_says_of_a_sequential_model_without_input_helps(fami
     model, after = output(family.keras.Input((6,)))
     assert np.isfinite(after).all()
     assert forward_ranges(model, x, verbose=0).need_float32 == ()
-
-
-#: What happens between the steps is the same in all modes: graphs take the longest.
-IN_GRAPHS = {"state"}
-#: Its output is finite, and wrong: no step is skipped.
-HIDDEN = {"normalized"}
-
-
-@in_turn(0, but=HIDDEN)
-def test_what_the_monitor_says_helps(family, name):
-    maker = Maker(family.keras)
-    said = []
-    while True:
-        model = built(family, name, maker)
-        model.run_eagerly = name not in IN_GRAPHS
-        x, y = data_for(name)
-        monitor = LossScaleMonitor(1, every=1, verbose=0, check_activations=True)
-        with heard() as messages:
-            model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=[monitor])
-        found = [each for each in messages if "whose output was not finite" in each]
-        if not found:
-            break
-        (line,) = [each for each in found[0].split("\n") if "The first layer" in each]
-        said.append(line)
-        assert "Look at the data" not in line
-        assert maker.follow(line), said
-    assert said
-    assert is_finite(model, name), said
