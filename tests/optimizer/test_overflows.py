@@ -52,6 +52,17 @@ def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):
     assert trained.state() == (S / 2, 2, 1)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_overflow_that_was_counted_is_not_of_gradients_still_scaled(trained, mode):
+    def step():
+        bad, good = trained.scaled(INF), trained.scaled(0.5)
+        trained.apply(clip(trained.optimizer.get_unscaled_gradients(bad)))
+        trained.apply(good)
+
+    compiled(step, mode)()
+    assert trained.subtracted() == 0.5
+
+
 def momentum(grad, state):
     """Keeps a mean of gradients, which bad ones leave as it is."""
     before = tf.zeros_like(grad) if state is None else state
