@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from driving import drive, finite
+from version_1 import needs_eager
 
 from lossscale import (
     DynamicLossScale,
@@ -16,6 +17,7 @@ from lossscale import (
     get,
 )
 
+pytestmark = needs_eager
 VECTORS = [
     ((4, 2, 2, 2, 0.5), "FFTTTFTFTTTF", [4, 2, 2, 4, 4, 4, 4, 2, 2, 4, 4, 4]),
     ((1, 2, 2, 2, 0.5), "TTTFTF", [1, 2, 2, 2, 2, 1]),

@@ -10,7 +10,6 @@ import re
 import warnings
 
 import numpy as np
-import pages
 import pytest
 import tensorflow as tf
 from driving import EAGER_REPLICAS, MODES, drive, finite, magnitude, state
@@ -61,10 +60,12 @@ def restored(make, value):
 def test_a_restored_value_that_is_no_loss_scale_is_replaced(make, value, flag):
     """Keras 3's own wrapper can write 0, and a rule that multiplies never leaves it."""
     loss_scale, held = restored(make, value)
+    if value == 0.5 and not hasattr(held, "min_loss_scale"):
+        pytest.skip("it has no floor")
     with pytest.warns(lossscale.LossScaleWarning, match="below its floor") as caught:
         loss_scale.adjust(flag, magnitude(0))
-    (warned,) = caught  # once, and of the caller: the page's class calls its base
-    assert warned.filename in (__file__, str(pages.PAGES["choosing"]))
+    (warned,) = caught  # once, and of the caller
+    assert warned.filename == __file__
     expected = held.min_loss_scale if value == 0.5 else float(make())
     assert float(loss_scale) == expected
     with warnings.catch_warnings():
