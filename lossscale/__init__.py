@@ -67,6 +67,5 @@ __all__ = [
 
 def __getattr__(name: str) -> _Any:
     """Says of a removed name what to write instead."""
-    if name in removed.REMOVED:
-        raise AttributeError(removed.sentence(name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    unknown = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(removed.sentence(name, unknown))

@@ -87,10 +87,8 @@ def main(given: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--version", action="version", version=version)
     _, others = parser.parse_known_args(given)
     if others:
-        name = f"python -m lossscale {others[0]}"
-        is_removed = name in removed.REMOVED
         unknown = f"unrecognized arguments: {' '.join(others)}"
-        parser.error(removed.sentence(name) if is_removed else unknown)
+        parser.error(removed.sentence(f"python -m lossscale {others[0]}", unknown))
     tf.get_logger().setLevel("ERROR")  # tf_keras warns of itself
     print(report(), flush=True)
     return 0

@@ -43,8 +43,10 @@ _MODULES = {
 }
 
 
-def sentence(name: str) -> str:
-    """Returns what an error says of a removed name."""
+def sentence(name: str, unknown: str = "") -> str:
+    """Returns what an error says of a removed name, `unknown` if it never was."""
+    if name not in REMOVED:
+        return unknown
     return f"`{name}` was last in lossscale 2.1. {REMOVED[name]}"
 
 

@@ -136,10 +136,8 @@ class LossScaleMonitor(_Callback):
         **others: Any,
     ) -> None:
         for name in others:
-            gone = f"LossScaleMonitor.{name}"
-            is_removed = gone in removed.REMOVED
             unknown = f"`LossScaleMonitor` takes no argument {name!r}."
-            raise TypeError(removed.sentence(gone) if is_removed else unknown)
+            raise TypeError(removed.sentence(f"LossScaleMonitor.{name}", unknown))
         _ARGUMENTS.keep(self, locals())
         super().__init__()
         # Before a method that is overridden, Keras 3 reads all metrics from the device.

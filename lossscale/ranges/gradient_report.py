@@ -56,11 +56,8 @@ class GradientRanges(Ranges):
     _in_repr = ("loss_scale", "recommended_scale")
 
     def __getattr__(self, name: str) -> Any:
-        gone = f"GradientRanges.{name}"
         unknown = f"`GradientRanges` has no attribute {name!r}."
-        raise AttributeError(
-            removed.sentence(gone) if gone in removed.REMOVED else unknown
-        )
+        raise AttributeError(removed.sentence(f"GradientRanges.{name}", unknown))
 
     def at(self, loss_scale: float) -> GradientRanges:
         """Returns the report of the same gradients at another loss scale.
