@@ -1,4 +1,4 @@
-"""When stacking small gradients pays: the reason for `packing.SMALL`.
+"""When stacking small gradients pays: the reason for `check.SMALL`.
 
     python benchmarks/packing.py
 
@@ -20,7 +20,7 @@ import tensorflow as tf
 import timing
 from workloads import timed
 
-from lossscale.gradients import packing
+from lossscale.gradients import check
 
 
 def make_step(size, count, limit):
@@ -29,19 +29,19 @@ def make_step(size, count, limit):
     Args:
       size: The elements of a gradient.
       count: The number of gradients.
-      limit: The value of `packing.SMALL` during the step.
+      limit: The value of `check.SMALL` during the step.
     """
     value, divisor = tf.Variable(32.0), tf.Variable(4.0)
     weights = [tf.Variable(tf.zeros([size])) for _ in range(count)]
 
     def step():
-        packing.SMALL = limit
-        packed, groups = packing.pack([tf.fill([size], value) for _ in weights])
+        check.SMALL = limit
+        packed, groups = check.pack([tf.fill([size], value) for _ in weights])
         packed = [grad / divisor for grad in packed]
         total = tf.add_n([tf.reduce_sum(grad) for grad in packed])
 
         def apply():
-            for weight, grad in zip(weights, packing.unpack(packed, groups)):
+            for weight, grad in zip(weights, check.unpack(packed, groups)):
                 weight.assign_sub(grad, read_value=False)
             return tf.constant(True)
 

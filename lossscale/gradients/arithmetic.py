@@ -6,8 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients.check import all_finite, floating_values
-from lossscale.gradients.packing import in_order, pack
+from lossscale.gradients.check import all_finite, floating_values, in_order, pack
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import (
     Divisors,

@@ -3,14 +3,13 @@
 This package knows loss scales, gradients and replicas, but not how a loss scale moves.
 In the order of its imports:
 
-* `bundle`: one replica's gradients on their way through a step, and their checks;
 * `kinds`: what is known of a value: scaled, unscaled, or neither;
 * `pending`: is a division pending, and of which losses are the gradients? The state of
   a step, on the device;
-* `reduction`: the flag over one replica or several; sums in float16;
+* `communication`: sums of gradients over the replicas in float16;
 * `record`: why the last steps were skipped: not finite, a bad loss, or a spike;
-* `step`: one step: unscale, check, reduce, judge, adjust, apply or skip, by one
-  optimizer or by several that share a loss scale;
+* `step`: one step: unscale, check, reduce, judge, adjust, apply or skip, on one replica
+  or several, by one optimizer or several that share a loss scale;
 * `engine`: `LossScaleEngine`, the loss scaling of one optimizer, of whatever framework.
   Nothing up to here knows a Keras;
 * `dialect`: what one Keras's optimizers are called, hold and save;

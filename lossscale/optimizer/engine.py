@@ -12,11 +12,17 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.check import CLEAN, Check, dense_part
-from lossscale.optimizer import reduction
+from lossscale.optimizer import communication
 from lossscale.optimizer.kinds import Kind
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
-from lossscale.optimizer.step import Step, aggregated
+from lossscale.optimizer.step import (
+    EqualReplicas,
+    Reduction,
+    SeveralReplicas,
+    Step,
+    aggregated,
+)
 from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -113,7 +119,7 @@ class LossScaleEngine(tf.Module):
         check = arguments.or_none(arguments.choice, allowed=("float16", "bfloat16"))
         self.communication_dtype: Optional[str] = check("communication_dtype", dtype)
         if self.communication_dtype is not None:
-            reduction.refuse_dtype(self.communication_dtype)
+            communication.refuse_dtype(self.communication_dtype)
         arguments.choice("nonfinite_loss", nonfinite_loss, allowed=("backoff", "skip"))
         self.skips_losses = nonfinite_loss == "skip"
         replicas.refuse_tpu()
@@ -237,17 +243,17 @@ class LossScaleEngine(tf.Module):
         bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregated(bundle, variables, aggregate)
-        reduces: reduction.FlagReduction = reduction.EqualReplicas()
+        reduction: Reduction = EqualReplicas()
         dtype = self.communication_dtype
         if dtype is not None:
-            reduction.refuse_dtype(dtype)
+            communication.refuse_dtype(dtype)
         if dtype is not None and replicas.count() > 1:
             with op_callbacks.paused():
-                bundle = reduction.summed(bundle, dtype)
+                bundle = communication.summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
-            reduces = reduction.SeveralReplicas(are_added)
+            reduction = SeveralReplicas(are_added)
         entry = self.record.entry_of(variables, self.loss_scale)
-        step = Step(self.division, reduces, entry, self.skips_losses)
+        step = Step(self.division, reduction, entry, self.skips_losses)
 
         def apply(grads: Grads) -> Any:
             done = apply_fn(grads, variables)

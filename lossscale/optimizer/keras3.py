@@ -10,8 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients.check import CLEAN, Check, checked, worst_of_each
-from lossscale.gradients.packing import groups_of_one
+from lossscale.gradients.check import (
+    CLEAN,
+    Check,
+    checked,
+    groups_of_one,
+    worst_of_each,
+)
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect

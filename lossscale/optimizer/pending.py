@@ -39,9 +39,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tu
 import tensorflow as tf
 
 from lossscale.arguments import FLOAT32_MAX
-from lossscale.gradients.check import CLEAN, Check, all_true, dense_part
-from lossscale.gradients.packing import as_they_are, is_small
-from lossscale.optimizer.bundle import Bundle, unscale_and_check
+from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
+from lossscale.gradients.check import CLEAN, Check, all_true, dense_part, is_small
 from lossscale.optimizer.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind, Kinds
 from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import (

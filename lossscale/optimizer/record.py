@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, cast
 import tensorflow as tf
 
 from lossscale.gradients.arithmetic import largest_of_each
+from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import Check, worst_of_all
-from lossscale.optimizer.bundle import Bundle
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops

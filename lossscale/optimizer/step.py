@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import tensorflow as tf
 
-from lossscale.gradients import arithmetic, rows
-from lossscale.gradients.check import Check, greater
-from lossscale.optimizer.bundle import Bundle, largest_unscaled, unscale_and_check
+from lossscale.gradients import arithmetic
+from lossscale.gradients.bundle import (
+    Bundle,
+    check_as_applied,
+    largest_before_clipping,
+    magnitudes_of_rows,
+    may_have_duplicates,
+    row_sums_stay_finite,
+    unscale_and_check,
+)
+from lossscale.gradients.check import (
+    Check,
+    clean,
+    floating_values,
+    greater,
+    sum_stays_finite,
+    worst_of_each,
+)
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
-from lossscale.optimizer.reduction import FlagReduction
 from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Scalar, Tensor, Variable
 from lossscale.runtime.control import either, group_ops, run_either
@@ -63,7 +77,7 @@ class Step:
     def __init__(
         self,
         pending: PendingDivision,
-        reduction: FlagReduction,
+        reduction: Reduction,
         entry: Optional[Entry],
         skips_losses: bool = False,
     ) -> None:
@@ -114,15 +128,15 @@ class Step:
 
     def unscale(self, bundle: Bundle) -> Bundle:
         """Divides, unless one replica leaves that to the branch."""
-        if rows.any_may_have_duplicates(bundle.grads):
+        if bundle.has_duplicates:
             # They are summed only when they are applied: no earlier check covers that.
             bundle = bundle.but(is_checked=False)
         if not (self._is_told_the_flag and self._loss_scale.checks_gradients):
             return bundle.divided()
         bundle = bundle.packed()
         if self._loss_scale.last_largest is not None:
-            check = bundle.check._replace(largest=largest_unscaled(bundle))
-            bundle = bundle.but(check=check)
+            largest = largest_before_clipping(bundle)
+            bundle = bundle.but(check=bundle.check._replace(largest=largest))
         # In the branch each quotient is used at once, which needs less memory. Several
         # replicas look at the quotients before.
         return bundle if replicas.count() == 1 else bundle.divided()
@@ -337,3 +351,137 @@ def aggregated(
     nothing = [None] * len(found)
     unscaled = Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses)
     return unscaled, trained
+
+
+class EqualReplicas:
+    """One replica, or several with equal gradients: the sum of all of them.
+
+    The quick check of any replica decides, and the exact one can wait for a branch.
+    """
+
+    def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
+        """Returns the checked bundle, and what this replica contributes to `reduce`."""
+        checked = check_as_applied(bundle)
+        return checked, checked.check.quick
+
+    def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
+        """Returns the check of the whole step. `merge_call` merged the arguments."""
+        del contributions  # the bundle holds the same
+        check: Check = replicas.local_result(bundle).check._replace(worst=None)
+        if check.exact_check is None:
+            return check
+
+        def exact_check() -> Flag:
+            exact = lambda local: local.check.exact_in_branch()  # noqa: E731
+            return replicas.local_result(replicas.call_for_each_replica(exact, bundle))
+
+        return check._replace(exact_check=exact_check)
+
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        """Tells whether an unscaled loss was not finite on any replica. For a branch.
+
+        A sum of gradients does not show whether a good loss overflowed, too.
+        """
+        at_fault = lambda local: tf.cast(local.has_bad_loss(), tf.float32)  # noqa: E731
+        bad = replicas.call_for_each_replica(at_fault, bundle)
+        return replicas.all_reduce_sum(bad) > 0.0
+
+
+class SeveralReplicas:
+    """Several replicas: one scalar of each is all-reduced.
+
+    ```
+    a replica contributes   0             its gradients are finite, and small enough
+                            1             finite, but the sum over replicas may overflow
+                            replicas + 1  not finite
+    the sum of these says   0             apply
+                            1 to replicas add the gradients up, and look at the sum
+                            more          skip
+    ```
+
+    Two float16 gradients of 4e4 are finite, and their sum is not. If the loss scale
+    requests it, the greatest magnitude of each replica crosses in the same message.
+    """
+
+    def __init__(self, are_added: bool) -> None:
+        """`are_added` tells whether the optimizer adds their gradients up."""
+        self._are_added = are_added
+        self._count = replicas.count()
+
+    def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
+        finite = 0.0
+        if self._are_added:
+            is_small = sum_stays_finite(bundle.grads, self._count)
+            if bundle.has_duplicates:
+                rows_are_small = row_sums_stay_finite(bundle, self._count)
+                is_small = tf.logical_and(is_small, rows_are_small)
+            # What is small is finite: no other quick check is needed.
+            finite = tf.where(is_small, 0.0, 1.0)
+            checked = check_as_applied(bundle, is_small)
+        else:
+            checked = check_as_applied(bundle)
+        is_finite, largest = checked.check.exact(), checked.check.largest
+        contribution = tf.where(is_finite, finite, self._count + 1.0)
+        if largest is None:
+            return checked, contribution
+        slots = replicas.in_own_slot(arithmetic.bounded(is_finite, largest))
+        return checked, tf.concat([[contribution], slots], 0)
+
+    def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
+        """Sums what the replicas contribute: here it crosses. For all replicas."""
+        total, largest = replicas.all_reduce_sum(contributions), None
+        # Only the structure of this bundle is used, which is equal on all replicas.
+        local = replicas.local_result(bundle)
+        if local.check.largest is not None:
+            total, largest = total[0], tf.reduce_max(total[1:])
+        is_clear = tf.equal(total, 0.0)
+        if not self._are_added:
+            return Check(is_clear, largest=largest)
+
+        def look_at_sum() -> Tuple[Flag, Tensor]:
+            sums = [None] * len(local.groups)
+            terms = replicas.call_for_each_replica(self._terms, bundle)
+            for position, term in terms.items():
+                sums[position] = replicas.all_reduce_sum(term)
+            worst = worst_of_each(sums, local.groups)
+            return tf.math.is_finite(tf.reduce_sum(worst)), worst
+
+        is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
+        nothing = clean(local.count)
+        clear = lambda: (is_clear, nothing)  # noqa: E731
+        is_finite, worst = tf.cond(is_in_doubt, look_at_sum, clear)
+        return Check(is_finite, None, lambda: worst, largest)
+
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        """The same, and no gradients of a good loss overflowed on another replica."""
+
+        def faults(local: Bundle) -> Tensor:
+            is_bad = local.has_bad_loss()
+            is_good = tf.logical_or(is_bad, local.check.exact_in_branch())
+            return tf.cast(tf.stack([is_bad, tf.logical_not(is_good)]), tf.float32)
+
+        found = replicas.call_for_each_replica(faults, bundle)
+        losses, overflows = tf.unstack(replicas.all_reduce_sum(found))
+        return tf.logical_and(losses > 0.0, tf.equal(overflows, 0.0))
+
+    def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
+        """Returns what one replica adds to the sum that is looked at, by position.
+
+        The strategy chooses the order of the sum. Of three or more terms the magnitudes
+        are summed: if that is finite, so is the sum in every order. Sparse gradients
+        are concatenated, and their duplicate rows summed when they are applied.
+        """
+        as_added = tf.identity if self._count == 2 else tf.abs
+        terms: Dict[int, Tensor] = {}
+        for position, grad in enumerate(bundle.grads):
+            is_sparse = isinstance(grad, tf.IndexedSlices)
+            values = [] if is_sparse else floating_values([grad])
+            if values:  # a complex gradient has two
+                value = values[0] if len(values) == 1 else tf.stack(values)
+                terms[position] = as_added(value)
+            elif may_have_duplicates(grad) and grad.dense_shape is not None:
+                terms[position] = magnitudes_of_rows(grad)
+        return terms
+
+
+Reduction = Union[EqualReplicas, SeveralReplicas]

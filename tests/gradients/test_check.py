@@ -13,8 +13,13 @@ from hypothesis.extra import numpy as hnp
 from models import compiled
 
 from lossscale import all_finite
-from lossscale.gradients.check import Check, checked, sum_stays_finite, worst_of_each
-from lossscale.gradients.packing import pack
+from lossscale.gradients.check import (
+    Check,
+    checked,
+    pack,
+    sum_stays_finite,
+    worst_of_each,
+)
 
 #: Of each kind of gradients: do they pass the quick check, are they finite?
 QUICK, SLOW, BAD = (True, True), (False, True), (False, False)

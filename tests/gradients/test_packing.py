@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients.packing import SMALL, add_up, pack, unpack
+from lossscale.gradients.check import SMALL, add_up, pack, unpack
 
 
 def mixed_gradients():

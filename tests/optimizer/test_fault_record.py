@@ -13,7 +13,7 @@ from models import compiled, variable_of
 from strategies import last_replica_gets
 
 import lossscale
-from lossscale.gradients.packing import SMALL
+from lossscale.gradients.check import SMALL
 from lossscale.runtime import kerases
 from lossscale.runtime.mode import COMPILED_BY_XLA
 

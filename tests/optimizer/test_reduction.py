@@ -1,4 +1,4 @@
-"""What replicas know together, also where no strategy here has so many of them."""
+"""`step`: what replicas know together, also of more replicas than are here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import tensorflow as tf
 from strategies import last_replica_gets
 
 from lossscale import FixedLossScale
+from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import Check
-from lossscale.optimizer.bundle import Bundle
-from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
+from lossscale.optimizer.step import EqualReplicas, SeveralReplicas
 from lossscale.runtime import replicas
 
 pytestmark = pytest.mark.smoke

@@ -10,7 +10,7 @@ from models import built, compiled
 from predicates import nodes_run
 
 from lossscale import DynamicLossScale, LossScaleOptimizer
-from lossscale.gradients.packing import SMALL
+from lossscale.gradients.check import SMALL
 from lossscale.runtime.mode import COMPILED_BY_XLA
 
 INF, NAN = float("inf"), float("nan")

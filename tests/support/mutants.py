@@ -86,27 +86,27 @@ arguments.py: scales/test_conformance.py test_public_api.py
     every loss scale: a config leaves out what is None
       - if value is not None or name not in self._newer
       + if value is not None
-optimizer/reduction.py: optimizer/test_reduction.py
+optimizer/step.py: optimizer/test_reduction.py
     replicas: the first one decides
       - total, largest = replicas.all_reduce_sum(contributions), None
       + total, largest = replicas.local_result(contributions), None
-optimizer/reduction.py: optimizer/test_looking.py
+optimizer/step.py: optimizer/test_looking.py
     replicas: the greatest magnitude is the first one's
       - tf.reduce_max(total[1:])
       + total[1]
-optimizer/reduction.py: optimizer/test_two_replicas.py
+optimizer/step.py: optimizer/test_two_replicas.py
     replicas: a sum that may overflow is not looked at
       - tf.logical_and(total > 0.0, total < self._count + 1.0)
       + total < 0.0
-optimizer/reduction.py: optimizer/test_communication.py
+optimizer/communication.py: optimizer/test_communication.py
     communication_dtype: unscaled gradients cross as they are
       - scale if by is None else scale / by if by is unknown else None
       + None if by is None else scale / by if by is unknown else None
-optimizer/bundle.py: optimizer/test_loops.py
+gradients/bundle.py: optimizer/test_loops.py
     step: an overflow that was clipped is forgotten
       - check=bundle.check.without_gradients(bundle.count) & now
       + check=now
-gradients/rows.py: gradients/test_rows.py
+gradients/bundle.py: gradients/test_bundle.py
     step: duplicate rows may add up to infinity
       - return bool(dtype.is_floating) and dtype.size == 2
       + return False

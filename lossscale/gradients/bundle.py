@@ -1,13 +1,17 @@
-"""A bundle: one replica's gradients on their way through a step, and their checks."""
+"""A bundle: one replica's gradients on their way through a step, and their checks.
+
+An optimizer sums the duplicate rows of a sparse gradient only when it applies them. In
+float16 each value may be finite, but not their sum, so the check before the apply
+covers the sums, too. In wider dtypes they overflow only for gradients of 1e38.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, List, Optional, Tuple
+from typing import Any, Iterable, List, Optional, Protocol, Tuple
 
 import tensorflow as tf
 
-from lossscale.gradients import rows
 from lossscale.gradients.arithmetic import largest_magnitude
 from lossscale.gradients.check import (
     CLEAN,
@@ -15,14 +19,36 @@ from lossscale.gradients.check import (
     each_is_finite,
     floating_values,
     greater,
+    groups_of_one,
+    in_this_graph,
+    pack,
     sum_is_finite,
+    unpack,
     worst_of_each,
 )
-from lossscale.gradients.packing import groups_of_one, in_this_graph, pack, unpack
 from lossscale.runtime import mode
-from lossscale.runtime.aliases import Divisors, Flag, Grads, PerGradient, Scalar, Tensor
+from lossscale.runtime.aliases import (
+    Divisors,
+    Flag,
+    Grad,
+    Grads,
+    PerGradient,
+    Scalar,
+    Tensor,
+)
 from lossscale.runtime.graphs import is_nested
-from lossscale.scales.base import LossScale
+
+
+class Divider(Protocol):
+    """What a bundle asks of the loss scale that multiplied its loss."""
+
+    #: Whether anybody looks at the gradients.
+    checks_gradients: bool
+    #: Where the greatest magnitude of a step is kept. None: it is not requested.
+    last_largest: Any
+
+    def unscale_by(self, grads: Any, loss_scale: Any) -> Any:
+        """Returns gradients divided by a value of the loss scale."""
 
 
 @dataclass(eq=False)
@@ -46,7 +72,7 @@ class Bundle:
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
-    loss_scale: LossScale
+    loss_scale: Divider
     grads: Grads
     divisors: Divisors
     check: Check = CLEAN
@@ -62,6 +88,11 @@ class Bundle:
     def count(self) -> int:
         """How many gradients there are, before any were packed."""
         return sum(map(len, self.groups))
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether a gradient may have duplicate rows with a sum that overflows."""
+        return any(map(may_have_duplicates, self.grads))
 
     def but(self, **changes: Any) -> Bundle:
         """Returns a copy of the bundle in which these attributes are changed."""
@@ -98,13 +129,17 @@ class Bundle:
         """Returns the bundle after the division, so that nothing is left to divide."""
         return self.but(grads=self.quotients(), divisors=[None] * len(self.grads))
 
-    def has_bad_loss(self) -> Flag:
-        """Tells whether a loss was not finite before it was scaled. For a branch."""
-        return tf.logical_not(each_is_finite(floating_values(self.losses)))
-
     def unscaled(self) -> Grads:
         """Returns the gradients divided by their divisors, and unpacked."""
         return unpack(self.quotients(), self.groups)
+
+    def largest(self) -> Scalar:
+        """Returns the greatest magnitude of the quotients. It is always finite."""
+        return tf.minimum(largest_magnitude(self.grads, self.divisors), tf.float32.max)
+
+    def has_bad_loss(self) -> Flag:
+        """Tells whether a loss was not finite before it was scaled. For a branch."""
+        return tf.logical_not(each_is_finite(floating_values(self.losses)))
 
 
 def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
@@ -126,13 +161,12 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         ).divided()
         check = CLEAN
     if bundle.loss_scale.last_largest is not None:
-        largest = largest_magnitude(few.grads, few.divisors)
-        check = check._replace(largest=tf.minimum(largest, tf.float32.max))
+        check = check._replace(largest=few.largest())
     return quotients.unscaled(), check
 
 
 def check_of_quotients(
-    bundle: Bundle, quick: Optional[Flag] = None, with_rows: bool = False
+    bundle: Bundle, quick: Optional[Flag] = None, with_sums: bool = False
 ) -> Check:
     """Returns the check of the quotients, and of the sums of duplicate rows if asked.
 
@@ -143,25 +177,25 @@ def check_of_quotients(
 
     def exact_check() -> Flag:
         grads = bundle.quotients()
-        added = rows.added(grads) if with_rows else []
+        added = sums_of_rows(grads) if with_sums else []
         return each_is_finite(floating_values([*grads, *added]))
 
     def worst() -> PerGradient:
         grads = bundle.quotients()
         numbers = worst_of_each(grads, bundle.groups)
-        if with_rows:
-            numbers += worst_of_each(rows.added(grads), bundle.groups)
+        if with_sums:
+            numbers += worst_of_each(sums_of_rows(grads), bundle.groups)
         return numbers
 
-    if mode.current().looks_at_once and not with_rows:
+    if mode.current().looks_at_once and not with_sums:
         return Check(exact_check(), None, worst)
     if quick is None:
         quick = sum_is_finite(floating_values(bundle.grads))
         for divisor in bundle.distinct_divisors():
             if divisor is not None:
                 quick = tf.logical_and(divisor >= 1.0, quick)
-        if with_rows:
-            quick = and_of_rows(quick, bundle)
+        if with_sums:
+            quick = tf.logical_and(quick, row_sums_stay_finite(bundle))
     return Check(quick, exact_check, worst)
 
 
@@ -172,29 +206,84 @@ def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """
     if bundle.is_checked:
         return bundle
-    has_duplicates = rows.any_may_have_duplicates(bundle.grads)
-    now = check_of_quotients(bundle, quick, has_duplicates)
+    now = check_of_quotients(bundle, quick, bundle.has_duplicates)
     return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
 
 
-def and_of_rows(quick: Flag, bundle: Bundle, terms: int = 1) -> Flag:
-    """Returns a quick check that covers the sums of duplicate rows, too.
+def largest_before_clipping(bundle: Bundle) -> Scalar:
+    """Returns the greatest magnitude before the user clipped."""
+    known = bundle.check.largest
+    if known is None:
+        return bundle.largest()
+    if bundle.is_checked or all(by is None for by in bundle.divisors):
+        return known
+    # It covers the gradients that were unscaled.
+    pairs = zip(bundle.grads, bundle.divisors)
+    others = bundle.but(grads=[None if by is None else g for g, by in pairs])
+    return greater(known, others.largest())
 
-    `terms` is how many replicas' gradients of this size will be added up.
+
+def as_they_are(grads: Grads) -> List[Any]:
+    """Returns gradients as they are now. Reads variables, which may change later."""
+    kept = (tf.Tensor, tf.IndexedSlices, type(None))
+    return [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in grads]
+
+
+def may_have_duplicates(grad: Grad) -> bool:
+    """Tells whether a gradient may have duplicate rows with a sum that overflows."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return False
+    dtype = grad.values.dtype
+    return bool(dtype.is_floating) and dtype.size == 2
+
+
+def row_sums_stay_finite(bundle: Bundle, terms: int = 1) -> Flag:
+    """Tells whether the sums of duplicate rows are surely finite. Reads the rows once.
+
+    They are finite if the magnitudes of all rows, duplicate or not, have a finite sum.
+    False proves nothing. `terms` is how many gradients of this size will be added.
     """
-    if not rows.any_may_have_duplicates(bundle.grads):
-        return quick
-    of_rows = rows.sums_stay_finite(bundle.grads, bundle.divisors, terms)
-    return tf.logical_and(quick, of_rows)
+    proofs = []
+    for grad, divisor in zip(bundle.grads, bundle.divisors):
+        if may_have_duplicates(grad):
+            wide = tf.abs(tf.cast(grad.values, tf.float32))
+            # Half of the range is left for rounding. `inf < limit` is False, as needed.
+            limit = tf.constant(float(grad.values.dtype.max) / (2 * terms))
+            limit = limit if divisor is None else limit * divisor
+            proofs.append(tf.reduce_all(tf.reduce_sum(wide, axis=0) < limit))
+    return tf.reduce_all(tf.stack(proofs))
 
 
-def largest_unscaled(bundle: Bundle) -> Scalar:
-    """Returns the greatest magnitude before the user clipped. It is always finite."""
-    known, grads = bundle.check.largest, bundle.grads
-    if known is not None:
-        if bundle.is_checked or all(by is None for by in bundle.divisors):
-            return known
-        # It covers the gradients that were unscaled.
-        grads = [None if by is None else g for g, by in zip(grads, bundle.divisors)]
-    largest = largest_magnitude(grads, bundle.divisors)
-    return greater(known, tf.minimum(largest, tf.float32.max))
+def sums_of_rows(grads: Iterable[Grad]) -> List[Any]:
+    """Returns the sums of each gradient's duplicate rows, None if it has none.
+
+    Of three or more rows the magnitudes are summed: if that is finite, so is the sum in
+    every order, and the optimizer chooses the order.
+    """
+    return [_sums(grad) if may_have_duplicates(grad) else None for grad in grads]
+
+
+def _sums(grad: Grad) -> Tensor:
+    # XLA has no tf.unique, and knows only inputs' shapes in a branch of TensorFlow 2.4,
+    # where it sorts no int64. No variable has 2**31 rows.
+    order = tf.argsort(tf.cast(grad.indices, tf.int32))
+    ordered = tf.gather(grad.indices, order)
+    is_new = tf.cast(tf.not_equal(ordered[1:], ordered[:-1]), tf.int32)
+    positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
+    wide = tf.cast(tf.gather(grad.values, order), tf.float32)
+    signed, magnitudes, counts = (
+        tf.math.unsorted_segment_sum(each, positions, tf.shape(order)[0])
+        for each in (wide, tf.abs(wide), tf.ones_like(wide))
+    )
+    largest = tf.where(counts > 2.0, magnitudes, signed)
+    return tf.cast(largest, grad.values.dtype)
+
+
+def magnitudes_of_rows(grad: Grad) -> Tensor:
+    """Returns the sums of duplicate rows' magnitudes, as a dense tensor in its dtype.
+
+    The gradient's `dense_shape` must say how many rows there are.
+    """
+    wide = tf.abs(tf.cast(grad.values, tf.float32))
+    total = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0])
+    return tf.cast(total, grad.values.dtype)

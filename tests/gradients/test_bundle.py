@@ -1,15 +1,49 @@
-"""What duplicate rows of sparse gradients add up to: only where it may be too much."""
+"""Bundles cross replicas whole; sums of duplicate rows. test_step.py has the checks."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import strategies
 import tensorflow as tf
 from models import compiled
 
-from lossscale.gradients import rows
+from lossscale import FixedLossScale
+from lossscale.gradients.bundle import (
+    Bundle,
+    magnitudes_of_rows,
+    row_sums_stay_finite,
+    sums_of_rows,
+)
+from lossscale.runtime import replicas
+
+SCALE = FixedLossScale(4.0)
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_it_crosses_replicas_whole(mirrored, mode):
+    count = mirrored.num_replicas_in_sync
+
+    def meet(bundle):
+        # More positions than Python keeps one object of each for.
+        assert replicas.local_result(bundle).groups == [[i] for i in range(300)]
+        return replicas.call_for_each_replica(lambda own: own.grads[-1], bundle)
+
+    def replica():
+        grad = tf.fill([2], tf.cast(strategies.replica(), tf.float32))
+        bundle = Bundle(SCALE, [*[None] * 299, grad], [None] * 300)
+        return replicas.merge_call(meet, bundle)
+
+    found = compiled(lambda: mirrored.run(replica), mode)()
+    found = mirrored.experimental_local_results(found)
+    np.testing.assert_array_equal(found, [[i, i] for i in range(count)])
+
 
 BIG = 4e4
+
+
+def bundle_of(grads, divisors=None):
+    return Bundle(SCALE, grads, divisors or [None] * len(grads))
 
 
 def sparse(values, indices, dtype=tf.float16):
@@ -23,8 +57,8 @@ def test_wider_and_dense_gradients_are_not_looked_at(dtype):
     wide = sparse([1.0], [0], tf.float32)
     wide = tf.IndexedSlices(tf.cast(wide.values, dtype), wide.indices)
     dense = tf.ones([2], tf.float16)
-    assert not rows.any_may_have_duplicates([wide, dense, None, 1.0])
-    assert rows.any_may_have_duplicates([None, sparse([1.0], [0])])
+    assert not bundle_of([wide, dense, None, 1.0]).has_duplicates
+    assert bundle_of([None, sparse([1.0], [0])]).has_duplicates
 
 
 @pytest.mark.parametrize(
@@ -45,7 +79,7 @@ def test_wider_and_dense_gradients_are_not_looked_at(dtype):
 def test_sums_are_exact(values, indices, is_finite, mode):
     def look(values):
         grad = tf.IndexedSlices(values, tf.constant(indices), tf.constant([5, 1]))
-        return tf.reduce_all(tf.math.is_finite(rows.sums(grad)))
+        return tf.reduce_all(tf.math.is_finite(sums_of_rows([grad])[0]))
 
     given = sparse(values, indices).values
     assert bool(compiled(look, mode)(given)) == is_finite
@@ -54,8 +88,8 @@ def test_sums_are_exact(values, indices, is_finite, mode):
 def test_the_proof_never_holds_where_a_sum_overflows(mode, rng):
     def both(values, indices):
         grad = tf.IndexedSlices(values, indices, tf.constant([5, 1]))
-        exact = tf.reduce_all(tf.math.is_finite(rows.sums(grad)))
-        return rows.sums_stay_finite([None, grad]), exact
+        exact = tf.reduce_all(tf.math.is_finite(sums_of_rows([grad])[0]))
+        return row_sums_stay_finite(bundle_of([None, grad])), exact
 
     both = compiled(both, mode)
     seen = set()
@@ -68,12 +102,14 @@ def test_the_proof_never_holds_where_a_sum_overflows(mode, rng):
 
 def test_the_proof_looks_at_what_is_still_to_be_divided():
     grads = [sparse([BIG, 2e4], [1, 2])]
-    assert not bool(rows.sums_stay_finite(grads))
-    assert bool(rows.sums_stay_finite(grads, [tf.constant(8.0)]))
-    assert not bool(rows.sums_stay_finite(grads, [tf.constant(8.0)], terms=16))
+    assert not bool(row_sums_stay_finite(bundle_of(grads)))
+    assert bool(row_sums_stay_finite(bundle_of(grads, [tf.constant(8.0)])))
+    assert not bool(
+        row_sums_stay_finite(bundle_of(grads, [tf.constant(8.0)]), terms=16)
+    )
 
 
 def test_magnitudes_are_dense():
     grad = sparse([1.0, -2.0, 4.0], [3, 3, 0])
     expected = [[4.0], [0.0], [0.0], [3.0], [0.0]]
-    np.testing.assert_array_equal(rows.magnitudes(grad), expected)
+    np.testing.assert_array_equal(magnitudes_of_rows(grad), expected)
