@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from lossscale.arguments import shown
 from lossscale.gradients.check import worst_of_all
+from lossscale.monitor.skips import Skips, skips_in
 from lossscale.optimizer import LossScaleOptimizer
-from lossscale.optimizer.record import LEFT_OUT, REASONS, Skips
+from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
@@ -133,7 +134,7 @@ def read(optimizer: Any) -> Reading:
         shown_value(loss_scale),
         skipped,
         applied,
-        optimizer.engine.record.skips(applied, in_a_row),
+        skips_in(optimizer.engine.record, applied, in_a_row),
         None if largest is None else float(largest.numpy()),
         int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
     )
@@ -390,7 +391,7 @@ class Watched:
         reason = "" if scale.skips_spikes else left_out_as(scale)
         left_out = [n for n, why in known if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
-        is_overflow = is_new and bool(known) and known[-1][1] == REASONS[0]
+        is_overflow = is_new and bool(known) and known[-1][1] == GRADIENTS
         hidden = self._input(model) if is_overflow else None
         if self._told_of_losses or not (count or left_out or hidden):
             return None

@@ -24,12 +24,12 @@ from lossscale.scales.base import LossScale
 from lossscale.scales.spike_guard import SpikeGuard
 
 #: How many skipped steps the record keeps, with their reasons.
-_KEPT = 16
+KEPT = 16
 #: Why a step was skipped, in the order of the numbers that stand for it on the device:
 #: gradients overflowed, the unscaled loss was infinite or NaN, or the loss scale has
 #: left out a finite step.
-LEFT_OUT = "left out"
-REASONS = ("gradients", "inf", "nan", LEFT_OUT)
+GRADIENTS, LEFT_OUT = "gradients", "left out"
+REASONS = (GRADIENTS, "inf", "nan", LEFT_OUT)
 _GRADIENTS, _INF, _NAN, _LEFT_OUT = range(len(REASONS))
 
 
@@ -85,37 +85,12 @@ class Spike(NamedTuple):
         return _without_values(self, "name", "largest", "limit")
 
 
-class Skips(NamedTuple):
-    """Which steps one optimizer skipped since this process began, and why.
-
-    Those of other optimizers that share its loss scale do not count.
-    """
-
-    total: int = 0
-    #: Those of them at which the unscaled loss was not finite.
-    losses: int = 0
-    #: Those of them that were finite, and left out by the loss scale.
-    left_out: int = 0
-    #: How many in a row, up to the last step, were not left out; 0 if it was applied.
-    in_a_row: int = 0
-    #: The last ones of these for which the unscaled loss was at fault.
-    bad_losses: int = 0
-    #: Of the last few, oldest first: the number of the step among all that this
-    #: optimizer applied or skipped, from 0 on, and a word of `REASONS`.
-    last: Tuple[Tuple[int, str], ...] = ()
-
-    @property
-    def nonfinite(self) -> int:
-        """How many were skipped that were not finite."""
-        return self.total - self.left_out
-
-
 class Record(tf.Module):
     """Why the last steps of an optimizer were skipped, for each list of variables."""
 
     entries: List[Entry]
-    #: How often each of `REASONS` was one, then a pair as in `Skips.last` for each of
-    #: the last skipped steps, the newest at the end. None before there is an entry.
+    #: How often each of `REASONS` was one, then a pair as `skipped` returns it for each
+    #: of the last skipped steps, the newest at the end. None before there is an entry.
     _skipped: Any
     #: Returns the optimizer's count of applied steps, a variable.
     _applied: Any
@@ -168,7 +143,7 @@ class Record(tf.Module):
             spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self.kept[f"spike{number}"] = spike
         if self._skipped is None:
-            zeros = [0] * (len(REASONS) + 2 * _KEPT)
+            zeros = [0] * (len(REASONS) + 2 * KEPT)
             skipped = new("skipped_last", zeros, tf.int64)
             self.__dict__.update(_skipped=skipped)
             self.kept["skipped_last"] = skipped
@@ -199,35 +174,17 @@ class Record(tf.Module):
             return tf.zeros([size], tf.int64)
         return tf.convert_to_tensor(self._skipped)[:size]
 
-    def skips(self, applied: int = 0, in_a_row: int = 0) -> Skips:
-        """Returns which steps this optimizer skipped, and why.
+    def skipped(self) -> Tuple[List[int], List[Tuple[int, str]]]:
+        """Returns how often each of `REASONS` was one, and the last skipped steps.
 
-        `in_a_row` and `bad_losses` need how many steps it applied, and the loss scale's
-        count of those that were skipped since its last good step.
+        Of each of these, oldest first: its number among all steps that this optimizer
+        applied or skipped, from 0 on, and a word of `REASONS`.
         """
         size = len(REASONS)
         read = [0] * size if self._skipped is None else self._skipped.numpy().tolist()
         counts, pairs = read[:size], [*zip(read[size::2], read[size + 1 :: 2])]
-        last = pairs[max(_KEPT - sum(counts), 0) :]
-        number, run, losses = applied + sum(counts), 0, 0
-        for step, reason in reversed(last):
-            number -= 1
-            if step != number or reason == _LEFT_OUT:
-                break
-            losses += losses == run and reason != _GRADIENTS
-            run += 1
-        # Of more steps than are kept, those of the loss scale are told.
-        run, losses = (
-            in_a_row if each == _KEPT else min(each, in_a_row) for each in (run, losses)
-        )
-        return Skips(
-            sum(counts),
-            counts[_INF] + counts[_NAN],
-            counts[_LEFT_OUT],
-            run,
-            losses,
-            tuple((number, REASONS[reason]) for number, reason in last),
-        )
+        last = pairs[max(KEPT - sum(counts), 0) :]
+        return counts, [(number, REASONS[reason]) for number, reason in last]
 
     def gradients(self) -> List[NonfiniteGradient]:
         """Returns the gradients that were not finite at the last skipped step."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale.monitor.skips import Skips
 from lossscale.monitor.watched import Reading, Watched
-from lossscale.optimizer.record import Skips
 from lossscale.runtime import kerases
 
 

@@ -16,8 +16,8 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
+from lossscale.monitor.skips import Skips
 from lossscale.monitor.watched import Reading, Watched, read
-from lossscale.optimizer.record import Skips
 
 pytestmark = pytest.mark.slow
 

@@ -124,7 +124,7 @@ def bad_losses(strategy, family, rank):
         seen.append([float(loss_scale), float(loss_scale.skipped_steps.numpy())])
     return {
         "seen": seen,
-        "why": [why for _, why in optimizer.engine.record.skips().last],
+        "why": [why for _, why in optimizer.engine.record.skipped()[1]],
     }
 
 

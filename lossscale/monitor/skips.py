@@ -1,0 +1,52 @@
+"""Which steps an optimizer skipped, as a monitor counts them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Tuple
+
+from lossscale.optimizer.record import GRADIENTS, KEPT, LEFT_OUT, Record
+
+
+class Skips(NamedTuple):
+    """Which steps one optimizer skipped since this process began, and why.
+
+    Those of other optimizers that share its loss scale do not count.
+    """
+
+    total: int = 0
+    #: Those of them at which the unscaled loss was not finite.
+    losses: int = 0
+    #: Those of them that were finite, and left out by the loss scale.
+    left_out: int = 0
+    #: How many in a row, up to the last step, were not left out; 0 if it was applied.
+    in_a_row: int = 0
+    #: The last ones of these for which the unscaled loss was at fault.
+    bad_losses: int = 0
+    #: Of the last few, oldest first, the number and the reason: see `Record.skipped`.
+    last: Tuple[Tuple[int, str], ...] = ()
+
+    @property
+    def nonfinite(self) -> int:
+        """How many were skipped that were not finite."""
+        return self.total - self.left_out
+
+
+def skips_in(record: Record, applied: int, in_a_row: int) -> Skips:
+    """Returns what a record tells of an optimizer that has applied so many steps.
+
+    `in_a_row` is the loss scale's count of steps skipped since its last good one.
+    """
+    (gradients, inf, nan, left_out), last = record.skipped()
+    total = gradients + inf + nan + left_out
+    number, run, losses = applied + total, 0, 0
+    for step, reason in reversed(last):
+        number -= 1
+        if step != number or reason == LEFT_OUT:
+            break
+        losses += losses == run and reason != GRADIENTS
+        run += 1
+    # Of more steps than are kept, those of the loss scale are told.
+    run, losses = (
+        in_a_row if each == KEPT else min(each, in_a_row) for each in (run, losses)
+    )
+    return Skips(total, inf + nan, left_out, run, losses, tuple(last))
