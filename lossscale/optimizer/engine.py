@@ -6,11 +6,12 @@ Keras.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
+from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import CLEAN, Check, dense_part
 from lossscale.optimizer import communication
 from lossscale.optimizer.kinds import Kind
@@ -21,7 +22,6 @@ from lossscale.optimizer.step import (
     Reduction,
     SeveralReplicas,
     Step,
-    aggregated,
 )
 from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
@@ -223,15 +223,15 @@ class LossScaleEngine(tf.Module):
         apply_fn: Callable[[Grads, List[Variable]], Results],
         *,
         are_added: bool = True,
-        aggregate: Optional[Callable[[List[Any]], Any]] = None,
+        aggregate: Optional[Callable[..., Tuple[Bundle, List[Variable]]]] = None,
         check: Check = CLEAN,
     ) -> Op:
         """Does what `apply` does, which knows less.
 
         `are_added` tells whether `apply_fn` adds the gradients up. If not, they are
-        applied on each replica as they are there. Instead of that, `aggregate` takes
-        and returns pairs of true gradients and variables, at every step, outside of
-        branches. `check` is what is known of other values that `apply_fn` applies.
+        applied on each replica as they are there. Instead of that, `aggregate` adds a
+        bundle's gradients up and returns it with its variables, at every step. `check`
+        is what is known of other values that `apply_fn` applies.
         """
         self._check_not_replaced()
         replicas.check_can_apply()
@@ -242,7 +242,7 @@ class LossScaleEngine(tf.Module):
         bundle = self.division.resolve(grads)
         bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
-            bundle, variables = aggregated(bundle, variables, aggregate)
+            bundle, variables = aggregate(bundle, variables)
         reduction: Reduction = EqualReplicas()
         dtype = self.communication_dtype
         if dtype is not None:

@@ -12,10 +12,11 @@ import abc
 import functools
 import inspect
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Type
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import tensorflow as tf
 
+from lossscale.gradients.bundle import Bundle, unscale_and_check
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect
@@ -69,11 +70,31 @@ class Keras2Dialect(Dialect):
     def build(self, inner: Any, variables: List[Variable]) -> None:
         """Creates an optimizer's slots."""
 
-    def aggregate(self, inner: Any, pairs: List[Any]) -> Any:
-        """Calls an optimizer's summing methods on pairs."""
+    def aggregate(
+        self, inner: Any, bundle: Bundle, variables: List[Variable]
+    ) -> Tuple[Bundle, List[Variable]]:
+        """Returns gradients as the optimizer itself sums them, and their variables.
+
+        If a gradient was not finite before, the step is skipped, whatever it returns.
+        It may wait for the other replicas, so it is called at every step.
+        """
+        grads, now = unscale_and_check(bundle)
+        pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
         for method in self.summing_methods:
-            pairs = getattr(inner, method)(pairs)
-        return pairs
+            pairs = list(getattr(inner, method)(pairs))
+        summed, trained = [g for g, _ in pairs], [v for _, v in pairs]
+        check = bundle.check & now
+        of_all = check.worst
+        if of_all is not None:
+            positions = {id(variable): i for i, variable in enumerate(variables)}
+            # A variable that only it returned had no gradient, and so no fault.
+            kept = [positions.get(id(each), len(variables)) for each in trained]
+            check = check._replace(
+                worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
+            )
+        nothing = [None] * len(summed)
+        scale, losses = bundle.loss_scale, bundle.losses
+        return Bundle(scale, summed, nothing, check, losses=losses), trained
 
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
         """Returns the arguments of an optimizer's `apply_gradients` beside the pairs.

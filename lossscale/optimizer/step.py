@@ -20,7 +20,6 @@ from lossscale.gradients.bundle import (
     magnitudes_of_rows,
     may_have_duplicates,
     row_sums_stay_finite,
-    unscale_and_check,
 )
 from lossscale.gradients.check import (
     Check,
@@ -323,34 +322,6 @@ def _told_or_counted(
 
 def _values(loss_scale: LossScale) -> List[Any]:
     return [variable.numpy().tolist() for variable in loss_scale.variables]
-
-
-def aggregated(
-    bundle: Bundle, variables: List[Variable], aggregate: Callable[[List[Any]], Any]
-) -> Tuple[Bundle, List[Variable]]:
-    """Returns gradients as the user's function aggregates them, and their variables.
-
-    If a gradient was not finite before, the step is skipped, whatever the function
-    returns. As in Keras, the function gets `(gradient, variable)` pairs of unscaled
-    gradients, and returns pairs. It may wait for the other replicas, so it is called at
-    every step.
-    """
-    grads, now = unscale_and_check(bundle)
-    pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
-    pairs = list(aggregate(pairs))
-    found, trained = [g for g, _ in pairs], [v for _, v in pairs]
-    check = bundle.check & now
-    of_all = check.worst
-    if of_all is not None:
-        positions = {id(variable): i for i, variable in enumerate(variables)}
-        # A variable that only the function returned had no gradient, and so no fault.
-        kept = [positions.get(id(variable), len(variables)) for variable in trained]
-        check = check._replace(
-            worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
-        )
-    nothing = [None] * len(found)
-    unscaled = Bundle(bundle.loss_scale, found, nothing, check, losses=bundle.losses)
-    return unscaled, trained
 
 
 class EqualReplicas:
