@@ -52,6 +52,9 @@ class Statistics:
         found = [pair for pair in found if all(map(all_finite, pair[1]))]
         self._variables, parts = [v for v, _ in found], [part for _, part in found]
         counts = [local(kerases.tensor_of(each.applied_steps)) for each in optimizers]
+        were_finite = [
+            local(each.loss_scale.last_step_finite)[0] for each in optimizers
+        ]
         # Those of one device and dtype are one tensor: a hundred small ones take longer
         # to hand over than to copy.
         groups: Dict[Any, List[Variable]] = {}
@@ -71,7 +74,9 @@ class Statistics:
             copies: List[Tensor], applied: Tensor, times: Tensor
         ) -> Tuple[List[Tensor], Tensor, Tensor]:
             now, applied_now = values(), steps()
-            is_newer = tf.not_equal(applied_now, applied)
+            # Some inner optimizers, as larq's CaseOptimizer, never count their steps.
+            is_uncounted = tf.reduce_all([applied_now < 1, *were_finite])
+            is_newer = tf.logical_or(applied_now != applied, is_uncounted)
 
             def keep() -> Tuple[List[Tensor], Tensor]:
                 return tf.cond(is_newer, lambda: now, lambda: copies), times

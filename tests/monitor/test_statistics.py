@@ -253,3 +253,23 @@ def test_a_norm_that_is_trained_within_a_frozen_model(family):
     model.compile(LossScaleOptimizer(family.optimizers.SGD(2.0**-8)), "mse")
     told_of(model, *batches(RUN), monitor(), ROWS)
     assert finite(model)
+
+
+def test_an_inner_optimizer_that_never_counts_its_steps(family):
+    class Uncounted(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, **_):
+            for grad, variable in grads_and_vars:
+                variable.assign_sub(2.0**-6 * grad)
+
+    def trained(make):
+        seed_all(family.keras)
+        faulty = Faulty(family)
+        optimizer = LossScaleOptimizer(make(2.0**-6), faulty.scale)
+        faulty.model.compile(optimizer, loss="mse")
+        faulty.fit(RUN, monitor())
+        assert int(faulty.scale.skipped_steps.numpy()) == 1
+        return statistics(faulty.model)
+
+    counted, uncounted = map(trained, (family.optimizers.SGD, Uncounted))
+    for one, other in zip(counted, uncounted):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
