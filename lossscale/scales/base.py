@@ -37,7 +37,7 @@ from lossscale.runtime.number_like import NumberLike
 
 
 class Observer(Protocol):
-    """What optimizers that share a loss scale ("it") are told of its uses."""
+    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -50,11 +50,6 @@ class Observer(Protocol):
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
-
-
-#: The rule is told of at least one of this many skipped steps in a row. If no loss
-#: scale helps, it may fall. If one does, and a loss was blamed, the run goes on.
-TOLD_OF_ONE_IN = 10
 
 
 class Verdict(NamedTuple):
@@ -166,7 +161,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     has_been_read: bool = False
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: Told of each use: see `observer_of`.
+    #: To whom each use is reported: see `observer_of`.
     _observer: Optional[Observer] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
@@ -226,9 +221,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         if isinstance(held, property) and held.fset is None:
             held = getattr(self, name, None)
         kinds = (numbers.Number, np.ndarray, np.generic, list, tuple)
-        is_tensor = tf.is_tensor(value) and not hasattr(value, "assign")
-        is_value = isinstance(value, kinds) or is_tensor
-        if isinstance(held, tf.Variable) and is_value:
+        is_value = isinstance(value, kinds) or tf.is_tensor(value)
+        if isinstance(held, tf.Variable) and is_value and not hasattr(value, "assign"):
             raise AttributeError(
                 f"`{name}` must be set by its method `assign`, got {shown(value)} for "
                 f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
@@ -295,7 +289,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         held = self._held()
         if held is not None and type(self).next_state is LossScale.next_state:
             return adjust_known(held, is_finite, largest)[0]
-        known = (is_finite,) if largest is None else (is_finite, largest)
+        known = [is_finite] if largest is None else [is_finite, largest]
         state, name = State(self), "current_loss_scale"
         repairs = hasattr(self, "initial_loss_scale") and hasattr(self, name)
         if repairs:
@@ -498,15 +492,10 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         largest, is_told = map(replicas.local_result, (largest, is_told))
         kept = {name: replicas.local_result(value) for name, value in kept.items()}
         values = self._checked("judge", kept)
-        seen = [largest] if self.needs_largest else []
-
-        def run_rule() -> Any:  # it may read the counters
-            return self._adjust(is_finite, *seen)
-
+        known = [is_finite, largest] if self.needs_largest else [is_finite]
+        run_rule = functools.partial(self._adjust, *known)  # it may read the counters
+        results = [run_either(is_told, run_rule, list, True)]
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        results = [
-            run_rule() if is_told is True else run_either(is_told, run_rule, list, True)
-        ]
         bad = tf.where(is_finite, zero, one)
         results.append(self.skipped_steps.assign_add(bad, read_value=False))
         untold = self._unsaved.untold
@@ -533,7 +522,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         del state, largest
         return Verdict(is_finite)
 
-    def _judge(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
+    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Any:
         """Is the `super()._judge` of a class that was written for 2.x."""
         last: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][-2]
         return super(last, self).judge(State(self), is_finite, largest)
@@ -648,14 +637,14 @@ def usable(loss_scale: LossScale, current: Scalar) -> Scalar:
 
 
 def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
-    """Returns who is told of each use of a loss scale: the same for all that ask."""
+    """Returns the observer of a loss scale, one for all optimizers that share it."""
     if loss_scale._observer is None:
         loss_scale._observer = make(loss_scale)
     return loss_scale._observer
 
 
 def value_of(loss_scale: LossScale) -> Scalar:
-    """Returns the current loss scale, a `float32` tensor. No observer is told."""
+    """Returns the current loss scale, a `float32` tensor, and reports no read."""
     return loss_scale._value()
 
 
@@ -697,9 +686,8 @@ def adjust_known(
         if type(loss_scale).adjust is LossScale.adjust:
             return loss_scale._take_step(is_finite, largest)
         # A subclass's `adjust` may take the flag alone.
-        return tuple(
-            loss_scale.adjust(is_finite, *([] if largest is None else [largest]))
-        )
+        known = [is_finite] if largest is None else [is_finite, largest]
+        return tuple(loss_scale.adjust(*known))
 
     def count() -> Tuple[Op, Any]:
         bad, infinite = tf.constant(False), tf.float32.max
@@ -731,9 +719,11 @@ def count_untold(loss_scale: LossScale) -> None:
 def must_be_told(in_a_row: Any) -> Flag:
     """Tells whether the rule is told of the next skipped step, whatever it was.
 
-    `in_a_row`, a tensor or a variable, is the number of steps skipped before it.
+    It is, of one in ten. If no loss scale helps, it may fall. If one does, and a loss
+    was blamed, the run goes on. `in_a_row`, a tensor or a variable, is the number of
+    steps skipped before it.
     """
-    return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % TOLD_OF_ONE_IN, 0)
+    return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % 10, 0)
 
 
 def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
