@@ -17,7 +17,7 @@ from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
-from lossscale.scales.base import can_change, left_out_as, shown_value, unguarded
+from lossscale.scales.base import can_change, shown_value, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
 
 _BAD_LOSSES = 3  # warn after so many losses in a row that were bad before scaling
@@ -388,7 +388,7 @@ class Watched:
         known = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
         known = [pair for pair in known if pair[0] >= before.skips.total]
         bad = [(number, WORDS[why]) for number, why in known if why in WORDS]
-        reason = "" if scale.skips_spikes else left_out_as(scale)
+        reason = "" if scale.skips_spikes else scale.left_out_as
         left_out = [n for n, why in known if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
         is_overflow = is_new and bool(known) and known[-1][1] == GRADIENTS
@@ -493,7 +493,7 @@ class Watched:
             line += f" Steps skipped for a loss that was not finite: {losses}."
         left_out = now.skips.left_out - start.skips.left_out
         if left_out and self.last.spikes is None:
-            line += f" Steps left out as {left_out_as(self.optimizer.loss_scale)}: "
+            line += f" Steps left out as {self.optimizer.loss_scale.left_out_as}: "
             line += f"{left_out}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -42,11 +42,10 @@ from lossscale.runtime.graphs import (
 )
 from lossscale.scales.base import (
     LossScale,
+    State,
     adjust_known,
-    count_bad,
-    judged,
-    left_out_as,
     must_be_told,
+    takes_the_flag,
     untold_steps,
 )
 
@@ -87,9 +86,6 @@ class Step:
         self._pending, self._loss_scale = pending, pending.loss_scale
         self._reduction, self._entry = reduction, entry
         self._skips_losses = skips_losses
-        #: Whether the loss scale is told the flag, and the largest magnitude if it
-        #: needs that. A subclass that overrides `update` is given the gradients.
-        self._is_told_the_flag = type(self._loss_scale).update is LossScale.update
         #: The step of all optimizers that share the loss scale, None if none do.
         self._shared: Optional[_SharedStep] = None
 
@@ -130,10 +126,11 @@ class Step:
         if bundle.has_duplicates:
             # They are summed only when they are applied: no earlier check covers that.
             bundle = bundle.but(is_checked=False)
-        if not (self._is_told_the_flag and self._loss_scale.checks_gradients):
+        loss_scale = self._loss_scale
+        if not (takes_the_flag(loss_scale) and loss_scale.checks_gradients):
             return bundle.divided()
         bundle = bundle.packed()
-        if self._loss_scale.last_largest is not None:
+        if loss_scale.last_largest is not None:
             largest = largest_before_clipping(bundle)
             bundle = bundle.but(check=bundle.check._replace(largest=largest))
         # In the branch each quotient is used at once, which needs less memory. Several
@@ -146,7 +143,7 @@ class Step:
         With nonfinite_loss="skip" it is not told of a bad loss. A good step looks at no
         loss.
         """
-        if self._is_told_the_flag and self._pending.is_shared:
+        if self._pending.is_shared and takes_the_flag(self._loss_scale):
             self._shared = _SharedStep.of(self._pending)
         if not self._skips_losses:
             return agreed.exact(), True
@@ -154,8 +151,9 @@ class Step:
         def look() -> Tuple[Flag, Flag]:
             is_finite = agreed.exact_in_branch()
             in_a_row = self._loss_scale.consecutive_skipped_steps
-            before = self._shared.before(in_a_row) if self._shared else None
-            is_told = must_be_told(self._loss_scale, before)
+            if self._shared is not None:
+                in_a_row = self._shared.before(in_a_row)
+            is_told = must_be_told(in_a_row)
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
             is_told = tf.logical_or(is_told, tf.logical_not(is_of_loss))
             return is_finite, tf.logical_or(is_finite, is_told)
@@ -168,18 +166,13 @@ class Step:
         self, is_finite: Flag, is_told: Flag, largest: Optional[Scalar], bundle: Bundle
     ) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
-        loss_scale = self._loss_scale
+        known = self._loss_scale, is_finite, largest, is_told
         if self._shared is not None:
-            return self._shared.adjust(loss_scale, is_finite, is_told, largest)
-        if self._is_told_the_flag:
-            tell = lambda: adjust_known(loss_scale, is_finite, largest)  # noqa: E731
-        else:
-            # The gradients may have been clipped since the check. A scalar that is
-            # infinite on a bad step tells the subclass that they were not finite.
-            grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-            grads = [*grads, arithmetic.infinite_unless(is_finite)]
-            tell = lambda: tuple(loss_scale.update(grads))  # noqa: E731
-        return _told_or_counted(loss_scale, is_told, tell)
+            return self._shared.adjust(*known)
+        if takes_the_flag(self._loss_scale):
+            return adjust_known(*known)
+        grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
+        return adjust_known(*known, grads)
 
     def skip(self, bundle: Bundle, agreed: Check, is_finite: Flag) -> Any:
         """Records why the step is left out. Nothing else changes."""
@@ -191,7 +184,7 @@ class Step:
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
             return entry.write_faults(bundle, agreed, is_of_loss)
 
-        if not left_out_as(loss_scale):
+        if not loss_scale.left_out_as:
             return overflowed()
         left_out = lambda: entry.write_left_out(bundle, agreed, loss_scale)  # noqa: E731
         return run_either(is_finite, left_out, overflowed)
@@ -259,8 +252,8 @@ class _SharedStep:
         self,
         loss_scale: LossScale,
         is_finite: Flag,
-        is_told: Flag,
         largest: Optional[Scalar],
+        is_told: Flag,
     ) -> Tuple[Op, Flag]:
         """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
         untold = untold_steps(loss_scale)
@@ -281,43 +274,17 @@ class _SharedStep:
             restored = [v.assign(old, read_value=False) for v, old in self._before]
         with tf.control_dependencies([group_ops([read, restored])]):
             # An optimizer skips by its own gradients, the loss scale counts by all.
-            verdict = judged(loss_scale, is_finite, largest)
+            verdict = loss_scale.judge(State(loss_scale), is_finite, largest)
             should_apply = tf.convert_to_tensor(verdict.should_apply)
             all_good = tf.logical_and(is_finite, was_good)
             with tf.control_dependencies([should_apply]):
-                update_op, _ = _told_or_counted(
-                    *(loss_scale, is_told),
-                    lambda: adjust_known(loss_scale, all_good, greatest),
-                )
+                update_op, _ = adjust_known(loss_scale, all_good, greatest, is_told)
         if mode.current().knows_values:
             self.left = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.
         may_wait = update_op is not None and current_graph() is self.graph
         self.update_ops = [update_op] if may_wait else []
         return update_op, should_apply
-
-
-def _told_or_counted(
-    loss_scale: LossScale, is_told: Flag, tell: Callable[[], Tuple[Op, Flag]]
-) -> Tuple[Op, Flag]:
-    """Tells a loss scale of a step, or only counts it as a bad one.
-
-    Returns what `tell` does: the update op, and whether to apply the step.
-    """
-    if is_told is True:
-        return tell()
-
-    def told() -> Flag:
-        update_op, should_apply = tell()
-        with tf.control_dependencies([group_ops([update_op])]):
-            return tf.identity(should_apply)
-
-    def counted() -> Flag:
-        with tf.control_dependencies([group_ops([count_bad(loss_scale)])]):
-            return tf.constant(False)
-
-    should_apply = either(is_told, told, counted)
-    return group_ops([should_apply]), should_apply
 
 
 def _values(loss_scale: LossScale) -> List[Any]:

@@ -30,14 +30,14 @@ from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import group_ops, run_either
+from lossscale.runtime.control import either, group_ops, run_either
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 from lossscale.runtime.number_like import NumberLike
 
 
 class Observer(Protocol):
-    """What optimizers that share a loss scale ("it") are told of its uses."""
+    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -50,11 +50,6 @@ class Observer(Protocol):
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
-
-
-#: The rule is told of at least one of this many skipped steps in a row. If no loss
-#: scale helps, it may fall. If one does, and a loss was blamed, the run goes on.
-TOLD_OF_ONE_IN = 10
 
 
 class Verdict(NamedTuple):
@@ -81,7 +76,7 @@ class Verdict(NamedTuple):
     kept: Mapping[str, Tensor] = {}
 
 
-class _State:
+class State:
     """The values of a loss scale's variables before a step, by name, as attributes."""
 
     current_loss_scale: Tensor
@@ -92,13 +87,6 @@ class _State:
     def __getattr__(self, name: str) -> Tensor:
         # A rule reads few of them.
         return tf.convert_to_tensor(self._loss_scale._variable(name))
-
-
-def _is_value(value: Any) -> bool:
-    """Tells whether `value` is a number, a tensor or an array, and no variable."""
-    kinds = (numbers.Number, np.ndarray, np.generic, list, tuple)
-    is_tensor = tf.is_tensor(value) and not hasattr(value, "assign")
-    return isinstance(value, kinds) or is_tensor
 
 
 class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
@@ -169,21 +157,22 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     skips_spikes: bool = False
     left_out_as: str = ""
     initial_loss_scale: float
-    #: `left_out_as` of classes that were written for 2.x.
-    _left_out_as: str = ""
     has_scaled: bool = False
     has_been_read: bool = False
     #: Whether a step can change the value.
     _can_change: bool = True
-    #: Told of each use: see `observer_of`.
+    #: To whom each use is reported: see `observer_of`.
     _observer: Optional[Observer] = None
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        judges = cls.judge, cls._judge
-        if judges != (LossScale.judge, LossScale._judge) and not left_out_as(cls):
+        # Classes that were written for 2.x have these two under other names.
+        cls.left_out_as = cls.left_out_as or getattr(cls, "_left_out_as", "")
+        if cls._judge is not LossScale._judge:
+            cls.judge = lambda self, _, *known: self._judge(*known)  # type: ignore
+        if cls.judge is not LossScale.judge and not cls.left_out_as:
             raise TypeError(
                 "`left_out_as` must say what the steps are that `judge` leaves out, "
                 f'as in "all zero", got {cls.left_out_as!r} for {cls.__name__}. Set '
@@ -231,7 +220,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         held = vars(self).get(name, getattr(type(self), name, None))
         if isinstance(held, property) and held.fset is None:
             held = getattr(self, name, None)
-        if isinstance(held, tf.Variable) and _is_value(value):
+        kinds = (numbers.Number, np.ndarray, np.generic, list, tuple)
+        is_value = isinstance(value, kinds) or tf.is_tensor(value)
+        if isinstance(held, tf.Variable) and is_value and not hasattr(value, "assign"):
             raise AttributeError(
                 f"`{name}` must be set by its method `assign`, got {shown(value)} for "
                 f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
@@ -298,8 +289,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         held = self._held()
         if held is not None and type(self).next_state is LossScale.next_state:
             return adjust_known(held, is_finite, largest)[0]
-        known = (is_finite,) if largest is None else (is_finite, largest)
-        state, name = _State(self), "current_loss_scale"
+        known = [is_finite] if largest is None else [is_finite, largest]
+        state, name = State(self), "current_loss_scale"
         repairs = hasattr(self, "initial_loss_scale") and hasattr(self, name)
         if repairs:
             found = state.current_loss_scale
@@ -483,11 +474,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 f"gradients, since {type(self).__name__} needs it, got None. "
                 "`update(grads)` computes it."
             )
-        if self.last_largest is None:
-            largest = None
-        if largest is not None:
-            largest = arithmetic.bounded(is_finite, largest)
-        verdict = verdict or self._judge(is_finite, largest)
+        has_largest = largest is not None and self.last_largest is not None
+        largest = arithmetic.bounded(is_finite, largest) if has_largest else None
+        verdict = verdict or self.judge(State(self), is_finite, largest)
         known = is_finite, largest, verdict.is_told, dict(verdict.kept)
         return replicas.merge_call(self._change, *known), verdict.should_apply
 
@@ -503,15 +492,10 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         largest, is_told = map(replicas.local_result, (largest, is_told))
         kept = {name: replicas.local_result(value) for name, value in kept.items()}
         values = self._checked("judge", kept)
-        seen = [largest] if self.needs_largest else []
-
-        def run_rule() -> Any:  # it may read the counters
-            return self._adjust(is_finite, *seen)
-
+        known = [is_finite, largest] if self.needs_largest else [is_finite]
+        run_rule = functools.partial(self._adjust, *known)  # it may read the counters
+        results = [run_either(is_told, run_rule, list, True)]
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        results = [
-            run_rule() if is_told is True else run_either(is_told, run_rule, list, True)
-        ]
         bad = tf.where(is_finite, zero, one)
         results.append(self.skipped_steps.assign_add(bad, read_value=False))
         untold = self._unsaved.untold
@@ -538,9 +522,10 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         del state, largest
         return Verdict(is_finite)
 
-    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
-        """Runs `judge`. A class that was written for 2.x decides here."""
-        return self.judge(_State(self), is_finite, largest)
+    def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Any:
+        """Is the `super()._judge` of a class that was written for 2.x."""
+        last: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][-2]
+        return super(last, self).judge(State(self), is_finite, largest)
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:
@@ -652,14 +637,14 @@ def usable(loss_scale: LossScale, current: Scalar) -> Scalar:
 
 
 def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
-    """Returns who is told of each use of a loss scale: the same for all that ask."""
+    """Returns the observer of a loss scale, one for all optimizers that share it."""
     if loss_scale._observer is None:
         loss_scale._observer = make(loss_scale)
     return loss_scale._observer
 
 
 def value_of(loss_scale: LossScale) -> Scalar:
-    """Returns the current loss scale, a `float32` tensor. No observer is told."""
+    """Returns the current loss scale, a `float32` tensor, and reports no read."""
     return loss_scale._value()
 
 
@@ -673,28 +658,50 @@ def can_change(loss_scale: LossScale) -> bool:
     return loss_scale._can_change
 
 
-def left_out_as(loss_scale: Any) -> str:
-    """Returns what finite steps are that it leaves out, a word. Empty: it does not."""
-    found: str = loss_scale.left_out_as or loss_scale._left_out_as
-    return found
-
-
-def judged(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> Verdict:
-    """Returns the verdict on a step, and changes nothing."""
-    return loss_scale._judge(is_finite, largest)
+def takes_the_flag(loss_scale: LossScale) -> bool:
+    """Tells whether it is adjusted by the flag, not in an `update` of its own."""
+    return type(loss_scale).update is LossScale.update
 
 
 def adjust_known(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+    loss_scale: LossScale,
+    is_finite: Flag,
+    largest: Optional[Scalar],
+    is_told: Flag = True,
+    grads: Optional[Grads] = None,
 ) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to what we have computed ourselves: nothing is checked."""
-    if type(loss_scale).adjust is not LossScale.adjust:
+    """Adjusts a loss scale to what we have computed ourselves: nothing is checked.
+
+    If `is_told` is False, the step is a bad one of which the rule is not told: it is
+    only counted, and not applied. `grads` are for a subclass with its own `update`.
+    Returns what `update` does.
+    """
+
+    def tell() -> Tuple[Op, Any]:
+        if grads is not None:
+            # They may have been clipped since the check. A scalar that is infinite on a
+            # bad step tells the subclass that they were not finite.
+            is_bad = arithmetic.infinite_unless(is_finite)
+            return tuple(loss_scale.update([*grads, is_bad]))
+        if type(loss_scale).adjust is LossScale.adjust:
+            return loss_scale._take_step(is_finite, largest)
         # A subclass's `adjust` may take the flag alone.
-        known = [] if largest is None else [largest]
-        return tuple(loss_scale.adjust(is_finite, *known))
-    return loss_scale._take_step(is_finite, largest)
+        known = [is_finite] if largest is None else [is_finite, largest]
+        return tuple(loss_scale.adjust(*known))
+
+    def count() -> Tuple[Op, Any]:
+        bad, infinite = tf.constant(False), tf.float32.max
+        return loss_scale._take_step(bad, infinite, Verdict(bad, is_told=False))
+
+    def after(step: Callable[[], Tuple[Op, Any]]) -> Flag:
+        update_op, should_apply = step()
+        with tf.control_dependencies([group_ops([update_op])]):
+            return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+
+    if is_told is True:
+        return tell()
+    should_apply = either(is_told, lambda: after(tell), lambda: after(count))
+    return group_ops([should_apply]), should_apply
 
 
 def count_untold(loss_scale: LossScale) -> None:
@@ -709,32 +716,20 @@ def count_untold(loss_scale: LossScale) -> None:
             loss_scale._unsaved.untold = untold
 
 
-def must_be_told(loss_scale: LossScale, in_a_row: Optional[Scalar] = None) -> Flag:
+def must_be_told(in_a_row: Any) -> Flag:
     """Tells whether the rule is told of the next skipped step, whatever it was.
 
-    `in_a_row` are the steps that were skipped before it. None: those that were counted.
+    It is, of one in ten. If no loss scale helps, it may fall. If one does, and a loss
+    was blamed, the run goes on. `in_a_row`, a tensor or a variable, is the number of
+    steps skipped before it.
     """
-    if in_a_row is None:
-        in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps)
-    return tf.equal((in_a_row + 1) % TOLD_OF_ONE_IN, 0)
-
-
-def count_bad(loss_scale: LossScale) -> Op:
-    """Counts a bad step of which the rule is not told. Returns an op."""
-    largest = None if loss_scale.last_largest is None else tf.float32.max
-    verdict = Verdict(False, is_told=False)
-    return loss_scale._take_step(tf.constant(False), largest, verdict)[0]
+    return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % 10, 0)
 
 
 def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
     """Returns the variable of how many bad steps the rule was not told of, or None."""
     found: Optional[Variable] = loss_scale._unsaved.untold
     return found
-
-
-def unsaved_variables(loss_scale: LossScale) -> List[Variable]:
-    """Returns the variables that no file holds."""
-    return [each for each in vars(loss_scale._unsaved).values() if each is not None]
 
 
 def unguarded(loss_scale: LossScale) -> Any:

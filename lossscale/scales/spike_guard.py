@@ -12,7 +12,7 @@ from lossscale import arguments
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, Verdict, left_out_as
+from lossscale.scales.base import LossScale, Verdict, takes_the_flag
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
@@ -34,14 +34,14 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
             f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
             "loss scale that it holds: SpikeGuard(guard.loss_scale)."
         )
-    if left_out_as(found):
+    if found.left_out_as:
         raise ValueError(
             "`loss_scale` must be one that leaves no finite step out, got "
-            f"{found!r}, which leaves out steps as {left_out_as(found)}: a guard asks "
+            f"{found!r}, which leaves out steps as {found.left_out_as}: a guard asks "
             "only its rule. Guard the loss scale that it holds, and let one of the two "
             "decide."
         )
-    if type(found).update is not LossScale.update:
+    if not takes_the_flag(found):
         raise TypeError(
             f"`loss_scale` must work with `adjust`, got {type(found).__name__}, which "
             "overrides `update`. Write its rule in `next_state`."

@@ -18,10 +18,10 @@ from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
 from lossscale.scales.base import (
     LossScale,
-    count_bad,
+    adjust_known,
     count_untold,
     must_be_told,
-    unsaved_variables,
+    untold_steps,
 )
 from lossscale.scales.headroom import FLOAT16_MAX
 
@@ -229,22 +229,21 @@ def simulate(
     if bad_losses is not None:
         bad = _per_step("bad_losses", bad_losses, np.bool_, steps)
     trace = trace & ~bad if has_flags else np.where(bad, -np.inf, trace)
-    told = [trace]
-    if loss_scale.needs_largest:
-        if largest is None:
-            raise TypeError(
-                f"`largest` must be given with flags, since {type(loss_scale).__name__}"
-                " looks at the gradients, got None. Pass the greatest magnitude of "
-                "each step, or a `limit` in place of flags."
-            )
-        told.append(largest)
-    bad = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
+    seen = largest if loss_scale.needs_largest else np.zeros(steps, np.float32)
+    if seen is None:
+        raise TypeError(
+            f"`largest` must be given with flags, since {type(loss_scale).__name__}"
+            " looks at the gradients, got None. Pass the greatest magnitude of "
+            "each step, or a `limit` in place of flags."
+        )
+    untold = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
+    run = [trace, seen, untold]
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
-            scales, applied = _replay(loss_scale, told, bad, mode.COMPILED_BY_XLA)
+            scales, applied = _replay(loss_scale, run, mode.COMPILED_BY_XLA)
         except tf.errors.OpError:  # XLA does not know an op
-            scales, applied = _replay(loss_scale, told, bad, {})
+            scales, applied = _replay(loss_scale, run, {})
     last, scales = float(scales[-1]), scales[:-1]
     if limit is not None:
         trace, limit = scales <= trace, np.asarray(limit)
@@ -259,9 +258,11 @@ def _ratios(values: Array) -> Array:
 
 def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy with plain variables, on one device."""
+    unsaved = loss_scale.last_largest, untold_steps(loss_scale)
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, *unsaved_variables(loss_scale))
+        for variable in (*loss_scale.variables, *unsaved)
+        if variable is not None
     }
     for module in (loss_scale, *loss_scale.submodules):
         # TensorFlow keeps restored values here that the object lacks. A copy would hold
@@ -273,56 +274,47 @@ def _copy(loss_scale: LossScale) -> LossScale:
 
 
 def _replay(
-    loss_scale: LossScale, told: List[Array], bad: Array, options: Dict[str, bool]
+    loss_scale: LossScale, run: List[Array], options: Dict[str, bool]
 ) -> Tuple[Array, Array]:
     """Returns the scale of each step and after the last, and what was applied.
 
-    `told` are the flags or limits, and the largest gradients if the rule needs them.
-    `bad` says of which steps the rule is not told, but for one in ten.
+    `run` are the flags or limits, the largest gradients, and of which steps the rule is
+    not told, but for one in ten.
     """
     loss_scale = _copy(loss_scale)
-    steps = len(bad)
-    if bad.any():
-        told = [*told, bad]
+    steps, has_untold = len(run[0]), run[-1].any()
+    if has_untold:
         count_untold(loss_scale)
 
     def scale_now() -> Any:
         return tf.reshape(tf.cast(loss_scale(), tf.float32), [])
 
-    def applies(is_finite: Any, *seen: Any) -> Any:
-        update_op, should_apply = loss_scale.adjust(is_finite, *seen)
-        with tf.control_dependencies([group_ops([update_op])]):
-            return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
-
-    def applies_unless_bad(is_finite: Any, *known: Any) -> Any:
-        *seen, is_bad = known
-
-        def only_counted() -> Any:
-            with tf.control_dependencies([group_ops([count_bad(loss_scale)])]):
-                return tf.constant(False)
-
-        is_untold = tf.logical_and(is_bad, tf.logical_not(must_be_told(loss_scale)))
-        return tf.cond(is_untold, only_counted, lambda: applies(is_finite, *seen))
-
-    def body(i: Any, told: Any, scales: Any, applied: Any) -> Any:
+    def body(i: Any, run: Any, scales: Any, applied: Any) -> Any:
         scale = scale_now()
-        entry, *seen = [array[i] for array in told]
+        entry, seen, is_untold = [array[i] for array in run]
         is_limit = not entry.dtype.is_bool
         is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
-        take_step = applies_unless_bad if bad.any() else applies
-        should_apply = take_step(is_finite, *seen)
-        return i + 1, told, scales.write(i, scale), applied.write(i, should_apply)
+        is_finite = tf.logical_and(is_finite, tf.math.is_finite(seen))  # as `adjust`
+        is_told = True
+        if has_untold:
+            in_a_row = loss_scale.consecutive_skipped_steps
+            is_told = tf.logical_or(~is_untold, must_be_told(in_a_row))
+        largest = seen if loss_scale.needs_largest else None
+        op, should_apply = adjust_known(loss_scale, is_finite, largest, is_told)
+        with tf.control_dependencies([group_ops([op])]):
+            should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+        return i + 1, run, scales.write(i, scale), applied.write(i, should_apply)
 
-    def replay(*told: Any) -> Any:
+    def replay(*run: Any) -> Any:
         scales = tf.TensorArray(tf.float32, steps, element_shape=[])
         applied = tf.TensorArray(tf.bool, steps, element_shape=[])
         _, _, scales, applied = tf.while_loop(
-            lambda i, *_: i < steps, body, [0, [*told], scales, applied]
+            lambda i, *_: i < steps, body, [0, [*run], scales, applied]
         )
         return scales.stack(), applied.stack()
 
     compiled = tf.function(replay, autograph=False, **options)
-    tensors = [tf.convert_to_tensor(array) for array in told]
+    tensors = [tf.convert_to_tensor(array) for array in run]
     # A plain call would make TensorFlow warn of a function that it traces each time.
     scales, applied = compiled.get_concrete_function(*tensors)(*tensors)
     return np.append(scales.numpy(), scale_now().numpy()), applied.numpy()

@@ -13,7 +13,13 @@ from every_loss_scale import PAGE
 from models import built, compiled
 
 import lossscale
-from lossscale import DynamicLossScale, HeadroomLossScale, LossScale, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    HeadroomLossScale,
+    LossScale,
+    LossScaleOptimizer,
+    SpikeGuard,
+)
 
 Halving = PAGE.Halving
 
@@ -183,6 +189,19 @@ class SkipsZeros(LossScale):
         return {"loss_scale": lossscale.serialize(self.loss_scale)}
 
 
+class Patient:
+    """A mixin that applies small spikes, too."""
+
+    def _judge(self, is_finite, largest):
+        verdict = super()._judge(is_finite, largest)
+        is_small = is_finite & (largest < 100.0)
+        return verdict._replace(should_apply=verdict.should_apply | is_small)
+
+
+class PatientGuard(Patient, SpikeGuard):
+    """It asks the `_judge` of its base, which has `judge` today."""
+
+
 class AsTensorFlows(LossScale):
     """TensorFlow's form: `update` is all of the rule."""
 
@@ -226,6 +245,13 @@ class TestWrittenForTwo:
         step = compiled(lambda grad: loss_scale.update([grad])[1], mode)
         assert [bool(step(tf.fill([2], v))) for v in (0.0, 1.0, np.nan)] == [0, 1, 0]
         assert (loss_scale.zeros.numpy(), float(loss_scale)) == (1, 64.0)
+
+    @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+    def test_one_that_asks_the_judge_of_its_base(self, mode):
+        guard = PatientGuard(1, window=2)
+        step = compiled(lambda grad: guard.update([grad])[1], mode)
+        found = [bool(step(tf.fill([2], v))) for v in (1.0, 1.0, 50.0, 500.0, np.nan)]
+        assert (found, int(guard.spikes)) == ([True, True, True, False, False], 2)
 
     @pytest.mark.parametrize("mode", ["eager", "graph"])
     def test_one_that_overrides_update(self, family, mode):

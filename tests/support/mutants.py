@@ -116,7 +116,7 @@ gradients/arithmetic.py: gradients/test_arithmetic.py
       + loss = tf.convert_to_tensor(loss)
 optimizer/step.py: optimizer/test_spike_record.py
     record: a spike is written down as an overflow
-      - if not left_out_as(loss_scale):
+      - if not loss_scale.left_out_as:
       + if True:
     step: a spike is applied
       - should_apply,
@@ -130,7 +130,7 @@ optimizer/step.py: optimizer/test_nonfinite_loss.py
       + pass
 optimizer/step.py: optimizer/test_blame.py
     blame: of any number in a row none is told
-      - is_told = must_be_told(self._loss_scale, before)
+      - is_told = must_be_told(in_a_row)
       + is_told = tf.constant(False)
 optimizer/pending.py: optimizer/test_blame.py
     blame: a loss is at fault of gradients of which nothing is known
