@@ -123,15 +123,15 @@ optimizer/step.py: optimizer/test_spike_record.py
       + is_finite,
 optimizer/step.py: optimizer/test_nonfinite_loss.py
     step: the rule is told of a bad loss
-      - is_told = tf.logical_or(is_told, tf.logical_not(is_of_loss))
-      + is_told = tf.constant(True)
+      - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
+      + return tf.constant(True)
     step: of two that share a loss scale a bad loss hides an overflow
       - is_told = tf.logical_or(is_told, bad_before > of_losses)
       + pass
 optimizer/step.py: optimizer/test_blame.py
     blame: of any number in a row none is told
-      - is_told = must_be_told(in_a_row)
-      + is_told = tf.constant(False)
+      - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
+      + return tf.logical_not(is_of_loss)
 optimizer/pending.py: optimizer/test_blame.py
     blame: a loss is at fault of gradients of which nothing is known
       - kinds = [kind for kind in kinds if kind.name != UNKNOWN]
@@ -142,7 +142,7 @@ optimizer/pending.py: optimizer/test_nonfinite_loss.py
       + pass
 optimizer/step.py: optimizer/test_sharing.py
     step: each optimizer of a step adjusts a shared loss scale
-      - if step is None or not step._goes_on(member):
+      - if step is None or not step._goes_on(division):
       + if True:
 optimizer/record.py: optimizer/test_fault_record.py
     record: it names another variable
