@@ -202,12 +202,13 @@ def check_of_quotients(
 def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     """Returns gradients with both checks: of when they were unscaled, and of now.
 
-    `quick` is as in `check_of_quotients`.
+    Both are exact. `quick` is as in `check_of_quotients`.
     """
-    if bundle.is_checked:
-        return bundle
-    now = check_of_quotients(bundle, quick, bundle.has_duplicates)
-    return bundle.but(check=bundle.check.without_gradients(bundle.count) & now)
+    check = bundle.check
+    if not bundle.is_checked:
+        now = check_of_quotients(bundle, quick, bundle.has_duplicates)
+        check = check.without_gradients(bundle.count) & now
+    return bundle.but(check=check._replace(quick=check.exact(), exact_check=None))
 
 
 def largest_before_clipping(bundle: Bundle) -> Scalar:

@@ -61,8 +61,7 @@ class Check(NamedTuple):
             return self.quick
         return either(self.quick, lambda: tf.constant(True), self.exact_check)
 
-    def exact_in_branch(self) -> Flag:
-        """Returns the exact flag, by the exact check if there is one. For a branch."""
+    def _exact_in_branch(self) -> Flag:
         return self.quick if self.exact_check is None else self.exact_check()
 
     def worst_of(self, count: int) -> PerGradient:
@@ -82,7 +81,7 @@ class Check(NamedTuple):
         flag, worst = either(
             self.quick,
             lambda: (tf.constant(True), clean(count)),
-            lambda: (self.exact_in_branch(), self.worst_of(count)),
+            lambda: (self._exact_in_branch(), self.worst_of(count)),
         )
         return Check(flag, None, lambda: worst, self.largest)
 
@@ -93,12 +92,12 @@ class Check(NamedTuple):
             return remaining._replace(largest=largest)
 
         def exact_check() -> Flag:
-            return tf.logical_and(self.exact_in_branch(), later.exact_in_branch())
+            return tf.logical_and(self._exact_in_branch(), later._exact_in_branch())
 
         def joined_worst() -> PerGradient:
             # A gradient that was not finite at the first check caused what the second
             # one finds: clipping by an infinite norm makes every gradient NaN.
-            is_finite = self.exact_in_branch()
+            is_finite = self._exact_in_branch()
             return tf.where(is_finite, later.worst(), self.worst())  # type: ignore[misc]
 
         are_exact = self.exact_check is None and later.exact_check is None

@@ -187,28 +187,17 @@ class Step:
 
 
 class EqualReplicas:
-    """One replica, or several with equal gradients: the sum of all of them.
-
-    The quick check of any replica decides, and the exact one can wait for a branch.
-    """
+    """One replica, or several with equal gradients, the sum of all: any one decides."""
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the checked bundle, and what this replica contributes to `reduce`."""
         checked = check_as_applied(bundle)
-        return checked, checked.check.quick
+        return checked, checked.check.exact()
 
     def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
         """Returns the check of the whole step. `merge_call` merged the arguments."""
-        del contributions  # the bundle holds the same
-        check: Check = replicas.local_result(bundle).check._replace(worst=None)
-        if check.exact_check is None:
-            return check
-
-        def exact_check() -> Flag:
-            exact = lambda local: local.check.exact_in_branch()  # noqa: E731
-            return replicas.local_result(replicas.call_for_each_replica(exact, bundle))
-
-        return check._replace(exact_check=exact_check)
+        largest = replicas.local_result(bundle).check.largest
+        return Check(replicas.local_result(contributions), largest=largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
         """Tells whether an unscaled loss was not finite on any replica. For a branch.
@@ -290,7 +279,7 @@ class SeveralReplicas:
 
         def faults(local: Bundle) -> Tensor:
             is_bad = local.has_bad_loss()
-            is_good = tf.logical_or(is_bad, local.check.exact_in_branch())
+            is_good = tf.logical_or(is_bad, local.check.exact())
             return tf.cast(tf.stack([is_bad, tf.logical_not(is_good)]), tf.float32)
 
         found = replicas.call_for_each_replica(faults, bundle)

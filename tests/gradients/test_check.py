@@ -44,7 +44,7 @@ def check_of(kind, worst=INF, largest=None):
 def test_two_checks_together(first, last, mode):
     def joined():
         check = check_of(first, INF) & check_of(last, NAN)
-        return check.quick, check.exact(), check.exact_in_branch(), check.worst()
+        return check.quick, check.exact(), check._exact_in_branch(), check.worst()
 
     quick, *exact, worst = compiled(joined, mode)()
     assert bool(quick) == (first[0] and last[0])

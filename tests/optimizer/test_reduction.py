@@ -46,7 +46,7 @@ def test_what_nobody_has_changed_is_checked_once():
     for is_checked in (True, False):
         checked, _ = EqualReplicas().check(bundle.but(is_checked=is_checked))
         assert not bool(checked.check.exact())
-        assert (checked.check is bad) == is_checked
+        assert (checked.check.worst is None) == is_checked
 
 
 @pytest.mark.parametrize(("count", "added"), [(2, -4e4), (3, 4e4), (8, 4e4)])
