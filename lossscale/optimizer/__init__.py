@@ -5,6 +5,7 @@ In the order of its imports:
 
 * `bundle`: one replica's gradients on their way through a step, and their checks;
 * `kinds`: what is known of a value: scaled, unscaled, or neither;
+* `mistakes`: warns of a program's likely mistakes. No step depends on it;
 * `pending`: is a division pending, and of which losses are the gradients? The state of
   a step, on the device;
 * `reduction`: the flag over one replica or several; sums in float16;
