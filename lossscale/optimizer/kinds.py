@@ -212,16 +212,12 @@ def _are_at_most(bound: float, numbers: Iterable[Optional[Array]]) -> bool:
     )
 
 
-#: The kinds of a graph's tensors, by their `id`s.
-KindsById = Dict[int, Optional[Kind]]
-
-
 class _Notes:
     """What is known of one graph's tensors, by their `id`s."""
 
     def __init__(self) -> None:
         self.noted: Dict[int, Kind] = {}
-        self.kinds: KindsById = {}
+        self.kinds: Dict[int, Optional[Kind]] = {}
         self.walked, self.weights = 0, 0
 
 
@@ -233,7 +229,7 @@ class Kinds:
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
         #: Is told of each operation of a graph, and of the kinds of tensors by `id`.
-        self.told: Callable[[Op, KindsById], None] = lambda *_: None
+        self.told: Callable[[Op, Dict[int, Optional[Kind]]], None] = lambda *_: None
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
@@ -297,7 +293,7 @@ class Kinds:
             return self._handles.get(op_callbacks.key_of(tensor), Kind(UNKNOWN))
         return found
 
-    def _walked(self, graph: Graph) -> KindsById:
+    def _walked(self, graph: Graph) -> Dict[int, Optional[Kind]]:
         """Returns the kinds of a graph's tensors, after a walk over its operations."""
         notes = notes_of(graph, self, _Notes)
         if notes.weights != len(self._handles):  # weights were unknown at the last walk

@@ -1,15 +1,12 @@
-"""Warns of a program's likely mistakes, of each once. No step depends on it.
-
-Python sees what a function does only while it is traced.
-"""
+"""Warns of a program's likely mistakes, of each once. No step depends on it."""
 
 from __future__ import annotations
 
 import math
-from typing import Optional, Set
+from typing import Dict, Optional, Set
 
 from lossscale.optimizer import kinds
-from lossscale.optimizer.kinds import SCALED, UNKNOWN, Kind, KindsById
+from lossscale.optimizer.kinds import SCALED, UNKNOWN, Kind
 from lossscale.runtime.aliases import Op, Tensor
 from lossscale.runtime.graphs import captured_by
 from lossscale.runtime.loss_scale_warning import warn
@@ -102,7 +99,7 @@ class Reads:
         self.numbers += 1
         self.adds_a_term = None
 
-    def note_operation(self, op: Op, known: KindsById) -> None:
+    def note_operation(self, op: Op, known: Dict[int, Optional[Kind]]) -> None:
         """A graph has an operation. `known` are the kinds of what is before it."""
         if self.adds_a_term is False and op.type in _ADDITIONS:
             names = [(known.get(id(t)) or Kind(UNKNOWN)).name for t in op.inputs]
@@ -154,7 +151,7 @@ class Mistakes:
                 warn(f"{message}This is the optimizer that trains {trains!r}.")
 
 
-def _depends_on_weights(tensor: Tensor, known: KindsById) -> bool:
+def _depends_on_weights(tensor: Tensor, known: Dict[int, Optional[Kind]]) -> bool:
     """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
 
     False where it is not known. Weights are variables that are known to be numbers, and

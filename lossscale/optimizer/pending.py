@@ -170,7 +170,7 @@ class StepObserver:
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
         owner = self.owner
-        of_whom = (lambda: None) if owner is None else weakref.ref(owner)
+        of_whom = weakref.ref(owner) if owner else lambda: None
         setattr(loss_scale, _LOSS, Loss(loss, of_whom))
         self.last_scales[replicas.this_one()] = weakref.ref(loss_scale)
         self.is_scaled = True
