@@ -4,6 +4,7 @@ This package knows loss scales, gradients and replicas, but not how a loss scale
 In the order of its imports:
 
 * `kinds`: what is known of a value: scaled, unscaled, or neither;
+* `mistakes`: warns of a program's likely mistakes. No step depends on it;
 * `pending`: is a division pending, and of which losses are the gradients? The state of
   a step, on the device;
 * `communication`: sums of gradients over the replicas in float16;

@@ -238,8 +238,8 @@ class LossScaleEngine(tf.Module):
         grads, variables = list(grads), list(variables)
         check_shapes(grads, variables)
         self._note_trained(variables)
-        self.division.trains = next(map(kerases.variable_name, variables), "")
-        bundle = self.division.resolve(grads)
+        name = next(map(kerases.variable_name, variables), "")
+        bundle = self.division.resolve(grads, name)
         bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregate(bundle, variables)

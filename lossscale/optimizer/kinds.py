@@ -17,10 +17,9 @@ import tensorflow as tf
 
 from lossscale.gradients.check import dense_part
 from lossscale.runtime import op_callbacks
-from lossscale.runtime.aliases import Array, Grad, Graph, Tensor, Tensors, Variable
+from lossscale.runtime.aliases import Array, Grad, Graph, Op, Tensor, Tensors, Variable
 from lossscale.runtime.graphs import (
     body_of,
-    captured_by,
     current_graph,
     functions_of,
     graph_of,
@@ -46,7 +45,7 @@ UNKNOWN = "unknown"
 #: How often S is a factor.
 _FACTORS = {INVERSE: -1, UNSCALED: 0, SCALED: 1, SQUARED: 2}
 
-_PRODUCTS = {
+PRODUCTS = {
     *("Mul", "MulNoNan", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
     *("Einsum", "SparseTensorDenseMatMul"),
 }
@@ -82,16 +81,12 @@ _BOUNDS = {"Minimum", "Maximum", "ClipByValue", "FloorMod", "Mod", "TruncateMod"
 _BOUNDS |= {"LowerBound", "UpperBound"}
 #: Sums, to which a number may have been added by hand.
 _SUMS = {"Add", "AddV2", "AddN", "Sub", "BiasAdd", "ConcatV2", "Pack", "PadV2"}
-_ADDITIONS = {"Add", "AddV2", "AddN", "Sub"}
-#: What reads a weight, and what no gradient goes through.
-_READS = {"ReadVariableOp", "ResourceGather"}
-_STOPS = {"StopGradient", "PreventGradient"}
 _COMPARISONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 _COMPARISONS |= {"ApproximateEqual"}
 #: Operations whose results are the same, whatever S is.
 _FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle", "InTopK", "InTopKV2"}
 #: Operations whose results are numbers, whatever they are given.
-_NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank", "Snapshot"}
+NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank", "Snapshot"}
 _CHOICES = {"Select", "SelectV2"}
 #: A number is compared with as if it was 0 if it is no larger, as an epsilon is.
 _SMALL = 1.01e-3
@@ -111,8 +106,6 @@ _CALLS = {
 
 #: Eager mode stops reporting after this many operations in a row without S.
 _PATIENCE = 1000
-#: How many operations are followed from a term of a sum back to the weights.
-_TERM = 1000
 #: A number for each `Kinds`.
 _numbers = itertools.count()
 #: How many sources of a value of eager mode are remembered.
@@ -133,11 +126,6 @@ class Kind(NamedTuple):
     name: str
     sources: Tuple[object, ...] = ()
 
-    @property
-    def was_changed(self) -> bool:
-        """Whether a gradient of this kind was changed while it was scaled."""
-        return self.name in {CHANGED, SQUARED, INVERSE}
-
 
 def made_of(
     operation: str,
@@ -150,7 +138,7 @@ def made_of(
     harm: a gradient that is divided twice leaves weights as they are, one that is not
     divided destroys them. `number_at` returns the value of an input, if it is known.
     """
-    if _is_call(operation):
+    if is_call(operation):
         return UNKNOWN
 
     def numbers() -> List[Optional[Array]]:
@@ -160,7 +148,7 @@ def made_of(
         return SCALE  # S does not fall below 1 by default, so nothing is changed
     if operation in {"Cast", "Identity", "Bitcast"}:
         return kinds[0]
-    if operation in _NUMBERS:
+    if operation in NUMBERS:
         return None
     if operation in _COMPARISONS and {*kinds} == {SCALE, None}:
         return None  # how large S is says nothing of a gradient
@@ -192,7 +180,7 @@ def made_of(
         return _product(kinds, power * max(factors, key=abs))
     if operation in _FUNCTIONS and has_factors:
         return CHANGED
-    if operation in _PRODUCTS:
+    if operation in PRODUCTS:
         return _product(kinds, sum(factors))
     if operation in _QUOTIENTS:
         return _product(kinds, factors[0] - factors[1])
@@ -204,7 +192,8 @@ def made_of(
     return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
 
 
-def _is_call(operation: str) -> bool:
+def is_call(operation: str) -> bool:
+    """Tells whether nothing is known of the results, unless a body can be read."""
     return operation in _CALLS or operation.startswith("__")  # a function of eager mode
 
 
@@ -239,16 +228,14 @@ class Kinds:
     """
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
+        #: Is told of each operation of a graph, and of the kinds of tensors by `id`.
+        self.told: Callable[[Op, Dict[int, Optional[Kind]]], None] = lambda *_: None
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
         self._patience = 0
         #: The number of the first tensor of eager mode of which we could hear.
         self._since = 0
-        #: Whether a graph adds a term that depends on weights to what is scaled. None:
-        #: nobody looks any more. It was told, or S was read as a number, by which the
-        #: term may have been multiplied.
-        self.adds_a_term: Optional[bool] = False
         self.note_variables([scale_variable], Kind(SCALE))
 
     def note(self, tensor: Tensor, kind: Kind) -> None:
@@ -289,8 +276,8 @@ class Kinds:
     def note_op(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Takes note of an operation of eager mode: see `op_callbacks.OpListener`."""
         kinds = [self._eager_kind(each) for each in inputs]
-        if any(kinds) or _is_call(kind):
-            called = [kind] if _is_call(kind) else []
+        if any(kinds) or is_call(kind):
+            called = [kind] if is_call(kind) else []
             every = _made(kind, inputs, kinds, outputs, called, self._since)
             for output, made in every:
                 if made is not None:  # momentum would have a source of each step
@@ -318,27 +305,12 @@ class Kinds:
                 kinds[id(inner)] = self._of(outer)
                 if graph_of(outer) is None and outer.dtype != tf.resource:
                     kinds[id(inner)] = kinds[id(inner)] or Kind(UNKNOWN)
-
-        def known_kind(tensor: Tensor) -> Optional[Kind]:
-            if tensor.dtype == tf.resource and id(tensor) not in kinds:
-                return self._handles.get(id(tensor), Kind(UNKNOWN))
-            return kinds.get(id(tensor))
-
         operations = graph.get_operations()
         for each in operations[notes.walked :]:
             inputs = list(each.inputs)
-            known = list(map(known_kind, inputs))
+            known = [kinds.get(id(tensor)) for tensor in inputs]
             called = functions_of(each)
-            if (
-                self.adds_a_term is False
-                and each.type in _ADDITIONS
-                and any(kind and kind.name == SCALED for kind in known)
-            ):
-                self.adds_a_term = any(
-                    _depends_on_weights(term, known_kind)
-                    for term, kind in zip(inputs, known)
-                    if kind is None or kind.name == UNKNOWN
-                )
+            self.told(each, kinds)
             for output, made in _made(each.type, inputs, known, each.outputs, called):
                 kinds.setdefault(id(output), notes.noted.get(id(output), made))
         notes.walked = len(operations)
@@ -384,7 +356,7 @@ def _made(
         may_be_unheard = since and operation in _SUMS
         if may_be_unheard and op_callbacks.key_of(inputs[i]) < since:
             return None
-        return _number(inputs[i])
+        return known_value(inputs[i])
 
     name = made_of(operation, names, number_at)
     # Stochastic rounding adds others to the bits of scaled values.
@@ -450,43 +422,7 @@ def _returned(
     return [None if kind is None else kind.name for kind in returned]
 
 
-def _depends_on_weights(
-    tensor: Tensor, kind_of: Callable[[Tensor], Optional[Kind]]
-) -> bool:
-    """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
-
-    False where it is not known. Weights are variables that are known to be numbers, and
-    what a function is given is data.
-    """
-    waiting, seen, found = [tensor], set(), False
-    while waiting:
-        each = waiting.pop().op
-        if each.name in seen or each.type in _STOPS | _NUMBERS:
-            continue
-        seen.add(each.name)
-        kinds = [kind_of(t) for t in each.inputs]
-        is_data = each.type == "Placeholder" and captured_by(each.outputs[0]) is None
-        if len(seen) > _TERM or any(k and k.name != UNKNOWN for k in kinds):
-            return False
-        if each.type in _READS:
-            if kinds[0] is not None:  # a variable of which nothing is known
-                return False
-            found = True
-        elif _is_call(each.type) and not is_data:
-            return False
-        elif each.type in _PRODUCTS and any(map(_is_zero, each.inputs)):
-            return False  # programs write `+ 0.0 * x`, so that no gradient is None
-        else:
-            waiting += [t for t in each.inputs if t.dtype.is_floating]
-    return found
-
-
-def _is_zero(tensor: Tensor) -> bool:
-    number = _number(tensor)
-    return number is not None and not np.any(number)
-
-
-def _number(tensor: Tensor) -> Optional[Array]:
+def known_value(tensor: Tensor) -> Optional[Array]:
     """Returns the value of a tensor of few elements, None if it is not known."""
     if tensor.dtype.is_floating or tensor.dtype.is_integer:
         size = tensor.shape.num_elements()

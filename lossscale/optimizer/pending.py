@@ -30,93 +30,26 @@ The law, where two lists of gradients or two optimizers meet:
 
 from __future__ import annotations
 
-import enum
-import math
 import weakref
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from lossscale.arguments import FLOAT32_MAX
 from lossscale.gradients.bundle import Bundle, as_they_are, unscale_and_check
 from lossscale.gradients.check import CLEAN, Check, all_true, dense_part, is_small
 from lossscale.optimizer.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind, Kinds
-from lossscale.runtime import mode, op_callbacks, replicas
-from lossscale.runtime.aliases import (
-    Divisors,
-    Flag,
-    Grad,
-    Grads,
-    Graph,
-    Scalar,
-    Tensor,
-    Variable,
-)
-from lossscale.runtime.graphs import (
-    are_arguments,
-    current_graph,
-    do_not_convert,
-    is_visible,
-    notes_of,
-    visible_graphs,
-)
-from lossscale.runtime.loss_scale_warning import warn
+from lossscale.optimizer.mistakes import Mistakes, Reads
+from lossscale.runtime import graphs, mode, op_callbacks, replicas
+from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
 from lossscale.scales.base import LossScale, observer_of, unguarded, value_of
 
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
 #: The attribute of a tensor of S that tells which loss it multiplied.
 _LOSS = "_lossscale_loss"
-
-_NEVER_SCALED = """\
-The loss was never scaled before this step was traced or run: small float16 gradients \
-are lost. Add the two lines marked below to your training step:
-
-    with tf.GradientTape() as tape:
-        loss = ...
-        scaled_loss = optimizer.scale_loss(loss)           # <- add
-    grads = tape.gradient(scaled_loss, variables)          # <- scaled_loss, not loss
-    optimizer.apply_gradients(zip(grads, variables))
-"""
-_CHANGED = """\
-While these gradients were still scaled, they were bounded, compared with a number, \
-passed through a function or mixed with unscaled ones, which is right for unscaled \
-gradients only. They are now divided by the loss scale. Unscale the gradients first, \
-then change them:
-
-    grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
-    grads, _ = tf.clip_by_global_norm(grads, 1.0)
-    optimizer.apply_gradients(zip(grads, variables))
-"""
-_READ = """\
-The loss scale was read between `scale_loss` and `apply_gradients`, or other gradients \
-were unscaled by it, and lossscale cannot see whether these gradients were divided by \
-it. They are now divided by it. If your program divided them before, that is once too \
-often. Let the optimizer that applies them divide them:
-
-    grads = optimizer.get_unscaled_gradients(grads)        # also remembers an overflow
-"""
-_ADDED = """\
-A term that depends on the weights was added to a loss that was scaled before, or to \
-its gradients. It is divided by the loss scale with them, and so nearly lost. Add it \
-to the loss, then scale the loss:
-
-    scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
-"""
-
-
-class Overflow(float, enum.Enum):
-    """What is known of an overflow, as the number that stands for it on the device.
-
-    In this order, so that one comparison with `pending` tells what counts: -S, which is
-    below COUNTED, says that the step of a counted overflow goes on. All are finite, for
-    runs that look for infinities.
-    """
-
-    NONE = -FLOAT32_MAX  # no -S is below it
-    COUNTED = 0.0
-    SEEN = FLOAT32_MAX  # and no apply has counted it
+#: What `overflow_seen` holds: there was none; an apply has counted it; none has yet.
+NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
 
 
 class StepState:
@@ -137,7 +70,7 @@ class StepState:
         )
         with tf.init_scope():
             self.pending = variable(0.0, name="pending")
-            self.overflow = variable(Overflow.NONE, name="overflow_seen")
+            self.overflow = variable(NO_OVERFLOW, name="overflow_seen")
             self.waiting = variable(0.0, name="waiting")
             self.given = variable(0.0, name="given")
 
@@ -149,11 +82,10 @@ class StepState:
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
-        held = tf.convert_to_tensor(self.overflow)
-        # A counted one has ended.
-        now = tf.where(held > Overflow.COUNTED, Overflow.SEEN, Overflow.NONE)
+        is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
+        now = tf.where(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:
-            now = tf.where(is_finite, now, Overflow.SEEN)
+            now = tf.where(is_finite, now, SEEN)
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, kind: str) -> Flag:
@@ -162,19 +94,20 @@ class StepState:
         An overflow that was counted counts again for what was made of that list in the
         same step, and never for scaled gradients.
         """
-        ends_at = Overflow.COUNTED
+        least = SEEN
         if kind != SCALED:
-            ends_at = tf.minimum(tf.convert_to_tensor(self.pending), Overflow.COUNTED)
-        is_bad = tf.convert_to_tensor(self.overflow) > ends_at
-        now = tf.where(is_bad, Overflow.COUNTED, Overflow.NONE)
+            goes_on = tf.convert_to_tensor(self.pending) < 0.0
+            least = tf.where(goes_on, COUNTED, SEEN)
+        is_none = tf.convert_to_tensor(self.overflow) < least
+        now = tf.where(is_none, NO_OVERFLOW, COUNTED)
         self.overflow.assign(now, read_value=False)
-        return tf.logical_not(is_bad)
+        return is_none
 
 
 class Unscaled(NamedTuple):
     """A list of gradients that was unscaled: the source of what is made of them."""
 
-    pending: PendingDivision  # of the optimizer that unscaled it
+    division: PendingDivision  # of the optimizer that unscaled it
     check: Check
     length: int  # also counts `None`s
     losses: List[Tensor]  # those of which it is known that it was made of them
@@ -199,66 +132,61 @@ class StepObserver:
     """Is told of the uses of a `LossScale` for all optimizers that share it."""
 
     def __init__(self, loss_scale: LossScale) -> None:
-        self.optimizers: weakref.WeakSet[PendingDivision] = weakref.WeakSet()
+        self.divisions: weakref.WeakSet[PendingDivision] = weakref.WeakSet()
         #: What S is read from. A `FixedLossScale` has no variable.
         self._variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
-        self.kinds = Kinds(self._variable)
+        self.kinds, self.reads = Kinds(self._variable), Reads()
+        self.kinds.told = self.reads.note_operation
         #: The last step that the optimizers share: see `step._SharedStep`.
         self.shared_step: Any = None
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
         self.owner: Optional[PendingDivision] = None
-        #: The last tensor of S that multiplied a loss in eager mode, of each replica.
-        self._last_in_eager_mode: Dict[object, Scalar] = {}
-        self.has_unscaled = False  # whether anybody has unscaled gradients
-        #: Whether a loss was scaled since gradients were unscaled, and how often S was
-        #: read since, as a tensor and as a number. Tensors are counted from -1 on if
-        #: the first one may scale the loss, and from minus infinity if none can harm.
-        self.is_scaled, self.reads, self.numbers = False, -1.0, 0
+        #: Where there is no state: whether a loss was scaled since gradients were
+        #: unscaled, and the last tensor of S that multiplied one, of each replica.
+        self.is_scaled = False
+        self.last_scales: Dict[object, Callable[[], Optional[Scalar]]] = {}
 
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
 
-    @do_not_convert
+    @graphs.do_not_convert
     def note_read(self, tensor: Scalar) -> None:
         """A program read S as a tensor."""
         if op_callbacks.are_paused():
             return  # a step is being applied, which itself moves the loss scale
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
-        if self._variable is None:  # so that a body is seen to read S
-            for each in list(self.optimizers):
-                each.read_state()
+        if self._variable is None and graphs.is_building():  # a body is seen to read S
+            for state in self._states():
+                tf.convert_to_tensor(state.pending)
         if not hasattr(tensor, _LOSS):
-            self.reads += 1
-            if not self.is_scaled:  # a loss may be multiplied by this tensor only now
-                self.numbers = 0
+            self.reads.read()
 
     def note_float(self) -> None:
         """A program read S as a Python number."""
-        self.numbers += 1
-        self.kinds.adds_a_term = None
+        self.reads.read_as_number()
 
-    @do_not_convert
+    @graphs.do_not_convert
     def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
         """A loss is multiplied by a tensor of S."""
         owner = self.owner
-        of_whom = (lambda: None) if owner is None else weakref.ref(owner)
+        of_whom = weakref.ref(owner) if owner else lambda: None
         setattr(loss_scale, _LOSS, Loss(loss, of_whom))
-        self._last_scales(current_graph())[replicas.this_one()] = loss_scale
-        self.is_scaled, self.reads, self.numbers = True, 0.0, 0
+        self.last_scales[replicas.this_one()] = weakref.ref(loss_scale)
+        self.is_scaled = True
+        self.reads.loss_scaled()
         with op_callbacks.paused():
-            for each in list(self.optimizers):
+            for each in list(self.divisions):
                 each.note_scaled(loss_scale, is_own=each is owner)
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by S, without a check."""
         self.note_unscaled(grads, ())
-        optimizers = list(self.optimizers)
-        own = [each for each in optimizers if each.waits]
-        if len(own) > 1:  # nobody knows whose these were
+        own = [each for each in list(self.divisions) if each.waits]
+        if len(own) > 1:
             for each in own:
-                each.is_unclear = True
+                each.mistakes.unscaled_elsewhere(whose_is_unknown=True)
         with op_callbacks.paused():
-            states = [each.state for each in optimizers if each.state is not None]
+            states = self._states()
             free: List[Optional[Flag]] = [None] * len(states)
             if self.has_several:
                 waiting = tf.stack([state.waiting > 0.0 for state in states])
@@ -274,33 +202,20 @@ class StepObserver:
 
     def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled."""
-        self.has_unscaled = True
-        # All gradients since the last loss are divided: what reads S now logs it.
-        self.is_scaled, self.reads, self.numbers = False, -math.inf, 0
+        self.is_scaled = False
+        self.reads.unscaled()
         for tensor in map(dense_part, grads):
             if tf.is_tensor(tensor):
                 self.kinds.note(tensor, Kind(UNSCALED, sources))
 
-    def stepped(self) -> None:
-        """A step is applied or skipped."""
-        # A program that does not call `scale_loss` reads S to scale the loss.
-        self.reads, self.numbers = 0.0 if self.is_scaled else -1.0, 0
+    def _states(self) -> List[StepState]:
+        every = [each.state for each in list(self.divisions)]
+        return [state for state in every if state is not None]
 
     @property
     def has_several(self) -> bool:
         """Whether several optimizers share the loss scale, of whatever kind."""
-        return len(self.optimizers) > 1
-
-    def _last_scales(self, graph: Optional[Graph]) -> Dict[object, Scalar]:
-        is_eager = graph is None
-        return self._last_in_eager_mode if is_eager else notes_of(graph, self, dict)
-
-    def last_scale(self) -> Optional[Scalar]:
-        """Returns the tensor of S that multiplied the last loss that is seen here."""
-        replica = replicas.this_one()
-        found = (self._last_scales(graph).get(replica) for graph in visible_graphs())
-        last = next((each for each in found if each is not None), None)
-        return last if last is not None and is_visible(last) else None
+        return len(self.divisions) > 1
 
 
 class PendingDivision:
@@ -312,21 +227,19 @@ class PendingDivision:
         """See `LossScaleEngine._set_up`."""
         self.loss_scale, self._unscales_itself = loss_scale, unscales_itself
         self.observer = observer = observer_of(loss_scale, StepObserver)
-        self._unscales_in_apply, self._has_unscaled = unscales_in_apply, False
-        self._warned: set[str] = set()
-        #: The name of a variable that it trains, by which a warning names it.
-        self.trains = ""
+        self._unscales_in_apply = unscales_in_apply
+        self.mistakes = Mistakes(loss_scale, observer.reads, is_silent=unscales_itself)
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: A function that was traced before tells the state of this optimizer nothing.
         self._is_late = self._was_used()
-        #: As far as Python sees: whether it ever had a loss of its own, whether
-        #: gradients of one wait to be applied, and whether some that may be its own
-        #: were unscaled without it.
-        self.has_own, self.waits, self.is_unclear = False, False, observer.has_unscaled
-        observer.optimizers.add(self)
+        #: Whether gradients of its own loss wait to be applied, as far as Python sees.
+        self.waits = False
+        #: Whether it ever unscaled gradients: if not, no overflow waits.
+        self._may_hold_overflow = False
+        observer.divisions.add(self)
         observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
 
     def scale(self, loss: Tensor) -> Any:
@@ -337,14 +250,10 @@ class PendingDivision:
         finally:
             self.observer.owner = None
 
-    def read_state(self) -> None:
-        """Makes a body that is being built one that uses the state."""
-        if self.state is not None and current_graph() is not None:
-            tf.convert_to_tensor(self.state.pending)
-
     def note_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
         """A loss was multiplied."""
-        self.is_unclear = self.is_unclear and self.waits and not is_own
+        if is_own or not self.waits:
+            self.mistakes.loss_scaled(is_own)
         if self.state is not None:
             is_its = is_own or not self.observer.has_several
             self.state.move(loss_scale, None if is_its else self.state.waiting < 1.0)
@@ -353,7 +262,7 @@ class PendingDivision:
 
     def _note_unscaled(self, grads: Grads, divisor: Scalar, check: Check) -> None:
         """Gradients of its own loss were unscaled: see `unscale`."""
-        self.is_unclear = False
+        self.mistakes.loss_scaled(is_own=True)
         if self.state is not None:
             self.state.move(-divisor)
             if not check.is_clean:
@@ -365,7 +274,7 @@ class PendingDivision:
 
     def _note_waiting(self, waits: bool) -> None:
         """Notes whether gradients of its own loss wait to be applied."""
-        self.has_own, self.waits = self.has_own or waits, waits
+        self.waits = waits
         if self.state is not None and self.observer.has_several:
             self.state.waiting.assign(float(waits), read_value=False)
 
@@ -376,18 +285,19 @@ class PendingDivision:
 
     def go_on_from(self, other: PendingDivision) -> None:
         """Takes the state of another one's step, which traced functions write, too."""
-        self._state, self.has_own, self.waits = other._state, other.has_own, other.waits
+        self._state, self.waits = other._state, other.waits
+        self.mistakes.has_own = other.mistakes.has_own
         self.observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
         # What others that share its loss scale do is no step of this one.
-        other.observer.optimizers.discard(other)
+        other.observer.divisions.discard(other)
 
     @property
     def is_shared(self) -> bool:
         """Whether it counts steps together with others that share its loss scale."""
-        sharing = [not each._unscales_itself for each in self.observer.optimizers]
+        sharing = [not each._unscales_itself for each in self.observer.divisions]
         return not self._unscales_itself and sum(sharing) > 1
 
-    def kept(self) -> Dict[str, Variable]:
+    def kept(self) -> Dict[str, tf.Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
         state = {} if self._state is None else vars(self._state)
         return {each.name.split(":")[0]: each for each in state.values()}
@@ -403,7 +313,7 @@ class PendingDivision:
                     "unscaled already. Unscale each gradient once."
                 )
             divisors = self._divisors_of_scaled(scaled, kinds)
-            self._has_unscaled = True
+            self._may_hold_overflow = True
             bundle = Bundle(self.loss_scale, scaled, divisors)
             unscaled, check = unscale_and_check(bundle)
             check = check.without_gradients(len(scaled))
@@ -411,11 +321,11 @@ class PendingDivision:
             if done is not None:
                 # One may unscale what several have scaled.
                 owners = [loss.owner() for loss in _losses_among(kinds)]
-                for each in list(self.observer.optimizers):
+                for each in list(self.observer.divisions):
                     if each is self or (each in owners and each.waits):
                         each._note_unscaled(scaled, done, check)
-                    elif not each.has_own:
-                        each.is_unclear = True
+                    else:
+                        each.mistakes.unscaled_elsewhere()
         source = Unscaled(self, check, len(scaled), _known_losses(kinds))
         self.observer.note_unscaled(unscaled, (source,))
         dense = map(dense_part, unscaled)
@@ -424,7 +334,7 @@ class PendingDivision:
                 continue
             if kind.name == UNKNOWN:
                 self.observer.kinds.note(dense_part(grad), Kind(SCALED, (divisor,)))
-            if current_graph() is not None or is_small(after):
+            if graphs.is_building() or is_small(after):
                 setattr(after, _BEFORE, Before(grad, divisor))
         return unscaled
 
@@ -440,7 +350,7 @@ class PendingDivision:
             if grad is None or kind.name == UNSCALED:
                 continue
             scales = [each for each in kind.sources if not isinstance(each, Unscaled)]
-            if len(scales) == 1 and is_visible(scales[0]):
+            if len(scales) == 1 and graphs.is_visible(scales[0]):
                 divisors[i] = scales[0]
             else:
                 scaled_by = self._scaled_by() if scaled_by is None else scaled_by
@@ -453,29 +363,27 @@ class PendingDivision:
         if self.state is not None:
             scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
             return tf.where(scaled_by > 0.0, scaled_by, now)
-        last = self.observer.last_scale()
-        return now if last is None else last
+        last = self.observer.last_scales.get(replicas.this_one(), lambda: None)()
+        return last if last is not None and graphs.is_visible(last) else now
 
-    def resolve(self, grads: Grads) -> Bundle:
-        """Returns the gradients to apply, with their divisors and checks."""
+    def resolve(self, grads: Grads, trains: str) -> Bundle:
+        """Returns the gradients to apply, with their divisors and checks.
+
+        A warning tells that they train the variable `trains`.
+        """
         grads = as_they_are(grads)
         with op_callbacks.paused():
             kinds = self._kinds_of(grads)
             names = {k.name for grad, k in zip(grads, kinds) if grad is not None}
             rest = self._divisor_of_unknown(grads) if UNKNOWN in names else None
-            self._warn_of(kinds, is_divided=rest is not None)
-            divisors = self._divisors_of_scaled(grads, kinds)
-            bundle = Bundle(
-                self.loss_scale,
-                grads,
-                [rest if k.name == UNKNOWN else by for k, by in zip(kinds, divisors)],
-                of_unknown=rest,
-                losses=_known_losses(kinds),
-            )
+            self.mistakes.warn(names, trains, is_divided=rest is not None)
+            by = self._divisors_of_scaled(grads, kinds)
+            by = [rest if k.name == UNKNOWN else each for k, each in zip(kinds, by)]
+            losses = _known_losses(kinds)
+            bundle = Bundle(self.loss_scale, grads, by, of_unknown=rest, losses=losses)
             if self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, _lists_among(kinds), names)
             self._note_waiting(False)
-        self.observer.stepped()
         return bundle
 
     def _with_earlier_check(
@@ -487,23 +395,29 @@ class PendingDivision:
         """
         check = CLEAN
         for each in lists:
-            if each.check.is_clean or is_visible(each.check.quick):
+            if each.check.is_clean or graphs.is_visible(each.check.quick):
                 check &= each.check
         # The worst numbers are known if the gradients are one list, and as long.
         if len(lists) != 1 or lists[0].length != len(bundle.grads):
             check = check._replace(worst=None)
-        if not check.is_clean:
-            bundle = _unless_changed(bundle)
-        unscaled_by = dict.fromkeys((each.pending for each in lists), UNSCALED)
+        before = list(map(before_division, bundle.grads))
+        is_known = all(b or g is None for g, b in zip(bundle.grads, before))
+        if is_known and not check.is_clean:  # nobody has changed them since
+            bundle = bundle.but(is_checked=True)
+            # Under XLA one replica divides them once more, in its branch, as if nobody
+            # had unscaled them, and needs no memory for the quotients.
+            if replicas.count() == 1 and mode.current().by_xla:
+                bundle = bundle.but(
+                    grads=[each and each.grad for each in before],
+                    divisors=[each and each.divisor for each in before],
+                )
+        unscaled_by = dict.fromkeys((each.division for each in lists), UNSCALED)
         if UNKNOWN in names:
             unscaled_by.setdefault(self, UNKNOWN)
-        elif self._has_unscaled:
+        elif self._may_hold_overflow:
             unscaled_by.setdefault(self, SCALED)
-        flags = [
-            each.state.count_overflow(kind)
-            for each, kind in unscaled_by.items()
-            if each.state is not None
-        ]
+        counted = [(each.state, kind) for each, kind in unscaled_by.items()]
+        flags = [state.count_overflow(kind) for state, kind in counted if state]
         # What momentum carries on from earlier steps does not overflow again.
         if bundle.is_checked or not (flags or check.is_clean):
             flags.append(check.quick)
@@ -521,7 +435,7 @@ class PendingDivision:
         # Whether they are divided if nobody scaled or unscaled. The loss of a
         # function's arguments may be scaled before they come.
         by_nobody = (self._unscales_in_apply or self._is_late) and (
-            self._was_used() or are_arguments(map(dense_part, grads))
+            self._was_used() or graphs.are_arguments(map(dense_part, grads))
         )
         if self.state is None:
             is_scaled = by_nobody or self.observer.is_scaled
@@ -540,36 +454,11 @@ class PendingDivision:
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 
-    def _warn_of(self, kinds: List[Kind], is_divided: bool) -> None:
-        """Warns of the program's likely mistakes, of each once.
-
-        `is_divided` tells whether gradients of unknown kind are there, and are divided.
-        """
-        seen, found = self.observer, []
-        if not self._was_used():
-            found.append(_NEVER_SCALED)
-        are_scaled = any(kind.name == SCALED for kind in kinds)
-        if any(kind.was_changed for kind in kinds):
-            found.append(_CHANGED)
-        elif (is_divided and (seen.reads > 0 or self.is_unclear)) or (
-            seen.numbers > 0 and (is_divided or are_scaled)
-        ):  # the program may have divided these gradients itself
-            found.append(_READ)
-        if seen.kinds.adds_a_term:
-            found.append(_ADDED)
-            seen.kinds.adds_a_term = None
-        for message in found:
-            if not self._unscales_itself and message not in self._warned:
-                self._warned.add(message)
-                # Also, Python shows equal warnings of one line once.
-                warn(f"{message}This is the optimizer that trains {self.trains!r}.")
-
 
 def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
     """Returns the unscaled lists that values were made of, each once."""
-    every = [source for kind in kinds for source in kind.sources]
-    found = {id(each): each for each in every if isinstance(each, Unscaled)}
-    return list(found.values())
+    sources = {id(source): source for kind in kinds for source in kind.sources}
+    return [each for each in sources.values() if isinstance(each, Unscaled)]
 
 
 def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
@@ -589,7 +478,7 @@ def _known_losses(kinds: List[Kind]) -> List[Tensor]:
     kinds = [kind for kind in kinds if kind.name != UNKNOWN]
     values = [loss.value for loss in _losses_among(kinds)]
     values += [value for each in _lists_among(kinds) for value in each.losses]
-    return list({id(each): each for each in values if is_visible(each)}.values())
+    return list({id(each): each for each in values if graphs.is_visible(each)}.values())
 
 
 def _number_of(grads: Grads) -> Optional[Scalar]:
@@ -611,21 +500,3 @@ def before_division(grad: Grad) -> Optional[Before]:
     """
     found: Optional[Before] = getattr(dense_part(grad), _BEFORE, None)
     return found
-
-
-def _unless_changed(bundle: Bundle) -> Bundle:
-    """Returns gradients that need no second check, if nobody has changed them.
-
-    Under XLA one replica divides them once more, in its branch, as if nobody had
-    unscaled them, and needs no memory for the quotients.
-    """
-    before = list(map(before_division, bundle.grads))
-    if any(g is not None and b is None for g, b in zip(bundle.grads, before)):
-        return bundle
-    bundle = bundle.but(is_checked=True)
-    if replicas.count() > 1 or not mode.current().by_xla:
-        return bundle
-    return bundle.but(
-        grads=[None if each is None else each.grad for each in before],
-        divisors=[None if each is None else each.divisor for each in before],
-    )

@@ -1,4 +1,4 @@
-"""A term that is added to a scaled loss, in graphs: `kinds.py` and `pending.py`."""
+"""A term that is added to a scaled loss, in graphs: `mistakes.py`."""
 
 from __future__ import annotations
 
