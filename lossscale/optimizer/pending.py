@@ -237,7 +237,7 @@ class PendingDivision:
         self._is_late = self._was_used()
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
-        #: Whether it ever unscaled gradients: if not, no overflow waits.
+        #: Whether gradients of its own were ever unscaled: if not, no overflow waits.
         self._may_hold_overflow = False
         observer.divisions.add(self)
         observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
@@ -261,8 +261,9 @@ class PendingDivision:
             self._note_waiting(True)
 
     def _note_unscaled(self, grads: Grads, divisor: Scalar, check: Check) -> None:
-        """Gradients of its own loss were unscaled: see `unscale`."""
+        """Gradients were unscaled that are taken for those of its own loss."""
         self.mistakes.loss_scaled(is_own=True)
+        self._may_hold_overflow = True
         if self.state is not None:
             self.state.move(-divisor)
             if not check.is_clean:
@@ -286,6 +287,7 @@ class PendingDivision:
     def go_on_from(self, other: PendingDivision) -> None:
         """Takes the state of another one's step, which traced functions write, too."""
         self._state, self.waits = other._state, other.waits
+        self._may_hold_overflow = other._may_hold_overflow
         self.mistakes.has_own = other.mistakes.has_own
         self.observer.kinds.note_variables(self.kept().values(), Kind(SCALE))
         # What others that share its loss scale do is no step of this one.
@@ -313,7 +315,6 @@ class PendingDivision:
                     "unscaled already. Unscale each gradient once."
                 )
             divisors = self._divisors_of_scaled(scaled, kinds)
-            self._may_hold_overflow = True
             bundle = Bundle(self.loss_scale, scaled, divisors)
             unscaled, check = unscale_and_check(bundle)
             check = check.without_gradients(len(scaled))

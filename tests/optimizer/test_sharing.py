@@ -151,3 +151,20 @@ def test_in_a_graph_and_session(family, looks):
         np.testing.assert_array_equal(session.run(variables), expected)
         counts = session.run([optimizer.iterations for optimizer in optimizers])
         assert counts == np.sum(RUN, axis=0).tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_overflow_that_another_optimizer_unscaled_counts_once(family, mode):
+    loss_scale = DynamicLossScale(**SCALE)
+    other, own = sharing(family, loss_scale)
+
+    def step(factor, unscales):
+        grads = unscales.optimizer.get_unscaled_gradients(own.scaled(factor))
+        own.apply(grads)
+
+    by_other = compiled(lambda factor: step(factor, other), mode)
+    by_own = compiled(lambda factor: step(factor, own), mode)
+    by_other(tf.constant(np.inf))
+    by_own(tf.constant(0.5))
+    assert int(loss_scale.skipped_steps.numpy()) == 1
+    assert own.subtracted() == 0.5
