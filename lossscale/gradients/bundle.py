@@ -1,5 +1,8 @@
 """A bundle: one replica's gradients on their way through a step, and their checks.
 
+Gradients are checked when they are unscaled (`unscale_and_check`) and before they are
+applied (`check_as_applied`), since a program may change them in between.
+
 An optimizer sums the duplicate rows of a sparse gradient only when it applies them. In
 float16 each value may be finite, but not their sum, so the check before the apply
 covers the sums, too. In wider dtypes they overflow only for gradients of 1e38.
@@ -134,11 +137,11 @@ class Bundle:
         return unpack(self.quotients(), self.groups)
 
     def largest(self) -> Scalar:
-        """Returns the greatest magnitude of the quotients. It is always finite."""
+        """Returns the quotients' greatest magnitude, at most float32's maximum."""
         return tf.minimum(largest_magnitude(self.grads, self.divisors), tf.float32.max)
 
     def has_bad_loss(self) -> Flag:
-        """Tells whether a loss was not finite before it was scaled. For a branch."""
+        """Tells whether a loss was not finite before it was scaled."""
         return tf.logical_not(each_is_finite(floating_values(self.losses)))
 
 
@@ -149,7 +152,8 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     few = bundle.packed()
     quotients = few.divided()
     # Under XLA the check divides a second time, so that no quotient need be stored for
-    # it. A graph reuses the memory of what it divides, unless it is read again.
+    # it. Elsewhere it reads the quotients: a graph can write these over what it divides
+    # if nobody reads that again.
     check = check_of_quotients(few if mode.current().by_xla else quotients)
     if mode.current().runs_parts and is_nested():
         # A session keeps no state. Gradients tell it of an overflow in a loop or a
@@ -168,11 +172,10 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
 def check_of_quotients(
     bundle: Bundle, quick: Optional[Flag] = None, with_sums: bool = False
 ) -> Check:
-    """Returns the check of the quotients, and of the sums of duplicate rows if asked.
+    """Returns the check of the quotients, and of sums of duplicate rows if asked.
 
-    `quick` is the quick check of both, None if the caller has not made it: the scaled
-    gradients are summed, and a divisor below 1, which may make a finite gradient
-    overflow, fails.
+    `quick` is the quick check of both. None: it is made here, of the gradients as they
+    are. They prove nothing of quotients by a divisor below 1.
     """
 
     def exact_check() -> Flag:
@@ -212,7 +215,7 @@ def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
 
 
 def largest_before_clipping(bundle: Bundle) -> Scalar:
-    """Returns the greatest magnitude before the user clipped."""
+    """Returns the greatest magnitude, before the user clipped what was unscaled."""
     known = bundle.check.largest
     if known is None:
         return bundle.largest()
@@ -276,8 +279,8 @@ def _sums(grad: Grad) -> Tensor:
         tf.math.unsorted_segment_sum(each, positions, tf.shape(order)[0])
         for each in (wide, tf.abs(wide), tf.ones_like(wide))
     )
-    largest = tf.where(counts > 2.0, magnitudes, signed)
-    return tf.cast(largest, grad.values.dtype)
+    sums = tf.where(counts > 2.0, magnitudes, signed)
+    return tf.cast(sums, grad.values.dtype)
 
 
 def magnitudes_of_rows(grad: Grad) -> Tensor:

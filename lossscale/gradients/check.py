@@ -26,7 +26,7 @@ SMALL = 4096
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 #: dtype -> a factor. Of 2**60 largest numbers, each times that, the sum is finite.
-_SMALL = {tf.float32: 2.0**-95, tf.float64: 2.0**-991}
+_SHRINK = {tf.float32: 2.0**-95, tf.float64: 2.0**-991}
 
 
 class Check(NamedTuple):
@@ -124,8 +124,9 @@ def all_finite(grads: Any) -> Any:
 
     It adds all elements up first, with one read of memory: if the sum is finite, so is
     each element. If it is not, each element is checked, since large finite numbers can
-    overflow in the sum, too. For float16, and under XLA on a GPU, each is checked from
-    the start. This looks at one replica only. `LossScale.update` looks at all replicas.
+    overflow in the sum, too. For float16, and under XLA on a GPU or for bfloat16, each
+    is checked from the start. This looks at one replica only. `LossScale.update` looks
+    at all replicas.
 
     >>> bool(all_finite([tf.constant([1.0, 2.0]), None]))
     True
@@ -255,16 +256,16 @@ def clean(count: int) -> PerGradient:
 
 def worst_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
     """Returns the worst number, not negative, of each gradient, packed or not."""
-    worst = [_worst_of_rows(grad, len(group)) for grad, group in zip(packed, groups)]
+    worst = [_worst_of_packed(grad, len(group)) for grad, group in zip(packed, groups)]
     return in_order(worst, groups)
 
 
 def worst_of_all(values: Grads) -> PerGradient:
     """Returns the worst number of all values, as if they were one gradient's."""
-    return sum((_worst_of_rows(value, 1) for value in values), clean(1))
+    return sum((_worst_of_packed(value, 1) for value in values), clean(1))
 
 
-def _worst_of_rows(grad: Grad, size: int) -> PerGradient:
+def _worst_of_packed(grad: Grad, size: int) -> PerGradient:
     """Returns the worst number of each of the `size` gradients packed into one.
 
     It is a sum of magnitudes, made so small that no finite sum overflows. An XLA that
@@ -278,7 +279,7 @@ def _worst_of_rows(grad: Grad, size: int) -> PerGradient:
             is_finite = tf.math.is_finite(rows)
             small = tf.where(is_finite, tf.zeros_like(rows), tf.abs(rows))
         else:
-            small = tf.abs(rows * _SMALL[rows.dtype])
+            small = tf.abs(rows * _SHRINK[rows.dtype])
         sums.append(tf.cast(tf.reduce_sum(small, 1), tf.float32))
     return tf.add_n(sums) if sums else clean(size)
 

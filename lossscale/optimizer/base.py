@@ -274,16 +274,15 @@ class LossScaleOptimizer:
         return self.scale_loss(loss)
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
-        """Returns the gradients that were not finite at the last skipped step.
+        """Returns the gradients that were not finite at the last step skipped for that.
 
         It covers all replicas of this process, before clipping; with
         `communication_dtype`, also their sum. It reads the device: call it between
         steps.
 
         Returns:
-          A list of `NonfiniteGradient`. It is empty if no step was skipped, if a loss
-          scale of your own skipped finite gradients, in a `tf.compat.v1` graph, or if
-          the overflow was clipped away.
+          A list of `NonfiniteGradient`. It is empty if no step was skipped because of
+          its gradients, in a `tf.compat.v1` graph, or if the overflow was clipped away.
         """
         return self._engine.nonfinite_gradients()
 

@@ -103,7 +103,7 @@ class LossScaleEngine(tf.Module):
         unscales_in_apply: bool = True,
         unscales_itself: bool = False,
     ) -> None:
-        """Is the constructor, with what only our wrappers tell an engine.
+        """Sets up an engine. The constructor is the part of it that users need.
 
         `applied_steps` returns the variable of the number of applied steps. None: there
         is none, and no record. `unscales_in_apply` tells whether `apply` divides
@@ -132,8 +132,8 @@ class LossScaleEngine(tf.Module):
             unscales_itself=unscales_itself,
         )
         self.__dict__.update(_applied_steps=applied_steps)
-        #: Why steps were skipped. Whoever is in a SavedModel of a training step must
-        #: track it: the step needs the variables.
+        #: Why steps were skipped. The object that a SavedModel of a training step holds
+        #: must track it, since the step needs its variables.
         self.record = Record(applied_steps)
         self.record.kept.update(self.division.kept())
 
@@ -226,7 +226,7 @@ class LossScaleEngine(tf.Module):
         aggregate: Optional[Callable[..., Tuple[Bundle, List[Variable]]]] = None,
         check: Check = CLEAN,
     ) -> Op:
-        """Does what `apply` does, which knows less.
+        """Applies gradients or skips the step. `apply` is the part that users need.
 
         `are_added` tells whether `apply_fn` adds the gradients up. If not, they are
         applied on each replica as they are there. Instead of that, `aggregate` adds a
@@ -266,7 +266,8 @@ class LossScaleEngine(tf.Module):
     def build(self, variables: List[Variable]) -> None:
         """Notes the variables of all steps, and creates what the reports need.
 
-        Call it where the first step can create no variable. Otherwise that does it.
+        Call it if the first step can create no variable. Otherwise the first step does
+        the same.
         """
         self._note_trained(variables)
         self.record.entry_of(variables, self.loss_scale)

@@ -1,9 +1,10 @@
 """What is known of a value: is it scaled, unscaled, or neither?
 
-Every operation makes a kind of the kinds of its inputs (`made_of`): in a graph we walk
-over the operations when gradients are applied, in eager mode TensorFlow calls us at
-each operation. A value without a kind is a number: neither S nor a gradient is in it.
-The state of the step decides where a kind is not known (`pending`).
+Every operation makes a kind of the kinds of its inputs (`made_of`). In a graph we walk
+over the operations when gradients are unscaled or applied. In eager mode TensorFlow
+calls us at each operation, from one that uses S on, until none has for a while. A value
+without a kind is a number: as far as we have seen, no S is in it. The state of the step
+decides where a kind is not known (`pending`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ UNSCALED = "unscaled"
 #: Bounded, compared with a number, passed through a function or mixed with unscaled
 #: values while it was scaled.
 CHANGED = "changed"
-#: What a variable holds, or a body returns that scales or unscales.
+#: Nothing is known: what a variable holds that is no weight, what a function is given,
+#: what a body returns that scales or unscales, or that we cannot read.
 UNKNOWN = "unknown"
 
 #: How often S is a factor.
@@ -79,7 +81,7 @@ _FUNCTIONS = {
 #: Operations that keep a value as it is where a bound is far away.
 _BOUNDS = {"Minimum", "Maximum", "ClipByValue", "FloorMod", "Mod", "TruncateMod"}
 _BOUNDS |= {"LowerBound", "UpperBound"}
-#: Sums, to which a number may have been added by hand.
+#: Sums and lists, in which a number may stand that the program has chosen.
 _SUMS = {"Add", "AddV2", "AddN", "Sub", "BiasAdd", "ConcatV2", "Pack", "PadV2"}
 _COMPARISONS = {"Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"}
 _COMPARISONS |= {"ApproximateEqual"}
@@ -88,8 +90,8 @@ _FREE = {"Sign", "IsFinite", "IsNan", "IsInf", "Angle", "InTopK", "InTopKV2"}
 #: Operations whose results are numbers, whatever they are given.
 NUMBERS = {"OnesLike", "ZerosLike", "Shape", "ShapeN", "Size", "Rank", "Snapshot"}
 _CHOICES = {"Select", "SelectV2"}
-#: A number is compared with as if it was 0 if it is no larger, as an epsilon is.
-_SMALL = 1.01e-3
+#: A number that is no larger, as an epsilon, counts as 0 where values are compared.
+_EPSILON = 1.01e-3
 
 _BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 _LOOPS = {"While", "StatelessWhile"}
@@ -135,8 +137,8 @@ def made_of(
     """Returns the kind of an operation's results. None: they are numbers.
 
     Where it cannot be known which of two kinds is right, this is the one that does less
-    harm: a gradient that is divided twice leaves weights as they are, one that is not
-    divided destroys them. `number_at` returns the value of an input, if it is known.
+    harm: a gradient that is divided twice hardly moves a weight, one that is not
+    divided destroys it. `number_at` returns the value of an input, if it is known.
     """
     if is_call(operation):
         return UNKNOWN
@@ -163,13 +165,13 @@ def made_of(
     factors = [_FACTORS.get(kind or UNSCALED, 0) for kind in kinds]
     has_factors = any(factors)
     is_bound = operation in _BOUNDS | _COMPARISONS and has_factors
-    if is_bound and (len(found) > 1 or not _are_at_most(_SMALL, numbers())):
+    if is_bound and (len(found) > 1 or not _are_at_most(_EPSILON, numbers())):
         return CHANGED
     if operation in _FREE or operation in _COMPARISONS:
         return UNKNOWN if UNKNOWN in found else UNSCALED
     if operation in _SUMS and has_factors:
         added = [each for each in numbers() if each is not None]
-        if any(np.any(np.abs(n) > _SMALL) for n in added if n.dtype.kind == "f"):
+        if any(np.any(np.abs(n) > _EPSILON) for n in added if n.dtype.kind == "f"):
             return CHANGED
     power = _POWERS.get(operation)
     if operation == "Pow":
@@ -258,10 +260,8 @@ class Kinds:
         for variable in variables:
             for copy in getattr(variable, "values", None) or [variable]:
                 handle = getattr(copy, "handle", None)
-                if handle is not None:
-                    is_eager = graph_of(handle) is None
-                    key = op_callbacks.key_of(handle) if is_eager else id(handle)
-                    self._handles.setdefault(key, kind)
+                if handle is not None and graph_of(handle) is None:
+                    self._handles.setdefault(op_callbacks.key_of(handle), kind)
 
     def of(self, grads: Iterable[Grad]) -> List[Optional[Kind]]:
         """Returns the kind of each gradient. None: it is a number, or None itself."""
@@ -273,12 +273,12 @@ class Kinds:
             return self._eager_kind(tensor)
         return self._walked(graph).get(id(tensor))
 
-    def note_op(self, kind: str, inputs: Tensors, outputs: Tensors) -> bool:
+    def note_op(self, operation: str, inputs: Tensors, outputs: Tensors) -> bool:
         """Takes note of an operation of eager mode: see `op_callbacks.OpListener`."""
         kinds = [self._eager_kind(each) for each in inputs]
-        if any(kinds) or is_call(kind):
-            called = [kind] if is_call(kind) else []
-            every = _made(kind, inputs, kinds, outputs, called, self._since)
+        if any(kinds) or is_call(operation):
+            called = [operation] if is_call(operation) else []
+            every = _made(operation, inputs, kinds, outputs, called, self._since)
             for output, made in every:
                 if made is not None:  # momentum would have a source of each step
                     few = made._replace(sources=made.sources[-_SOURCES:])

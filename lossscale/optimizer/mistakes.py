@@ -118,8 +118,8 @@ class Mistakes:
         #: may be its own were unscaled without it.
         self.has_own, self._is_unclear = False, reads.ever_unscaled
 
-    def loss_scaled(self, is_own: bool) -> None:
-        """A loss was scaled, while no gradients of another one waited."""
+    def owner_known(self, is_own: bool) -> None:
+        """It is known whose gradients wait now: its own loss's if `is_own`."""
         self.has_own, self._is_unclear = self.has_own or is_own, False
 
     def unscaled_elsewhere(self, whose_is_unknown: bool = False) -> None:

@@ -8,7 +8,7 @@ see, such as functions that are called again, loops, branches and NumPy.
 
 ```
 the last call              pending   apply divides gradients of unknown kind
-none of ours               0         with Keras 3, as its own wrapper; not with Keras 2
+none of ours               0         as its Keras's own wrapper: `_divisor_of_unknown`
 scale_loss                 S         yes, by what multiplied the last loss
 get_unscaled_gradients     -S        no, unless they are those that it was given
 apply_gradients            as it was: a second apply of a step does what the first did
@@ -19,13 +19,14 @@ The law, where two lists of gradients or two optimizers meet:
 1. What the program has said of a value is not asked of the state: what
    `get_unscaled_gradients` is given is scaled, and what it returns is unscaled.
 2. A state belongs to one optimizer. What another one does, or `LossScale.scale` and
-   `unscale`, moves it only while none of its own gradients wait to be applied.
-3. A body (a branch, a loop, a function) hands on the kind of what it was given, if
-   nobody scales or unscales inside.
+   `unscale`, moves it only while none of its own gradients wait to be applied, or if it
+   is known that the gradients are its own.
+3. What a body (a branch, a loop, a function) returns has the kind that its operations
+   make of what it was given, if nobody scales or unscales inside.
 4. An overflow that was seen waits until an apply has counted it. A counted one ends
    with the step: with its optimizer's next `scale_loss`, at the latest.
 5. Where nobody knows, divide, and warn where Python can see it. A gradient that is
-   divided twice leaves weights as they are, one that is not divided destroys them.
+   divided twice hardly moves a weight, one that is not divided destroys it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,13 @@ from lossscale.optimizer.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind, Ki
 from lossscale.optimizer.mistakes import Mistakes, Reads
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
-from lossscale.scales.base import LossScale, observer_of, unguarded, value_of
+from lossscale.scales.base import (
+    LossScale,
+    observer_of,
+    takes_the_flag,
+    unguarded,
+    value_of,
+)
 
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
@@ -57,8 +64,8 @@ class StepState:
 
     `pending` is as in the table above. `overflow` tells whether unscaled gradients had
     overflowed. `waiting` is 1 while gradients of this optimizer's own loss wait to be
-    applied; it is kept only if optimizers share the loss scale. `given` is a number of
-    the last gradients that were unscaled, from which they are known again.
+    applied, and always 0 if no other one shares the loss scale. `given` is a number of
+    the last list that `get_unscaled_gradients` was given, to know it again.
     """
 
     def __init__(self) -> None:
@@ -91,8 +98,8 @@ class StepState:
     def count_overflow(self, kind: str) -> Flag:
         """Counts an overflow for an apply of this kind. Returns whether there was none.
 
-        An overflow that was counted counts again for what was made of that list in the
-        same step, and never for scaled gradients.
+        A second apply of the same step, as of other variables, counts a counted one
+        again, but not for gradients that are still scaled.
         """
         least = SEEN
         if kind != SCALED:
@@ -109,7 +116,7 @@ class Unscaled(NamedTuple):
 
     division: PendingDivision  # of the optimizer that unscaled it
     check: Check
-    length: int  # also counts `None`s
+    length: int  # `None`s count, too
     losses: List[Tensor]  # those of which it is known that it was made of them
 
 
@@ -151,11 +158,12 @@ class StepObserver:
 
     @graphs.do_not_convert
     def note_read(self, tensor: Scalar) -> None:
-        """A program read S as a tensor."""
+        """S was read as a tensor, by a program or to scale a loss."""
         if op_callbacks.are_paused():
-            return  # a step is being applied, which itself moves the loss scale
+            return  # we read it ourselves
         self.kinds.note(tensor, Kind(SCALE, (tensor,)))
-        if self._variable is None and graphs.is_building():  # a body is seen to read S
+        if self._variable is None and graphs.is_building():
+            # What reads a state counts as what scales or unscales, as one that reads S.
             for state in self._states():
                 tf.convert_to_tensor(state.pending)
         if not hasattr(tensor, _LOSS):
@@ -179,8 +187,8 @@ class StepObserver:
                 each.note_scaled(loss_scale, is_own=each is owner)
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
-        """Gradients were divided by S, without a check."""
-        self.note_unscaled(grads, ())
+        """Gradients were divided by S, by `LossScale.unscale`, which checks nothing."""
+        self.mark_unscaled(grads, ())
         own = [each for each in list(self.divisions) if each.waits]
         if len(own) > 1:
             for each in own:
@@ -200,8 +208,8 @@ class StepObserver:
                 state.move(-divisor, is_free)
                 state.note_check(None)
 
-    def note_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
-        """Gradients were unscaled."""
+    def mark_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
+        """Gradients were unscaled. From now on it is seen what is made of them."""
         self.is_scaled = False
         self.reads.unscaled()
         for tensor in map(dense_part, grads):
@@ -214,7 +222,7 @@ class StepObserver:
 
     @property
     def has_several(self) -> bool:
-        """Whether several optimizers share the loss scale, of whatever kind."""
+        """Whether several optimizers share the loss scale."""
         return len(self.divisions) > 1
 
 
@@ -253,16 +261,16 @@ class PendingDivision:
     def note_scaled(self, loss_scale: Scalar, is_own: bool) -> None:
         """A loss was multiplied."""
         if is_own or not self.waits:
-            self.mistakes.loss_scaled(is_own)
+            self.mistakes.owner_known(is_own)
         if self.state is not None:
             is_its = is_own or not self.observer.has_several
             self.state.move(loss_scale, None if is_its else self.state.waiting < 1.0)
         if is_own:
             self._note_waiting(True)
 
-    def _note_unscaled(self, grads: Grads, divisor: Scalar, check: Check) -> None:
+    def _note_own_unscaled(self, grads: Grads, divisor: Scalar, check: Check) -> None:
         """Gradients were unscaled that are taken for those of its own loss."""
-        self.mistakes.loss_scaled(is_own=True)
+        self.mistakes.owner_known(is_own=True)
         self._may_hold_overflow = True
         if self.state is not None:
             self.state.move(-divisor)
@@ -281,11 +289,11 @@ class PendingDivision:
 
     @property
     def state(self) -> Optional[StepState]:
-        """The state of the step. None in a session's graph."""
+        """The state of the step. None in a session and under parameter servers."""
         return None if mode.current().runs_parts else self._state
 
     def go_on_from(self, other: PendingDivision) -> None:
-        """Takes the state of another one's step, which traced functions write, too."""
+        """Takes the state of another one's step. Traced functions go on to write it."""
         self._state, self.waits = other._state, other.waits
         self._may_hold_overflow = other._may_hold_overflow
         self.mistakes.has_own = other.mistakes.has_own
@@ -296,8 +304,10 @@ class PendingDivision:
     @property
     def is_shared(self) -> bool:
         """Whether it counts steps together with others that share its loss scale."""
-        sharing = [not each._unscales_itself for each in self.observer.divisions]
-        return not self._unscales_itself and sum(sharing) > 1
+        sharing = [
+            each for each in self.observer.divisions if not each._unscales_itself
+        ]
+        return len(sharing) > 1 and self in sharing and takes_the_flag(self.loss_scale)
 
     def kept(self) -> Dict[str, tf.Variable]:
         """Returns the variables that a SavedModel of a training step needs."""
@@ -324,11 +334,11 @@ class PendingDivision:
                 owners = [loss.owner() for loss in _losses_among(kinds)]
                 for each in list(self.observer.divisions):
                     if each is self or (each in owners and each.waits):
-                        each._note_unscaled(scaled, done, check)
+                        each._note_own_unscaled(scaled, done, check)
                     else:
                         each.mistakes.unscaled_elsewhere()
         source = Unscaled(self, check, len(scaled), _known_losses(kinds))
-        self.observer.note_unscaled(unscaled, (source,))
+        self.observer.mark_unscaled(unscaled, (source,))
         dense = map(dense_part, unscaled)
         for grad, kind, divisor, after in zip(scaled, kinds, divisors, dense):
             if divisor is None:
@@ -340,7 +350,7 @@ class PendingDivision:
         return unscaled
 
     def _kinds_of(self, grads: Grads) -> List[Kind]:
-        """Returns the kinds of gradients. The state decides of numbers, too."""
+        """Returns the kinds of gradients. Numbers are unknown: the state decides."""
         return [kind or Kind(UNKNOWN) for kind in self.observer.kinds.of(grads)]
 
     def _divisors_of_scaled(self, grads: Grads, kinds: List[Kind]) -> Divisors:
@@ -398,7 +408,7 @@ class PendingDivision:
         for each in lists:
             if each.check.is_clean or graphs.is_visible(each.check.quick):
                 check &= each.check
-        # The worst numbers are known if the gradients are one list, and as long.
+        # The worst numbers are known if all gradients are of one list, in its order.
         if len(lists) != 1 or lists[0].length != len(bundle.grads):
             check = check._replace(worst=None)
         before = list(map(before_division, bundle.grads))
@@ -419,7 +429,7 @@ class PendingDivision:
             unscaled_by.setdefault(self, SCALED)
         counted = [(each.state, kind) for each, kind in unscaled_by.items()]
         flags = [state.count_overflow(kind) for state, kind in counted if state]
-        # What momentum carries on from earlier steps does not overflow again.
+        # What a program keeps from earlier steps, as momentum, was counted then.
         if bundle.is_checked or not (flags or check.is_clean):
             flags.append(check.quick)
         if flags:
@@ -433,8 +443,8 @@ class PendingDivision:
         """Returns what divides gradients of unknown kind: 1 or None if unscaled."""
         if self._unscales_itself:
             return None
-        # Whether they are divided if nobody scaled or unscaled. The loss of a
-        # function's arguments may be scaled before they come.
+        # Whether they are divided if nobody scaled or unscaled. If a function is given
+        # gradients, the loss may be scaled after the function is traced.
         by_nobody = (self._unscales_in_apply or self._is_late) and (
             self._was_used() or graphs.are_arguments(map(dense_part, grads))
         )

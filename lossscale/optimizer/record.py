@@ -1,9 +1,9 @@
 """Why the last steps were skipped: not finite, a bad loss, or a finite one left out.
 
-Of the last skipped step the record holds which gradients were at fault, of the last few
-their numbers and reasons. It is kept on the device and written on a skipped step only.
-It is in no checkpoint, so that a model that has changed can still restore, but in a
-SavedModel of a training step, which writes it.
+Of the last bad step the record holds which gradients were at fault, and of the last few
+skipped steps which they were and why. It is kept on the device and written on a skipped
+step only. It is in no checkpoint, so that a model that has changed can still restore,
+but in a SavedModel of a training step, which writes it.
 """
 
 from __future__ import annotations
@@ -86,11 +86,15 @@ class Spike(NamedTuple):
 
 
 class Record(tf.Module):
-    """Why the last steps of an optimizer were skipped, for each list of variables."""
+    """Why the last steps of an optimizer were skipped.
+
+    What was at fault is kept for each list of variables that it trains (`Entry`).
+    """
 
     entries: List[Entry]
-    #: How often each of `REASONS` was one, then a pair as `skipped` returns it for each
-    #: of the last skipped steps, the newest at the end. None before there is an entry.
+    #: How many steps were skipped for each of `REASONS`, then a pair as `skipped`
+    #: returns it for each of the last ones, the newest at the end. None before there is
+    #: an entry.
     _skipped: Any
     #: Returns the optimizer's count of applied steps, a variable.
     _applied: Any
@@ -168,14 +172,17 @@ class Record(tf.Module):
         return written, tf.cast(total + 1, tf.float32)
 
     def counts(self) -> Tensor:
-        """Returns how often each of `REASONS` was one, which reads no device."""
+        """Returns how many steps were skipped for each of `REASONS`, as a tensor.
+
+        The host need not wait for it. A monitor keeps many, and reads few.
+        """
         size = len(REASONS)
         if self._skipped is None:
             return tf.zeros([size], tf.int64)
         return tf.convert_to_tensor(self._skipped)[:size]
 
     def skipped(self) -> Tuple[List[int], List[Tuple[int, str]]]:
-        """Returns how often each of `REASONS` was one, and the last skipped steps.
+        """Returns how many steps were skipped for each of `REASONS`, and the last ones.
 
         Of each of these, oldest first: its number among all steps that this optimizer
         applied or skipped, from 0 on, and a word of `REASONS`.
@@ -187,7 +194,7 @@ class Record(tf.Module):
         return counts, [(number, REASONS[reason]) for number, reason in last]
 
     def gradients(self) -> List[NonfiniteGradient]:
-        """Returns the gradients that were not finite at the last skipped step."""
+        """Returns the gradients that were not finite at the last bad step."""
         variables, worst = self._last("faults")
         return NonfiniteGradients(
             NonfiniteGradient(kerases.variable_name(variable), kind, variable)

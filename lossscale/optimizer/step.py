@@ -64,9 +64,9 @@ class Step:
       else: skip(bundle)                         # records why
     ```
 
-    Every replica makes a `Step`. From `reduce` on the first replica's acts for all, so
-    that its attributes must be equal on all of them. What differs between replicas is
-    in the bundle and in `apply`.
+    Every replica makes a `Step`. If replicas are threads (`replicas.merge_call`), the
+    first one's acts for all from `reduce` on, so its attributes must be equal on all of
+    them. What differs between replicas is in the bundle and in `apply`.
 
     A skipped step changes nothing but the loss scale's own state, the record of what
     was at fault, and the state of the step (`pending`).
@@ -105,10 +105,10 @@ class Step:
     def _together(
         self, contributions: Tensor, bundle: Bundle, apply: ApplyFunction
     ) -> Any:
-        """Does the rest of the step, from `reduce` on, for all replicas at once."""
+        """Does the rest of the step, from `reduce` on: see `replicas.merge_call`."""
         with op_callbacks.paused():  # the thread may be another one than in `run`
             agreed = self._reduction.reduce(contributions, bundle)
-            if self._division.is_shared and takes_the_flag(self._loss_scale):
+            if self._division.is_shared:
                 self._shared = _SharedStep.of(self._division)
             is_finite, is_told = self.judge(agreed, bundle)
             update_op, should_apply = self.adjust(
@@ -124,7 +124,10 @@ class Step:
             return group_ops([done, update_op])
 
     def unscale(self, bundle: Bundle) -> Bundle:
-        """Divides, unless one replica leaves that to the branch."""
+        """Divides, or prepares for it: one replica leaves the division to the branch.
+
+        It also packs small gradients, and finds their greatest magnitude if requested.
+        """
         if bundle.has_duplicates:
             # They are summed only when they are applied: no earlier check covers that.
             bundle = bundle.but(is_checked=False)
@@ -142,8 +145,8 @@ class Step:
     def judge(self, agreed: Check, bundle: Bundle) -> Tuple[Flag, Flag]:
         """Tells whether the step is finite, and whether the rule is told of it.
 
-        With nonfinite_loss="skip" it is not told of a bad loss. A good step looks at no
-        loss.
+        With nonfinite_loss="skip" it is not told of a bad loss, but of one in ten. A
+        good step looks at no loss.
         """
         is_finite = agreed.exact()
         if not self._skips_losses:
@@ -171,7 +174,7 @@ class Step:
         return adjust_known(*known, grads)
 
     def skip(self, bundle: Bundle, agreed: Check, is_finite: Flag) -> Any:
-        """Records why the step is left out. Nothing else changes."""
+        """Records why the step is skipped. Nothing else changes."""
         entry, loss_scale = self._entry, self._loss_scale
         if entry is None:
             return None
@@ -187,7 +190,10 @@ class Step:
 
 
 class EqualReplicas:
-    """One replica, or several with equal gradients, the sum of all: any one decides."""
+    """One replica, or several whose gradients are equal sums: each finds the same flag.
+
+    Their flags are equal, so that nothing has to cross.
+    """
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the checked bundle, and what this replica contributes to `reduce`."""
@@ -195,14 +201,15 @@ class EqualReplicas:
         return checked, checked.check.exact()
 
     def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
-        """Returns the check of the whole step. `merge_call` merged the arguments."""
+        """Returns the check of the whole step, given what all replicas contribute."""
         largest = replicas.local_result(bundle).check.largest
         return Check(replicas.local_result(contributions), largest=largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """Tells whether an unscaled loss was not finite on any replica. For a branch.
+        """Tells whether an unscaled loss was not finite on any replica.
 
-        A sum of gradients does not show whether a good loss overflowed, too.
+        Called in a branch of bad steps only. A sum of gradients does not show whether
+        those of a good loss overflowed, too.
         """
         at_fault = lambda local: tf.cast(local.has_bad_loss(), tf.float32)  # noqa: E731
         bad = replicas.call_for_each_replica(at_fault, bundle)
@@ -233,13 +240,13 @@ class SeveralReplicas:
     def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
         finite = 0.0
         if self._are_added:
-            is_small = sum_stays_finite(bundle.grads, self._count)
+            is_safe = sum_stays_finite(bundle.grads, self._count)
             if bundle.has_duplicates:
-                rows_are_small = row_sums_stay_finite(bundle, self._count)
-                is_small = tf.logical_and(is_small, rows_are_small)
-            # What is small is finite: no other quick check is needed.
-            finite = tf.where(is_small, 0.0, 1.0)
-            checked = check_as_applied(bundle, is_small)
+                rows_are_safe = row_sums_stay_finite(bundle, self._count)
+                is_safe = tf.logical_and(is_safe, rows_are_safe)
+            # What is safe to add up is finite: no other quick check is needed.
+            finite = tf.where(is_safe, 0.0, 1.0)
+            checked = check_as_applied(bundle, is_safe)
         else:
             checked = check_as_applied(bundle)
         is_finite, largest = checked.check.exact(), checked.check.largest
@@ -275,7 +282,7 @@ class SeveralReplicas:
         return Check(is_finite, None, lambda: worst, largest)
 
     def loss_is_at_fault(self, bundle: Bundle) -> Flag:
-        """The same, and no gradients of a good loss overflowed on another replica."""
+        """Tells it, unless gradients of a good loss overflowed on another replica."""
 
         def faults(local: Bundle) -> Tensor:
             is_bad = local.has_bad_loss()
@@ -310,7 +317,7 @@ Reduction = Union[EqualReplicas, SeveralReplicas]
 
 
 class _SharedStep:
-    """A step of a shared loss scale in which at least one optimizer has applied.
+    """A step of a shared loss scale that at least one optimizer has applied or skipped.
 
     Each optimizer, such as the two of a GAN, skips by its own gradients. The loss scale
     counts one step, which is bad if any optimizer's gradients were. Nobody knows which
@@ -326,12 +333,12 @@ class _SharedStep:
     def __init__(self, loss_scale: LossScale) -> None:
         #: The graph in which the step began; None in eager mode.
         self.graph = above_branches(current_graph())
-        #: The optimizers that have applied in this step, and the branches they are in.
+        #: The optimizers that have called it, and the branches in which they did.
         self.applied: Any = weakref.WeakKeyDictionary()
         #: The last adjustment of the loss scale, for which the next one must wait.
         self.update_ops: List[Op] = []
-        #: The loss scale's values after it, in eager mode only.
-        self.left: Optional[List[Any]] = None
+        #: The loss scale's values after the last adjustment, in eager mode only.
+        self.values_after: Optional[List[Any]] = None
         # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
@@ -361,7 +368,9 @@ class _SharedStep:
         if not any(self.graph is graph for graph in visible_graphs()):
             return False
         # Since then somebody may have restored a checkpoint, or set the loss scale.
-        return self.left is None or self.left == _values(division.loss_scale)
+        return self.values_after is None or self.values_after == _values(
+            division.loss_scale
+        )
 
     def before(self, variable: Variable) -> Tensor:
         """Returns the value of a variable of the loss scale before the step."""
@@ -384,7 +393,8 @@ class _SharedStep:
             # That variable holds the greatest of this step so far.
             greatest = greater(largest, loss_scale.last_largest)
             if untold is not None:
-                # One overflow of any optimizer is told. Without, one bad loss is not.
+                # The rule is told if the gradients of any optimizer overflowed, but
+                # not if all that was bad were losses.
                 of_losses = tf.convert_to_tensor(untold) - self.before(untold)
                 is_told = tf.where(is_finite, was_good, is_told)
                 is_told = tf.logical_or(is_told, bad_before > of_losses)
@@ -399,7 +409,7 @@ class _SharedStep:
             with tf.control_dependencies([should_apply]):
                 update_op, _ = adjust_known(loss_scale, all_good, greatest, is_told)
         if mode.current().knows_values:
-            self.left = _values(loss_scale)
+            self.values_after = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.
         may_wait = update_op is not None and current_graph() is self.graph
         self.update_ops = [update_op] if may_wait else []

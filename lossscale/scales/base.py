@@ -55,14 +55,14 @@ class Observer(Protocol):
 class Verdict(NamedTuple):
     """What becomes of a step. A loss scale's `judge` gives it.
 
-    Of a bad loss, the last row, an optimizer says so in its place.
+    The last row is the optimizer's: a loss scale does not see losses.
 
     ```
     a step                                  is applied   the rule is told of it
     finite                                  yes          yes
     an overflow                             no           yes
     finite, and left out, as a spike        no           no
-    a bad loss, with nonfinite_loss="skip"  no           no
+    a bad loss, with nonfinite_loss="skip"  no           one in ten in a row
     ```
 
     Attributes:
@@ -282,9 +282,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         )
 
     def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
-        """Runs `next_state`. A class that was written for 2.x has its own rule here.
+        """Runs the rule, and assigns. Returns what a graph must run, or None.
 
-        That assigns to the variables, and returns what a graph must run, or None.
+        A class that was written for 2.x overrides this, and has no `next_state`.
         """
         held = self._held()
         if held is not None and type(self).next_state is LossScale.next_state:
@@ -462,7 +462,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         largest: Optional[Scalar],
         verdict: Optional[Verdict] = None,
     ) -> Tuple[Op, Any]:
-        """Judges a step, runs the rule, and counts. The arguments need no check.
+        """Judges a step, runs the rule, and counts. The caller has checked arguments.
 
         A verdict is given where the step is a bad one that is only counted.
         """
@@ -487,7 +487,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         is_told: Flag,
         kept: Dict[str, Tensor],
     ) -> Op:
-        """Changes the variables, once for all replicas."""
+        """Changes the variables: see `replicas.merge_call`."""
         is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
         largest, is_told = map(replicas.local_result, (largest, is_told))
         kept = {name: replicas.local_result(value) for name, value in kept.items()}
@@ -670,7 +670,7 @@ def adjust_known(
     is_told: Flag = True,
     grads: Optional[Grads] = None,
 ) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to what we have computed ourselves: nothing is checked.
+    """Adjusts a loss scale to a step that we have checked ourselves.
 
     If `is_told` is False, the step is a bad one of which the rule is not told: it is
     only counted, and not applied. `grads` are for a subclass with its own `update`.
@@ -719,9 +719,9 @@ def count_untold(loss_scale: LossScale) -> None:
 def must_be_told(in_a_row: Any) -> Flag:
     """Tells whether the rule is told of the next skipped step, whatever it was.
 
-    It is, of one in ten. If no loss scale helps, it may fall. If one does, and a loss
-    was blamed, the run goes on. `in_a_row`, a tensor or a variable, is the number of
-    steps skipped before it.
+    It is told of every tenth in a row. If a loss was blamed although a smaller loss
+    scale would help, the scale falls and the run goes on. If none helps, no harm is
+    done. `in_a_row`, a tensor or a variable, is the number of steps skipped before it.
     """
     return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % 10, 0)
 
