@@ -52,9 +52,7 @@ class Statistics:
         found = [pair for pair in found if all(map(all_finite, pair[1]))]
         self._variables, parts = [v for v, _ in found], [part for _, part in found]
         counts = [local(kerases.tensor_of(each.applied_steps)) for each in optimizers]
-        were_finite = [
-            local(each.loss_scale.last_step_finite)[0] for each in optimizers
-        ]
+        self._records = [each.engine.record for each in optimizers]
         # Those of one device and dtype are one tensor: a hundred small ones take longer
         # to hand over than to copy.
         groups: Dict[Any, List[Variable]] = {}
@@ -71,11 +69,16 @@ class Statistics:
             return tf.add_n([tf.cast(each[0], tf.int64) for each in counts])
 
         def mend(
-            copies: List[Tensor], applied: Tensor, times: Tensor
-        ) -> Tuple[List[Tensor], Tensor, Tensor]:
+            copies: List[Tensor],
+            applied: Tensor,
+            skipped: List[Tensor],
+            times: Tensor,
+            skipped_now: List[Tensor],
+        ) -> Tuple[List[Tensor], Tensor, List[Tensor], Tensor]:
             now, applied_now = values(), steps()
             # Some inner optimizers, as larq's CaseOptimizer, never count their steps.
-            is_uncounted = tf.reduce_all([applied_now < 1, *were_finite])
+            is_skipped = tf.reduce_any(tf.stack(skipped_now) != tf.stack(skipped))
+            is_uncounted = tf.logical_and(applied_now < 1, tf.logical_not(is_skipped))
             is_newer = tf.logical_or(applied_now != applied, is_uncounted)
 
             def keep() -> Tuple[List[Tensor], Tensor]:
@@ -94,16 +97,20 @@ class Statistics:
                 return kept, times + tf.cast(tf.stack([True, *bad]), tf.int64)
 
             copies, times = tf.cond(all_finite(now), keep, restore)
-            return copies, applied_now, times
+            return copies, applied_now, skipped_now, times
 
         self._mend = tf.function(mend, autograph=False)
         # What is here before the first step is as good as after an applied one.
-        self._state = (values(), steps(), tf.zeros([1 + len(parts)], tf.int64))
+        times = tf.zeros([1 + len(parts)], tf.int64)
+        self._state = (values(), steps(), self._skipped(), times)
+
+    def _skipped(self) -> List[Tensor]:
+        return [each.counts() for each in self._records]
 
     def mend(self) -> None:
         """Puts the copy back where the variables are not finite, or makes a new one."""
         if self._variables:
-            self._state = self._mend(*self._state)
+            self._state = self._mend(*self._state, self._skipped())
 
     def restored(self) -> Optional[str]:
         """Reads the device. Returns, once, the message about what was put back."""

@@ -149,9 +149,9 @@ class StepObserver:
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
         self.owner: Optional[PendingDivision] = None
         #: Where there is no state: whether a loss was scaled since gradients were
-        #: unscaled, and the last tensor of S that multiplied one, of each replica.
+        #: unscaled, and each replica's `last_scale` of eager mode.
         self.is_scaled = False
-        self.last_scales: Dict[object, Callable[[], Optional[Scalar]]] = {}
+        self._in_eager: Dict[object, Scalar] = {}
 
     def __deepcopy__(self, memo: object) -> None:
         return None  # the copy of a loss scale has other optimizers
@@ -179,7 +179,7 @@ class StepObserver:
         owner = self.owner
         of_whom = weakref.ref(owner) if owner else lambda: None
         setattr(loss_scale, _LOSS, Loss(loss, of_whom))
-        self.last_scales[replicas.this_one()] = weakref.ref(loss_scale)
+        self._last_scales(graphs.current_graph())[replicas.this_one()] = loss_scale
         self.is_scaled = True
         self.reads.loss_scaled()
         with op_callbacks.paused():
@@ -215,6 +215,16 @@ class StepObserver:
         for tensor in map(dense_part, grads):
             if tf.is_tensor(tensor):
                 self.kinds.note(tensor, Kind(UNSCALED, sources))
+
+    def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
+        return self._in_eager if graph is None else graphs.notes_of(graph, self, dict)
+
+    def last_scale(self) -> Optional[Scalar]:
+        """Returns the tensor of S that multiplied the last loss that is seen here."""
+        every = map(self._last_scales, graphs.visible_graphs())
+        replica = replicas.this_one()
+        last = next((each[replica] for each in every if replica in each), None)
+        return last if last is not None and graphs.is_visible(last) else None
 
     def _states(self) -> List[StepState]:
         every = [each.state for each in list(self.divisions)]
@@ -374,8 +384,8 @@ class PendingDivision:
         if self.state is not None:
             scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
             return tf.where(scaled_by > 0.0, scaled_by, now)
-        last = self.observer.last_scales.get(replicas.this_one(), lambda: None)()
-        return last if last is not None and graphs.is_visible(last) else now
+        last = self.observer.last_scale()
+        return now if last is None else last
 
     def resolve(self, grads: Grads, trains: str) -> Bundle:
         """Returns the gradients to apply, with their divisors and checks.

@@ -190,10 +190,7 @@ class Step:
 
 
 class EqualReplicas:
-    """One replica, or several whose gradients are equal sums: each finds the same flag.
-
-    Their flags are equal, so that nothing has to cross.
-    """
+    """One replica, or several with equal gradients, their sums: no flag crosses."""
 
     def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
         """Returns the checked bundle, and what this replica contributes to `reduce`."""

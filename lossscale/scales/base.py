@@ -169,8 +169,12 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Classes that were written for 2.x have these two under other names.
-        cls.left_out_as = cls.left_out_as or getattr(cls, "_left_out_as", "")
-        if cls._judge is not LossScale._judge:
+        own = vars(cls)
+        named = own.get("left_out_as") or own.get("_left_out_as") or cls.left_out_as
+        cls.left_out_as = named or getattr(cls, "_left_out_as", "")
+        judges: Any = {"judge", "_judge"}
+        first = next(each for each in cls.__mro__ if judges & {*vars(each)})
+        if first is not LossScale and "_judge" in vars(first):
             cls.judge = lambda self, _, *known: self._judge(*known)  # type: ignore
         if cls.judge is not LossScale.judge and not cls.left_out_as:
             raise TypeError(
@@ -524,8 +528,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
     def _judge(self, is_finite: Flag, largest: Optional[Scalar]) -> Any:
         """Is the `super()._judge` of a class that was written for 2.x."""
-        last: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][-2]
-        return super(last, self).judge(State(self), is_finite, largest)
+        own: Any = [cls for cls in type(self).__mro__ if "_judge" in vars(cls)][:-1]
+        judge = super(own[-1], self).judge if own else self.judge
+        return judge(State(self), is_finite, largest)
 
     @do_not_convert
     def scale(self, loss: Tensor) -> Any:

@@ -10,7 +10,12 @@ from faulty import ROWS, Faulty, batches, told_of
 from models import seed_all
 from strategies import scope_of
 
-from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer
+from lossscale import (
+    DynamicLossScale,
+    LossScaleMonitor,
+    LossScaleOptimizer,
+    Verdict,
+)
 from lossscale.runtime import kerases
 
 #: The third batch is bad in its last row alone, so on the last replica.
@@ -273,3 +278,25 @@ def test_an_inner_optimizer_that_never_counts_its_steps(family):
     counted, uncounted = map(trained, (family.optimizers.SGD, Uncounted))
     for one, other in zip(counted, uncounted):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+class LeavesOutTheFirst(DynamicLossScale):
+    """It applies no step before the third one."""
+
+    left_out_as = "the first"
+
+    def judge(self, state, is_finite, largest):
+        del largest
+        applies = state.skipped_steps + state.good_steps > 1
+        return Verdict(is_finite & applies, True)
+
+
+def test_what_a_step_leaves_that_was_left_out_is_not_copied(family):
+    layers = family.keras.layers
+    norm = layers.BatchNormalization(momentum=0.5, name="norm")
+    model = family.keras.Sequential([family.keras.Input([1]), norm, layers.Dense(1)])
+    inner = family.optimizers.SGD(0.0)
+    model.compile(LossScaleOptimizer(inner, LeavesOutTheFirst(8.0)), loss="mse")
+    x = np.array([[4.0], [4.0], [np.nan]], np.float32)
+    model.fit(x, x, 1, verbose=0, shuffle=False, callbacks=[monitor()])
+    np.testing.assert_array_equal(norm.moving_mean.numpy(), [0.0])

@@ -13,6 +13,7 @@ from exact import START, S, Trained, changes_nothing, clip, gradients, heard, wa
 from models import compiled
 
 from lossscale import FixedLossScale, LossScaleOptimizer
+from lossscale.runtime import replicas
 
 INF = float("inf")
 MODES = ["eager", "graph"]
@@ -562,3 +563,31 @@ def test_scaled_gradients_wait_while_another_moves_the_loss_scale(pair):
         b.apply(tf.function(b.scaled)(0.5))
         tf.function(a.apply)(waiting)
     assert a.subtracted() == b.subtracted() == 0.5
+
+
+@pytest.mark.parametrize("within", ["function", "branch"])
+def test_without_a_state_the_last_scale_that_is_seen_here_divides(
+    family, monkeypatch, within
+):
+    """Where workers train apart, another one may move S between loss and apply."""
+    with monkeypatch.context() as patched:
+        patched.setattr(replicas, "train_apart", lambda: True)
+        trained = Trained(family)
+    trained.build()
+    assert trained.optimizer.engine.division.state is None
+    scale_loss = trained.optimizer.scale_loss
+    held = tf.Variable(tf.zeros([4]))
+
+    @tf.function
+    def step(is_scaled):
+        held.assign(trained.scaled(0.5)[0])
+        grads = [held.read_value()]
+        if within == "function":
+            tf.function(scale_loss)(1.0)
+        else:
+            tf.cond(is_scaled, lambda: scale_loss(1.0), lambda: 1.0)
+        trained.optimizer.loss_scale.current_loss_scale.assign(4.0 * S)
+        trained.apply(grads)
+
+    step(tf.constant(True))
+    assert trained.subtracted() == 0.5

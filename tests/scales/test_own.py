@@ -189,6 +189,18 @@ class SkipsZeros(LossScale):
         return {"loss_scale": lossscale.serialize(self.loss_scale)}
 
 
+class Judges(SkipsZeros):
+    """It asks the `_judge` of the loss scale that it holds, which has `judge` today."""
+
+    needs_largest = False
+
+    def _judge(self, is_finite, largest):
+        return self.loss_scale._judge(is_finite, largest)
+
+    def _adjust(self, is_finite):
+        return self.loss_scale.adjust(is_finite)[0]
+
+
 class Patient:
     """A mixin that applies small spikes, too."""
 
@@ -252,6 +264,30 @@ class TestWrittenForTwo:
         step = compiled(lambda grad: guard.update([grad])[1], mode)
         found = [bool(step(tf.fill([2], v))) for v in (1.0, 1.0, 50.0, 500.0, np.nan)]
         assert (found, int(guard.spikes)) == ([True, True, True, False, False], 2)
+
+    def test_one_that_asks_the_judge_of_what_it_holds(self):
+        loss_scale = Judges(DynamicLossScale(8.0))
+        assert [bool(loss_scale.adjust(flag)[1]) for flag in (True, False)] == [1, 0]
+
+    def test_the_nearest_class_names_the_steps_and_judges_them(self):
+        class Renamed(SkipsZeros):
+            _left_out_as = "tiny"
+
+        class OfThree(SkipsZeros):
+            def judge(self, state, is_finite, largest):
+                return (
+                    super()
+                    .judge(state, is_finite, largest)
+                    ._replace(should_apply=tf.constant(False))
+                )
+
+        class Further(OfThree):
+            pass
+
+        assert (SkipsZeros.left_out_as, Renamed.left_out_as) == ("all zero", "tiny")
+        for cls, applies in ((Renamed, True), (OfThree, False), (Further, False)):
+            loss_scale = cls(DynamicLossScale(8.0))
+            assert bool(loss_scale.update([tf.ones([2])])[1]) == applies
 
     @pytest.mark.parametrize("mode", ["eager", "graph"])
     def test_one_that_overrides_update(self, family, mode):
