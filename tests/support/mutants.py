@@ -104,8 +104,8 @@ optimizer/communication.py: optimizer/test_communication.py
       + None if by is None else scale / by if by is unknown else None
 gradients/bundle.py: optimizer/test_loops.py
     step: an overflow that was clipped is forgotten
-      - check=bundle.check.without_gradients(bundle.count) & now
-      + check=now
+      - check = check.without_gradients(bundle.count) & now
+      + check = now
 gradients/bundle.py: gradients/test_bundle.py
     step: duplicate rows may add up to infinity
       - return bool(dtype.is_floating) and dtype.size == 2
