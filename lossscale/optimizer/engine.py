@@ -17,12 +17,7 @@ from lossscale.optimizer import communication
 from lossscale.optimizer.kinds import Kind
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
-from lossscale.optimizer.step import (
-    EqualReplicas,
-    Reduction,
-    SeveralReplicas,
-    Step,
-)
+from lossscale.optimizer.step import EqualReplicas, Reduction, SeveralReplicas, Step
 from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert

@@ -230,8 +230,9 @@ class Kinds:
     """
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
-        #: Is told of each operation of a graph, and of the kinds of tensors by `id`.
-        self.told: Callable[[Op, Dict[int, Optional[Kind]]], None] = lambda *_: None
+        #: Is called with each operation of a graph, and the kinds of tensors by `id`.
+        self.on_operation: Callable[[Op, Dict[int, Optional[Kind]]], None]
+        self.on_operation = lambda *_: None
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
@@ -310,7 +311,7 @@ class Kinds:
             inputs = list(each.inputs)
             known = [kinds.get(id(tensor)) for tensor in inputs]
             called = functions_of(each)
-            self.told(each, kinds)
+            self.on_operation(each, kinds)
             for output, made in _made(each.type, inputs, known, each.outputs, called):
                 kinds.setdefault(id(output), notes.noted.get(id(output), made))
         notes.walked = len(operations)

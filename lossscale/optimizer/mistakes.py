@@ -10,7 +10,7 @@ from lossscale.optimizer.kinds import SCALED, UNKNOWN, Kind
 from lossscale.runtime.aliases import Op, Tensor
 from lossscale.runtime.graphs import captured_by
 from lossscale.runtime.loss_scale_warning import warn
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, was_used
 
 _NEVER_SCALED = """\
 The loss was never scaled before this step was traced or run: small float16 gradients \
@@ -133,7 +133,7 @@ class Mistakes:
         kind are there, and are divided.
         """
         seen, found = self._reads, []
-        if not (self._loss_scale.has_scaled or self._loss_scale.has_been_read):
+        if not was_used(self._loss_scale):
             found.append(_NEVER_SCALED)
         was_read = is_divided and (seen.tensors > seen.harmless or self._is_unclear)
         if names & {kinds.CHANGED, kinds.SQUARED, kinds.INVERSE}:

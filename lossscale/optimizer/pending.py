@@ -49,6 +49,7 @@ from lossscale.scales.base import (
     takes_the_flag,
     unguarded,
     value_of,
+    was_used,
 )
 
 #: The attribute of an unscaled tensor that tells what it was before.
@@ -143,7 +144,7 @@ class StepObserver:
         #: What S is read from. A `FixedLossScale` has no variable.
         self._variable = getattr(unguarded(loss_scale), "current_loss_scale", None)
         self.kinds, self.reads = Kinds(self._variable), Reads()
-        self.kinds.told = self.reads.note_operation
+        self.kinds.on_operation = self.reads.note_operation
         #: The last step that the optimizers share: see `step._SharedStep`.
         self.shared_step: Any = None
         #: The optimizer that scales a loss now. None: `LossScale.scale` itself.
@@ -252,7 +253,7 @@ class PendingDivision:
         has_state = not (mode.current().runs_parts or replicas.train_apart())
         self._state = StepState() if has_state else None
         #: A function that was traced before tells the state of this optimizer nothing.
-        self._is_late = self._was_used()
+        self._is_late = was_used(loss_scale)
         #: Whether gradients of its own loss wait to be applied, as far as Python sees.
         self.waits = False
         #: Whether gradients of its own were ever unscaled: if not, no overflow waits.
@@ -446,9 +447,6 @@ class PendingDivision:
             check = check._replace(quick=all_true(flags))
         return bundle.but(check=check)
 
-    def _was_used(self) -> bool:
-        return self.loss_scale.has_scaled or self.loss_scale.has_been_read
-
     def _divisor_of_unknown(self, grads: Grads) -> Optional[Scalar]:
         """Returns what divides gradients of unknown kind: 1 or None if unscaled."""
         if self._unscales_itself:
@@ -456,7 +454,7 @@ class PendingDivision:
         # Whether they are divided if nobody scaled or unscaled. If a function is given
         # gradients, the loss may be scaled after the function is traced.
         by_nobody = (self._unscales_in_apply or self._is_late) and (
-            self._was_used() or graphs.are_arguments(map(dense_part, grads))
+            was_used(self.loss_scale) or graphs.are_arguments(map(dense_part, grads))
         )
         if self.state is None:
             is_scaled = by_nobody or self.observer.is_scaled

@@ -663,6 +663,11 @@ def can_change(loss_scale: LossScale) -> bool:
     return loss_scale._can_change
 
 
+def was_used(loss_scale: LossScale) -> bool:
+    """Tells whether anybody has scaled a loss by it, or read it as a tensor."""
+    return loss_scale.has_scaled or loss_scale.has_been_read
+
+
 def takes_the_flag(loss_scale: LossScale) -> bool:
     """Tells whether it is adjusted by the flag, not in an `update` of its own."""
     return type(loss_scale).update is LossScale.update
@@ -725,8 +730,8 @@ def must_be_told(in_a_row: Any) -> Flag:
     """Tells whether the rule is told of the next skipped step, whatever it was.
 
     It is told of every tenth in a row. If a loss was blamed although a smaller loss
-    scale would help, the scale falls and the run goes on. If none helps, no harm is
-    done. `in_a_row`, a tensor or a variable, is the number of steps skipped before it.
+    scale would help, the scale falls and the run goes on. If none helps, it falls once
+    in ten. `in_a_row`, a tensor or a variable, is the number of steps skipped before.
     """
     return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % 10, 0)
 
