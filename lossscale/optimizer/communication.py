@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import bounded, multiply
 from lossscale.gradients.bundle import Bundle
-from lossscale.gradients.check import CLEAN, Check
+from lossscale.gradients.check import NO_CHECK, Check
 from lossscale.runtime import replicas
 from lossscale.runtime.aliases import Grad, Scalar
 from lossscale.scales.base import LossScale, value_of
@@ -56,8 +56,8 @@ def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     ]
     sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
     check = bundle.check.without_gradients(bundle.count)
-    if check.is_clean:
-        sums, check = replicas.all_reduce_sums(sent), CLEAN
+    if check.checks_nothing:
+        sums, check = replicas.all_reduce_sums(sent), NO_CHECK
     else:
         is_finite, largest = check.exact(), check.largest
         of_gradients = next(each.dtype for each in sent if each is not None)

@@ -225,23 +225,25 @@ class Keras2Base(LossScaleOptimizer):
         aggregates = aggregates and not has_own
         options = dialect.options(inner, second, aggregates)
 
-        def apply(grads: Grads, variables: List[Variable]) -> Results:
+        def apply_inner(grads: Grads, variables: List[Variable]) -> Results:
             with self._inner_sum.left_out(grads):
                 return inner.apply_gradients(list(zip(grads, variables)), **options)
 
         pairs = list(grads_and_vars)
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
-            return apply(grads, variables)
+            return apply_inner(grads, variables)
         if not dialect.is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
-        done = self._engine._step(
-            *(grads, variables, apply),
+        op = self._engine._step(
+            grads,
+            variables,
+            apply_inner,
             are_added=aggregates,
             aggregate=functools.partial(dialect.aggregate, inner) if has_own else None,
         )
-        return self.iterations if done is None else done
+        return self.iterations if op is None else op
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""

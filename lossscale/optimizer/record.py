@@ -134,10 +134,11 @@ class Record(tf.Module):
         if mode.current().runs_parts or not is_recorded:
             return None
         for entry in self.entries:
-            number_of = {id(each): i for i, each in enumerate(entry.variables)}
-            if all(id(each) in number_of for each in variables):
-                return replace(entry, positions=[number_of[id(v)] for v in variables])
-        recorded = list({id(each): each for each in variables}.values())
+            position_of = {id(variable): i for i, variable in enumerate(entry.variables)}
+            positions = [position_of.get(id(variable)) for variable in variables]
+            if None not in positions:
+                return replace(entry, positions=positions)
+        recorded = list({id(variable): variable for variable in variables}.values())
         count, number, spike = len(recorded), len(self.entries), None
         # Every replica writes the same values to these.
         new = replicas.new_variable

@@ -146,22 +146,6 @@ def branches_here() -> Dict[Tuple[Graph, int], Graph]:
     return found
 
 
-def functions_of(operation: Any) -> List[str]:
-    """Returns the names of the functions that an operation calls.
-
-    Those of a loop are its body and its condition. A dataset's are not among them.
-    """
-    attributes = {
-        "If": ("then_branch", "else_branch"),
-        "Case": ("branches",),
-        "While": ("body", "cond"),
-        "PartitionedCall": ("f",),
-    }
-    kind = operation.type.replace("Stateless", "").replace("Stateful", "")
-    called = [operation.get_attr(name) for name in attributes.get(kind, ())]
-    return [each.name for each in tf.nest.flatten(called)]
-
-
 def body_of(function: str) -> Optional[Graph]:
     """Returns a copy of a function of this name. None: unknown, as a session's are."""
     try:

@@ -36,8 +36,28 @@ from lossscale.runtime.loss_scale_warning import warn
 from lossscale.runtime.number_like import NumberLike
 
 
+class Product(NamedTuple):
+    """A loss that was multiplied by a loss scale.
+
+    Attributes:
+      loss: The loss as the program gave it.
+      loss_scale: A `float32` tensor of the loss scale.
+      factor: That tensor in the dtype in which it multiplied the loss. None: a subclass
+        multiplied in its own way.
+      product: The scaled loss.
+    """
+
+    loss: Tensor
+    loss_scale: Scalar
+    factor: Optional[Scalar]
+    product: Tensor
+
+
 class Observer(Protocol):
-    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
+    """What a loss scale ("it") reports of its uses to the optimizers that share it.
+
+    `optimizer.state.StepObserver` is one.
+    """
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -45,8 +65,8 @@ class Observer(Protocol):
     def note_float(self) -> None:
         """A program read it as a Python number. No graph shows where that goes."""
 
-    def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
-        """A loss is multiplied by `loss_scale`, a tensor of it."""
+    def note_loss(self, product: Product, owner: Any) -> None:
+        """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
@@ -543,10 +563,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
-        loss_scale = self._value()
-        if self._observer is not None:
-            self._observer.note_loss(loss, loss_scale)
-        return self.scale_by(loss, loss_scale)
+        return scale_for(self, loss, owner=None)
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
@@ -554,7 +571,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
         That is what `loss_scale()` returned: the loss and a metric can have the same.
         """
-        self.has_scaled = True
+        vars(self)["has_scaled"] = True
         if self._observer is not None:
             self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
@@ -646,6 +663,27 @@ def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
     if loss_scale._observer is None:
         loss_scale._observer = make(loss_scale)
     return loss_scale._observer
+
+
+def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
+    """Returns what `scale` does, for an optimizer, the `owner` of the loss.
+
+    None: for a program that calls `scale` itself.
+    """
+    value, factor, own = loss_scale._value(), None, type(loss_scale)
+    if owner is not None and own.scale is not LossScale.scale:
+        scaled = loss_scale.scale(loss)
+    elif own.scale_by is not LossScale.scale_by:
+        scaled = loss_scale.scale_by(loss, value)
+    else:
+        wide = arithmetic.widened(loss)
+        factor = tf.cast(value, wide.dtype)
+        scaled = arithmetic.multiply(wide, factor)
+    vars(loss_scale)["has_scaled"] = True
+    if loss_scale._observer is not None:
+        product = Product(loss, value, factor, scaled)
+        loss_scale._observer.note_loss(product, owner)
+    return scaled
 
 
 def value_of(loss_scale: LossScale) -> Scalar:

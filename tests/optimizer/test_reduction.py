@@ -10,7 +10,7 @@ from strategies import last_replica_gets
 from lossscale import FixedLossScale
 from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import Check
-from lossscale.optimizer.step import EqualReplicas, SeveralReplicas
+from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
 from lossscale.runtime import replicas
 
 pytestmark = pytest.mark.smoke
