@@ -11,7 +11,7 @@ covers the sums, too. In wider dtypes they overflow only for gradients of 1e38.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Optional, Protocol, Tuple
+from typing import Any, Iterable, List, Optional, Protocol, Tuple
 
 import tensorflow as tf
 
@@ -22,7 +22,6 @@ from lossscale.gradients.check import (
     each_is_finite,
     floating_values,
     greater,
-    groups_of_one,
     in_this_graph,
     pack,
     sum_is_finite,
@@ -65,27 +64,27 @@ class Bundle:
       loss_scale: The loss scale that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
+      losses: The losses, before they were scaled, of which it is known that these
+        gradients were made of them.
       of_unknown: The divisor of gradients of which only the state of the step knows
         whether they are scaled: 1 if not. None: there are none, or they are unscaled.
       check: First the check of when the gradients were unscaled, then also that of when
         they are applied, on this replica.
       is_checked: Whether `check` covers all gradients as they are now.
-      losses: The losses, before they were scaled, of which it is known that these
-        gradients were made of them.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
     loss_scale: Divider
     grads: Grads
     divisors: Divisors
+    losses: List[Tensor] = field(default_factory=list)
+    of_unknown: Optional[Scalar] = None
     check: Check = NO_CHECK
     is_checked: bool = False
-    of_unknown: Optional[Scalar] = None
-    losses: List[Tensor] = field(default_factory=list)
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.groups = self.groups or groups_of_one(len(self.grads))
+        self.groups = self.groups or [[i] for i in range(len(self.grads))]
 
     @property
     def count(self) -> int:
@@ -103,11 +102,8 @@ class Bundle:
 
     def distinct_divisors(self) -> Divisors:
         """Returns the different divisors of the gradients that are not None."""
-        distinct: Dict[int, Optional[Scalar]] = {}
-        for grad, divisor in zip(self.grads, self.divisors):
-            if grad is not None:
-                distinct[id(divisor)] = divisor
-        return list(distinct.values())
+        pairs = zip(self.grads, self.divisors)
+        return list({id(by): by for grad, by in pairs if grad is not None}.values())
 
     def packed(self) -> Bundle:
         """Returns the bundle with small gradients packed, if it has one divisor."""

@@ -165,24 +165,19 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
     """
     by_xla = mode.current().by_xla
     narrow = (tf.float16, tf.bfloat16) if by_xla else (tf.float16,)
-    looked_at: List[Tensor] = []
-    summed: List[Tensor] = []
-    for value in values:
-        (looked_at if value.dtype in narrow else summed).append(value)
+    looked_at = [value for value in values if value.dtype in narrow]
+    summed = add_up([value for value in values if value.dtype not in narrow])
     flags = [each_is_finite(looked_at)] if looked_at else []
     if summed:
-        sums = []
-        for value in add_up(summed):
-            sums.append(tf.cast(tf.reduce_sum(value), tf.float32))
+        sums = [tf.cast(tf.reduce_sum(value), tf.float32) for value in summed]
         flags.append(tf.math.is_finite(tf.add_n(sums)))
     return all_true(flags)
 
 
 def each_is_finite(values: List[Tensor]) -> Any:
     """Tells whether each element is finite, by a check of each."""
-    flags = []
-    for value in pack(values)[0]:
-        flags.append(tf.reduce_all(tf.math.is_finite(as_stored(value))))
+    packed, _ = pack(values)
+    flags = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
     return all_true(flags)
 
 
@@ -269,10 +264,7 @@ def worst_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
 
 def worst_of_all(values: Grads) -> PerGradient:
     """Returns the worst number of all values, as if they were one gradient's."""
-    worst = no_faults(1)
-    for value in values:
-        worst += _worst_of_packed(value, 1)
-    return worst
+    return sum([_worst_of_packed(value, 1) for value in values], no_faults(1))
 
 
 def _worst_of_packed(grad: Grad, size: int) -> PerGradient:
@@ -304,11 +296,9 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
       packed: A list of gradients, not longer than `grads`.
       groups: For each of them, the positions in `grads` of the gradients within it.
     """
-    packed, groups = [], _groups(grads)
-    for group in groups:
-        first, *others = (grads[position] for position in group)
-        packed.append(tf.stack([first, *others]) if others else first)
-    return packed, groups
+    groups = _groups(grads)
+    members = [[grads[position] for position in group] for group in groups]
+    return [tf.stack(some) if len(some) > 1 else some[0] for some in members], groups
 
 
 def add_up(grads: Grads) -> List[Any]:
@@ -335,11 +325,6 @@ def in_order(of_groups: List[Tensor], groups: List[List[int]]) -> PerGradient:
     if listed == sorted(listed):
         return numbers
     return tf.gather(numbers, sorted(range(len(listed)), key=listed.__getitem__))
-
-
-def groups_of_one(count: int) -> List[List[int]]:
-    """Returns the groups of gradients that are not packed."""
-    return [[position] for position in range(count)]
 
 
 def is_small(tensor: Tensor) -> bool:

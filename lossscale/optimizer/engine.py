@@ -247,7 +247,7 @@ class LossScaleEngine(tf.Module):
         check_shapes(grads, variables)
         self.division.witness.note_weights(variables)
         bundle = self.division.resolve(grads, variables)
-        if not check.checks_nothing:
+        if check is not NO_CHECK:
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregate(bundle, variables)

@@ -82,7 +82,7 @@ class Keras2Dialect(Dialect):
         pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
         for method in self.summing_methods:
             pairs = list(getattr(inner, method)(pairs))
-        summed, trained = [g for g, _ in pairs], [v for _, v in pairs]
+        grads, trained = [g for g, _ in pairs], [v for _, v in pairs]
         check = bundle.check & now
         of_all = check.worst
         if of_all is not None:
@@ -92,9 +92,9 @@ class Keras2Dialect(Dialect):
             check = check._replace(
                 worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
             )
-        nothing = [None] * len(summed)
-        scale, losses = bundle.loss_scale, bundle.losses
-        return Bundle(scale, summed, nothing, check, losses=losses), trained
+        nothing = [None] * len(grads)
+        summed = Bundle(bundle.loss_scale, grads, nothing, bundle.losses, check=check)
+        return summed, trained
 
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
         """Returns the arguments of an optimizer's `apply_gradients` beside the pairs.

@@ -14,7 +14,6 @@ from lossscale.gradients.check import (
     NO_CHECK,
     Check,
     checked,
-    groups_of_one,
     worst_of_each,
 )
 from lossscale.optimizer import wrappers
@@ -187,9 +186,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                     self.build(trainable_variables)
         inner, engine = self.inner_optimizer, self._engine
         trained = trainable_variables or self._built_for
-        new_values: Grads = []
-        check = NO_CHECK  # of the new values
-        if any(map(_is_overwritten, trained)):  # a float8 layer's
+        new_values, check = [], NO_CHECK
+        if any(map(_is_overwritten, trained)):  # of a float8 layer
             self._note_overwritten(trained)
             grads, new_values, check = _apart(grads, trained)
 
@@ -340,7 +338,7 @@ def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check
     if all(value is None for value in values):
         return rest, values, NO_CHECK
     both = [g if v is None else v for v, g in zip(values, rest)]
-    groups = groups_of_one(len(both))
+    groups = [[i] for i in range(len(both))]
     check = checked(values)._replace(worst=lambda: worst_of_each(both, groups))
     return rest, values, check
 

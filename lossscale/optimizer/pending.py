@@ -144,19 +144,11 @@ class PendingDivision:
         """Returns the gradients to apply, with their divisors and earlier checks."""
         grads = as_they_are(grads)
         with op_callbacks.paused():
-            origins, of_unknown = self.witness.origins(grads), None
-            if origins.has_unknown:
-                of_unknown = self._divisor_of_unknown(grads)
-            divisors = origins.divisors(self._last_scale, of_unknown)
-            is_divided = of_unknown is not None
-            self.witness.note_applied(self, origins, variables, is_divided)
-            bundle = Bundle(
-                self.loss_scale,
-                grads,
-                divisors,
-                of_unknown=of_unknown,
-                losses=origins.losses,
-            )
+            origins = self.witness.origins(grads)
+            unknown = self._divisor_of_unknown(grads) if origins.has_unknown else None
+            divisors = origins.divisors(self._last_scale, unknown)
+            self.witness.note_applied(self, origins, variables, unknown is not None)
+            bundle = Bundle(self.loss_scale, grads, divisors, origins.losses, unknown)
             may_hold = origins.lists or origins.has_unknown or self._may_hold_overflow
             if may_hold and self.loss_scale.checks_gradients:
                 bundle = self._with_earlier_check(bundle, origins)

@@ -242,31 +242,30 @@ class Entry:
     spike: Any
     positions: List[int]
 
-    def write_faults(self, bundle: Bundle, agreed: Check, is_of_loss: Flag) -> Op:
+    def write_faults(
+        self, bundle: Bundle, check: Check, loss_is_at_fault: Callable[[Bundle], Flag]
+    ) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
-        `agreed` also covers the gradients' sum. `is_of_loss`: a bad loss was at fault.
+        `check` also covers the gradients' sum. `loss_is_at_fault` tells whether a bad
+        loss was.
         """
-
-        def worst_with_loss(local: Bundle) -> PerGradient:
-            of_gradients = local.check.worst_of(local.count)
-            return tf.concat([of_gradients, worst_of_all(local.losses)], 0)
-
-        worst = replicas.call_for_each_replica(worst_with_loss, bundle)
+        worst = replicas.call_for_each_replica(_worst_numbers, bundle)
         worst = replicas.all_reduce_sum(worst)
-        if agreed.worst is not None:
-            worst += tf.pad(agreed.worst(), [[0, 1]])
-        of_gradients, of_inf, of_nan = (
-            tf.constant(reason, tf.int64) for reason in (_GRADIENTS, _INF, _NAN)
-        )
-        of_loss = tf.where(tf.math.is_nan(worst[-1]), of_nan, of_inf)
-        counted, stamp = self.record.count(tf.where(is_of_loss, of_loss, of_gradients))
+        if check.worst is not None:
+            worst += tf.pad(check.worst(), [[0, 1]])
+        is_of_loss = loss_is_at_fault(bundle)
+        numbers = [_GRADIENTS, _INF, _NAN]
+        of_gradients, of_inf, of_nan = [tf.constant(n, tf.int64) for n in numbers]
+        reason = tf.where(tf.math.is_nan(worst[-1]), of_nan, of_inf)
+        reason = tf.where(is_of_loss, reason, of_gradients)
+        counted, stamp = self.record.count(reason)
         size = len(self.variables) + 1
         worst = _placed(worst, [*self.positions, size - 1], size)
         value = tf.concat([worst, stamp], 0)
         return group_ops([counted, self.faults.assign(value, read_value=False)])
 
-    def write_left_out(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
+    def write_left_out(self, bundle: Bundle, check: Check, scale: LossScale) -> Op:
         """Records a finite step that the loss scale has left out, and counted.
 
         Of a spike also which gradient was the largest.
@@ -281,9 +280,15 @@ class Entry:
         each = replicas.greatest(replicas.call_for_each_replica(magnitudes, bundle))
         each = _placed(each, self.positions, len(self.variables))
         limit = replicas.local_result(cast(SpikeGuard, scale).limit)
-        known = tf.stack([agreed.largest, tf.cast(limit, tf.float32)])
+        known = tf.stack([check.largest, tf.cast(limit, tf.float32)])
         value = tf.concat([each, known, stamp], 0)
         return group_ops([counted, self.spike.assign(value, read_value=False)])
+
+
+def _worst_numbers(bundle: Bundle) -> PerGradient:
+    """Returns the worst number of each gradient of a replica, then of its losses."""
+    of_gradients = bundle.check.worst_of(bundle.count)
+    return tf.concat([of_gradients, worst_of_all(bundle.losses)], 0)
 
 
 def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:

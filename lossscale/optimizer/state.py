@@ -198,7 +198,7 @@ class StepObserver:
         with op_callbacks.paused():
             states = self._states()
             free: List[Optional[Flag]] = [None] * len(states)
-            if self.has_several:
+            if states and self.has_several:
                 waiting = tf.stack([state.waiting > 0.0 for state in states])
                 scaled = [state.read().is_at(Stage.SCALED) for state in states]
                 # If the scaled loss of only one optimizer waits, they are that one's.

@@ -142,17 +142,12 @@ class Step:
         entry, loss_scale = self._entry, self._loss_scale
         if entry is None:
             return None
+        of_loss = self._reduction.loss_is_at_fault
+        write_faults = partial(entry.write_faults, bundle, check, of_loss)
         if not loss_scale.left_out_as:
-            return self._record_faults(entry, bundle, check)
-        return run_either(
-            check.exact(),
-            partial(entry.write_left_out, bundle, check, loss_scale),
-            partial(self._record_faults, entry, bundle, check),
-        )
-
-    def _record_faults(self, entry: Entry, bundle: Bundle, check: Check) -> Op:
-        is_of_loss = self._reduction.loss_is_at_fault(bundle)
-        return entry.write_faults(bundle, check, is_of_loss)
+            return write_faults()
+        write_left_out = partial(entry.write_left_out, bundle, check, loss_scale)
+        return run_either(check.exact(), write_left_out, write_faults)
 
 
 def _apply(bundle: Bundle, apply_fn: ApplyFunction) -> Any:

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+import weakref
+from typing import (
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 import tensorflow as tf
 
@@ -30,7 +40,7 @@ from lossscale.provenance.kinds import (
 )
 from lossscale.runtime import op_callbacks
 from lossscale.runtime.aliases import Array, Grad, Graph, Op, Tensor, Tensors, Variable
-from lossscale.runtime.graphs import body_of, current_graph, graph_of, notes_of
+from lossscale.runtime.graphs import body_of, current_graph, graph_of
 from lossscale.scales.base import Product
 
 #: Eager mode stops reporting after this many operations in a row without S.
@@ -53,6 +63,25 @@ _FUNCTIONS_IN = {
 }
 _FUNCTIONS_IN.update({f"Stateless{k}": v for k, v in [*_FUNCTIONS_IN.items()]})
 _FUNCTIONS_IN["StatefulPartitionedCall"] = _FUNCTIONS_IN["PartitionedCall"]
+
+
+#: What `notes_of` returns.
+Notes = TypeVar("Notes")
+
+
+def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
+    """Returns the notes of `owner` on a graph, made by `make` at the first call.
+
+    They are freed with the graph, or with `owner`.
+    """
+    # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
+    # would keep the graph alive.
+    if not hasattr(graph, "_lossscale_notes"):
+        graph._lossscale_notes = weakref.WeakKeyDictionary()
+    if owner not in graph._lossscale_notes:
+        graph._lossscale_notes[owner] = make()
+    notes: Notes = graph._lossscale_notes[owner]
+    return notes
 
 
 class _Notes:

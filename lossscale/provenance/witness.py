@@ -19,7 +19,7 @@ from lossscale.provenance.origins import (
     Unscaled,
     scales_of,
 )
-from lossscale.provenance.walk import Kinds
+from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.runtime import graphs, kerases, replicas
 from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Tensor, Variable
 from lossscale.scales.base import LossScale, Product, unguarded
@@ -200,4 +200,4 @@ class Witness:
         return None
 
     def _last_scales(self, graph: Any) -> Dict[object, Scalar]:
-        return self._in_eager if graph is None else graphs.notes_of(graph, self, dict)
+        return self._in_eager if graph is None else notes_of(graph, self, dict)

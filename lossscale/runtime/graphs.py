@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, cast
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -13,7 +12,6 @@ from tensorflow.python.framework import function_def_to_graph
 
 from lossscale.runtime.aliases import Graph, Tensor
 
-Notes = TypeVar("Notes")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -59,7 +57,7 @@ def is_visible(tensor: Tensor) -> bool:
     graph = graph_of(tensor)
     if graph is None:
         return True
-    if not any(graph is each for each in visible_graphs()):
+    if graph not in list(visible_graphs()):
         return False
     # A loop or a branch of `tf.compat.v1` has no graph of its own.
     context = context_of(tensor.op)
@@ -153,19 +151,3 @@ def body_of(function: str) -> Optional[Graph]:
         return function_def_to_graph.function_def_to_graph(definition)
     except Exception:  # what is raised differs between versions
         return None
-
-
-def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
-    """Returns the notes of `owner` on a graph, made by `make` at the first call.
-
-    They are freed with the graph, or with `owner`.
-    """
-    # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
-    # would keep the graph alive.
-    if not hasattr(graph, "_lossscale_notes"):
-        graph._lossscale_notes = weakref.WeakKeyDictionary()
-    of_owners = graph._lossscale_notes
-    if owner not in of_owners:
-        of_owners[owner] = make()
-    notes: Notes = of_owners[owner]
-    return notes

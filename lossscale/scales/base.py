@@ -259,15 +259,15 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
     def _value(self) -> Tensor:
         """Returns what `__call__` returns, without reporting the read."""
+        if hasattr(self, "current_loss_scale"):
+            return tf.convert_to_tensor(self.current_loss_scale)
         held = self._held()
-        if held is not None:
-            return held._value()
-        if not hasattr(self, "current_loss_scale"):
+        if held is None:
             raise NotImplementedError(
                 f"{type(self).__name__} must implement `__call__`, or pass "
                 "`initial_loss_scale` to `super().__init__`."
             )
-        return tf.convert_to_tensor(self.current_loss_scale)
+        return held._value()
 
     def _note_read(self, value: Tensor) -> Tensor:
         # The caller may multiply a loss by it.
