@@ -41,9 +41,7 @@ WAY: List[Station] = [
     Station(
         "either", "resolve: are they still scaled?", "optimizer/pending.py: resolve"
     ),
-    Station(
-        "unscaled", "divide by S, in float32", "gradients/bundle.py: divided"
-    ),
+    Station("unscaled", "divide by S, in float32", "gradients/bundle.py: divided"),
     Station(
         "unscaled",
         "check: are all of them finite?",

@@ -16,8 +16,8 @@ from lossscale.gradients.bundle import (
 )
 from lossscale.gradients.check import (
     Check,
-    no_faults,
     floating_values,
+    no_faults,
     sum_stays_finite,
     worst_of_each,
 )

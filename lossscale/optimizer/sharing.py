@@ -19,7 +19,8 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.base import LossScale, State, adjust_known, untold_steps
+from lossscale.scales.adjustment import would_apply
+from lossscale.scales.base import LossScale, adjust_to_step, untold_steps
 
 
 class SharedStep:
@@ -90,7 +91,7 @@ class SharedStep:
         largest: Optional[Scalar],
         is_told: Flag,
     ) -> Tuple[Op, Flag]:
-        """Adjusts the loss scale, as `adjust_known`, to all optimizers so far."""
+        """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
         untold = untold_steps(loss_scale)
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with tf.control_dependencies(self.update_ops):
@@ -111,11 +112,11 @@ class SharedStep:
             restored = [v.assign(old, read_value=False) for v, old in self._before]
         with tf.control_dependencies([group_ops([read, restored])]):
             # An optimizer skips by its own gradients, the loss scale counts by all.
-            verdict = loss_scale.judge(State(loss_scale), is_finite, largest)
-            should_apply = tf.convert_to_tensor(verdict.should_apply)
+            should_apply = would_apply(loss_scale, is_finite, largest)
+            should_apply = tf.convert_to_tensor(should_apply)
             all_good = tf.logical_and(is_finite, was_good)
             with tf.control_dependencies([should_apply]):
-                update_op, _ = adjust_known(loss_scale, all_good, greatest, is_told)
+                update_op, _ = adjust_to_step(loss_scale, all_good, greatest, is_told)
         if mode.current().knows_values:
             self.values_after = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.

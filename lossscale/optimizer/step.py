@@ -20,7 +20,7 @@ from lossscale.optimizer.sharing import SharedStep
 from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, run_either
-from lossscale.scales.base import adjust_known, must_be_told, takes_the_flag
+from lossscale.scales.base import adjust_to_step, must_be_told, takes_the_flag
 
 
 class Step:
@@ -120,7 +120,8 @@ class Step:
             )
         if not takes_the_flag(loss_scale):
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        return adjust_known(loss_scale, check.exact(), check.largest, is_told, grads)
+        is_finite, largest = check.exact(), check.largest
+        return adjust_to_step(loss_scale, is_finite, largest, is_told, grads)
 
     def is_told(self, is_finite: Flag, bundle: Bundle) -> Flag:
         """Tells whether the rule learns of the step, with nonfinite_loss="skip".

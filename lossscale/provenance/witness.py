@@ -21,7 +21,7 @@ from lossscale.provenance.origins import (
 )
 from lossscale.provenance.walk import Kinds, notes_of
 from lossscale.runtime import graphs, kerases, replicas
-from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Tensor, Variable
+from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Variable
 from lossscale.scales.base import LossScale, Product, unguarded
 
 __all__ = ["Origins", "Witness"]

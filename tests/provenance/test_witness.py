@@ -65,7 +65,9 @@ def test_it_adds_no_operation_and_changes_no_variable(family, mode, monkeypatch)
         method = getattr(Witness, name)
         wrapped = watched(name, method)
         is_static = isinstance(vars(Witness)[name], staticmethod)
-        monkeypatch.setattr(Witness, name, staticmethod(wrapped) if is_static else wrapped)
+        monkeypatch.setattr(
+            Witness, name, staticmethod(wrapped) if is_static else wrapped
+        )
     if mode == "session state":  # there the last scale stands for the state
         for each in (trained, other):
             each.optimizer.engine.division._state = None
