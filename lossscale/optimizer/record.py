@@ -276,7 +276,7 @@ class Entry:
             return counted
 
         def magnitudes(local: Bundle) -> PerGradient:
-            return largest_of_each(local.quotients(), local.groups)
+            return largest_of_each(local.divided().grads, local.groups)
 
         each = replicas.greatest(replicas.call_for_each_replica(magnitudes, bundle))
         each = _placed(each, self.positions, len(self.variables))
