@@ -213,14 +213,15 @@ def floating_values(grads: Any) -> List[Tensor]:
     for leaf in tf.nest.flatten(grads):
         if leaf is None:
             continue
+        not_a_gradient = (
+            f"`grads` must be a nest of gradients, got {shown(leaf)} in it."
+        )
         try:
             value = tf.convert_to_tensor(dense_part(leaf))
-            if value.dtype == tf.string:
-                raise TypeError("A string is no gradient.")
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"`grads` must be a nest of gradients, got {shown(leaf)} in it."
-            ) from error
+            raise TypeError(not_a_gradient) from error
+        if value.dtype == tf.string:
+            raise TypeError(not_a_gradient)
         if value.dtype.is_complex:
             values += [tf.math.real(value), tf.math.imag(value)]
         elif value.dtype in _REDUCIBLE:
