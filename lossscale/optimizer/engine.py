@@ -308,10 +308,10 @@ class LossScaleEngine(tf.Module):
     def _refuse(self) -> None:
         """Raises, since another engine has taken the place of this one."""
         raise RuntimeError(
-            "This LossScaleOptimizer must not take steps after `with_loss_scale`, "
-            "which has returned another one in its place. Use that one: write "
-            "model.compile(optimizer.with_loss_scale(...), ...), and make each "
-            "tf.function anew."
+            "This optimizer must not take steps after `with_loss_scale`, which has "
+            "replaced it. Use the optimizer that it returned: write "
+            "model.compile(optimizer.with_loss_scale(...), ...), and create each "
+            "tf.function again."
         )
 
 

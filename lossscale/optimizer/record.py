@@ -133,10 +133,8 @@ class Record(tf.Module):
         if mode.current().runs_parts or not is_recorded:
             return None
         for entry in self.entries:
-            position_of = {
-                id(variable): i for i, variable in enumerate(entry.variables)
-            }
-            positions = [position_of.get(id(variable)) for variable in variables]
+            places = {id(variable): i for i, variable in enumerate(entry.variables)}
+            positions = [places.get(id(variable)) for variable in variables]
             if None not in positions:
                 return replace(entry, positions=positions)
         recorded = list({id(variable): variable for variable in variables}.values())

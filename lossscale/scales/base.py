@@ -14,6 +14,7 @@ from typing import (
     Dict,
     FrozenSet,
     Mapping,
+    NamedTuple,
     Optional,
     Protocol,
     Tuple,

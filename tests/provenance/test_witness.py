@@ -64,10 +64,9 @@ def test_it_adds_no_operation_and_changes_no_variable(family, mode, monkeypatch)
     for name in METHODS:
         method = getattr(Witness, name)
         wrapped = watched(name, method)
-        is_static = isinstance(vars(Witness)[name], staticmethod)
-        monkeypatch.setattr(
-            Witness, name, staticmethod(wrapped) if is_static else wrapped
-        )
+        if isinstance(vars(Witness)[name], staticmethod):
+            wrapped = staticmethod(wrapped)
+        monkeypatch.setattr(Witness, name, wrapped)
     if mode == "session state":  # there the last scale stands for the state
         for each in (trained, other):
             each.optimizer.engine.division._state = None
