@@ -213,6 +213,8 @@ class LossScaleEngine(tf.Module):
           ValueError: A gradient does not have its variable's shape, or the context is
             the cross-replica one.
         """
+        replicas.check_can_apply()
+        grads, variables = list(grads), list(variables)
         counted = self._counted
         if counted is None:
             return self._step(grads, variables, apply_fn)
@@ -225,8 +227,8 @@ class LossScaleEngine(tf.Module):
 
     def _step(
         self,
-        grads: Iterable[Grad],
-        variables: Iterable[Variable],
+        grads: Grads,
+        variables: List[Variable],
         apply_fn: Callable[[Grads, List[Variable]], Results],
         *,
         are_added: bool = True,
@@ -242,8 +244,6 @@ class LossScaleEngine(tf.Module):
         """
         if self._is_replaced:
             self._refuse()
-        replicas.check_can_apply()
-        grads, variables = list(grads), list(variables)
         check_shapes(grads, variables)
         self.division.witness.note_weights(variables)
         bundle = self.division.resolve(grads, variables)

@@ -186,7 +186,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                     self.build(trainable_variables)
         inner, engine = self.inner_optimizer, self._engine
         trained = trainable_variables or self._built_for
-        new_values, check = [], NO_CHECK
+        new_values: Grads = []
+        check = NO_CHECK
         if any(map(_is_overwritten, trained)):  # of a float8 layer
             self._note_overwritten(trained)
             grads, new_values, check = _apart(grads, trained)

@@ -134,8 +134,8 @@ class Record(tf.Module):
             return None
         for entry in self.entries:
             places = {id(variable): i for i, variable in enumerate(entry.variables)}
-            positions = [places.get(id(variable)) for variable in variables]
-            if None not in positions:
+            positions = [places.get(id(variable), -1) for variable in variables]
+            if -1 not in positions:
                 return replace(entry, positions=positions)
         recorded = list({id(variable): variable for variable in variables}.values())
         count, number, spike = len(recorded), len(self.entries), None
@@ -253,11 +253,9 @@ class Entry:
         worst = replicas.all_reduce_sum(worst)
         if check.worst is not None:
             worst += tf.pad(check.worst(), [[0, 1]])
-        is_of_loss = loss_is_at_fault(bundle)
-        numbers = [_GRADIENTS, _INF, _NAN]
-        of_gradients, of_inf, of_nan = [tf.constant(n, tf.int64) for n in numbers]
-        reason = tf.where(tf.math.is_nan(worst[-1]), of_nan, of_inf)
-        reason = tf.where(is_of_loss, reason, of_gradients)
+        is_nan = tf.cast(tf.math.is_nan(worst[-1]), tf.int64)
+        of_loss = _INF + is_nan * (_NAN - _INF)
+        reason = tf.where(loss_is_at_fault(bundle), of_loss, _GRADIENTS)
         counted, stamp = self.record.count(reason)
         size = len(self.variables) + 1
         worst = _placed(worst, [*self.positions, size - 1], size)

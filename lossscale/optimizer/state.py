@@ -53,10 +53,10 @@ class StepState:
     """The state of one optimizer's step: `float32` scalars on each replica.
 
     `pending` is the stage, as a `Reading`. `overflow` tells whether unscaled gradients
-    had overflowed. `waiting` is 1 while gradients of this optimizer's own loss wait to be
-    applied. It is written and read only while several optimizers share the loss scale.
-    `given` is a number of the last list that `get_unscaled_gradients` was given, to
-    recognize that list.
+    had overflowed. `waiting` is 1 while gradients of this optimizer's own loss wait to
+    be applied. It is written and read only while several optimizers share the loss
+    scale. `given` is a number of the last list that `get_unscaled_gradients` was given,
+    to recognize that list.
     """
 
     def __init__(self) -> None:

@@ -80,6 +80,10 @@ class Observer(Protocol):
         """Gradients were divided by a tensor of it, without a check."""
 
 
+#: The methods that adjust a loss scale, and that a subclass may have of its own.
+_ADJUSTING = ("update", "adjust", "_adjust", "judge", "next_state")
+
+
 class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
@@ -159,7 +163,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     _can_change: bool = True
     #: To whom each use is reported: see `observer_of`.
     _observer: Optional[Observer] = None
-    #: Which of the methods that adjust it a subclass has in the place of ours.
+    #: Which of `_ADJUSTING`, `scale` and `scale_by` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
     #: Whether it has `needs_largest` only since the one that it holds needs it.
     _largest_is_for_held: bool = False
@@ -184,7 +188,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
             )
         cls._overridden = frozenset(
             name
-            for name in ("update", "adjust", "_adjust", "judge", "next_state")
+            for name in (*_ADJUSTING, "scale", "scale_by")
             if getattr(cls, name) is not getattr(LossScale, name)
         )
         compute = cls.__dict__.get("__call__")
@@ -503,7 +507,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
         That is what `loss_scale()` returned: the loss and a metric can have the same.
         """
-        vars(self)["has_scaled"] = True
+        self.__dict__.update(has_scaled=True)
         if self._observer is not None:
             self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
@@ -578,20 +582,19 @@ def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
 
     None: for a program that calls `scale` itself.
     """
-    value, factor, own = loss_scale._value(), None, type(loss_scale)
-    if owner is not None and own.scale is not LossScale.scale:
-        scaled = loss_scale.scale(loss)
-    elif own.scale_by is not LossScale.scale_by:
-        scaled = loss_scale.scale_by(loss, value)
+    value, observer = loss_scale._value(), loss_scale._observer
+    if owner is not None and "scale" in loss_scale._overridden:
+        product = Product(loss, value, None, loss_scale.scale(loss))
+    elif "scale_by" in loss_scale._overridden:
+        product = Product(loss, value, None, loss_scale.scale_by(loss, value))
     else:
         wide = arithmetic.widened(loss)
         factor = tf.cast(value, wide.dtype)
-        scaled = arithmetic.multiply(wide, factor)
-    vars(loss_scale)["has_scaled"] = True
-    if loss_scale._observer is not None:
-        product = Product(loss, value, factor, scaled)
-        loss_scale._observer.note_loss(product, owner)
-    return scaled
+        product = Product(loss, value, factor, arithmetic.multiply(wide, factor))
+    loss_scale.__dict__.update(has_scaled=True)
+    if observer is not None:
+        observer.note_loss(product, owner)
+    return product.product
 
 
 def value_of(loss_scale: LossScale) -> Scalar:
