@@ -203,10 +203,10 @@ def sum_stays_finite(grads: Any, terms: int) -> Any:
 
 def all_true(flags: List[Flag]) -> Flag:
     """Tells whether all flags are True. True without any."""
-    if len(flags) == 1:
-        return flags[0]
+    if len(flags) < 2:
+        return flags[0] if flags else tf.constant(True)
     # Without the stack TensorFlow would compute the list's rank with five operations.
-    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
+    return tf.reduce_all(tf.stack(flags))
 
 
 def _not_a_gradient(leaf: Any) -> TypeError:

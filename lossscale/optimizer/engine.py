@@ -18,7 +18,7 @@ from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
 from lossscale.optimizer.reduction import EqualReplicas, Reduction, SeveralReplicas
 from lossscale.optimizer.step import Step
-from lossscale.runtime import kerases, mode, op_callbacks, replicas
+from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
@@ -251,16 +251,12 @@ class LossScaleEngine(tf.Module):
             bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregate(bundle, variables)
-        dtype = self.communication_dtype
         reduction: Reduction = EqualReplicas()
+        dtype = self.communication_dtype
         if dtype is not None:
-            communication.refuse_dtype(dtype)
-        if replicas.count() > 1:
-            if dtype is None:
-                reduction = SeveralReplicas(are_added)
-            else:
-                with op_callbacks.paused():
-                    bundle = communication.summed(bundle, self.loss_scale, dtype)
+            bundle = communication.summed(bundle, self.loss_scale, dtype)
+        elif replicas.count() > 1:
+            reduction = SeveralReplicas(are_added)
         entry = self.record.entry_of(variables, self.loss_scale)
         step = Step(self.division, reduction, entry, self.skips_losses)
         return step.run(bundle, lambda true_grads: apply_fn(true_grads, variables))

@@ -168,8 +168,8 @@ class Record(tf.Module):
         counts = held[:size] + tf.one_hot(reason, size, dtype=tf.int64)
         newest = [applied + total, tf.reshape(reason, [1])]
         value = tf.concat([counts, held[size + 2 :], *newest], 0)
-        written = self._skipped.assign(value, read_value=False)
-        return written, tf.cast(total + 1, tf.float32)
+        op = self._skipped.assign(value, read_value=False)
+        return op, tf.cast(total + 1, tf.float32)
 
     def counts(self) -> Tensor:
         """Returns how many steps were skipped for each of `REASONS`, as a tensor.

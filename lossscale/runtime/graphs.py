@@ -60,11 +60,12 @@ def is_visible(tensor: Tensor) -> bool:
     if graph not in list(visible_graphs()):
         return False
     # A loop or a branch of `tf.compat.v1` has no graph of its own.
-    context = context_of(tensor.op)
+    around, context = context_of(graph), context_of(tensor.op)
+    if context is None:
+        return True
     # A loop's results are outside of it.
-    if context is not None and tensor.op.type in {"Exit", "RefExit"}:
+    if tensor.op.type in {"Exit", "RefExit"}:
         context = context.outer_context
-    around = context_of(graph)
     while around is not None and around is not context:
         around = around.outer_context
     return around is context
