@@ -40,10 +40,9 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.adjustment import would_apply
+from lossscale.scales.adjustment import adjust_to_step, would_apply
 from lossscale.scales.base import (
     LossScale,
-    adjust_to_step,
     must_be_told,
     takes_the_flag,
     untold_steps,
