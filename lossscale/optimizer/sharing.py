@@ -19,8 +19,8 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
-from lossscale.scales.adjustment import would_apply
-from lossscale.scales.base import LossScale, adjust_to_step, untold_steps
+from lossscale.scales.adjustment import adjust_to_step, would_apply
+from lossscale.scales.base import LossScale, untold_steps
 
 
 class SharedStep:

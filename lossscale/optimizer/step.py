@@ -20,7 +20,8 @@ from lossscale.optimizer.sharing import SharedStep
 from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, run_either
-from lossscale.scales.base import adjust_to_step, must_be_told, takes_the_flag
+from lossscale.scales.adjustment import adjust_to_step
+from lossscale.scales.base import must_be_told, takes_the_flag
 
 
 class Step:

@@ -5,6 +5,7 @@ here is one loss scale, such as `headroom.py`, and of this room imports only `ba
 and `adjustment`. The
 others, in the order of imports:
 
+* `checks`: checks of what a user's loss scale returns;
 * `adjustment`: one step of a loss scale: it is judged, its rule runs, it is counted;
 * `base`: the contract, LossScale;
 * `fixed`, `dynamic`: one rule each;

@@ -11,12 +11,8 @@ step before anything changes:
 
 from __future__ import annotations
 
-import collections.abc
-import contextlib
 import functools
-import itertools
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -32,15 +28,17 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.arguments import shown
 from lossscale.gradients import arithmetic
 from lossscale.runtime import mode, replicas
-from lossscale.runtime.aliases import Flag, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import group_ops, run_either
+from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor
+from lossscale.runtime.control import either, group_ops, run_either
 from lossscale.runtime.loss_scale_warning import warn
-
-if TYPE_CHECKING:
-    from lossscale.scales.base import LossScale
+from lossscale.scales.checks import (
+    LossScale,
+    checked_values,
+    checked_verdict,
+    variable_of,
+)
 
 
 class Verdict(NamedTuple):
@@ -99,17 +97,32 @@ def chain(loss_scale: LossScale) -> List[LossScale]:
     return members
 
 
-def take_step(
+def adjust_to_step(
     loss_scale: LossScale,
     is_finite: Flag,
     largest: Optional[Scalar],
-    is_told: bool = True,
+    is_told: Flag = True,
+    grads: Optional[Grads] = None,
+    calls_adjust: bool = True,
 ) -> Tuple[Op, Any]:
     """Judges a step, runs the rules, and counts it. Returns what `update` does.
 
-    The caller has checked the arguments. If `is_told` is False, the step is a bad one
-    that is only counted: nobody judges it.
+    The caller has checked the gradients, or the arguments.
+
+    Args:
+      loss_scale: The outermost loss scale of a chain.
+      is_finite: As in `LossScale.adjust`.
+      largest: As in `LossScale.adjust`.
+      is_told: Whether the rules learn of the step if the loss scales would have them
+        learn. If False, the step is a bad one that is only counted, and not applied.
+      grads: The gradients, for a subclass with its own `update`.
+      calls_adjust: Whether an `adjust` of a subclass's own is called. That one passes
+        the step on with False.
     """
+    if is_told is not True:
+        return _told_or_counted(loss_scale, is_finite, largest, is_told, grads)
+    if grads is not None or (calls_adjust and "adjust" in loss_scale._overridden):
+        return _adjusted_by_itself(loss_scale, is_finite, largest, grads)
     if not loss_scale.checks_gradients:
         return group_ops([]), True
     members = chain(loss_scale)
@@ -123,17 +136,61 @@ def take_step(
     if largest is not None:
         is_requested = loss_scale.last_largest is not None
         largest = arithmetic.bounded(is_finite, largest) if is_requested else None
-    if is_told:
-        should_apply, verdicts = _judged(members, is_finite, largest)
-    else:
-        should_apply, verdicts = False, [Verdict(False, False)]
-    told = [verdict.is_told for verdict in verdicts]
-    kept = [verdict.kept for verdict in verdicts]
+    if len(members) == 1 and not loss_scale._overridden & {"judge", "_adjust"}:
+        change = functools.partial(_change_one, loss_scale)
+        return replicas.merge_call(change, is_finite, largest), is_finite
+    should_apply, told, kept = _judged(members, is_finite, largest)
     # A flag that turns out to be malformed when a graph runs must stop the step, too.
     before = [] if should_apply is is_finite else [should_apply]
-    change = functools.partial(_change, members)
+    change = functools.partial(_change_chain, members)
     update_op = replicas.merge_call(change, is_finite, largest, told, kept, before)
     return update_op, should_apply
+
+
+def _adjusted_by_itself(
+    loss_scale: LossScale,
+    is_finite: Flag,
+    largest: Optional[Scalar],
+    grads: Optional[Grads],
+) -> Tuple[Op, Flag]:
+    """Calls a subclass's own `update` or `adjust`. No overflow is applied."""
+    if grads is not None:
+        # They may have been clipped since the check. A scalar that is infinite on a
+        # bad step tells the subclass that they were not finite.
+        is_bad = arithmetic.infinite_unless(is_finite)
+        update_op, should_apply = loss_scale.update([*grads, is_bad])
+    elif largest is None:  # a subclass's `adjust` may take the flag alone
+        update_op, should_apply = loss_scale.adjust(is_finite)
+    else:
+        update_op, should_apply = loss_scale.adjust(is_finite, largest)
+    return update_op, both(is_finite, should_apply)
+
+
+def _told_or_counted(
+    loss_scale: LossScale,
+    is_finite: Flag,
+    largest: Optional[Scalar],
+    is_told: Flag,
+    grads: Optional[Grads],
+) -> Tuple[Op, Flag]:
+    """Adjusts a loss scale to a step, or only counts it, if it is a bad one."""
+
+    def tell() -> Flag:
+        return after(*adjust_to_step(loss_scale, is_finite, largest, True, grads))
+
+    def count() -> Flag:
+        bad, change = tf.constant(False), functools.partial(_change_chain, [loss_scale])
+        magnitude = arithmetic.infinite_unless(bad)
+        return after(
+            replicas.merge_call(change, bad, magnitude, [False], [{}], []), bad
+        )
+
+    def after(update_op: Op, should_apply: Any) -> Flag:
+        with tf.control_dependencies([group_ops([update_op])]):
+            return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
+
+    should_apply = either(is_told, tell, count)
+    return group_ops([should_apply]), should_apply
 
 
 def would_apply(
@@ -142,17 +199,20 @@ def would_apply(
     """Tells whether the loss scale applies a step. Changes nothing."""
     if largest is not None:
         largest = arithmetic.bounded(is_finite, largest)
-    return _judged(chain(loss_scale), is_finite, largest)[0]
+    should_apply, _, _ = _judged(chain(loss_scale), is_finite, largest)
+    return should_apply
 
 
 def _judged(
     members: List[LossScale], is_finite: Flag, largest: Optional[Scalar]
-) -> Tuple[Flag, List[Verdict]]:
-    """Returns whether a step is applied, and the verdicts. Changes nothing.
+) -> Tuple[Flag, List[Flag], List[Mapping[str, Tensor]]]:
+    """Returns whether a step is applied, and `is_told` and `kept` of each verdict.
 
-    Only here is it decided, and no verdict makes an overflow applied.
+    Changes nothing. Only here is it decided, and no verdict makes an overflow applied.
     """
-    should_apply, verdicts = is_finite, []
+    should_apply = is_finite
+    told: List[Flag] = []
+    kept: List[Mapping[str, Tensor]] = []
     for member in members:
         if not member.checks_gradients:
             break  # it applies every step, and passes none on
@@ -160,13 +220,26 @@ def _judged(
         if "judge" in member._overridden:
             its_largest = None if member.last_largest is None else largest
             found = member.judge(State(member), is_finite, its_largest)
-            verdict = _checked_verdict(member, found)
-        should_apply = both(should_apply, verdict.should_apply)
-        verdicts.append(verdict)
-    return should_apply, verdicts
+            verdict = Verdict(*checked_verdict(member, found, Verdict))
+            should_apply = both(should_apply, verdict.should_apply)
+        told.append(verdict.is_told)
+        kept.append(verdict.kept)
+    return should_apply, told, kept
 
 
-def _change(
+def _change_one(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+) -> Op:
+    """Changes the variables of one that holds none: see `replicas.merge_call`."""
+    is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
+    largest = replicas.local_result(largest)
+    # The rule may read the counters, so it runs before they change.
+    assigned = run_rules([loss_scale], is_finite, largest)
+    counted = _count(loss_scale, is_finite, largest, True, {})
+    return group_ops([assigned, counted])
+
+
+def _change_chain(
     members: List[LossScale],
     is_finite: Flag,
     largest: Optional[Scalar],
@@ -186,11 +259,7 @@ def _change(
     for flag in told:
         passed_on.append(both(passed_on[-1], replicas.local_result(flag)))
     with_rule: List[LossScale] = []
-
-    def run_rules() -> List[Op]:
-        new = [new_values(each, is_finite, largest) for each in with_rule]
-        return [assign(*pair) for pair in zip(with_rule, new)]
-
+    rules = functools.partial(run_rules, with_rule, is_finite, largest)
     # Conditions, and what is done on each. Rules may read the counters, so they are
     # before these; of two members the inner one is the first.
     work: List[Tuple[Flag, Callable[[], Any]]] = []
@@ -198,9 +267,8 @@ def _change(
         its_largest = None if member.last_largest is None else largest
         if number and "adjust" in member._overridden:
             given = [is_finite] if its_largest is None else [is_finite, its_largest]
-            work.insert(
-                0, (passed_on[number], functools.partial(member.adjust, *given))
-            )
+            adjust = functools.partial(member.adjust, *given)
+            work.insert(0, (passed_on[number], adjust))
             break
         count = functools.partial(
             _count, member, is_finite, its_largest, passed_on[-1], values
@@ -214,11 +282,16 @@ def _change(
             work.insert(0, (passed_on[number + 1], adjust))
             break
         with_rule.append(member)
-    work.insert(0, (passed_on[-1], run_rules))
+    work.insert(0, (passed_on[-1], rules))
+    # Neighbours with the same condition are in one branch.
+    branches: List[Tuple[Flag, List[Callable[[], Any]]]] = []
+    for condition, function in work:
+        if not branches or branches[-1][0] is not condition:
+            branches.append((condition, []))
+        branches[-1][1].append(function)
     results = []
-    with tf.control_dependencies([replicas.local_result(flag) for flag in before]):
-        for _, group in itertools.groupby(work, lambda pair: id(pair[0])):
-            (condition, *_), functions = zip(*group)
+    with tf.control_dependencies(list(map(replicas.local_result, before))):
+        for condition, functions in branches:
             run = functools.partial(_each, functions)
             results.append(run_either(condition, run, list, True))
     return group_ops(results)
@@ -229,28 +302,34 @@ def _each(functions: Iterable[Callable[[], Any]]) -> List[Any]:
     return [function() for function in functions]
 
 
-def new_values(
-    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
-) -> Dict[str, Tensor]:
-    """Returns what the rule makes of the variables, by name. Assigns nothing."""
-    has_rule = "next_state" in loss_scale._overridden
-    if not has_rule and loss_scale._held() is not None:
-        return {}  # the rule is that of the one that it holds
-    state, name = State(loss_scale), "current_loss_scale"
-    current = valid = None
-    if hasattr(loss_scale, "initial_loss_scale") and hasattr(loss_scale, name):
-        current = state.current_loss_scale
-        state.current_loss_scale = valid = repaired(loss_scale, current)
-    if has_rule and loss_scale.needs_largest and not loss_scale._largest_is_for_held:
-        values = loss_scale.next_state(state, is_finite, largest)
-    else:
-        values = loss_scale.next_state(state, is_finite)
-    wanted = f"`next_state` of {type(loss_scale).__name__} must return"
-    values = checked_values(loss_scale, wanted, values)
-    if valid is not current:  # what was replaced is moved no further
-        moved = values.get(name, valid)
-        values[name] = tf.where(tf.equal(current, valid), moved, valid)
-    return values
+def run_rules(
+    members: List[LossScale], is_finite: Flag, largest: Optional[Scalar]
+) -> List[Op]:
+    """Assigns what the rules return, after all of them have returned."""
+    new: List[Tuple[LossScale, Dict[str, Tensor]]] = []
+    for member in members:
+        has_rule = "next_state" in member._overridden
+        if not has_rule and member._held() is not None:
+            continue  # its rule is that of the one that it holds
+        state, name = State(member), "current_loss_scale"
+        current = valid = None
+        if hasattr(member, "initial_loss_scale") and hasattr(member, name):
+            current = state.current_loss_scale
+            state.current_loss_scale = valid = repaired(member, current)
+        if has_rule and member.needs_largest and not member._largest_is_for_held:
+            values = member.next_state(state, is_finite, largest)
+        else:
+            values = member.next_state(state, is_finite)
+        wanted = f"`next_state` of {type(member).__name__} must return"
+        values = checked_values(member, wanted, values)
+        if valid is not current:  # what was replaced is moved no further
+            moved = values.get(name, valid)
+            values[name] = tf.where(tf.equal(current, valid), moved, valid)
+        new.append((member, values))
+    results = []
+    for member, values in new:
+        results += assign(member, values)
+    return results
 
 
 def _count(
@@ -292,91 +371,6 @@ def both(one: Flag, other: Flag) -> Flag:
     if one is True or one is other:
         return other
     return one if other is True else tf.logical_and(one, other)
-
-
-def variable_of(loss_scale: LossScale, name: str) -> Variable:
-    """Returns the variable that is the attribute `name`, or raises."""
-    found = getattr(loss_scale, name, None)
-    if isinstance(found, tf.Variable):
-        return found
-    cls = type(loss_scale).__name__
-    create = f"self.{name} = self._add_weight({name!r}, 0)"
-    if hasattr(found, "assign"):
-        raise TypeError(
-            f"`{name}` of {cls} must be a tf.Variable, got {shown(found)}. Create it "
-            f"in the constructor: {create}"
-        )
-    variables = [k for k, v in vars(loss_scale).items() if isinstance(v, tf.Variable)]
-    raise AttributeError(
-        f"{cls} must have the variables that its rule names, "
-        f"{', '.join(sorted(variables))}, got {name!r}. Correct the name, or create "
-        f"the variable in the constructor: {create}"
-    )
-
-
-def checked_values(
-    loss_scale: LossScale, wanted: str, values: Any
-) -> Dict[str, Tensor]:
-    """Returns new values by name as tensors of the variables' dtypes, or raises.
-
-    `wanted` is how an error begins.
-    """
-    if not isinstance(values, collections.abc.Mapping):
-        raise TypeError(
-            f"{wanted} a dictionary of new values by the names of variables, got "
-            f"{shown(values)}."
-        )
-    checked = {}
-    for name, value in values.items():
-        if not isinstance(name, str):
-            raise TypeError(
-                f"{wanted} a dictionary of new values by the names of variables, got "
-                f"the key {shown(name)}. Write the name as a string."
-            )
-        variable = variable_of(loss_scale, name)
-        dtype, shape, new = variable.dtype.base_dtype, variable.shape, None
-        if not isinstance(value, (tf.IndexedSlices, tf.SparseTensor)):
-            with contextlib.suppress(TypeError, ValueError):
-                new = tf.convert_to_tensor(value, dtype)
-        # A graph takes an eager tensor of any dtype.
-        if new is None or new.dtype != dtype or not shape.is_compatible_with(new.shape):
-            raise TypeError(
-                f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
-                f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
-            )
-        checked[name] = new
-    return checked
-
-
-def _checked_verdict(loss_scale: LossScale, verdict: Any) -> Verdict:
-    """Returns a verdict with flags of shape `[]` and checked values, or raises."""
-    wanted = f"`judge` of {type(loss_scale).__name__} must return a Verdict"
-    if not isinstance(verdict, Verdict):
-        raise TypeError(
-            f"{wanted}, got {shown(verdict)}. Write "
-            "lossscale.Verdict(should_apply=is_finite)."
-        )
-    should_apply = _checked_flag(f"{wanted} whose `should_apply` is", verdict[0])
-    is_told = _checked_flag(f"{wanted} whose `is_told` is", verdict[1])
-    kept = checked_values(loss_scale, f"{wanted} whose `kept` is", verdict[2])
-    return Verdict(should_apply, is_told, kept)
-
-
-def _checked_flag(wanted: str, value: Any) -> Flag:
-    """Returns a flag as a bool or a tensor of shape `[]`. `wanted` begins the error."""
-    flag: Any = None
-    with contextlib.suppress(TypeError, ValueError):
-        flag = tf.convert_to_tensor(value)
-    is_flag = flag is not None and flag.dtype.is_bool
-    if not is_flag or flag.shape.num_elements() not in {None, 1}:
-        raise TypeError(
-            f"{wanted} a bool, or a bool tensor of one element, got {shown(value)}. "
-            "Write a comparison such as `largest < 100.0`; tf.reduce_all makes one of "
-            "several."
-        )
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)  # no operation of a graph depends on it
-    return flag if flag.shape.rank == 0 else tf.reshape(flag, [])
 
 
 def repaired(loss_scale: LossScale, current: Scalar) -> Scalar:

@@ -18,7 +18,6 @@ from typing import (
     Optional,
     Protocol,
     Tuple,
-    Type,
 )
 
 import numpy as np
@@ -30,18 +29,17 @@ from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, group_ops
+from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.number_like import NumberLike
 from lossscale.scales.adjustment import (
     State,
     Verdict,
-    assign,
-    both,
+    adjust_to_step,
     chain,
-    new_values,
-    take_step,
+    run_rules,
 )
+from lossscale.scales.checks import one_element
 
 
 class Product(NamedTuple):
@@ -351,9 +349,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         Such a class overrides it in the place of `next_state`: it assigns, and returns
         what a graph must run, or None.
         """
-        values, held = new_values(self, is_finite, largest), self._held()
+        held = self._held()
         results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
-        return [*results, assign(self, values)]
+        return [*results, run_rules([self], is_finite, largest)]
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
@@ -452,9 +450,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
         """
-        is_finite = _one_element("is_finite", is_finite, "a bool")
+        is_finite = one_element("is_finite", is_finite, "a bool")
         if self.last_largest is not None and largest is not None:
-            given, largest = largest, _one_element("largest", largest, "a number")
+            given, largest = largest, one_element("largest", largest, "a number")
             is_float32 = largest.dtype == tf.float32
             wide = largest if is_float32 else tf.cast(largest, tf.float64)
             # Infinity as a constant would stop a run that looks for infinities.
@@ -466,7 +464,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 )
             is_finite = tf.logical_and(is_finite, is_magnitude)
             largest = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
-        return take_step(self, is_finite, largest)
+        return adjust_to_step(self, is_finite, largest, calls_adjust=False)
 
     def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
         """Decides about a step, and changes nothing.
@@ -623,63 +621,6 @@ def takes_the_flag(loss_scale: LossScale) -> bool:
     return "update" not in loss_scale._overridden
 
 
-def adjust_to_step(
-    loss_scale: LossScale,
-    is_finite: Flag,
-    largest: Optional[Scalar],
-    is_told: Flag = True,
-    grads: Optional[Grads] = None,
-) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to a step that an optimizer has checked.
-
-    If `is_told` is False, the step is a bad one of which the rule is not told: it is
-    only counted, and not applied. `grads` are for a subclass with its own `update`.
-    Returns what `update` does.
-    """
-    if is_told is not True:
-        return _tell_or_count(loss_scale, is_finite, largest, is_told, grads)
-    if grads is None and "adjust" not in loss_scale._overridden:
-        return take_step(loss_scale, is_finite, largest)
-    if grads is not None:
-        # They may have been clipped since the check. A scalar that is infinite on a
-        # bad step tells the subclass that they were not finite.
-        is_bad = arithmetic.infinite_unless(is_finite)
-        update_op, should_apply = loss_scale.update([*grads, is_bad])
-    else:
-        # A subclass's `adjust` may take the flag alone.
-        adjust = functools.partial(loss_scale.adjust, is_finite)
-        update_op, should_apply = adjust() if largest is None else adjust(largest)
-    return update_op, both(is_finite, should_apply)
-
-
-#: Its name up to 3.0.
-adjust_known = adjust_to_step
-
-
-def _tell_or_count(
-    loss_scale: LossScale,
-    is_finite: Flag,
-    largest: Optional[Scalar],
-    is_told: Flag,
-    grads: Optional[Grads],
-) -> Tuple[Op, Flag]:
-    """Adjusts a loss scale to a step, or only counts it, if it is a bad one."""
-
-    def tell() -> Flag:
-        return after(adjust_to_step(loss_scale, is_finite, largest, True, grads))
-
-    def count() -> Flag:
-        return after(take_step(loss_scale, tf.constant(False), tf.float32.max, False))
-
-    def after(adjusted: Tuple[Op, Any]) -> Flag:
-        update_op, should_apply = adjusted
-        with tf.control_dependencies([group_ops([update_op])]):
-            return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
-
-    should_apply = either(is_told, tell, count)
-    return group_ops([should_apply]), should_apply
-
-
 def count_untold(loss_scale: LossScale) -> None:
     """Counts bad steps of which the rule is not told, in this process.
 
@@ -710,7 +651,8 @@ def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
 
 def unguarded(loss_scale: LossScale) -> LossScale:
     """Returns the innermost loss scale of the chain: itself if it holds none."""
-    return chain(loss_scale)[-1]
+    innermost: LossScale = chain(loss_scale)[-1]
+    return innermost
 
 
 def guard_of(loss_scale: LossScale) -> Any:
@@ -719,27 +661,3 @@ def guard_of(loss_scale: LossScale) -> Any:
     None if there is none.
     """
     return next((each for each in chain(loss_scale) if each.skips_spikes), None)
-
-
-def _one_element(name: str, value: Any, kind: str) -> Tensor:
-    """Returns an argument, "a bool" or "a number", as a tensor of shape `[]`."""
-
-    def refused(error: Type[Exception]) -> Exception:
-        return error(
-            f"`{name}` must be {kind}, or a tensor of one element, got {shown(value)}. "
-            "Reduce several to one: tf.reduce_all for flags, tf.reduce_max for numbers."
-        )
-
-    # TensorFlow would keep a tensor for each Python number that it was ever given.
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    try:
-        tensor = tf.convert_to_tensor(np.asarray(float(value)) if is_number else value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise refused(TypeError) from error
-    dtype = tensor.dtype
-    is_real = dtype.is_floating or dtype.is_integer
-    if not (dtype.is_bool if kind == "a bool" else is_real):
-        raise refused(TypeError)
-    if tensor.shape.num_elements() not in {None, 1}:
-        raise refused(ValueError)
-    return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])

@@ -138,8 +138,7 @@ class SpikeGuard(LossScale):
     needs_largest = True
     skips_spikes = True
     left_out_as = "spike"
-    # Keras's files have only the names of variables, and the loss scale that this guard
-    # holds has counters of the same names.
+    # File format: Keras's files have these names of its variables.
     _prefix = "guard_"
 
     def __init__(

@@ -16,9 +16,9 @@ from lossscale.plotting import pyplot
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
+from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import (
     LossScale,
-    adjust_to_step,
     count_untold,
     must_be_told,
     untold_steps,
