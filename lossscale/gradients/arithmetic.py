@@ -43,7 +43,9 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     not floating are returned unchanged. float16 gradients are divided in float32, where
     a divisor of 2**16 is finite; in float16 it is not.
     """
-    reciprocals = _reciprocals(divisor)
+    here = mode.current()
+    by_product = here.by_xla and not here.joins_factors
+    first, second = _reciprocals(divisor) if by_product else (None, None)
 
     def divided(grad: Grad) -> Any:
         if grad is None:
@@ -61,10 +63,8 @@ def divide(grads: Any, divisor: Scalar) -> Any:
         if grad.dtype == tf.float64:
             return grad / tf.cast(divisor, tf.float64)
         wide = tf.cast(grad, tf.float32)
-        if reciprocals is None:
-            return tf.cast(wide / divisor, grad.dtype)
-        first, second = reciprocals
-        return tf.cast(wide * first * second, grad.dtype)
+        quotient = wide * first * second if by_product else wide / divisor
+        return tf.cast(quotient, grad.dtype)
 
     return tf.nest.map_structure(divided, grads)
 
@@ -83,15 +83,12 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     return loss_scale * tf.cast(count >= 0, tf.float32)
 
 
-def _reciprocals(divisor: Scalar) -> Optional[Tuple[Scalar, Scalar]]:
-    """Returns two factors that divide by `divisor`. None: divide by it.
+def _reciprocals(divisor: Scalar) -> Tuple[Scalar, Scalar]:
+    """Returns two factors whose product divides by `divisor`.
 
     XLA fuses a product into the operation that uses it, but would store a quotient in
     memory. At powers of two a product is as exact; otherwise the last bit may differ.
     """
-    here = mode.current()
-    if not here.by_xla or here.joins_factors:
-        return None
     # 1 / 2**127 is subnormal and flushes to zero, so there are two factors. A caller
     # must hide a constant divisor (`opaque_divisor`), or XLA joins the factors again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)

@@ -213,8 +213,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 # A `tf.function` cannot initialize slots on several replicas.
                 with tf.init_scope():
                     self.build(trainable_variables)
-        inner, engine = self.inner_optimizer, self._engine
-        trained = trainable_variables or self._built_for
+        inner, trained = self.inner_optimizer, trainable_variables or self._built_for
         new_values: Grads = []
         check = NO_CHECK
         if any(map(_is_overwritten, trained)):  # of a float8 layer
@@ -222,10 +221,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             grads, new_values, check = _apart(grads, trained)
 
         def apply_inner(true_grads: Grads, _: Any = None) -> None:
-            if new_values:
-                pairs = zip(true_grads, new_values)
-                true_grads = [g if value is None else value for g, value in pairs]
             with self._inner_sum.left_out(true_grads):
+                if new_values:
+                    pairs = zip(true_grads, new_values)
+                    true_grads = [g if v is None else v for g, v in pairs]
                 # Its own `apply_gradients` may centralize gradients.
                 if true_grads and trainable_variables:
                     inner.apply_gradients(list(zip(true_grads, trainable_variables)))
@@ -235,10 +234,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built or all(grad is None for grad in grads):
             apply_inner(grads)  # what Keras does then, or its own error
             return
-        if engine.communication_dtype is not None:
+        if self._engine.communication_dtype is not None:
             # The inner optimizer may have been changed since the wrapper was made.
-            self._dialect.refuse_own_sum(engine.communication_dtype, inner)
-        engine._step(grads, trained, apply_inner, check=check)
+            self._dialect.refuse_own_sum(self._engine.communication_dtype, inner)
+        self._engine._step(grads, trained, apply_inner, check=check)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and

@@ -254,8 +254,8 @@ class Entry:
         if check.worst is not None:
             worst += tf.pad(check.worst(), [[0, 1]])
         is_nan = tf.cast(tf.math.is_nan(worst[-1]), tf.int64)
-        of_loss = _INF + is_nan * (_NAN - _INF)
-        reason = tf.where(loss_is_at_fault(bundle), of_loss, _GRADIENTS)
+        # _NAN is the number after _INF.
+        reason = tf.where(loss_is_at_fault(bundle), _INF + is_nan, _GRADIENTS)
         counted, stamp = self.record.count(reason)
         size = len(self.variables) + 1
         worst = _placed(worst, [*self.positions, size - 1], size)

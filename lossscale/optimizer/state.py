@@ -180,16 +180,16 @@ class StepObserver:
     @graphs.do_not_convert
     def note_loss(self, product: Product, owner: Any) -> None:
         self.witness.note_loss(product, owner)
-        loss_scale = product.loss_scale
         with op_callbacks.paused():
             for division in list(self.divisions):
                 state = division.state
                 if state is None:
-                    self.witness.note_last_scale(loss_scale)
+                    self.witness.note_last_scale(product.loss_scale)
                 elif division is owner or not self.has_several:
-                    state.move(Stage.SCALED, loss_scale)
+                    state.move(Stage.SCALED, product.loss_scale)
                 else:  # law 2: see `pending`
-                    state.move(Stage.SCALED, loss_scale, state.waiting < 1.0)
+                    is_free = state.waiting < 1.0
+                    state.move(Stage.SCALED, product.loss_scale, is_free)
                 if division is owner:
                     division.note_waiting(True)
 

@@ -84,12 +84,9 @@ class Step:
             if self._division.is_shared:
                 self._shared = SharedStep.of(self._division)
             update_op, should_apply = self.adjust(check, bundle)
-            results = run_either(
-                should_apply,
-                partial(replicas.call_for_each_replica, _apply, bundle, apply_fn),
-                partial(self.skip, bundle, check),
-            )
-            return group_ops([results, update_op])
+            apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
+            skip = partial(self.skip, bundle, check)
+            return group_ops([run_either(should_apply, apply, skip), update_op])
 
     def prepare(self, bundle: Bundle) -> Bundle:
         """Packs small gradients, and finds their greatest magnitude if requested.
@@ -121,8 +118,7 @@ class Step:
             )
         if not takes_the_flag(loss_scale):
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        is_finite, largest = check.exact(), check.largest
-        return adjust_to_step(loss_scale, is_finite, largest, is_told, grads)
+        return adjust_to_step(loss_scale, check.exact(), check.largest, is_told, grads)
 
     def is_told(self, is_finite: Flag, bundle: Bundle) -> Flag:
         """Tells whether the rule learns of the step, with nonfinite_loss="skip".
@@ -144,8 +140,8 @@ class Step:
         entry, loss_scale = self._entry, self._loss_scale
         if entry is None:
             return None
-        of_loss = self._reduction.loss_is_at_fault
-        write_faults = partial(entry.write_faults, bundle, check, of_loss)
+        at_fault = self._reduction.loss_is_at_fault
+        write_faults = partial(entry.write_faults, bundle, check, at_fault)
         if not loss_scale.left_out_as:
             return write_faults()
         write_left_out = partial(entry.write_left_out, bundle, check, loss_scale)

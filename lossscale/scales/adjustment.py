@@ -89,12 +89,8 @@ def chain(loss_scale: LossScale) -> List[LossScale]:
 
     A loss scale that holds none is a chain by itself.
     """
-    members = [loss_scale]
     held = loss_scale._held()
-    while held is not None:
-        members.append(held)
-        held = held._held()
-    return members
+    return [loss_scale] if held is None else [loss_scale, *chain(held)]
 
 
 def adjust_to_step(
@@ -234,7 +230,7 @@ def _change_one(
     is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
     largest = replicas.local_result(largest)
     # The rule may read the counters, so it runs before they change.
-    assigned = run_rules([loss_scale], is_finite, largest)
+    assigned = assign(loss_scale, new_values(loss_scale, is_finite, largest))
     counted = _count(loss_scale, is_finite, largest, True, {})
     return group_ops([assigned, counted])
 
@@ -259,7 +255,7 @@ def _change_chain(
     for flag in told:
         passed_on.append(both(passed_on[-1], replicas.local_result(flag)))
     with_rule: List[LossScale] = []
-    rules = functools.partial(run_rules, with_rule, is_finite, largest)
+    rules = functools.partial(_run_rules, with_rule, is_finite, largest)
     # Conditions, and what is done on each. Rules may read the counters, so they are
     # before these; of two members the inner one is the first.
     work: List[Tuple[Flag, Callable[[], Any]]] = []
@@ -302,34 +298,36 @@ def _each(functions: Iterable[Callable[[], Any]]) -> List[Any]:
     return [function() for function in functions]
 
 
-def run_rules(
+def _run_rules(
     members: List[LossScale], is_finite: Flag, largest: Optional[Scalar]
 ) -> List[Op]:
     """Assigns what the rules return, after all of them have returned."""
-    new: List[Tuple[LossScale, Dict[str, Tensor]]] = []
-    for member in members:
-        has_rule = "next_state" in member._overridden
-        if not has_rule and member._held() is not None:
-            continue  # its rule is that of the one that it holds
-        state, name = State(member), "current_loss_scale"
-        current = valid = None
-        if hasattr(member, "initial_loss_scale") and hasattr(member, name):
-            current = state.current_loss_scale
-            state.current_loss_scale = valid = repaired(member, current)
-        if has_rule and member.needs_largest and not member._largest_is_for_held:
-            values = member.next_state(state, is_finite, largest)
-        else:
-            values = member.next_state(state, is_finite)
-        wanted = f"`next_state` of {type(member).__name__} must return"
-        values = checked_values(member, wanted, values)
-        if valid is not current:  # what was replaced is moved no further
-            moved = values.get(name, valid)
-            values[name] = tf.where(tf.equal(current, valid), moved, valid)
-        new.append((member, values))
-    results = []
-    for member, values in new:
-        results += assign(member, values)
-    return results
+    new = [new_values(member, is_finite, largest) for member in members]
+    return [assign(member, values) for member, values in zip(members, new)]
+
+
+def new_values(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+) -> Dict[str, Tensor]:
+    """Returns what the rule makes of the variables, by name. Assigns nothing."""
+    has_rule = "next_state" in loss_scale._overridden
+    if not has_rule and loss_scale._held() is not None:
+        return {}  # the rule is that of the one that it holds
+    state, name = State(loss_scale), "current_loss_scale"
+    current = valid = None
+    if hasattr(loss_scale, "initial_loss_scale") and hasattr(loss_scale, name):
+        current = state.current_loss_scale
+        state.current_loss_scale = valid = repaired(loss_scale, current)
+    if has_rule and loss_scale.needs_largest and not loss_scale._largest_is_for_held:
+        values = loss_scale.next_state(state, is_finite, largest)
+    else:
+        values = loss_scale.next_state(state, is_finite)
+    wanted = f"`next_state` of {type(loss_scale).__name__} must return"
+    values = checked_values(loss_scale, wanted, values)
+    if valid is not current:  # what was replaced is moved no further
+        moved = values.get(name, valid)
+        values[name] = tf.where(tf.equal(current, valid), moved, valid)
+    return values
 
 
 def _count(
@@ -348,10 +346,8 @@ def _count(
         bad = tf.where(is_told, zero, bad)
         results.append(untold.assign_add(bad, read_value=False))
     in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps) + one
-    counts = {
-        "consecutive_skipped_steps": tf.where(is_finite, zero, in_a_row),
-        "last_step_finite": is_finite,
-    }
+    in_a_row = tf.where(is_finite, zero, in_a_row)
+    counts = {"consecutive_skipped_steps": in_a_row, "last_step_finite": is_finite}
     if largest is not None:
         results.append(loss_scale.last_largest.assign(largest, read_value=False))
     return [*results, assign(loss_scale, {**values, **counts})]
@@ -359,11 +355,9 @@ def _count(
 
 def assign(loss_scale: LossScale, values: Mapping[str, Tensor]) -> List[Op]:
     """Assigns values, which are checked, to the variables of these names."""
-    ops = []
-    for name, value in values.items():
-        variable, new = getattr(loss_scale, name), replicas.local_result(value)
-        ops.append(variable.assign(new, read_value=False))
-    return ops
+    here = {name: replicas.local_result(value) for name, value in values.items()}
+    pairs = [(getattr(loss_scale, name), value) for name, value in here.items()]
+    return [variable.assign(value, read_value=False) for variable, value in pairs]
 
 
 def both(one: Flag, other: Flag) -> Flag:

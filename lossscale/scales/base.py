@@ -36,8 +36,9 @@ from lossscale.scales.adjustment import (
     State,
     Verdict,
     adjust_to_step,
+    assign,
     chain,
-    run_rules,
+    new_values,
 )
 from lossscale.scales.checks import one_element
 
@@ -351,7 +352,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         """
         held = self._held()
         results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
-        return [*results, run_rules([self], is_finite, largest)]
+        values = new_values(self, is_finite, largest)
+        return [*results, assign(self, values)]
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:

@@ -130,8 +130,8 @@ optimizer/step.py: optimizer/test_spike_record.py
       - if not loss_scale.left_out_as:
       + if True:
     step: a spike is applied
-      - should_apply,
-      + check.exact(),
+      - run_either(should_apply, apply, skip)
+      + run_either(check.exact(), apply, skip)
 optimizer/step.py: optimizer/test_nonfinite_loss.py
     step: the rule is told of a bad loss
       - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
