@@ -93,8 +93,9 @@ class LossScaleMonitor(_Callback):
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
         as `EarlyStopping` does. `"raise"` looks within epochs, too: it reads the device
         once in `patience` steps as long as none is skipped, and raises at the
-        `patience`-th skipped step. Keras's `BackupAndRestore` then deletes its backup,
-        unless `delete_checkpoint=False`.
+        `patience`-th skipped step. Keras's `BackupAndRestore` keeps its backup where
+        an error ends `fit`, and deletes it after `"stop"`, unless
+        `delete_checkpoint=False`.
       every: Also read and check whenever this many steps have passed, and add the last
         values to the logs of batches. Keras's progress bar then shows averages over an
         epoch's batches.
@@ -228,7 +229,7 @@ class LossScaleMonitor(_Callback):
         self._mend()
         self._look(logs)
         _warn(*[each.unchecked(self.model) for each in self._watched])
-        _warn(*[each.underflow() for each in self._watched])
+        _warn(*[each.underflow(self.model) for each in self._watched])
         if any(each.skipped_in_epoch for each in self._watched):
             self._check_statistics()
         self._add_to(logs)

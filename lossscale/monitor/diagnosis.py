@@ -21,6 +21,9 @@ from lossscale.runtime import kerases
 from lossscale.scales.base import can_change, unguarded
 
 _NAMED = 5  # the most variables that a message names
+#: A lower loss scale makes no gradient overflow in float32 that is not huge by itself.
+_HIGH_IN_FLOAT32 = 2.0**64
+_KERAS = ("keras", "tf_keras", "tensorflow")
 
 
 def of_stall(
@@ -48,13 +51,13 @@ def of_stall(
     accumulators = _accumulators(model, [variable for variable, _ in faults])
     cause = _nonfinite(texts.WEIGHTS, model, model.trainable_weights)
     if cause is None and loss:
-        cause = texts.CAUSES
+        cause = _of_loss(optimizer, model, readings)
     elif cause is None and accumulators:
         names = ", ".join(f"model.{name}" for name in accumulators)
         cause = texts.ACCUMULATORS.format(names=names)
     elif cause is None and faults:
         cause = of_input(optimizer, model, readings, batches)
-        cause = cause or texts.BACKWARD + _of_backward(optimizer.loss_scale, readings)
+        cause = cause or texts.BACKWARD + _of_backward(optimizer, model, readings)
     left = of_statistics(model, [*infinite, *accumulators.values()])
     return list(filter(None, [*seen, cause, left]))
 
@@ -79,12 +82,59 @@ def of_input(
     return None
 
 
-def _of_backward(rule: Any, readings: Readings) -> str:
+def computes_in_float16(optimizer: Any, model: Any) -> bool:
+    """Whether a layer of a model does, or its gradients are added up in float16.
+
+    A model without layers may compute in anything.
+    """
+    dtypes = [layer.compute_dtype for layer in _computing_layers(model)]
+    added_up = getattr(optimizer, "communication_dtype", None)
+    return "float16" in [*dtypes, added_up] or not dtypes
+
+
+def _computing_layers(model: Any) -> List[Any]:
+    """Returns the layers that compute something, without those that only hold some."""
+
+    def only_holds(layer: Any) -> bool:
+        is_of_keras = type(layer).__module__.split(".")[0] in _KERAS
+        is_input = type(layer).__name__ == "InputLayer"
+        return is_of_keras and (hasattr(layer, "layers") or is_input)
+
+    return [one for one in kerases.layers_of(model) if not only_holds(one)]
+
+
+def _is_last_in_float16(model: Any) -> bool:
+    """Whether a model returns float16, as far as that is known before it runs."""
+    outputs = tf.nest.flatten(getattr(model, "outputs", None) or [])
+    dtypes = [tf.as_dtype(each.dtype).name for each in outputs]
+    if dtypes:
+        return "float16" in dtypes
+    return {one.compute_dtype for one in _computing_layers(model)} == {"float16"}
+
+
+def _of_loss(optimizer: Any, model: Any, readings: Readings) -> str:
+    """Returns the causes that an unscaled loss which is not finite may have here."""
+    causes = [texts.BAD_DATA]
+    if readings.last.applied > 0:  # before the first step no rate has had an effect
+        causes.append(texts.LEARNING_RATE)
+    if computes_in_float16(optimizer, model):
+        is_last = _is_last_in_float16(model)
+        causes.append(texts.ACTIVATIONS_AND_LAST if is_last else texts.ACTIVATIONS)
+    return texts.CAUSES.format(causes="; ".join([*causes, texts.DIVISION]))
+
+
+def _of_backward(optimizer: Any, model: Any, readings: Readings) -> str:
     """Returns what to do where only gradients are not finite."""
-    now = readings.last.loss_scale
+    now, rule = readings.last.loss_scale, optimizer.loss_scale
+    is_wide = not computes_in_float16(optimizer, model)
+    rate = texts.RATE
+    if not readings.last.applied:  # no rate has had an effect
+        rate = texts.ENDS.format(end="3.4e38" if is_wide else "65504")
+    if is_wide and now < _HIGH_IN_FLOAT32:
+        return texts.WIDE.format(now=scale_text(now), rate=rate)
     floor = getattr(unguarded(rule), "min_loss_scale", 0.0)
     if now <= 1.0 and (now <= floor or not can_change(rule)):
-        return texts.UNSCALED.format(now=scale_text(now))
+        return texts.UNSCALED.format(now=scale_text(now), rate=rate)
     if not can_change(rule):
         return texts.FIXED + texts.IF_NOT
     if now <= floor:
@@ -98,7 +148,7 @@ def _of_backward(rule: Any, readings: Readings) -> str:
             high=high,
             scale=scale_text(now),
             floor=scale_text(floor),
-            end=done + left,
+            left=left,
         )
     largest = texts.LARGEST_UNSEEN
     if math.isfinite(readings.largest):

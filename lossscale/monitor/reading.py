@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import bisect
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
 
 from lossscale.monitor.skips import Skips, skips_in
+from lossscale.runtime import kerases
 from lossscale.scales.base import shown_value
 from lossscale.scales.headroom import FLOAT16_MAX
 
@@ -94,30 +98,66 @@ class Batches:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer, self._calls, self._every = optimizer, 0, 1
+        self._optimizer, self._begun, self._every = optimizer, 0, 1
         self._first: List[int] = []
         self._counts: List[Any] = []
         self._next = 0
+        #: Of the last three calls, if each runs several batches: the first batch, and
+        #: the optimizer's steps before it.
+        self._calls: List[Tuple[int, List[Any]]] = []
 
     def begin(self, batch: int, size: int) -> None:
         """Notes a batch that begins, the first of `size` in one call."""
         self._next = batch + size
-        if self._calls % self._every == 0:
+        if size > 1:
+            self._calls = [*self._calls[-2:], (batch, self._taken())]
+        if self._begun % self._every == 0:
             self._first.append(batch)
             self._counts.append(self._optimizer.engine.record.counts())
-        self._calls += 1
+        self._begun += 1
         if len(self._first) > _MARKS:  # tell half as many apart
             del self._first[1::2], self._counts[1::2]
             self._every *= 2
 
+    def _taken(self) -> List[Any]:
+        """Returns counts of the steps that were taken, on the device."""
+        applied = tf.identity(kerases.tensor_of(self._optimizer.applied_steps))
+        return [applied, self._optimizer.engine.record.counts()]
+
+    def _end(self) -> int:
+        """Returns the number after that of the last batch that has taken a step.
+
+        The last call of an epoch may run fewer batches than the others, or none, and no
+        Keras says how many. So its steps are compared with those of the call before, or
+        with one for each batch. Where these do not agree, it counts as a full call.
+        """
+        taken = [
+            int(sum(np.sum(n.numpy()) for n in counts)) for _, counts in self._calls
+        ]
+        if self._calls:
+            taken.append(int(sum(np.sum(n.numpy()) for n in self._taken())))
+        firsts = [*[first for first, _ in self._calls], self._next]
+        for at in reversed(range(len(self._calls))):
+            steps = taken[at + 1] - taken[at]
+            if steps == 0:
+                continue
+            full = 1.0
+            if at > 0:
+                full = (taken[at] - taken[at - 1]) / (firsts[at] - firsts[at - 1])
+            is_known = steps > 0 and full >= 1 and full == int(full)
+            batches = math.ceil(steps / full) if is_known else firsts[at + 1]
+            return min(firsts[at + 1], firsts[at] + batches)
+        return self._next
+
     def where(self, numbers: Sequence[int]) -> str:
         """Returns where some of the skipped steps were, empty if it is unknown."""
-        before = [sum(each.numpy()) for each in self._counts]
+        before, end = [sum(each.numpy()) for each in self._counts], self._end()
         places = []
         for number in numbers:
             at = bisect.bisect_right(before, number) - 1
             if at >= 0:
-                first, last = self._first[at], [*self._first[1:], self._next][at] - 1
+                first = self._first[at]
+                last = max(first, min([*self._first[1:], end][at], end) - 1)
                 places.append(f"{first} to {last}" if last > first else f"{first}")
         listed = ", ".join(dict.fromkeys(places))
         unit = "batch" if listed.isdigit() else "batches"

@@ -8,9 +8,16 @@ LOSS = """\
 The loss itself{name} is {kind}, before it is scaled{steps}: no loss scale can help."""
 CAUSES = """\
 lossscale.find_nonfinite(model, x, y) on that batch names the layer, or says that the \
-data are not finite. Likeliest first: inf or NaN in the data; a learning rate that is \
-too high; activations beyond float16's 65504, for which their layer, and the last one, \
-need dtype="float32"; a logarithm of zero or a division by zero."""
+data are not finite. Likeliest first: {causes}."""
+#: The causes of a bad loss. Each is named only where it can be true.
+BAD_DATA = "inf or NaN in the data"
+LEARNING_RATE = "a learning rate that is too high"
+ACTIVATIONS = """\
+activations beyond float16's 65504, for which their layer needs dtype="float32\""""
+ACTIVATIONS_AND_LAST = """\
+activations beyond float16's 65504, for which their layer, and the last one, need \
+dtype="float32\""""
+DIVISION = "a logarithm of zero or a division by zero"
 GRADIENTS = """\
 Gradients that were not finite, the model's last ones first: {names}."""
 INPUT = """\
@@ -33,9 +40,16 @@ If steps are still skipped when it is low, look for an infinite derivative, as a
 square root has at zero: lossscale.find_nonfinite(model, x, y) names the layer."""
 UNSCALED = """\
 The loss scale is {now}: the gradients are not finite even without being scaled up. \
-Either a derivative is infinite, as that of a square root is at zero, or they are too \
-large for float16, as they become where the learning rate is too high. \
-lossscale.find_nonfinite(model, x, y) on that batch says which, and what to write."""
+Either a derivative is infinite, as that of a square root is at zero. Or they are too \
+large for float16, {rate}. lossscale.find_nonfinite(model, x, y) on that batch says \
+which, and what to write."""
+WIDE = """\
+No layer computes in float16, so a loss scale of {now} is not the cause. Either a \
+derivative is infinite, as that of a square root is at zero. Or the gradients are too \
+large for float32, {rate}. lossscale.find_nonfinite(model, x, y) on that batch names \
+the layer."""
+RATE = "as they become where the learning rate is too high"
+ENDS = "which ends at {end}"
 ACCUMULATORS = """\
 Variables of the model with the shape of such a gradient hold inf or NaN, too: \
 {names}. If your program adds gradients up in them, clear them with \
@@ -44,8 +58,8 @@ no step is applied again, at any loss scale."""
 SPIKE = """\
 A step was skipped as a spike, {last}. It changed neither a weight nor the loss scale. \
 Look at that batch for wrong labels, damaged inputs, or a loss that is not averaged. \
-If such steps belong to the run, raise `threshold` of the SpikeGuard. Later ones are \
-counted as `spikes`."""
+If such gradients are normal for this run, raise `threshold` of the SpikeGuard. Later \
+ones are counted as `spikes`."""
 WEIGHTS = """\
 Weights that hold inf or NaN: {names}. No step repairs them. Go back to a checkpoint."""
 UNCHECKED = (
@@ -63,8 +77,8 @@ LossScaleMonitor(restore_statistics=True) puts them back after each such step.""
 SEARCHED = """\
 Since training began, it was read between {low} and {high}."""
 SEARCHING = """\
-It is at step {done} of its search: lowered from {high} to {scale}, it comes to its \
-floor, {floor}, at step {end}."""
+It has been lowered {done} times, from {high} to {scale}. After {left} more it reaches \
+its floor, {floor}."""
 LARGEST = """\
 The largest gradient of the last good step that was read was {largest:.3g}: times the \
 loss scale {scaled:.3g}, and float16 ends at 65504."""

@@ -118,8 +118,11 @@ class Watched:
         left = self._patience - (int(self._stuck) if is_long else in_a_row)
         return left if left > 0 else self._patience
 
-    def underflow(self) -> Optional[str]:
-        """Returns the message about underflow after an epoch, None if there is none."""
+    def underflow(self, model: Any = None) -> Optional[str]:
+        """Returns the message about underflow after an epoch, None if there is none.
+
+        None of a `model` of which no layer computes in float16.
+        """
         before, now = self._epoch_began, self.readings.last
         self._epoch_began, self._told_of_losses = now, False
         self.batches = Batches(self.optimizer)
@@ -132,6 +135,8 @@ class Watched:
             self._epochs += 1
             self._least = min(self._least, now.headroom)
         if self._told_of_underflow or self._epochs < self._patience:
+            return None
+        if model and not diagnosis.computes_in_float16(self.optimizer, model):
             return None
         self._told_of_underflow = True
         least = math.floor(self._least)

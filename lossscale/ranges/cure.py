@@ -257,7 +257,8 @@ class _Cure:
         other = _ANY_DERIVATIVE if fault.is_backward else _ANY
         # 1e-6 is lost beside larger numbers in float16, and its inverse overflows.
         small = "1e-3" if fault.dtype in SIXTEEN_BITS else "1e-6"
-        return texts.get(fault.operation or "", other).format(small=small)
+        text = texts.get(fault.operation or "", other).format(small=small)
+        return text if fault.call else text.replace("Look for", "Look in the loss for")
 
 
 def _path_of(fault: Fault) -> Optional[str]:
