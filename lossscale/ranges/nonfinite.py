@@ -71,7 +71,8 @@ class NonfiniteReport:
         itself computes the value. None if no layer is at fault.
       layer_class: The name of the layer's class, as `"Dense"`.
       kind: `"inf"`, `"-inf"` or `"nan"`.
-      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`.
+      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`
+        in a forward pass or `"SqrtGrad"` on the way back.
       dtype: The dtype that the value was computed in, as `"float16"`.
       largest: The largest finite magnitude beside it: in the operation's inputs and
         result, or in the gradient that the layer received.
@@ -79,8 +80,8 @@ class NonfiniteReport:
       variables: The names of weights that are not finite, if `where` is `"weights"`.
       is_hidden: Whether the loss is finite although the value is not, because a later
         layer has made a finite number of it. Such a loss is wrong.
-      to_write: What to do, if a layer is at fault. For a forward pass: all changes that
-        make it finite on this batch.
+      to_write: What to do, if a layer or the loss is at fault, and what trials of that
+        have shown on this batch.
     """
 
     where: Optional[str] = None
@@ -140,9 +141,12 @@ def find_nonfinite(
     * If gradients are not finite, it names the first layer, on the way back, that got a
       finite gradient and handed back one that is not.
 
-    If a layer overflows, this function tests the changes that it advises: it computes
-    outputs and loss again with them, and adds what else is needed, until these are
-    finite.
+    It tries what it advises: it computes the step again with the layer in float32, and
+    adds what else is needed. `dtype="float32"` is advised only if that made loss and
+    gradients finite, and gradients that are not all zero reach the layers before. If
+    float32 does not help, as against a division by zero or an infinite derivative, the
+    report says so, and what the operation needs. If a trial could not decide, the
+    report says that, too.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
     as they were, the optimizer is not touched, and nothing is compiled. (Missing

@@ -113,6 +113,16 @@ def test_a_loss_scale_at_which_no_gradient_arrives_is_no_cure(family):
     assert "Write" not in found.to_write
 
 
+def test_a_low_loss_scale_does_not_cure_an_infinite_derivative(family):
+    """It rounds the error of the row at fault to zero, and the other rows train."""
+    model, x, y = chain(family, lambda x: tf.sqrt(tf.abs(x)))
+    x[0], y[0] = 0.0, 2.0**-18
+    found = find_nonfinite(model, x, y)
+    assert (found.where, found.layer) == ("gradient", "c0")
+    assert "No loss scale helps" in found.to_write
+    assert "min_loss_scale" not in found.to_write
+
+
 def test_two_faults_of_which_float32_cures_one(family):
     """The line for the one is confirmed, and the other gets none."""
     model = chain(
