@@ -207,10 +207,29 @@ monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
       - is_stall = own.in_a_row >= self._patience
       + is_stall = False
-monitor/watched.py: monitor/test_bad_batches.py
+monitor/reading.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
       - at = bisect.bisect_right(before, number) - 1
       + at = bisect.bisect_right(before, number)
+monitor/reading.py: monitor/test_bad_batches.py
+    monitor: the last call of an epoch is a full one
+      - batches = math.ceil(steps / full) if is_known else firsts[at + 1]
+      + batches = firsts[at + 1]
+monitor/diagnosis.py: monitor/test_causes.py
+    monitor: float16 is named in a model of float32
+      - return "float16" in [*dtypes, added_up] or not dtypes
+      + return True
+ranges/cure.py: ranges/test_cure.py
+    find_nonfinite: what a trial disproved is advised
+      - if left is None:
+      + if True:
+    find_nonfinite: any scale with finite gradients is a cure
+      - return is_below and whole is not None and whole.first_fault() is None
+      + return is_below
+ranges/training_step.py: ranges/test_cure.py
+    find_nonfinite: gradients that are all zero are a cure
+      - return not found or any(look(each).largest > 0 for each in found)
+      + return True
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
       - each.batches.begin(batch, self._batches_in_call)
