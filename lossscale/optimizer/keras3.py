@@ -17,7 +17,7 @@ from lossscale.gradients.check import (
     groups_of_one,
     worst_of_each,
 )
-from lossscale.optimizer import wrappers
+from lossscale.optimizer import mistakes, wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect
 from lossscale.optimizer.kinds import SCALED, UNKNOWN
@@ -202,6 +202,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self._dialect.refuse_own_sum(self.communication_dtype, inner)
         self._note_overwritten(trained)
         self._engine._step(rest, trained, apply, check=check)
+        mistakes.warn_of_float16(self, rest, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and

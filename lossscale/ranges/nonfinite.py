@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
+from lossscale.optimizer import mistakes
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault, Trial
@@ -63,6 +64,7 @@ _LOW = 2.0**-24
 _TOO_LARGE = """\
 At the loss scale 2**-24 all gradients are finite. So another way is to let it fall \
 below 1: DynamicLossScale(min_loss_scale=2.0**-24)."""
+_AT_FAULT = " Nothing is at fault."
 _HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
 
 
@@ -89,6 +91,8 @@ class NonfiniteReport:
       variables: The names of weights that are not finite, if `where` is `"weights"`.
       is_hidden: Whether the loss is finite although the value is not, because a later
         layer has made a finite number of it. Such a loss is wrong.
+      float16_variables: The names of the first trainable variables that are float16,
+        empty if there are none. They lose updates though all is finite.
       to_write: What to do, if a layer is at fault. For a forward pass: all changes that
         make it finite on this batch.
     """
@@ -104,6 +108,7 @@ class NonfiniteReport:
     variables: Tuple[str, ...] = dataclasses.field(default=(), repr=False)
     is_hidden: bool = dataclasses.field(default=False, repr=False)
     to_write: str = dataclasses.field(default="", repr=False)
+    float16_variables: str = dataclasses.field(default="", repr=False)
 
     def __bool__(self) -> bool:
         return self.where not in {None, "scale"}
@@ -125,7 +130,11 @@ class NonfiniteReport:
             variables=", ".join(self.variables),
         )
         hidden = _HIDDEN if self.is_hidden else ""
-        return " ".join(filter(None, [text + hidden, self.to_write]))
+        text = " ".join(filter(None, [text + hidden, self.to_write]))
+        if self.float16_variables:
+            said = mistakes.IN_FLOAT16.format(names=self.float16_variables)
+            text = f"{text.replace(_AT_FAULT, '')}\n\n{said}"
+        return text
 
 
 def find_nonfinite(
@@ -236,7 +245,10 @@ def find_nonfinite(
             if advice:
                 advice.try_out(Trial, next_fault)
             found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
-    return dataclasses.replace(found, loss_scale=scale)
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    names = mistakes.float16_names(optimizer, model.trainable_variables)
+    return dataclasses.replace(found, loss_scale=scale, float16_variables=names)
 
 
 def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:

@@ -276,6 +276,13 @@ def tensor_of(variable: Variable) -> Tensor:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def stored_dtype(variable: Variable) -> tf.DType:
+    """Returns the dtype in which a variable of any Keras keeps its value."""
+    # Within a layer's `call`, Keras 3's `dtype` is the one that it is cast to. Keras
+    # has no public way to ask for the other.
+    return tf.as_dtype(getattr(variable, "_value", variable).dtype)
+
+
 def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
     """Returns a tensor that stands for another, with the mask that Keras keeps."""
     mask = getattr(other, "_keras_mask", None)  # private, the same in every Keras
