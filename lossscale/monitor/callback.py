@@ -151,6 +151,7 @@ class LossScaleMonitor(_Callback):
         self._watched: List[Watched] = []
         self._is_begun = False
         self._epoch: Optional[int] = None
+        self._told_of_compiled = False
         self._statistics: Optional[Statistics] = None
 
     def __repr__(self) -> str:
@@ -286,7 +287,8 @@ class LossScaleMonitor(_Callback):
             self.on_train_begin()
         if self._is_begun:
             return
-        self._is_begun, self._epoch, self._told_of_compiled = True, None, False
+        self._is_begun, self._epoch = True, None
+        self._told_of_compiled = False
         for each in self._watched:
             each.begin(watched.read(each.optimizer))
         self._told_of_statistics: Optional[str] = None

@@ -25,8 +25,8 @@ from lossscale.scales import serialization
 from lossscale.scales.base import LossScale, count_untold
 
 _DICT = """\
-`loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add its \
-losses up, scale_loss(sum(losses.values())), or scale each: \
+`loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
+its losses up, scale_loss(sum(losses.values())), or scale each: \
 {{name: scale_loss(each) for name, each in losses.items()}}."""
 
 

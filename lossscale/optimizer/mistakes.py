@@ -57,8 +57,8 @@ IN_FLOAT16 = """\
 Trainable variables are float16: {names}. In float16 a change smaller than a 4,096th \
 of a weight is lost. The squares of small gradients that Adam keeps become 0, and its \
 epsilon of 1e-7 is almost 0, so that steps can be far too large, or NaN. No loss \
-scale can help. In place of set_floatx("float16") or the policy "float16" write the policy \
-"mixed_float16", which computes in float16 and keeps the variables in float32:
+scale can help. In place of set_floatx("float16") or the policy "float16" write the \
+policy "mixed_float16", which computes in float16 and keeps the variables in float32:
 
     keras.mixed_precision.set_global_policy("mixed_float16")   # before you make layers
     optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3))

@@ -280,7 +280,8 @@ def stored_dtype(variable: Variable) -> tf.DType:
     """Returns the dtype in which a variable of any Keras keeps its value."""
     # Within a layer's `call`, Keras 3's `dtype` is the one that it is cast to. Keras
     # has no public way to ask for the other.
-    return tf.as_dtype(getattr(variable, "_value", variable).dtype)
+    kept: Any = getattr(variable, "_value", variable)
+    return tf.as_dtype(kept.dtype)
 
 
 def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
