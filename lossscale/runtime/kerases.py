@@ -278,8 +278,10 @@ def tensor_of(variable: Variable) -> Tensor:
 
 def stored_dtype(variable: Variable) -> tf.DType:
     """Returns the dtype in which a variable of any Keras keeps its value."""
-    # Within a layer's `call`, Keras 3's `dtype` is the one that it is cast to. Keras
-    # has no public way to ask for the other.
+    # Within a layer's `call`, `dtype` is the one to which Keras 3 and tf_keras cast the
+    # value. Keras 2 has `true_dtype` for the other. Keras 3 has no public way.
+    if isinstance(variable, tf.Variable):
+        return tf.as_dtype(getattr(variable, "true_dtype", variable.dtype))
     kept: Any = getattr(variable, "_value", variable)
     return tf.as_dtype(kept.dtype)
 
