@@ -17,12 +17,12 @@ from lossscale.gradients.check import (
     groups_of_one,
     worst_of_each,
 )
-from lossscale.optimizer import mistakes, wrappers
+from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect
 from lossscale.optimizer.kinds import SCALED, UNKNOWN
 from lossscale.optimizer.pending import before_division
-from lossscale.runtime import registry, replicas
+from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
@@ -202,7 +202,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self._dialect.refuse_own_sum(self.communication_dtype, inner)
         self._note_overwritten(trained)
         self._engine._step(rest, trained, apply, check=check)
-        mistakes.warn_of_float16(self, rest, trained)
+        float16_weights.warn_of_float16(self, rest, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and

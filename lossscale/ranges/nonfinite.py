@@ -9,14 +9,13 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.check import dense_part
-from lossscale.optimizer import mistakes
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault, Trial
 from lossscale.ranges.calls import Call
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
-from lossscale.runtime import kerases
+from lossscale.runtime import float16_weights, kerases
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
 _TEXTS = {
@@ -132,7 +131,7 @@ class NonfiniteReport:
         hidden = _HIDDEN if self.is_hidden else ""
         text = " ".join(filter(None, [text + hidden, self.to_write]))
         if self.float16_variables:
-            said = mistakes.IN_FLOAT16.format(names=self.float16_variables)
+            said = float16_weights.IN_FLOAT16.format(names=self.float16_variables)
             text = f"{text.replace(_AT_FAULT, '')}\n\n{said}"
         return text
 
@@ -247,7 +246,7 @@ def find_nonfinite(
             found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    names = mistakes.float16_names(optimizer, model.trainable_variables)
+    names = float16_weights.float16_names(optimizer, model.trainable_variables)
     return dataclasses.replace(found, loss_scale=scale, float16_variables=names)
 
 

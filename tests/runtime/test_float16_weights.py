@@ -11,7 +11,7 @@ from models import compiled_by, policy_of, variable_of
 
 import lossscale
 from lossscale import LossScaleOptimizer, LossScaleWarning
-from lossscale.optimizer import mistakes
+from lossscale.runtime import float16_weights
 
 TOLD = "Trainable variables are float16"
 X = np.random.default_rng(0).normal(size=[32, 4]).astype("float32")
@@ -131,7 +131,7 @@ def test_the_dtype_counts_in_which_a_variable_is_kept(family):
 
     class Looks(family.keras.layers.Dense):
         def call(self, x):
-            seen.append(mistakes.float16_names(None, [self.kernel]))
+            seen.append(float16_weights.float16_names(None, [self.kernel]))
             return super().call(x)
 
     for policy in ("mixed_float16", "float16"):
