@@ -10,9 +10,9 @@ from lossscale.runtime import registry
 
 #: What to write instead of each name that 2.1 was the last release to have.
 REMOVED: Dict[str, str] = {
-    "ScaledBlock": "Take HeadroomLossScale, or let the layers whose gradients are far "
+    "ScaledBlock": "Use HeadroomLossScale, or let the layers whose gradients are far "
     'below the others compute in float32: layer(..., dtype="float32").',
-    "LogNormalLossScale": "Take HeadroomLossScale. The page 'A loss scale of your own' "
+    "LogNormalLossScale": "Use HeadroomLossScale. The page 'A loss scale of your own' "
     "has this rule as an example.",
     "import_state": "Pass what the other system saved as arguments, as in "
     'DynamicLossScale.from_preset("torch", initial_loss_scale=scaler.get_scale()).',
@@ -47,7 +47,7 @@ def sentence(name: str, unknown: str = "") -> str:
     """Returns what an error says of a removed name, `unknown` if it never was."""
     if name not in REMOVED:
         return unknown
-    return f"`{name}` was last in lossscale 2.1. {REMOVED[name]}"
+    return f"`{name}` was removed in lossscale 3.0. {REMOVED[name]}"
 
 
 class _Finder(importlib.abc.MetaPathFinder):

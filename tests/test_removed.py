@@ -17,7 +17,7 @@ FILES = sorted((golden.DATA / "lossscale-2.1.0" / "removed").iterdir())
 
 
 def told(name):
-    return rf"^`{name}` was last in lossscale 2\.1\. \w"
+    return rf"^`{name}` was removed in lossscale 3\.0\. \w"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -191,7 +191,11 @@ def simulate(
     if has_flags == has_limit and (has_flags or largest is None):
         raise TypeError(
             "`is_finite` or `limit` must be given, but not both, got "
-            + ("both." if has_flags else "neither, and no `largest` either.")
+            + (
+                "both. Leave out one."
+                if has_flags
+                else "neither. `largest` alone is enough, too."
+            )
         )
     if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
