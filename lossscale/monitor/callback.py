@@ -14,7 +14,7 @@ from lossscale.monitor import diagnosis, reading
 from lossscale.monitor.optimizers import given_optimizers, optimizers_of
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
-from lossscale.optimizer import LossScaleWarning
+from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
 from lossscale.ranges import inputs
 from lossscale.runtime import kerases
 from lossscale.runtime.graphs import is_building
@@ -44,6 +44,11 @@ LossScaleMonitor(on_stall="raise"), since an error keeps the backup{other}."""
 _UNBUILT = """\
 `restore_statistics` has no copy from before the first batch: the model is not built, \
 and calling it on `x` failed: {error}. Call it on a batch before `fit`: model(x)."""
+_REPLACED = """\
+In this epoch {names} made no step, and `model.optimizer` is Keras's own \
+LossScaleOptimizer, which `compile` puts around an optimizer without a wrapper, also \
+when you compile again. Write model.compile(lossscale.LossScaleOptimizer(Adam(...), \
+old_optimizer.loss_scale), ...), which keeps the loss scale."""
 _OTHER = ", or BackupAndRestore(..., delete_checkpoint=False)"
 
 _Callback: Any = kerases.callback_class()
@@ -148,6 +153,7 @@ class LossScaleMonitor(_Callback):
         self._watched: List[Watched] = []
         self._is_begun = False
         self._epoch: Optional[int] = None
+        self._told_of_compiled = False
         self._statistics: Optional[Statistics] = None
 
     def __repr__(self) -> str:
@@ -230,9 +236,28 @@ class LossScaleMonitor(_Callback):
         self._look(logs)
         _warn(*[each.unchecked(self.model) for each in self._watched])
         _warn(*[each.underflow(self.model) for each in self._watched])
+        self._check_compiled()
         if any(each.skipped_in_epoch for each in self._watched):
             self._check_statistics()
         self._add_to(logs)
+
+    def _check_compiled(self) -> None:
+        """Warns once if `compile` put Keras's own wrapper in the place of ours.
+
+        A GAN may have one that it does not use, so it counts who makes the steps.
+        """
+        compiled = getattr(self.model, "optimizer", None)
+        pairs = [(w.readings.first, w.readings.last) for w in self._watched]
+        is_idle = all(
+            (first.applied, first.skips.total) == (last.applied, last.skips.total)
+            for first, last in pairs
+        )
+        is_theirs = kerases.is_own_wrapper(compiled)
+        is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
+        if is_idle and is_theirs and not self._told_of_compiled:
+            self._told_of_compiled = True
+            names = " and ".join(each.name for each in self._watched if each.name)
+            _warn(_REPLACED.format(names=names or "the watched optimizer"))
 
     def on_test_begin(self, logs: Any = None) -> None:
         del logs
@@ -265,6 +290,7 @@ class LossScaleMonitor(_Callback):
         if self._is_begun:
             return
         self._is_begun, self._epoch = True, None
+        self._told_of_compiled = False
         for each in self._watched:
             each.begin(reading.read(each.optimizer))
         self._told_of_statistics: Optional[str] = None

@@ -225,10 +225,14 @@ class LossScaleOptimizer:
         """Returns `loss` times the loss scale, and begins a step.
 
         Args:
-          loss: A tensor of any shape, or a function that returns one.
+          loss: A tensor of any shape, or a function that returns one. TensorFlow makes
+            one tensor of a list or tuple of losses, which must have the same shape.
 
         Returns:
           A tensor, `float32` or wider, or a function that returns one.
+
+        Raises:
+          TypeError: `loss` is a dict.
         """
         return self._engine.scale_loss(loss)
 

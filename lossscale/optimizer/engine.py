@@ -24,6 +24,11 @@ from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
 from lossscale.scales.base import LossScale, count_untold
 
+_DICT = """\
+`loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
+its losses up, scale_loss(sum(losses.values())), or scale each: \
+{{name: scale_loss(each) for name, each in losses.items()}}."""
+
 
 class LossScaleEngine(tf.Module):
     """Loss scaling for an optimizer of your own, which need not be one of Keras.
@@ -173,6 +178,8 @@ class LossScaleEngine(tf.Module):
         """Begins a step, as `LossScaleOptimizer.scale_loss`."""
         if callable(loss):
             return lambda: self.scale_loss(loss())
+        if isinstance(loss, dict):
+            raise TypeError(_DICT.format(arguments.shown(loss)))
         self._check_not_replaced()
         return self.division.scale(loss)
 

@@ -21,7 +21,7 @@ from lossscale.gradients.bundle import Bundle, unscale_and_check
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
 from lossscale.optimizer.dialect import Dialect, names_in_files, plain_name
-from lossscale.runtime import kerases, mode, registry, replicas
+from lossscale.runtime import float16_weights, kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
 
@@ -284,6 +284,7 @@ class Keras2Base(LossScaleOptimizer):
             are_added=aggregates,
             aggregate=functools.partial(dialect.aggregate, inner) if has_own else None,
         )
+        float16_weights.warn_of_float16(self, grads, variables)
         return self.iterations if done is None else done
 
     def get_weights(self) -> List[Any]:

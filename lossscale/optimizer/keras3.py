@@ -27,7 +27,7 @@ from lossscale.optimizer.dialect import (
 )
 from lossscale.optimizer.kinds import SCALED, UNKNOWN
 from lossscale.optimizer.pending import before_division
-from lossscale.runtime import registry, replicas
+from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
@@ -231,6 +231,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         self._dialect.refuse_own_sum(self.communication_dtype, inner)
         self._note_overwritten(trained)
         self._engine._step(rest, trained, apply, check=check)
+        float16_weights.warn_of_float16(self, rest, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and

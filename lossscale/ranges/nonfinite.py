@@ -15,7 +15,7 @@ from lossscale.ranges.cure import cure_for
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
 from lossscale.ranges.model_state import unchanged
 from lossscale.ranges.training_step import TrainingStep
-from lossscale.runtime import kerases
+from lossscale.runtime import float16_weights, kerases
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
 _TEXTS = {
@@ -53,6 +53,7 @@ _SEAM = """\
 up to {largest} in float32, but not where it is cast to {dtype}."""
 _LOSS_GRADIENT = """\
 The loss is finite, but its gradient at the model's outputs is {kind}{operation}."""
+_AT_FAULT = " Nothing is at fault."
 _HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
 
 
@@ -80,6 +81,8 @@ class NonfiniteReport:
       variables: The names of weights that are not finite, if `where` is `"weights"`.
       is_hidden: Whether the loss is finite although the value is not, because a later
         layer has made a finite number of it. Such a loss is wrong.
+      float16_variables: The names of the first trainable variables that are float16,
+        empty if there are none. They lose updates though all is finite.
       to_write: What to do, if a layer or the loss is at fault, and what trials of that
         have shown on this batch.
     """
@@ -95,6 +98,7 @@ class NonfiniteReport:
     variables: Tuple[str, ...] = dataclasses.field(default=(), repr=False)
     is_hidden: bool = dataclasses.field(default=False, repr=False)
     to_write: str = dataclasses.field(default="", repr=False)
+    float16_variables: str = dataclasses.field(default="", repr=False)
 
     def __bool__(self) -> bool:
         return self.where not in {None, "scale"}
@@ -116,7 +120,11 @@ class NonfiniteReport:
             variables=", ".join(self.variables),
         )
         hidden = _HIDDEN if self.is_hidden else ""
-        return " ".join(filter(None, [text + hidden, self.to_write]))
+        text = " ".join(filter(None, [text + hidden, self.to_write]))
+        if self.float16_variables:
+            said = float16_weights.IN_FLOAT16.format(names=self.float16_variables)
+            text = f"{text.replace(_AT_FAULT, '')}\n\n{said}"
+        return text
 
 
 def find_nonfinite(
@@ -222,7 +230,10 @@ def find_nonfinite(
             to_write = cure_for(model, keras, step, fault, step_of, describe)
             hidden = not fault.is_backward and not is_bad(step.loss)
             found = dataclasses.replace(found, to_write=to_write, is_hidden=hidden)
-    return dataclasses.replace(found, loss_scale=scale)
+    optimizer = getattr(model, "optimizer", None)
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    names = float16_weights.float16_names(optimizer, model.trainable_variables)
+    return dataclasses.replace(found, loss_scale=scale, float16_variables=names)
 
 
 def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
