@@ -170,8 +170,8 @@ class Watched:
         known = [pair for pair in known if pair[0] >= before.skips.total]
         bad = [(number, WORDS[why]) for number, why in known if why in WORDS]
         # A guard's own spikes have a message of their own.
-        reason = scale.left_out_as
-        reason = "" if reason == SpikeGuard.left_out_as else reason
+        is_guard = scale.left_out_as == SpikeGuard.left_out_as
+        reason = "" if is_guard else scale.left_out_as
         left_out = [n for n, why in known if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
         is_overflow = is_new and bool(known) and known[-1][1] == GRADIENTS
