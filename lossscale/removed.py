@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import sys
 from typing import Any, Dict, NoReturn
@@ -58,6 +59,15 @@ class _Finder(importlib.abc.MetaPathFinder):
     """
 
     def find_spec(self, fullname: str, *_: Any) -> None:
+        # `importlib.util.find_spec` asks, too: it wants no error for what is not there.
+        # Only an import has the import system as both callers. If a later Python has
+        # other ones there, the error of an import lacks the sentence, and no more.
+        callers = sys._getframe(1), sys._getframe(1).f_back
+        if any(
+            caller is None or caller.f_globals is not vars(importlib._bootstrap)
+            for caller in callers
+        ):
+            return
         name = _MODULES.get(fullname, fullname.replace("lossscale.", "", 1))
         if name in REMOVED and fullname.startswith("lossscale."):
             raise ImportError(sentence(name), name=fullname)
