@@ -210,6 +210,9 @@ class LossScaleOptimizer:
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(engine.loss_scale, "loss_scale")
         track(engine.record, "faults")
+        # After the loss scale: what is restored at once into that one resets these.
+        for key, variable in engine._saved().items():
+            track(variable, key)
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -488,4 +491,7 @@ class LossScaleOptimizer:
         inner = copy.deepcopy(self.inner_optimizer, memo)
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name, **self._engine._options())
+        options = self._engine._options()
+        copied = type(self)(inner, loss_scale, name=self.name, **options)
+        copied.engine._take_level_of(self._engine)
+        return copied

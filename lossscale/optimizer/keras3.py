@@ -26,6 +26,7 @@ from lossscale.runtime import registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
+from lossscale.scales.ignored_losses import SINCE_3_1_0
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
 #: an optimizer's checkpoint holds none of them.
@@ -113,7 +114,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
         listed = {}
-        for key, variable in self._scale_variables().items():
+        for key, variable in self._own_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
         # The variables of an inner optimizer that is built already, for a call of
@@ -238,17 +239,25 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built:
             inner.set_weights(weights)  # Keras's own error
         own = list(self._listed.values())
+        newer = [self._listed[name] for name in SINCE_3_1_0 if name in self._listed]
+        older = own[: len(own) - len(newer)]
+        # The list of an optimizer that differs in `nonfinite_loss`, or of a release
+        # that does not know the newest variables.
+        other = older if newer else [*own, *[np.int64(0)] * len(SINCE_3_1_0)]
         # Keras's wrapper lists iteration, learning rate, counter and scale.
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
         theirs[2] = self._listed.get("good_steps", theirs[2])
         theirs[3] = self._listed.get("current_loss_scale", theirs[3])
-        for before in (own, theirs, []):
+        for before in (own, other, theirs, []):
             listed = [*before, *inner.variables]
             if len(listed) == len(weights) and all(map(_fits, listed, weights)):
                 inner.set_weights(weights[len(before) :])
                 for variable, weight in zip(before, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
+                if before and before is not own:
+                    for variable in newer:
+                        variable.assign(0)
                 return
         raise ValueError(
             "`weights` must be the values of `variables`, of the `variables` of "
@@ -259,7 +268,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
-        for name, variable in self._scale_variables().items():
+        for name, variable in self._own_variables().items():
             store[name] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
@@ -268,7 +277,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         It also reads files of Keras's own wrapper and of optimizers without a wrapper.
         """
         keys = set(store.keys())  # Keras 3.3's store has no `in`
-        variables = self._scale_variables()
+        variables = self._own_variables()
         found = {name: name for name in variables if name in keys}
         # Keras's wrapper lists iteration, learning rate, counter and scale. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
@@ -284,6 +293,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # All values are read before the first one is set, so that a damaged file
         # changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
+        if found:  # older files do not hold these
+            newer = [each for each in SINCE_3_1_0 if each in variables]
+            values = {**{name: np.array(0) for name in newer}, **values}
         for name, value in values.items():
             variables[name].assign(value)
 
@@ -292,11 +304,20 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # for this optimizer. Without this method, only a warning of `apply` is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
+            if name == "dynamic_scale":  # perhaps of Keras's own wrapper
+                self.loss_scale._forget_ignored()
         return super()._lookup_dependency(name, cached_dependencies)
 
-    def _scale_variables(self) -> Dict[str, Variable]:
+    def _own_variables(self) -> Dict[str, Variable]:
+        """Returns the loss scale's variables and the engine's, by their names in files.
+
+        The names that files of 3.0.0 do not hold are the last ones.
+        """
         # Asked each time: a loss scale of the user's may create some at its first step.
-        return {v.name.split(":")[0]: v for v in self.loss_scale.variables}
+        found = {v.name.split(":")[0]: v for v in self.loss_scale.variables}
+        found.update(self._engine._saved())
+        newer = {name: found.pop(name) for name in SINCE_3_1_0 if name in found}
+        return {**found, **newer}
 
 
 def _load_what_is_there(inner: Any, store: Any) -> None:

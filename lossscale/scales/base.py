@@ -51,6 +51,9 @@ class Observer(Protocol):
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
 
+    def note_restored(self) -> None:
+        """A checkpoint is about to set its variables, in eager mode."""
+
 
 class Verdict(NamedTuple):
     """What becomes of a step. A loss scale's `judge` gives it.
@@ -62,8 +65,11 @@ class Verdict(NamedTuple):
     finite                                  yes          yes
     an overflow                             no           yes
     finite, and left out, as a spike        no           no
-    a bad loss, with nonfinite_loss="skip"  no           one in ten in a row
+    a bad loss, with nonfinite_loss="skip"  no           no, unless there are many
     ```
+
+    How many bad losses are many, `lossscale/scales/ignored_losses.py` says: the tenth
+    in a row, and some if more than one step in five has one.
 
     Attributes:
       should_apply: Whether the step is applied.
@@ -143,6 +149,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         steps in a row up to the last step: 0 if that step's gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
+      ignored_loss_steps: `int64` variable of shape `[]`, the number of `skipped_steps`
+        that the rule ignored because the loss was not finite before it was scaled. None
+        unless an optimizer with `nonfinite_loss="skip"` uses this loss scale.
       last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
         step's gradients, infinite after an overflow, 0 before the first step. No file
         holds it. None unless `needs_largest` is set or `keep_largest` was called.
@@ -156,6 +165,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     checks_gradients: bool = True
     skips_spikes: bool = False
     left_out_as: str = ""
+    ignored_loss_steps: Optional[Variable] = None
     initial_loss_scale: float
     has_scaled: bool = False
     has_been_read: bool = False
@@ -210,7 +220,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
         # tf.Module does not search this object, so that no file holds what is in it.
-        self._unsaved = SimpleNamespace(largest=None, untold=None)
+        self._unsaved = SimpleNamespace(largest=None)
         if self.needs_largest:
             self.keep_largest()
         if initial_loss_scale is not None:
@@ -502,10 +512,10 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
         bad = tf.where(is_finite, zero, one)
         results.append(self.skipped_steps.assign_add(bad, read_value=False))
-        untold = self._unsaved.untold
-        if untold is not None and is_told is not True:
+        ignored = self.ignored_loss_steps
+        if ignored is not None and is_told is not True:
             bad = tf.where(is_told, zero, bad)
-            results.append(untold.assign_add(bad, read_value=False))
+            results.append(ignored.assign_add(bad, read_value=False))
         in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
         values["consecutive_skipped_steps"] = tf.where(is_finite, zero, in_a_row)
         values["last_step_finite"] = is_finite
@@ -586,6 +596,24 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         """
         divisor = arithmetic.opaque_divisor(loss_scale, self.skipped_steps)
         return arithmetic.divide(grads, divisor)
+
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        # Private to TensorFlow, which calls it with each name that a checkpoint holds
+        # for this object, before it sets any variable. What older checkpoints do not
+        # hold begins at 0 then. Without this method it would keep its value, if such a
+        # checkpoint is read into a loss scale that was used before.
+        if name in ("skipped_steps", "current_loss_scale"):
+            self._forget_ignored()
+        return super()._lookup_dependency(name, *args)
+
+    def _forget_ignored(self) -> None:
+        """Sets to 0 what files of 3.0.0 and older do not hold."""
+        if not mode.current().knows_values:
+            return
+        if self.ignored_loss_steps is not None:
+            self.ignored_loss_steps.assign(0)
+        if self._observer is not None:
+            self._observer.note_restored()
 
     def __float__(self) -> float:
         number = self._to_show()
@@ -712,34 +740,6 @@ def adjust_known(
         return tell()
     should_apply = either(is_told, lambda: after(tell), lambda: after(count))
     return group_ops([should_apply]), should_apply
-
-
-def count_untold(loss_scale: LossScale) -> None:
-    """Counts bad steps of which the rule is not told, in this process.
-
-    An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
-    """
-    with tf.init_scope():
-        # A session would have to initialize it.
-        if loss_scale._unsaved.untold is None and mode.current().knows_values:
-            untold = replicas.new_variable("untold_steps", 0, tf.int64)
-            loss_scale._unsaved.untold = untold
-
-
-def must_be_told(in_a_row: Any) -> Flag:
-    """Tells whether the rule is told of the next skipped step, whatever it was.
-
-    It is told of every tenth in a row. If a loss was blamed although a smaller loss
-    scale would help, the scale falls and the run goes on. If none helps, it falls once
-    in ten. `in_a_row`, a tensor or a variable, is the number of steps skipped before.
-    """
-    return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % 10, 0)
-
-
-def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
-    """Returns the variable of how many bad steps the rule was not told of, or None."""
-    found: Optional[Variable] = loss_scale._unsaved.untold
-    return found
 
 
 def unguarded(loss_scale: LossScale) -> Any:
