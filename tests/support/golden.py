@@ -5,17 +5,19 @@ multiplication can change a bit. So `tests/data/` holds for every version of Ten
 
     python tests/support/golden.py run       # writes tests/data/run.json
     python tests/support/golden.py files     # writes tests/data/lossscale-X.Y.Z/
+    python tests/support/golden.py skip      # writes tests/data/lossscale-X.Y.Z-skip/
 
 The first was made on TensorFlow 2.15; the second by each version from 0.1.0 to 2.1.0,
-on 2.15 and, of Keras 3, on 2.21 with 3.15. tests/data/tensorflow-X.Y/ holds checkpoints
-of ours and of Keras's own wrappers, written half-way by TensorFlow 2.4, 2.15 and, with
-Keras 3.3, 2.16.
+on 2.15 and, of Keras 3, on 2.21 with 3.15; the third in the same way by 3.0.0.
+tests/data/tensorflow-X.Y/ holds checkpoints of ours and of Keras's own wrappers,
+written half-way by TensorFlow 2.4, 2.15 and, with Keras 3.3, 2.16.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -51,6 +53,14 @@ def wrapped(family):
     """Returns the wrapper whose state and config the files hold."""
     scale = lossscale.DynamicLossScale(STARTS["float32"], **RULE)
     return lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
+
+
+def skipping(family):
+    """Returns one that ignores bad losses, and grows at each step until an overflow."""
+    scale = lossscale.DynamicLossScale(STARTS["float32"], 4, search_period=1)
+    return lossscale.LossScaleOptimizer(
+        sgd(family), scale, name="mine", nonfinite_loss="skip"
+    )
 
 
 def targets():
@@ -155,13 +165,13 @@ MODEL_FILES = {
 }
 
 
-def write_files(found):
+def write_files(found, make=wrapped, suffix=""):
     """Writes what this version of lossscale saves, by every route."""
-    folder = DATA / f"lossscale-{lossscale.__version__}"
+    folder = DATA / f"lossscale-{lossscale.__version__}{suffix}"
     for family in found:
         home = folder / family.name
         home.mkdir(parents=True, exist_ok=True)
-        model = compiled_model(family, wrapped(family))
+        model = compiled_model(family, make(family))
         optimizer, scale = model.optimizer, model.optimizer.loss_scale
         fit(model, 0, STEPS // 2)
         for name in MODEL_FILES[family.name]:
@@ -180,4 +190,6 @@ def write_files(found):
 
 
 if __name__ == "__main__":
-    {"run": write_run, "files": write_files}[sys.argv[1]](families())
+    write_skip = partial(write_files, make=skipping, suffix="-skip")
+    writers = {"run": write_run, "files": write_files, "skip": write_skip}
+    writers[sys.argv[1]](families())
