@@ -518,7 +518,9 @@ def test_what_no_file_holds(family):
         saved += [*optimizer.loss_scale.variables, optimizer.iterations]
     for each in saved:
         used.pop(id(kerases.tensor_of(each)), None)
-    assert {v.name.split(":")[0] for v in used.values()} == NOT_SAVED
+    # A checkpoint holds a legacy optimizer's arguments, which are variables, too.
+    of_config = set(both[0].inner_optimizer.get_config())
+    assert {v.name.split(":")[0] for v in used.values()} - of_config == NOT_SAVED
 
 
 def test_nothing_that_no_file_holds_decides_a_later_step(family):
