@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from lossscale import arguments, removed
 from lossscale.arguments import or_none
-from lossscale.monitor import watched
+from lossscale.monitor import diagnosis, reading
+from lossscale.monitor.optimizers import given_optimizers, optimizers_of
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleWarning
@@ -25,7 +26,7 @@ _ARGUMENTS = arguments.Declared(
     verbose=partial(arguments.count, least=0),
     check_underflow=arguments.boolean,
     restore_statistics=arguments.boolean,
-    optimizers=or_none(watched.given_optimizers),
+    optimizers=or_none(given_optimizers),
 )
 
 _NOT_CHECKED = """\
@@ -155,7 +156,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        found = self.optimizers or watched.optimizers_of(self.model)
+        found = self.optimizers or optimizers_of(self.model)
         self._check(list(found.values()))
         _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
@@ -244,7 +245,7 @@ class LossScaleMonitor(_Callback):
         self._mend()
         self._check_statistics()
         for each in self._watched:
-            each.see(watched.read(each.optimizer))
+            each.see(reading.read(each.optimizer))
         lines = [each.summary() for each in self._watched]
         if self._statistics is not None and self._statistics.times:
             times = self._statistics.times
@@ -264,10 +265,10 @@ class LossScaleMonitor(_Callback):
             return
         self._is_begun, self._epoch = True, None
         for each in self._watched:
-            each.begin(watched.read(each.optimizer))
+            each.begin(reading.read(each.optimizer))
         self._told_of_statistics: Optional[str] = None
         self._looked_after = -1
-        self._infinite = watched.infinite_statistics(self.model)
+        self._infinite = diagnosis.infinite_statistics(self.model)
         # Keras 2 keeps the number in a variable with a private name.
         names = ("steps_per_execution", "_steps_per_execution")
         found = [getattr(self.model, name, None) for name in names]
@@ -314,7 +315,7 @@ class LossScaleMonitor(_Callback):
 
     def _look(self, logs: Any) -> None:
         for each in self._watched:
-            each.see(watched.read(each.optimizer))
+            each.see(reading.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
         # Keras counts epochs from 0 here, and shows them from 1 on.
         epoch = None if self._epoch is None else self._epoch + 1
@@ -324,7 +325,7 @@ class LossScaleMonitor(_Callback):
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 raise FloatingPointError(message)
-            self._told_of_statistics = watched.of_statistics(model, but)
+            self._told_of_statistics = diagnosis.of_statistics(model, but)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
@@ -333,7 +334,7 @@ class LossScaleMonitor(_Callback):
         """Warns of statistics that are not finite, unless the last warning did."""
         if self._statistics is not None:
             _warn(self._statistics.restored())
-        found = watched.of_statistics(self.model, self._infinite)
+        found = diagnosis.of_statistics(self.model, self._infinite)
         if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found

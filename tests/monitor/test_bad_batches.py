@@ -13,7 +13,7 @@ from models import data, regression
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
-from lossscale.monitor import watched
+from lossscale.monitor import reading
 
 LOOK = ": look at these rows."
 
@@ -294,7 +294,7 @@ def test_a_checkpoint_that_is_restored_within_an_epoch(family, tmp_path):
 
 
 def test_a_long_epoch_is_told_apart_as_far_as_is_kept(family, monkeypatch):
-    monkeypatch.setattr(watched, "_MARKS", 4)
+    monkeypatch.setattr(reading, "_MARKS", 4)
     run = run_of(12, data=[7])
     (message,), _ = named_by_fit(Faulty(family), run, monitor())
     assert "at batches 4 to 7, counted from 0" in message

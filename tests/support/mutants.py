@@ -196,7 +196,7 @@ monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
       - is_stall = own.in_a_row >= self._patience
       + is_stall = False
-monitor/watched.py: monitor/test_bad_batches.py
+monitor/reading.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
       - at = bisect.bisect_right(before, number) - 1
       + at = bisect.bisect_right(before, number)
