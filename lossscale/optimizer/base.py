@@ -118,7 +118,8 @@ class LossScaleOptimizer:
         counters of good and bad steps. If the gradients of a good loss overflowed on
         another replica, or it is not known that the applied gradients are those of this
         loss (one `tf.function` scaled it, another one applies them), the step is an
-        overflow. Of ten skipped steps in a row the loss scale is told of one at least.
+        overflow. If there are many bad losses, some count as overflows, too: the tenth
+        in a row, and some if more than one step in five has one.
       **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults. Any
         other value is a `ValueError`: set it on the inner optimizer.
 

@@ -44,7 +44,7 @@ class LossScaleEngine(tf.Module):
 
     All rules are those of `LossScaleOptimizer`, which holds an engine. Your optimizer
     keeps its own slots. A checkpoint of an engine holds the loss scale and
-    `applied_steps`.
+    `applied_steps`, and with `nonfinite_loss="skip"` how many bad losses were ignored.
 
     Args:
       loss_scale: Anything but None that `lossscale.get` takes. Engines may share one:
