@@ -7,7 +7,7 @@ import math
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from lossscale.monitor.skips import Skips, skips_in
-from lossscale.scales.base import shown_value
+from lossscale.scales.base import guard_of, shown_value
 from lossscale.scales.headroom import FLOAT16_MAX
 
 _MARKS = 4096  # so many batches of an epoch are told apart
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
 def read(optimizer: Any) -> Reading:
     """Reads an optimizer's counters and its loss scale from the device."""
     loss_scale = optimizer.loss_scale
-    largest = loss_scale.last_largest
+    largest, guard = loss_scale.last_largest, guard_of(loss_scale)
     # With numpy(), since a mirrored variable has no int().
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
@@ -56,7 +56,7 @@ def read(optimizer: Any) -> Reading:
         applied,
         skips_in(optimizer.engine.record, applied, in_a_row),
         None if largest is None else float(largest.numpy()),
-        int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
+        None if guard is None else int(guard.spikes.numpy()),
         0 if ignored_losses is None else int(ignored_losses.counted.numpy()),
     )
 

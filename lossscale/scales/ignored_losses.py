@@ -64,7 +64,9 @@ def count_ignored_steps(loss_scale: LossScale) -> None:
     An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
     """
     if loss_scale.ignored_loss_steps is None:
-        counted = loss_scale._add_weight(IGNORED_STEPS, 0, tf.int64)
+        # Of a chain only the outermost has it: its name needs no prefix.
+        counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
+        loss_scale._track_trackable(counted, IGNORED_STEPS)
         loss_scale.ignored_loss_steps = counted
 
 

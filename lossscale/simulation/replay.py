@@ -16,7 +16,8 @@ from lossscale.plotting import pyplot
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale, adjust_known
+from lossscale.scales.adjustment import adjust_to_step
+from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
 from lossscale.scales.ignored_losses import count_ignored_steps, raised
 
@@ -186,7 +187,11 @@ def simulate(
     if has_flags == has_limit and (has_flags or largest is None):
         raise TypeError(
             "`is_finite` or `limit` must be given, but not both, got "
-            + ("both." if has_flags else "neither, and no `largest` either.")
+            + (
+                "both. Leave out one."
+                if has_flags
+                else "neither. `largest` alone is enough, too."
+            )
         )
     if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
@@ -295,7 +300,7 @@ def _replay(
             level = tf.where(may_ignore, higher, level)
             is_told = tf.logical_or(~may_ignore, counts)
         largest = seen if loss_scale.needs_largest else None
-        op, should_apply = adjust_known(loss_scale, is_finite, largest, is_told)
+        op, should_apply = adjust_to_step(loss_scale, is_finite, largest, is_told)
         with tf.control_dependencies([group_ops([op])]):
             should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         level = tf.maximum(level - tf.cast(should_apply, tf.int64), 0)
