@@ -86,6 +86,8 @@ class LossScaleMonitor(_Callback):
     * The last three losses were NaN or infinite before they were scaled: no scale
       helps. At the end of an epoch with such losses it names the last batches, up to
       16, as Keras counts them.
+    * With `nonfinite_loss="skip"`, once in each epoch: there were so many such losses
+      that some counted as overflows. Most likely the loss is computed in float16.
     * A step that overflowed has left inf or NaN in statistics such as
       BatchNormalization's.
     * Underflow, once: `patience` epochs had no skipped step and a headroom above 16.
@@ -348,6 +350,7 @@ class LossScaleMonitor(_Callback):
         epoch = None if self._epoch is None else self._epoch + 1
         model, but = self.model, self._infinite
         _warn(*[each.bad_batches(model, epoch, logs) for each in self._watched])
+        _warn(*[each.many_bad_losses() for each in self._watched])
         messages = [each.stall(model, logs, but) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":

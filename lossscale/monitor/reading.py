@@ -30,6 +30,9 @@ class Reading(NamedTuple):
     largest: Optional[float] = None
     #: How many finite steps a `SpikeGuard` skipped. None: there is no guard.
     spikes: Optional[int] = None
+    #: How many bad losses have counted as overflows with nonfinite_loss="skip", since
+    #: there were many.
+    counted_losses: int = 0
 
     @property
     def headroom(self) -> Optional[float]:
@@ -50,6 +53,7 @@ def read(optimizer: Any) -> Reading:
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
     applied = int(optimizer.applied_steps.numpy())
+    ignored_losses = optimizer.engine.division.ignored_losses
     return Reading(
         shown_value(loss_scale),
         skipped,
@@ -57,6 +61,7 @@ def read(optimizer: Any) -> Reading:
         skips_in(optimizer.engine.record, applied, in_a_row),
         None if largest is None else float(largest.numpy()),
         None if guard is None else int(guard.spikes.numpy()),
+        0 if ignored_losses is None else int(ignored_losses.counted.numpy()),
     )
 
 

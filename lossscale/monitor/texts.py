@@ -92,6 +92,12 @@ RULE_WAS_TOLD = """\
 The loss scale was told of each as of an overflow, though no loss scale is at fault: \
 it was {before} when the epoch began, and is {now}. \
 LossScaleOptimizer(..., nonfinite_loss="skip") leaves it as it is at such steps."""
+MANY_BAD_LOSSES = """\
+With nonfinite_loss="skip" the loss scale ignores a bad loss. But ten steps in a row, \
+or more than one in five, had one, so {counted}: the loss scale was {before} when the \
+epoch began, and is {now}. Most likely the loss is computed in float16, and overflows \
+there. Compute the loss in float32: give the last layer dtype="float32", and cast to \
+tf.float32 before you sum."""
 LEFT_OUT = """\
 Steps were skipped as {reason}{where}."""
 LAST_SPIKE = """\

@@ -51,7 +51,7 @@ class Watched:
         self._stuck = 0.0
         self._epochs, self._least = 0, math.inf
         self._told_of_underflow = self._told_of_spike = False
-        self._told_of_losses = False  # in this epoch
+        self._told_of_losses = self._told_of_many = False  # in this epoch
         self._judged_skips = 0
 
     def begin(self, reading: Reading) -> None:
@@ -61,7 +61,7 @@ class Watched:
         self._told: Optional[int] = None
         self._told_of_weights = False
         self.batches = Batches(self.optimizer)
-        self._told_of_losses = False
+        self._told_of_losses = self._told_of_many = False
 
     def see(self, reading: Reading) -> None:
         self.readings.add(reading)
@@ -125,7 +125,8 @@ class Watched:
         None of a `model` of which no layer computes in float16.
         """
         before, now = self._epoch_began, self.readings.last
-        self._epoch_began, self._told_of_losses = now, False
+        self._epoch_began = now
+        self._told_of_losses = self._told_of_many = False
         self.batches = Batches(self.optimizer)
         self.skipped_in_epoch = now.skipped != before.skipped
         is_near = now.headroom is not None and now.headroom <= _FAR_BELOW
@@ -213,6 +214,26 @@ class Watched:
             where = self.batches.where(left_out)
             said.append(texts.LEFT_OUT.format(reason=reason, where=where))
         return self._named(" ".join(said))
+
+    def many_bad_losses(self) -> Optional[str]:
+        """Returns the message about bad losses that lowered the loss scale.
+
+        Once in each epoch, with nonfinite_loss="skip".
+        """
+        before, now = self._epoch_began, self.readings.last
+        count = now.counted_losses - before.counted_losses
+        if self._told_of_many or not count:
+            return None
+        self._told_of_many = True
+        return self._named(
+            texts.MANY_BAD_LOSSES.format(
+                counted="1 of them counted as an overflow"
+                if count == 1
+                else f"{count} of them counted as overflows",
+                before=scale_text(before.loss_scale),
+                now=scale_text(now.loss_scale),
+            )
+        )
 
     def unchecked(self, model: Any) -> Optional[str]:
         """Returns the message about weights that nothing keeps finite, once."""

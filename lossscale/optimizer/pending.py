@@ -51,6 +51,7 @@ from lossscale.scales.base import (
     value_of,
     was_used,
 )
+from lossscale.scales.ignored_losses import IgnoredLosses
 
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
@@ -209,6 +210,15 @@ class StepObserver:
                 state.move(-divisor, is_free)
                 state.note_check(None)
 
+    def note_restored(self) -> None:
+        """A checkpoint is read into the loss scale: see `LossScale._lookup_dependency`.
+
+        Those of 3.0.0 and older hold no level.
+        """
+        for each in list(self.divisions):
+            if each.ignored_losses is not None:
+                each.ignored_losses.reset()
+
     def mark_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled. From now on it is seen what is made of them."""
         self.is_scaled = False
@@ -248,6 +258,8 @@ class PendingDivision:
         self.observer = observer = observer_of(loss_scale, StepObserver)
         self._unscales_in_apply = unscales_in_apply
         self.mistakes = Mistakes(loss_scale, observer.reads, is_silent=unscales_itself)
+        #: How many bad losses the loss scale has ignored. None: it ignores none.
+        self.ignored_losses: Optional[IgnoredLosses] = None
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())

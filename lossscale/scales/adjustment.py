@@ -51,8 +51,11 @@ class Verdict(NamedTuple):
     finite                                  yes          yes
     an overflow                             no           yes
     finite, and left out, as a spike        no           no
-    a bad loss, with nonfinite_loss="skip"  no           one in ten in a row
+    a bad loss, with nonfinite_loss="skip"  no           no, unless there are many
     ```
+
+    How many bad losses are many, `lossscale/scales/ignored_losses.py` says: the tenth
+    in a row, and some if more than one step in five has one.
 
     A verdict can only leave a step out: a step that is not finite is never applied,
     whatever `should_apply` is. Where one loss scale holds another one, a step is
@@ -343,10 +346,10 @@ def _count(
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
     bad = tf.where(is_finite, zero, one)
     results = [loss_scale.skipped_steps.assign_add(bad, read_value=False)]
-    untold = loss_scale._unsaved.untold
-    if untold is not None and is_told is not True:
+    ignored = loss_scale.ignored_loss_steps
+    if ignored is not None and is_told is not True:
         bad = tf.where(is_told, zero, bad)
-        results.append(untold.assign_add(bad, read_value=False))
+        results.append(ignored.assign_add(bad, read_value=False))
     in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps) + one
     counts = {
         "consecutive_skipped_steps": tf.where(is_finite, zero, in_a_row),

@@ -209,9 +209,10 @@ class DynamicLossScale(LossScale):
         if self.search_period is None:
             return period
         # A session may have counted a bad step already. Nothing grows then.
-        # A bad loss that was kept from the rule does not end the search.
-        untold, skipped = self._unsaved.untold, state.skipped_steps
-        searches = skipped < 1 if untold is None else skipped <= untold
+        # A bad loss that the rule ignored does not end the search. Files hold both.
+        has_ignored = self.ignored_loss_steps is not None
+        ignored = state.ignored_loss_steps if has_ignored else 0
+        searches = state.skipped_steps <= ignored
         return tf.where(searches, tf.constant(self.search_period, tf.int64), period)
 
     def _grown(self, scale: Scalar) -> Scalar:

@@ -362,3 +362,24 @@ def test_a_long_epoch_is_told_apart_as_far_as_is_kept(family, monkeypatch):
     run = run_of(12, data=[7])
     (message,), _ = named_by_fit(Faulty(family), run, monitor())
     assert "at batches 4 to 7, counted from 0" in message
+
+
+def test_it_says_when_bad_losses_lower_a_loss_scale_that_ignores_them(family):
+    """Of every second batch the 13th counts, and of three in 32 batches none does."""
+    messages = []
+    for numbers in (range(0, 32, 2), [2, 9, 20]):
+        inner = family.optimizers.SGD(2.0**-10)
+        scale = DynamicLossScale(2.0**10)
+        optimizer = LossScaleOptimizer(inner, scale, nonfinite_loss="skip")
+        model = regression(family, optimizer)
+        x, y = data(np.random.default_rng(7), 32)
+        y[[*numbers]] = np.inf
+        found, _ = told_of(model, x, y, monitor(every=4), rows=1, epochs=2)
+        messages.append([each for each in found if "in float32" in each])
+    said, nothing = messages
+    assert nothing == []
+    assert len(said) == 2
+    assert "so 1 of them counted as an overflow: " in said[0]
+    assert "scale was 2**10 when the epoch began, and is 512." in said[0]
+    assert "scale was 512 when the epoch began, and is 256." in said[1]
+    assert "Compute the loss in float32" in said[0]

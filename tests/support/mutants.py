@@ -133,16 +133,35 @@ optimizer/step.py: optimizer/test_spike_record.py
       - should_apply,
       + is_finite,
 optimizer/step.py: optimizer/test_nonfinite_loss.py
-    step: the rule is told of a bad loss
-      - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
-      + return tf.constant(True)
     step: of two that share a loss scale a bad loss hides an overflow
       - is_told = tf.logical_or(is_told, bad_before > of_losses)
       + pass
-optimizer/step.py: optimizer/test_blame.py
-    blame: of any number in a row none is told
-      - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
-      + return tf.logical_not(is_of_loss)
+scales/ignored_losses.py: optimizer/test_nonfinite_loss.py
+    ignored: every bad loss counts as an overflow
+      - return tf.logical_or(counts, tf.logical_not(is_of_loss))
+      + return tf.constant(True)
+scales/ignored_losses.py: scales/test_ignored_losses.py optimizer/test_blame.py
+    ignored: however many there are, none counts
+      - counts = tf.logical_and(is_of_loss, counts)
+      + counts = tf.constant(False)
+    ignored: a step that is applied ends the row
+      - since = tf.maximum(applied - at, 0)
+      + since = tf.where(applied > at, level, 0)
+    ignored: a step that is applied takes nothing away
+      - higher = tf.maximum(level - applied, 0) + _ADDED
+      + higher = level + _ADDED
+scales/base.py: optimizer/test_cut_runs.py
+    files: what an older checkpoint does not hold stays
+      - if name in ("skipped_steps", "current_loss_scale"):
+      + if False:
+optimizer/engine.py: optimizer/test_cut_runs.py
+    files: they do not hold the level
+      - return {} if ignored_losses is None else ignored_losses.saved
+      + return {}
+scales/dynamic.py: optimizer/test_cut_runs.py
+    files: a bad loss that was ignored ends the search
+      - searches = state.skipped_steps <= ignored
+      + searches = state.skipped_steps < 1
 optimizer/pending.py: optimizer/test_blame.py
     blame: a loss is at fault of gradients of which nothing is known
       - kinds = [kind for kind in kinds if kind.name != UNKNOWN]
