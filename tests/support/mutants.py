@@ -181,6 +181,9 @@ optimizer/pending.py: optimizer/test_overflows.py
     law 4: an overflow that no apply has counted ends with the next list
       - now = tf.where(is_finite, now, SEEN)
       + now = tf.where(is_finite, NO_OVERFLOW, SEEN)
+    law 4: a counted overflow is not of the rest of its list, in another function
+      - if kind != SCALED:
+      + if kind == UNSCALED:
 optimizer/kinds.py: optimizer/test_pending.py
     law 5: mixed values are of unknown kind
       - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
