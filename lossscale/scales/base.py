@@ -30,7 +30,7 @@ from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, group_ops, run_either
+from lossscale.runtime.control import either, group_ops, run_either, select
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 from lossscale.runtime.number_like import NumberLike
@@ -302,7 +302,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         values = self._checked("next_state", self.next_state(state, *known))
         if repairs and repaired is not found:  # what was replaced is moved no further
             moved = values.get(name, repaired)
-            values[name] = tf.where(tf.equal(found, repaired), moved, repaired)
+            values[name] = select(tf.equal(found, repaired), moved, repaired)
         results = [] if held is None else [adjust_known(held, is_finite, largest)[0]]
         return results + self._assign(values)
 
@@ -500,14 +500,14 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         run_rule = functools.partial(self._adjust, *known)  # it may read the counters
         results = [run_either(is_told, run_rule, list, True)]
         zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        bad = tf.where(is_finite, zero, one)
+        bad = select(is_finite, zero, one)
         results.append(self.skipped_steps.assign_add(bad, read_value=False))
         untold = self._unsaved.untold
         if untold is not None and is_told is not True:
-            bad = tf.where(is_told, zero, bad)
+            bad = select(is_told, zero, bad)
             results.append(untold.assign_add(bad, read_value=False))
         in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
-        values["consecutive_skipped_steps"] = tf.where(is_finite, zero, in_a_row)
+        values["consecutive_skipped_steps"] = select(is_finite, zero, in_a_row)
         values["last_step_finite"] = is_finite
         if largest is not None:
             values["last_largest"] = largest
@@ -628,7 +628,7 @@ def usable(loss_scale: LossScale, current: Scalar) -> Scalar:
         return current
     is_number = tf.logical_and(current > 0.0, current <= tf.float32.max)  # NaN is not
     found = tf.maximum(current, floor)
-    found = tf.where(is_number, found, loss_scale.initial_loss_scale)
+    found = select(is_number, found, loss_scale.initial_loss_scale)
     if knows_values:
         warn(
             f"The loss scale was {float(current)!r}, below its floor or no number that "
