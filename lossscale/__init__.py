@@ -24,7 +24,8 @@ from lossscale.optimizer import (
 from lossscale.ranges.forward import ForwardRanges, forward_ranges
 from lossscale.ranges.gradient_report import GradientRanges, gradient_ranges
 from lossscale.ranges.nonfinite import NonfiniteReport, find_nonfinite
-from lossscale.scales.base import LossScale, Verdict
+from lossscale.scales.adjustment import Verdict
+from lossscale.scales.base import LossScale
 from lossscale.scales.dynamic import DynamicLossScale
 from lossscale.scales.fixed import FixedLossScale
 from lossscale.scales.headroom import HeadroomLossScale

@@ -7,8 +7,9 @@ constructor.
 
 from __future__ import annotations
 
+import difflib
 import numbers
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -62,11 +63,32 @@ def or_none(check: ArgumentCheck, **kwargs: Any) -> ArgumentCheck:
 
 
 def shown(value: Any) -> str:
-    """Returns `value` as text for an error."""
+    """Returns `value` as text for an error.
+
+    An object whose `repr` is only an address, or a list of all its settings, is named
+    by its class, so that the reader finds the rest of the sentence.
+    """
     try:
-        return repr(value)
+        text = repr(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
         return f"a {type(value).__name__} that is too long to show"
+    is_plain = type(value).__module__ in ("builtins", "numpy")
+    if (
+        is_plain
+        or isinstance(value, numbers.Number)
+        or not (" object at 0x" in text or len(text) > 80)
+    ):
+        return text
+    return f"an object of class {type(value).__name__}"
+
+
+def did_you_mean(value: Any, allowed: Iterable[str]) -> str:
+    """Returns a question that ends an error: the allowed name nearest to `value`.
+
+    Empty if none is near.
+    """
+    nearest = difflib.get_close_matches(value, allowed, 1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def number(name: str, value: Any) -> Any:
@@ -89,9 +111,9 @@ def loss_scale(name: str, value: Any, least: float = FLOAT32_MIN) -> float:
     # This comes before float(), which fails for an integer above 2**1024.
     if not FLOAT32_MIN <= given <= FLOAT32_MAX:
         raise ValueError(
-            f"`{name}` must be positive, finite and within float32's normal range, "
-            f"{FLOAT32_MIN} to {FLOAT32_MAX}, got {shown(value)}. "
-            "Powers of two such as 2.0**15 are exact."
+            f"`{name}` must be positive and within float32's normal range, "
+            f"{FLOAT32_MIN:.3g} to {FLOAT32_MAX:.3g}, got {shown(value)}. Write a "
+            "power of two, such as 2.0**15, which is exact."
         )
     if given < least:
         raise ValueError(f"`{name}` must be at least {least:g}, got {shown(value)}.")
@@ -164,7 +186,7 @@ def names(name: str, value: Any, allowed: Sequence[str]) -> Tuple[str, ...]:
         if not isinstance(word, str) or word not in allowed:
             raise ValueError(
                 f"`{name}` must hold only {one_of(allowed)}, got {shown(word)} in "
-                f"{shown(value)}."
+                f"{shown(value)}.{did_you_mean(str(word), allowed)}"
             )
     return tuple(word for word in allowed if word in value)
 
@@ -174,6 +196,7 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(
             f"`{name}` must be one of {one_of(allowed)}, got {shown(value)}."
+            f"{did_you_mean(str(value), allowed)}"
         )
     return value
 

@@ -1,6 +1,6 @@
 """Other systems' schedules: a table of arguments of DynamicLossScale.
 
-Take one to train as torch, Megatron or another system would: write its name for the
+Use one to train as torch, Megatron or another system would: write its name for the
 loss scale, or `DynamicLossScale.from_preset("torch")`, which takes other arguments.
 Each entry of the table, `PRESETS`, names its source, and how the preset differs:
 
@@ -246,6 +246,17 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 )
 
 
+def preset_name(argument: str, name: str) -> str:
+    """Returns `name`, a key of the table, or raises an error about `argument`."""
+    if name not in PRESETS:
+        raise ValueError(
+            f"`{argument}` must be the name of a preset, got {name!r}."
+            f"{arguments.did_you_mean(name, PRESETS)} The table "
+            "lossscale.presets.PRESETS has all names."
+        )
+    return name
+
+
 def preset_arguments(
     name: str, overrides: Mapping[str, Any], call: str = ""
 ) -> Dict[str, Any]:
@@ -257,13 +268,13 @@ def preset_arguments(
         raise TypeError(
             f"`name` must be the name of a preset, got {arguments.shown(name)}."
         )
-    preset = PRESETS[arguments.choice("name", name, sorted(PRESETS))]
+    preset = PRESETS[preset_name("name", name)]
     call = call or f"DynamicLossScale.from_preset({name!r}"
     for argument in preset.asks_for:
         if argument not in overrides:
             listed = ", ".join(f"{argument}=..." for argument in preset.asks_for)
             raise TypeError(
                 f"`{argument}` must be given with the preset {name!r}, which has no "
-                f"default for it, got nothing. Write {call}, {listed})."
+                f"default for it. Write {call}, {listed})."
             )
     return {**preset.arguments, **overrides}

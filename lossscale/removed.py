@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import sys
 from typing import Any, Dict, NoReturn
@@ -10,9 +11,9 @@ from lossscale.runtime import registry
 
 #: What to write instead of each name that 2.1 was the last release to have.
 REMOVED: Dict[str, str] = {
-    "ScaledBlock": "Take HeadroomLossScale, or let the layers whose gradients are far "
+    "ScaledBlock": "Use HeadroomLossScale, or let the layers whose gradients are far "
     'below the others compute in float32: layer(..., dtype="float32").',
-    "LogNormalLossScale": "Take HeadroomLossScale. The page 'A loss scale of your own' "
+    "LogNormalLossScale": "Use HeadroomLossScale. The page 'A loss scale of your own' "
     "has this rule as an example.",
     "import_state": "Pass what the other system saved as arguments, as in "
     'DynamicLossScale.from_preset("torch", initial_loss_scale=scaler.get_scale()).',
@@ -47,7 +48,7 @@ def sentence(name: str, unknown: str = "") -> str:
     """Returns what an error says of a removed name, `unknown` if it never was."""
     if name not in REMOVED:
         return unknown
-    return f"`{name}` was last in lossscale 2.1. {REMOVED[name]}"
+    return f"`{name}` was removed in lossscale 3.0. {REMOVED[name]}"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -58,6 +59,15 @@ class _Finder(importlib.abc.MetaPathFinder):
     """
 
     def find_spec(self, fullname: str, *_: Any) -> None:
+        # `importlib.util.find_spec` asks, too: it wants no error for what is not there.
+        # Only an import has the import system as both callers. If a later Python has
+        # other ones there, the error of an import lacks the sentence, and no more.
+        callers = sys._getframe(1), sys._getframe(1).f_back
+        if any(
+            caller is None or caller.f_globals is not vars(importlib._bootstrap)
+            for caller in callers
+        ):
+            return
         name = _MODULES.get(fullname, fullname.replace("lossscale.", "", 1))
         if name in REMOVED and fullname.startswith("lossscale."):
             raise ImportError(sentence(name), name=fullname)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 
 import golden
 import pytest
@@ -17,7 +19,7 @@ FILES = sorted((golden.DATA / "lossscale-2.1.0" / "removed").iterdir())
 
 
 def told(name):
-    return rf"^`{name}` was last in lossscale 2\.1\. \w"
+    return rf"^`{name}` was removed in lossscale 3\.0\. \w"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,6 +36,12 @@ def test_a_name_says_what_to_write(name):
 def test_a_module_says_what_to_write(module):
     with pytest.raises(ImportError, match=told(removed._MODULES[module])):
         importlib.import_module(module)
+
+
+@pytest.mark.parametrize("module", [*removed._MODULES, "lossscale.never"])
+def test_whether_there_is_such_a_module_is_answered(module):
+    assert importlib.util.find_spec(module) is None
+    assert all(finder.find_spec(module, None) is None for finder in sys.meta_path)
 
 
 def test_a_name_that_never_was_is_missing_as_in_any_module():

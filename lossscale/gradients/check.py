@@ -207,6 +207,10 @@ def all_true(flags: List[Flag]) -> Flag:
     return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
 
 
+def _not_a_gradient(leaf: Any) -> TypeError:
+    return TypeError(f"`grads` must be a nest of gradients, got {shown(leaf)} in it.")
+
+
 def floating_values(grads: Any) -> List[Tensor]:
     """Returns the dense floating-point tensors in the nest `grads`."""
     values: List[Tensor] = []
@@ -215,12 +219,10 @@ def floating_values(grads: Any) -> List[Tensor]:
             continue
         try:
             value = tf.convert_to_tensor(dense_part(leaf))
-            if value.dtype == tf.string:
-                raise TypeError("A string is no gradient.")
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"`grads` must be a nest of gradients, got {shown(leaf)} in it."
-            ) from error
+            raise _not_a_gradient(leaf) from error
+        if value.dtype == tf.string:
+            raise _not_a_gradient(leaf)
         if value.dtype.is_complex:
             values += [tf.math.real(value), tf.math.imag(value)]
         elif value.dtype in _REDUCIBLE:

@@ -17,8 +17,9 @@ from lossscale.optimizer.record import GRADIENTS, LEFT_OUT
 from lossscale.plotting import scale_text
 from lossscale.ranges.magnitudes import WORDS
 from lossscale.runtime import kerases
-from lossscale.scales.base import can_change, shown_value, unguarded
+from lossscale.scales.base import can_change, guard_of, shown_value, unguarded
 from lossscale.scales.headroom import FLOAT16_MAX
+from lossscale.scales.spike_guard import SpikeGuard
 
 _BAD_LOSSES = 3  # warn after so many losses in a row that were bad before scaling
 _DOUBLINGS = 40  # in float16's range, from 2**-24 to 65504
@@ -125,7 +126,7 @@ class Reading(NamedTuple):
 def read(optimizer: Any) -> Reading:
     """Reads an optimizer's counters and its loss scale from the device."""
     loss_scale = optimizer.loss_scale
-    largest = loss_scale.last_largest
+    largest, guard = loss_scale.last_largest, guard_of(loss_scale)
     # With numpy(), since a mirrored variable has no int().
     skipped = int(loss_scale.skipped_steps.numpy())
     in_a_row = int(loss_scale.consecutive_skipped_steps.numpy())
@@ -136,7 +137,7 @@ def read(optimizer: Any) -> Reading:
         applied,
         skips_in(optimizer.engine.record, applied, in_a_row),
         None if largest is None else float(largest.numpy()),
-        int(loss_scale.spikes.numpy()) if loss_scale.skips_spikes else None,
+        None if guard is None else int(guard.spikes.numpy()),
     )
 
 
@@ -388,7 +389,10 @@ class Watched:
         known = [(n, why) for n, (_, why) in enumerate(skips.last, first)]
         known = [pair for pair in known if pair[0] >= before.skips.total]
         bad = [(number, WORDS[why]) for number, why in known if why in WORDS]
-        reason = "" if scale.skips_spikes else scale.left_out_as
+        # A guard's own spikes have a message of their own.
+        reason = (
+            "" if scale.left_out_as == SpikeGuard.left_out_as else scale.left_out_as
+        )
         left_out = [n for n, why in known if why == LEFT_OUT and reason]
         is_new, self._judged_skips = skips.total != self._judged_skips, skips.total
         is_overflow = is_new and bool(known) and known[-1][1] == GRADIENTS
@@ -492,9 +496,9 @@ class Watched:
         if losses:
             line += f" Steps skipped for a loss that was not finite: {losses}."
         left_out = now.skips.left_out - start.skips.left_out
-        if left_out and self.last.spikes is None:
-            line += f" Steps left out as {self.optimizer.loss_scale.left_out_as}: "
-            line += f"{left_out}."
+        reason = self.optimizer.loss_scale.left_out_as
+        if left_out and reason != SpikeGuard.left_out_as:
+            line += f" Steps left out as {reason}: {left_out}."
         if self._spikes:
             line += f" Spikes skipped: {self._spikes}, the last {self._last_spike}."
         if not math.isnan(self._room):

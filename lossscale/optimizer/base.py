@@ -66,7 +66,7 @@ class LossScaleOptimizer:
     """An optimizer that scales the loss and skips the steps that overflowed.
 
     Use it in float16, where small gradients become zero unless the loss is scaled. It
-    wraps an optimizer of Keras 2 or Keras 3. `fit` needs only this:
+    wraps an optimizer of Keras 2 or Keras 3. For `fit`, compile the model with it:
 
     ```
     optimizer = lossscale.LossScaleOptimizer(keras.optimizers.Adam(1e-3))
@@ -86,60 +86,41 @@ class LossScaleOptimizer:
     optimizer.apply_gradients(zip(grads, variables))
     ```
 
-    So `scale_loss` makes a division pending, `get_unscaled_gradients` divides, and
-    `apply_gradients` divides if the division is still pending. Unscale all gradients of
-    a loss, or none. Do not divide by hand: a division by a tensor of the loss scale is
-    seen in eager mode and within one `tf.function`, but not in its branches and loops
-    (`tf.while_loop`), nor through a variable.
-
     A step is applied only if the gradients were finite on every replica when they were
     unscaled, and are finite after the replicas' gradients were added up. Otherwise
-    nothing changes on any replica but the loss scale's own state: not even
-    `iterations`. `FixedLossScale(S)` checks nothing: all steps are applied.
+    nothing changes on any replica but the loss scale's own state.
 
     Args:
       inner_optimizer: A Keras optimizer that no other loss scale optimizer wraps.
-      loss_scale: Anything but None that `lossscale.get` takes: `"dynamic"`, a number,
-        a `LossScale`, a `LossScaleManager` or a config. Optimizers may share one.
-      name: The optimizer's name, a string.
-      dynamic: Keras 2's argument, in the place of `loss_scale`: True means a
-        `DynamicLossScale`, False means `FixedLossScale(initial_scale)`.
-      initial_scale: An argument of both Kerases: the first value of the loss scale,
-        `2.0**15` by default. With `dynamic=False` you must give it.
-      dynamic_growth_steps: An argument of both Kerases: the loss scale doubles after
-        this many finite steps in a row, 2000 by default.
+      loss_scale: A name such as `"dynamic"`, a number, a `LossScale`, or whatever else
+        `lossscale.get` accepts. Several optimizers may share one. `FixedLossScale(S)`
+        checks nothing, so that all steps are applied.
+      name: A string, the optimizer's name.
+      dynamic: A boolean, Keras 2's argument instead of `loss_scale`: False means
+        `FixedLossScale(initial_scale)`.
+      initial_scale: A number, Keras's name for the first value of the loss scale.
+      dynamic_growth_steps: An integer, Keras's name for `increment_period`.
       communication_dtype: `"float16"` or `"bfloat16"`, in which replicas exchange their
-        gradients, half the bytes of float32. The wrapper sums them while they are still
-        scaled, and unscales the sum in float32. None: their own dtypes.
-      nonfinite_loss: What a loss does that was NaN or infinite on any replica before it
-        was scaled, so that no loss scale helps. Its step is skipped and counted in any
-        case. `"backoff"`: the loss scale is told of an overflow, as by TensorFlow's,
-        Keras's and torch's. `"skip"`: it is told nothing, and stays as it is, with its
-        counters of good and bad steps. If the gradients of a good loss overflowed on
-        another replica, or it is not known that the applied gradients are those of this
-        loss (one `tf.function` scaled it, another one applies them), the step is an
-        overflow. Of ten skipped steps in a row the loss scale is told of one at least.
-      **kwargs: Keras 3's other arguments, such as `clipnorm`, at their defaults. Any
-        other value is a `ValueError`: set it on the inner optimizer.
+        gradients while these are still scaled, or None: their own dtypes.
+      nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls if the loss
+        itself, before it was scaled, was NaN or infinite. Such a step is skipped in any
+        case, and no loss scale helps.
+      **kwargs: Keras 3's other arguments, at their defaults. Set the inner optimizer's
+        instead.
 
-    By position you may give the arguments in Keras 2's order, `(optimizer, False,
-    1024)`, or two numbers in Keras 3's: `(optimizer, 1024.0, 2000)`. One number alone
-    is a fixed `loss_scale`.
+    Attributes:
+      inner_optimizer: The optimizer that is wrapped. Its settings, such as
+        `learning_rate` and `clipnorm`, are the wrapper's, too.
+      iterations: Integer variable of shape `[]`, how many updates were applied.
 
     Raises:
-      TypeError: An argument has the wrong type; `loss_scale` came together with one of
-        the three arguments that take its place; or `inner_optimizer` belongs to Keras 3
-        on another backend than TensorFlow.
-      ValueError: A loss scale optimizer wraps `inner_optimizer` already; an argument is
-        out of range; the strategy is a TPUStrategy; or `communication_dtype` is given
-        and the inner optimizer sums gradients in its own way or accumulates them
-        (Keras 3), the strategy is a ParameterServerStrategy, or a `FixedLossScale`
-        checks no sum in float16. Also if the inner optimizer clips gradients that it
-        computes itself, or has a `loss_scale_factor`.
+      TypeError: An argument has the wrong type, or replaces another one that was given,
+        too.
+      ValueError: An argument is out of range, or the inner optimizer cannot be wrapped:
+        it is wrapped already, clips gradients that it computes itself, or sums them in
+        a way that `communication_dtype` cannot follow.
 
-    Source: names and meaning of Keras 2's and Keras 3's `LossScaleOptimizer` (tf_keras
-    2.21 `src/mixed_precision/loss_scale_optimizer.py`, Keras 3.15
-    `src/optimizers/loss_scale_optimizer.py`).
+    Source: Keras 2's and Keras 3's `LossScaleOptimizer`; see the page *Origins*.
     """
 
     #: The wrapped optimizer. An attribute and no property, so that Keras 3 tracks it.

@@ -311,10 +311,10 @@ class LossScaleEngine(tf.Module):
     def _check_not_replaced(self) -> None:
         if self._is_replaced:
             raise RuntimeError(
-                "This LossScaleOptimizer must not take steps after `with_loss_scale`, "
-                "which has returned another one in its place. Use that one: write "
-                "model.compile(optimizer.with_loss_scale(...), ...), and make each "
-                "tf.function anew."
+                "This optimizer must not take steps after `with_loss_scale`, which has "
+                "replaced it. Use the optimizer that it returned: write "
+                "model.compile(optimizer.with_loss_scale(...), ...), and create each "
+                "tf.function again."
             )
 
 

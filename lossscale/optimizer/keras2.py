@@ -14,12 +14,13 @@ import inspect
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
+import numpy as np
 import tensorflow as tf
 
 from lossscale.gradients.bundle import Bundle, unscale_and_check
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, delegated, forwarded
-from lossscale.optimizer.dialect import Dialect
+from lossscale.optimizer.dialect import Dialect, names_in_files, plain_name
 from lossscale.runtime import kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -154,6 +155,48 @@ class NewDialect(Keras2Dialect):
         inner.build(variables)
 
 
+class _Renamed(tf.Variable):
+    """A variable under another name. All else is the variable's own."""
+
+    def __init__(self, variable: Variable, name: str) -> None:
+        object.__getattribute__(self, "__dict__").update(renamed=variable, name=name)
+
+    def __getattribute__(self, attribute: str) -> Any:
+        held = object.__getattribute__(self, "__dict__")
+        if attribute in {"__class__", "__dict__"}:
+            return object.__getattribute__(self, attribute)
+        return (
+            held["name"] if attribute == "name" else getattr(held["renamed"], attribute)
+        )
+
+    # Python looks for these in the class.
+
+    def __repr__(self) -> str:
+        return repr(vars(self)["renamed"])
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return np.array(self.numpy(), *args, **kwargs)
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+
+def _as_tensor(
+    value: Any, dtype: Any = None, name: Any = None, as_ref: bool = False
+) -> Any:
+    del as_ref
+    return tf.convert_to_tensor(value.value(), dtype=dtype, name=name)
+
+
+tf.register_tensor_conversion_function(_Renamed, _as_tensor, 0)
+
+
 class Keras2Base(LossScaleOptimizer):
     """The part of the wrappers that is equal for both generations of Keras 2."""
 
@@ -255,9 +298,22 @@ class Keras2Base(LossScaleOptimizer):
 
     def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        own = self.loss_scale.variables
-        own = sorted(own, key=lambda v: v.name.split(":")[0] in SINCE_0_1_0)
+        own = sorted(self.loss_scale.variables, key=_is_since_0_1_0)
         return [*self._dialect.variables_of(self.inner_optimizer), *own]
+
+    def _listed_variables(self) -> List[Variable]:
+        """Returns `_all_variables`, each under its name in files.
+
+        Keras writes an .h5 file by the names of what is listed. It can have only one
+        value of each name.
+        """
+        own = {id(v): name for name, v in names_in_files(self.loss_scale).items()}
+        return [
+            each
+            if own.get(id(each)) in {None, plain_name(each)}
+            else _Renamed(each, f"{own[id(each)]}:0")
+            for each in self._all_variables()
+        ]
 
 
 class _Name(str):
@@ -300,12 +356,12 @@ class _Legacy(Keras2Base):
 
     def variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        return self._all_variables()
+        return self._listed_variables()
 
     @property
     def weights(self) -> List[Variable]:
         """The inner optimizer's variables, then the loss scale's."""
-        return self._all_variables()
+        return self._listed_variables()
 
 
 class _New(Keras2Base):
@@ -345,7 +401,7 @@ class _New(Keras2Base):
     @property
     def variables(self) -> Any:
         """The inner optimizer's variables, then the loss scale's."""
-        return CallableList(self._all_variables())
+        return CallableList(self._listed_variables())
 
     @property
     def _variables(self) -> List[Variable]:
@@ -362,10 +418,16 @@ class _New(Keras2Base):
         """Reads `variables` from a file. The loss scale's variables may be missing."""
         count, every = len(store.keys()), len(self.variables)
         inner = self._dialect.variables_of(self.inner_optimizer)
-        if count in (len(inner), every - len(SINCE_0_1_0)):
+        since = sum(map(_is_since_0_1_0, self.loss_scale.variables))
+        if count in (len(inner), every - since):
             super().set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]
+
+
+def _is_since_0_1_0(variable: Variable) -> bool:
+    """Tells whether files of 0.1.0 do not hold a variable of a loss scale."""
+    return plain_name(variable) in SINCE_0_1_0
 
 
 class CallableList(List[Any]):

@@ -19,7 +19,12 @@ from lossscale.gradients.check import (
 )
 from lossscale.optimizer import wrappers
 from lossscale.optimizer.base import LossScaleOptimizer, answered, delegated, forwarded
-from lossscale.optimizer.dialect import Dialect
+from lossscale.optimizer.dialect import (
+    Dialect,
+    names_before_3_1,
+    names_in_files,
+    plain_name,
+)
 from lossscale.optimizer.kinds import SCALED, UNKNOWN
 from lossscale.optimizer.pending import before_division
 from lossscale.runtime import registry, replicas
@@ -39,6 +44,18 @@ without loss scaling. None of its state was restored. Restore the checkpoint int
 `optimizer.inner_optimizer`:
 
     tf.train.Checkpoint(optimizer=optimizer.inner_optimizer).read(path)
+"""
+
+
+_NOT_BUILT = """\
+The optimizer was saved without its slots, such as Adam's moments. They were read from \
+an .h5 file, and wait until the optimizer is built. Build it, and save again:
+
+    model.optimizer.build(model.trainable_variables)
+"""
+_DO_NOT_FIT = """\
+The slots that an .h5 file holds were not restored: they do not fit the variables that \
+the optimizer trains. They begin with their first values.
 """
 
 
@@ -100,8 +117,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     _dialect = Keras3Dialect()
     _looked_up: Set[str]
-    #: The loss scale's variables by name, as `variables` lists them.
+    #: The loss scale's variables by their names in files, as `variables` lists them.
     _listed: Dict[str, Variable]
+    #: Whether `build` was called before the variables were known: see `build`.
+    _is_asked_to_build: bool
 
     @functools.wraps(LossScaleOptimizer.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -113,13 +132,14 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
         listed = {}
-        for key, variable in self._scale_variables().items():
+        for key, variable in names_in_files(loss_scale).items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
         # The variables of an inner optimizer that is built already, for a call of
         # `apply` without variables. Not public.
         built_for = list(getattr(inner, "_trainable_variables", []))
         self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
+        self.__dict__.update(_is_asked_to_build=False)
 
     learning_rate = forwarded("learning_rate")
     iterations = forwarded("iterations")
@@ -151,11 +171,20 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         return [*self._listed.values(), *self.inner_optimizer.variables]
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Creates the inner optimizer's slots for `variables`."""
+        """Creates the inner optimizer's slots for `variables`.
+
+        Without any variable it does nothing, and you can call it again.
+        """
+        variables = list(variables)
+        if not variables and not self.inner_optimizer.built:
+            # Keras loads an .h5 file so, before it knows the variables of the layers.
+            # An optimizer that is built for none cannot train any.
+            self.__dict__.update(_is_asked_to_build=True)
+            return
         # Keras's own build would create the state of its own loss scale.
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(variables)
-        self.__dict__.update(_built_for=list(variables))
+        self.__dict__.update(_built_for=variables)
         self._note_overwritten(self._built_for)
         self._engine.build(self._built_for)
         self.built = True
@@ -235,17 +264,24 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         """
         weights = list(weights)
         inner = self.inner_optimizer
-        if not inner.built:
+        if not inner.built and not self._is_asked_to_build:
             inner.set_weights(weights)  # Keras's own error
         own = list(self._listed.values())
+        by_name = {plain_name(variable): variable for variable in own}
         # Keras's wrapper lists iteration, learning rate, counter and scale.
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
-        theirs[2] = self._listed.get("good_steps", theirs[2])
-        theirs[3] = self._listed.get("current_loss_scale", theirs[3])
-        for before in (own, theirs, []):
+        theirs[2] = by_name.get("good_steps", theirs[2])
+        theirs[3] = by_name.get("current_loss_scale", theirs[3])
+        for before in (own, list(by_name.values()), theirs, []):
             listed = [*before, *inner.variables]
-            if len(listed) == len(weights) and all(map(_fits, listed, weights)):
-                inner.set_weights(weights[len(before) :])
+            # Slots that do not exist yet cannot be compared with.
+            rest = len(weights) - len(listed)
+            has_room = rest == 0 or (rest > 0 and not inner.built)
+            if has_room and all(map(_fits, listed, weights)):
+                if inner.built:
+                    inner.set_weights(weights[len(before) :])
+                else:
+                    _set_when_built(inner, weights[len(before) :])
                 for variable, weight in zip(before, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
@@ -259,17 +295,23 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
-        for name, variable in self._scale_variables().items():
+        # Asked each time: a loss scale of the user's may create some at its first step.
+        for name, variable in names_in_files(self.loss_scale).items():
             store[name] = variable.numpy()
+        if "build" in vars(self.inner_optimizer):
+            warn(_NOT_BUILT)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the loss scale's state.
 
         It also reads files of Keras's own wrapper and of optimizers without a wrapper.
         """
-        keys = set(store.keys())  # Keras 3.3's store has no `in`
-        variables = self._scale_variables()
-        found = {name: name for name in variables if name in keys}
+        keys = set(store.keys())
+        variables = names_in_files(self.loss_scale)
+        older = names_before_3_1(self.loss_scale)
+        if not any(_holds(store, name) for name in {*variables} - {*older}):
+            variables = older
+        found = {name: name for name in variables if _holds(store, name)}
         # Keras's wrapper lists iteration, learning rate, counter and scale. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
@@ -294,16 +336,50 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             self._looked_up.add(name)
         return super()._lookup_dependency(name, cached_dependencies)
 
-    def _scale_variables(self) -> Dict[str, Variable]:
-        # Asked each time: a loss scale of the user's may create some at its first step.
-        return {v.name.split(":")[0]: v for v in self.loss_scale.variables}
-
 
 def _load_what_is_there(inner: Any, store: Any) -> None:
     """Is an optimizer's `load_own_variables` for one call: without a word if empty."""
     vars(inner).pop("load_own_variables", None)
     if store.keys():
         inner.load_own_variables(store)
+
+
+def _holds(store: Any, name: str) -> bool:
+    """Tells whether a file holds a value of this name, or of this path."""
+    folder, _, path = name.partition("/")
+    if folder not in store.keys():  # noqa: SIM118 - Keras 3.3's store has no `in`
+        return False
+    try:
+        return not path or store[name] is not None
+    except (KeyError, ValueError):  # ValueError: `folder` is a value
+        return False
+
+
+def _set_when_built(inner: Any, values: List[Any]) -> None:
+    """Sets the values of an optimizer that has no slots yet.
+
+    Those that are there already are set now, `iterations` and the learning rate; the
+    slots as soon as they are created.
+    """
+    now = inner.variables
+    for variable, value in zip(now, values):
+        variable.assign(value)
+    slots = [np.array(value) for value in values[len(now) :]]  # the file is closed then
+    if slots:
+        vars(inner)["build"] = partial(_build_with, inner, slots)
+
+
+def _build_with(inner: Any, values: List[Any], *args: Any, **kwargs: Any) -> None:
+    """Is an optimizer's `build` for one call, and sets the slots that it creates."""
+    vars(inner).pop("build", None)
+    before = len(inner.variables)
+    inner.build(*args, **kwargs)
+    slots = inner.variables[before:]
+    if len(slots) != len(values) or not all(map(_fits, slots, values)):
+        warn(_DO_NOT_FIT)
+        return
+    for slot, value in zip(slots, values):
+        slot.assign(value)
 
 
 def _is_overwritten(variable: Variable) -> bool:

@@ -98,13 +98,15 @@ def as_ours(given: Mapping[str, Any], by_position: int = 0) -> Dict[str, Any]:
             known = (*_OURS[:2], *OF_THE_SCALE, "nonfinite_loss", "communication_dtype")
             raise TypeError(
                 f"`{other}` must be one of LossScaleOptimizer's arguments, "
-                f"{', '.join(known)}, got {other}={shown(value)}. If it is an argument "
-                "of the inner optimizer, pass it to that one."
+                f"{', '.join(known)}, got {other}={shown(value)}."
+                f"{checks.did_you_mean(other, known)} If it is an argument of the "
+                "inner optimizer, pass it to that one."
             )
         if value != _WITHOUT_MEANING[other]:
             raise ValueError(
                 f"`{other}` must be set on the inner optimizer, got {shown(value)} for "
-                f"the wrapper. Write optimizer.inner_optimizer.{other} = ..."
+                "the wrapper. Pass it to the inner optimizer, as in "
+                f"SGD(..., {other}={shown(value)})."
             )
     is_default = isinstance(loss_scale, str) and loss_scale == "dynamic"
     if theirs and not is_default:
@@ -149,8 +151,7 @@ def _by_their_names(
     if is_fixed and found.get("initial_scale") is None:
         raise ValueError(
             "`loss_scale` must not be False without a value, got False. Write "
-            "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale, which "
-            "is dynamic=False with initial_scale=128.0 in Keras 2's words."
+            "LossScaleOptimizer(inner_optimizer, 128.0) for a fixed loss scale of 128."
         )
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -20,8 +20,7 @@ from lossscale.gradients.check import Check, worst_of_all
 from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Flag, Op, PerGradient, Scalar, Tensor, Variable
 from lossscale.runtime.control import group_ops
-from lossscale.scales.base import LossScale
-from lossscale.scales.spike_guard import SpikeGuard
+from lossscale.scales.base import LossScale, guard_of
 
 #: How many skipped steps the record keeps, with their reasons.
 KEPT = 16
@@ -143,7 +142,7 @@ class Record(tf.Module):
         new = replicas.new_variable
         faults = new("nonfinite_gradients", [0.0] * (count + 2), tf.float32)
         self.kept[f"record{number}"] = faults
-        if loss_scale.skips_spikes:
+        if guard_of(loss_scale) is not None:
             spike = new("spiking_gradients", [0.0] * (count + 3), tf.float32)
             self.kept[f"spike{number}"] = spike
         if self._skipped is None:
@@ -279,9 +278,14 @@ class Entry:
 
         each = replicas.greatest(replicas.call_for_each_replica(magnitudes, bundle))
         each = _placed(each, self.positions, len(self.variables))
-        limit = replicas.local_result(cast(SpikeGuard, scale).limit)
-        known = tf.stack([agreed.largest, tf.cast(limit, tf.float32)])
+        guard = guard_of(scale)
+        limit = tf.cast(replicas.local_result(guard.limit), tf.float32)
+        known = tf.stack([agreed.largest, limit])
         value = tf.concat([each, known, stamp], 0)
+        if scale.left_out_as != type(guard).left_out_as:
+            # Another loss scale of the chain may have left it out, for another reason.
+            is_spike = agreed.largest > limit
+            value = tf.where(is_spike, value, tf.convert_to_tensor(self.spike))
         return group_ops([counted, self.spike.assign(value, read_value=False)])
 
 

@@ -40,10 +40,9 @@ from lossscale.runtime.graphs import (
     current_graph,
     visible_graphs,
 )
+from lossscale.scales.adjustment import adjust_to_step, would_apply
 from lossscale.scales.base import (
     LossScale,
-    State,
-    adjust_known,
     must_be_told,
     takes_the_flag,
     untold_steps,
@@ -171,7 +170,7 @@ class Step:
         grads = None
         if not takes_the_flag(self._loss_scale):
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
-        return adjust_known(*known, grads)
+        return adjust_to_step(*known, grads)
 
     def skip(self, bundle: Bundle, agreed: Check, is_finite: Flag) -> Any:
         """Records why the step is skipped. Nothing else changes."""
@@ -400,11 +399,11 @@ class _SharedStep:
             restored = [v.assign(old, read_value=False) for v, old in self._before]
         with tf.control_dependencies([group_ops([read, restored])]):
             # An optimizer skips by its own gradients, the loss scale counts by all.
-            verdict = loss_scale.judge(State(loss_scale), is_finite, largest)
-            should_apply = tf.convert_to_tensor(verdict.should_apply)
+            should_apply = would_apply(loss_scale, is_finite, largest)
+            should_apply = tf.convert_to_tensor(should_apply)
             all_good = tf.logical_and(is_finite, was_good)
             with tf.control_dependencies([should_apply]):
-                update_op, _ = adjust_known(loss_scale, all_good, greatest, is_told)
+                update_op, _ = adjust_to_step(loss_scale, all_good, greatest, is_told)
         if mode.current().knows_values:
             self.values_after = _values(loss_scale)
         # An op within a branch cannot be waited for: it is done when the branch is.

@@ -67,20 +67,21 @@ def for_optimizer(inner_optimizer: Any) -> Any:
     if wrapper is not None:
         return wrapper
     thing, keras = inner_optimizer, kerases.imported("keras")
+    shown = arguments.shown(thing)
     if kerases.is_keras3(keras) and isinstance(thing, keras.optimizers.Optimizer):
         but_got = (
-            f" on the TensorFlow backend, got {thing!r} of Keras 3 on the "
+            f" on the TensorFlow backend, got {shown} of Keras 3 on the "
             f"{keras.config.backend()} backend. Set the environment variable "
             "KERAS_BACKEND=tensorflow before you import Keras."
         )
     elif isinstance(thing, tf.compat.v1.train.Optimizer):
         but_got = (
-            f", got {thing!r} of tf.compat.v1.train. Wrap that optimizer in "
+            f", got {shown} of tf.compat.v1.train. Wrap that optimizer in "
             "lossscale.compat.v1.LossScaleOptimizer."
         )
     else:
         but_got = (
-            f", got {arguments.shown(thing)} of type {type(thing).__name__}. Pass an "
+            f", got {shown} of type {type(thing).__name__}. Pass an "
             "object such as keras.optimizers.Adam(1e-3)."
         )
     raise TypeError(f"`inner_optimizer` must be a Keras optimizer{but_got}")
@@ -111,14 +112,15 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     if not issubclass(wrapper, right):
         raise TypeError(
             "`inner_optimizer` must belong to the Keras of "
-            f"{wrapper.__qualname__}, got {inner_optimizer!r}. Use "
+            f"{wrapper.__qualname__}, got {arguments.shown(inner_optimizer)}. Use "
             "lossscale.LossScaleOptimizer, which picks the wrapper for each Keras."
         )
     if getattr(inner_optimizer, MARK, False):
         raise ValueError(
-            f"`inner_optimizer` must not be wrapped twice, got {inner_optimizer!r}, "
-            "which a LossScaleOptimizer wraps already. Create a new inner optimizer "
-            "for each LossScaleOptimizer, or go on with another loss scale: "
+            "`inner_optimizer` must not be wrapped twice, got an optimizer of class "
+            f"{type(inner_optimizer).__name__} that another LossScaleOptimizer already "
+            "wraps. Create a new inner optimizer for each LossScaleOptimizer, or "
+            "continue with another loss scale: "
             "optimizer = optimizer.with_loss_scale(...)."
         )
     # TensorFlow Privacy's optimizers clip per example, between computing gradients and
@@ -129,7 +131,8 @@ def check_inner(inner_optimizer: Any, wrapper: type) -> None:
     if is_private or hasattr(inner_optimizer, "_was_dp_gradients_called"):
         raise ValueError(
             "`inner_optimizer` must not clip gradients that it computes itself, got "
-            f"{inner_optimizer!r}. It would compute scaled gradients, and so clip the "
+            f"{arguments.shown(inner_optimizer)}. It would compute scaled gradients, "
+            "and so clip the "
             "true ones to l2_norm_clip / loss_scale. Train without a loss scale, in "
             'float32 or under "mixed_bfloat16".'
         )

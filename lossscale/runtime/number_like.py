@@ -25,7 +25,7 @@ class _Operator:
         setattr(owner, name, operate)
 
     def __call__(self, *others: Any) -> Tensor:  # what type checkers see
-        raise NotImplementedError
+        raise NotImplementedError("An operator must be called through its object.")
 
 
 class NumberLike:
@@ -39,11 +39,11 @@ class NumberLike:
 
     def _value(self) -> Tensor:
         """Returns the number, a tensor of shape `[]`, for a comparison."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must implement `_value`.")
 
     def _note_read(self, value: Tensor) -> Tensor:
         """Returns `value`, of which a program computes something."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must implement `_note_read`.")
 
     def _to_show(self) -> float:
         """Returns the number for display."""

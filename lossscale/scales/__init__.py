@@ -1,10 +1,13 @@
 """The loss scales, and every way to get one.
 
 These files know gradients and replicas, but no optimizer. Each file that is not named
-here is one loss scale, such as `headroom.py`, and of this room imports only `base`. The
+here is one loss scale, such as `headroom.py`, and of this room imports only `base`
+and `adjustment`. The
 others, in the order of imports:
 
-* `base`: the contract, LossScale, and how a loss scale is adjusted to a step;
+* `checks`: checks of what a user's loss scale returns;
+* `adjustment`: one step of a loss scale: it is judged, its rule runs, it is counted;
+* `base`: the contract, LossScale;
 * `fixed`, `dynamic`: one rule each;
 * `serialization`: loss scales from names, numbers and configs, and their configs;
 * `spike_guard`: holds another loss scale, and skips steps with huge gradients.

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import abc
-import collections.abc
 import functools
 import inspect
 import numbers
 from types import SimpleNamespace
 from typing import (
+    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
-    List,
+    FrozenSet,
     Mapping,
-    NamedTuple,
     Optional,
     Protocol,
     Tuple,
-    Type,
 )
 
 import numpy as np
@@ -30,10 +28,17 @@ from lossscale.gradients import arithmetic
 from lossscale.gradients.check import all_finite, floating_values
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, group_ops, run_either, select
+from lossscale.runtime.control import group_ops
 from lossscale.runtime.graphs import do_not_convert
-from lossscale.runtime.loss_scale_warning import warn
 from lossscale.runtime.number_like import NumberLike
+from lossscale.scales.adjustment import (
+    State,
+    Verdict,
+    adjust_to_step,
+    chain,
+    run_rules,
+)
+from lossscale.scales.checks import one_element
 
 
 class Observer(Protocol):
@@ -52,43 +57,6 @@ class Observer(Protocol):
         """Gradients were divided by a tensor of it, without a check."""
 
 
-class Verdict(NamedTuple):
-    """What becomes of a step. A loss scale's `judge` gives it.
-
-    The last row is the optimizer's: a loss scale does not see losses.
-
-    ```
-    a step                                  is applied   the rule is told of it
-    finite                                  yes          yes
-    an overflow                             no           yes
-    finite, and left out, as a spike        no           no
-    a bad loss, with nonfinite_loss="skip"  no           one in ten in a row
-    ```
-
-    Attributes:
-      should_apply: Whether the step is applied.
-      is_told: Whether the rule, `next_state`, learns of it.
-      kept: New values by the names of variables, as `next_state` returns them.
-    """
-
-    should_apply: Flag
-    is_told: Flag = True
-    kept: Mapping[str, Tensor] = {}
-
-
-class State:
-    """The values of a loss scale's variables before a step, by name, as attributes."""
-
-    current_loss_scale: Tensor
-
-    def __init__(self, loss_scale: LossScale) -> None:
-        self._loss_scale = loss_scale
-
-    def __getattr__(self, name: str) -> Tensor:
-        # A rule reads few of them.
-        return tf.convert_to_tensor(self._loss_scale._variable(name))
-
-
 class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
 
@@ -101,7 +69,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     `initial_loss_scale` on, and implement `next_state`, the rule, and `get_config`.
     `_add_weight` creates further variables. A class without an `initial_loss_scale`
     implements `__call__`, which returns its value, or holds another loss scale in its
-    attribute `loss_scale`: it has that one's value, and passes each step on to it. This
+    attribute `loss_scale`: it has that one's value, and passes each step on to it. What
+    is held may hold a third one: a step is applied if every loss scale of such a chain
+    applies it, and their rules learn of it if every one would have them learn. This
     class does the rest, in replica and in cross-replica context:
 
     ```
@@ -110,7 +80,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
       is_finite = is_finite on every replica      # agree, one scalar
       verdict = judge(state, is_finite)           # should_apply = is_finite
       if verdict.is_told: state = next_state(state, is_finite)
-      should_apply_gradients = verdict.should_apply
+      should_apply_gradients = is_finite and verdict.should_apply
     ```
 
     Args:
@@ -125,8 +95,11 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     Attributes:
       needs_largest: Whether `next_state` also gets the greatest magnitude of a step's
         gradients, which are read twice more for it. A subclass sets it in its class.
+        One that holds another one has it if that one does; its own `next_state` gets
+        the magnitude only if its class sets it.
       left_out_as: What finite steps are that `judge` leaves out, a word for people.
-        Empty: a subclass does not override `judge`, and leaves none out.
+        Empty: a subclass does not override `judge`, and leaves none out. One that
+        holds another one also has that one's word.
       current_loss_scale: `float32` variable of shape `[]`. A restored value that is 0,
         negative, infinite or NaN is replaced at the next step by `initial_loss_scale`,
         and one below the attribute `min_loss_scale`, if a subclass has it, by that.
@@ -163,6 +136,10 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     _can_change: bool = True
     #: To whom each use is reported: see `observer_of`.
     _observer: Optional[Observer] = None
+    #: Which of the methods that adjust it a subclass has in the place of ours.
+    _overridden: FrozenSet[str] = frozenset()
+    #: Whether it has `needs_largest` only since the one that it holds needs it.
+    _largest_is_for_held: bool = False
     #: What the names of its variables begin with. Their keys in checkpoints do not.
     _prefix: str = ""
 
@@ -182,6 +159,11 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 f'as in "all zero", got {cls.left_out_as!r} for {cls.__name__}. Set '
                 "it in the class, next to `judge`."
             )
+        cls._overridden = frozenset(
+            name
+            for name in ("update", "adjust", "_adjust", "judge", "next_state")
+            if getattr(cls, name) is not getattr(LossScale, name)
+        )
         compute = cls.__dict__.get("__call__")
         if compute is None:
             return
@@ -203,20 +185,41 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 "initial_loss_scale", initial_loss_scale
             )
         super().__init__()
+        # tf.Module does not search this object, so that no file holds what is in it.
+        self._unsaved = SimpleNamespace(largest=None, untold=None)
+        held = self._held() if initial_loss_scale is None else None
+        if held is not None:
+            self._hold(held)
         # These names, and those of subclasses' variables, are checkpoint format.
         self.skipped_steps = self._add_weight("skipped_steps", 0, tf.int64)
         self.consecutive_skipped_steps = self._add_weight(
             "consecutive_skipped_steps", 0, tf.int64
         )
         self.last_step_finite = self._add_weight("last_step_finite", True, tf.bool)
-        # tf.Module does not search this object, so that no file holds what is in it.
-        self._unsaved = SimpleNamespace(largest=None, untold=None)
         if self.needs_largest:
             self.keep_largest()
         if initial_loss_scale is not None:
             self.current_loss_scale = self._add_weight(
                 "current_loss_scale", self.initial_loss_scale, tf.float32
             )
+
+    if not TYPE_CHECKING:  # or a type checker would allow every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Is called for what is missing."""
+            raise self._missing(name)
+
+    def _missing(self, name: str) -> AttributeError:
+        """Returns the error for an attribute that is missing."""
+        cls = type(self).__name__
+        problem = f"{cls!r} object has no attribute {name!r}"
+        if "_unsaved" not in vars(self):
+            problem = (
+                f"`__init__` of {cls} must call `super().__init__(initial_loss_scale)`"
+                ", which makes the variables of every loss scale, got no such call: "
+                f"{problem}. Without an initial loss scale, call `super().__init__()`."
+            )
+        return AttributeError(problem)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Steps would go on with the variable that was here, also those of functions
@@ -232,6 +235,27 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 f"the attribute. Write loss_scale.{name}.assign({shown(value)})."
             )
         super().__setattr__(name, value)
+        if name == "loss_scale" and "_unsaved" in vars(self):
+            held = self._held()
+            if held is not None:
+                self._hold(held)
+
+    def _hold(self, held: LossScale) -> None:
+        """Has what the loss scale needs that it holds, or raises."""
+        if not self._overridden & {
+            "update",
+            "adjust",
+            "_adjust",
+        } and not takes_the_flag(held):
+            raise TypeError(
+                f"`loss_scale` must work with `adjust`, got {type(held).__name__}, "
+                "which overrides `update`. Write its rule in `next_state`."
+            )
+        words = dict.fromkeys([type(self).left_out_as, held.left_out_as])
+        self.left_out_as = " or ".join(filter(None, words))
+        if held.needs_largest and not self.needs_largest:
+            self.needs_largest = self._largest_is_for_held = True
+            self.keep_largest()
 
     def __call__(self) -> Any:
         """Returns the current loss scale, a `float32` tensor of shape `[]`."""
@@ -239,15 +263,17 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
     def _value(self) -> Tensor:
         """Returns what `__call__` returns, without reporting the read."""
+        if hasattr(self, "current_loss_scale"):
+            return tf.convert_to_tensor(self.current_loss_scale)
         held = self._held()
-        if held is not None:
-            return held._value()
-        if not hasattr(self, "current_loss_scale"):
+        if held is None and "_unsaved" not in vars(self):
+            raise self._missing("current_loss_scale")
+        if held is None:
             raise NotImplementedError(
                 f"{type(self).__name__} must implement `__call__`, or pass "
                 "`initial_loss_scale` to `super().__init__`."
             )
-        return tf.convert_to_tensor(self.current_loss_scale)
+        return held._value()
 
     def _note_read(self, value: Tensor) -> Tensor:
         # The caller may multiply a loss by it.
@@ -258,11 +284,18 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
     def _held(self) -> Optional[LossScale]:
         """Returns the loss scale whose value and steps this one has, or None."""
-        held = unguarded(self)
-        has_own = held is self or hasattr(self, "current_loss_scale")
-        return None if has_own else held
+        if hasattr(self, "current_loss_scale"):
+            return None
+        held = getattr(self, "loss_scale", None)
+        return held if isinstance(held, LossScale) else None
 
-    def next_state(self, state: Any, is_finite: Flag) -> Mapping[str, Tensor]:
+    if TYPE_CHECKING:
+        # A rule that looks at the gradients takes a third argument.
+        next_state: Callable[..., Mapping[str, Tensor]]
+
+    def next_state(  # type: ignore[no-redef]
+        self, state: Any, is_finite: Flag
+    ) -> Mapping[str, Tensor]:
         """Returns the values of the variables after one step: the rule, nothing else.
 
         Called once for all replicas. AutoGraph does not convert it: choose with
@@ -286,66 +319,14 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         )
 
     def _adjust(self, is_finite: Flag, largest: Optional[Scalar] = None) -> Any:
-        """Runs the rule, and assigns. Returns what a graph must run, or None.
+        """Is the `super()._adjust` of a class that was written for 2.x.
 
-        A class that was written for 2.x overrides this, and has no `next_state`.
+        Such a class overrides it in the place of `next_state`: it assigns, and returns
+        what a graph must run, or None.
         """
         held = self._held()
-        if held is not None and type(self).next_state is LossScale.next_state:
-            return adjust_known(held, is_finite, largest)[0]
-        known = [is_finite] if largest is None else [is_finite, largest]
-        state, name = State(self), "current_loss_scale"
-        repairs = hasattr(self, "initial_loss_scale") and hasattr(self, name)
-        if repairs:
-            found = state.current_loss_scale
-            repaired = state.current_loss_scale = usable(self, found)
-        values = self._checked("next_state", self.next_state(state, *known))
-        if repairs and repaired is not found:  # what was replaced is moved no further
-            moved = values.get(name, repaired)
-            values[name] = select(tf.equal(found, repaired), moved, repaired)
-        results = [] if held is None else [adjust_known(held, is_finite, largest)[0]]
-        return results + self._assign(values)
-
-    def _assign(self, values: Mapping[str, Tensor]) -> List[Op]:
-        pairs = [(self._variable(name), value) for name, value in values.items()]
-        return [each.assign(value, read_value=False) for each, value in pairs]
-
-    def _variable(self, name: str) -> Variable:
-        """Returns the variable that is the attribute `name`, or raises."""
-        found = getattr(self, name, None)
-        if isinstance(found, tf.Variable):
-            return found
-        held = [k for k, value in vars(self).items() if isinstance(value, tf.Variable)]
-        raise AttributeError(
-            f"{type(self).__name__} must have the variables that its rule names, "
-            f"{', '.join(sorted(held))}, got {name!r}. Correct the name, or create the "
-            f"variable in the constructor: self.{name} = self._add_weight({name!r}, 0)"
-        )
-
-    def _checked(self, method: str, values: Any) -> Dict[str, Tensor]:
-        """Returns new values by name as tensors of the variables' dtypes, or raises."""
-        wanted = f"`{method}` of {type(self).__name__} must return"
-        if not isinstance(values, collections.abc.Mapping):
-            raise TypeError(
-                f"{wanted} a dictionary of new values by the names of variables, got "
-                f"{shown(values)}."
-            )
-        checked = {}
-        for name, value in values.items():
-            variable = self._variable(name)
-            dtype, shape = variable.dtype.base_dtype, variable.shape
-            error = TypeError(
-                f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
-                f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
-            )
-            try:
-                checked[name] = new = tf.convert_to_tensor(value, dtype)
-            except (TypeError, ValueError):
-                raise error from None
-            # A graph takes an eager tensor of any dtype.
-            if new.dtype != dtype or not shape.is_compatible_with(new.shape):
-                raise error
-        return checked
+        results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
+        return [*results, run_rules([self], is_finite, largest)]
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
@@ -444,9 +425,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
           ValueError: `is_finite` or `largest` has more than one element; in eager mode,
             `largest` is negative or not finite, though `is_finite` is True.
         """
-        is_finite = _one_element("is_finite", is_finite, "a bool")
+        is_finite = one_element("is_finite", is_finite, "a bool")
         if self.last_largest is not None and largest is not None:
-            given, largest = largest, _one_element("largest", largest, "a number")
+            given, largest = largest, one_element("largest", largest, "a number")
             is_float32 = largest.dtype == tf.float32
             wide = largest if is_float32 else tf.cast(largest, tf.float64)
             # Infinity as a constant would stop a run that looks for infinities.
@@ -458,65 +439,13 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
                 )
             is_finite = tf.logical_and(is_finite, is_magnitude)
             largest = tf.cast(tf.minimum(wide, tf.float32.max), tf.float32)
-        return self._take_step(is_finite, largest)
-
-    def _take_step(
-        self,
-        is_finite: Flag,
-        largest: Optional[Scalar],
-        verdict: Optional[Verdict] = None,
-    ) -> Tuple[Op, Any]:
-        """Judges a step, runs the rule, and counts. The caller has checked arguments.
-
-        A verdict is given where the step is a bad one that is only counted.
-        """
-        if not self.checks_gradients:
-            return group_ops([]), True
-        if self.needs_largest and largest is None:
-            raise TypeError(
-                "`largest` must be the greatest magnitude of the step's unscaled "
-                f"gradients, since {type(self).__name__} needs it, got None. "
-                "`update(grads)` computes it."
-            )
-        has_largest = largest is not None and self.last_largest is not None
-        largest = arithmetic.bounded(is_finite, largest) if has_largest else None
-        verdict = verdict or self.judge(State(self), is_finite, largest)
-        known = is_finite, largest, verdict.is_told, dict(verdict.kept)
-        return replicas.merge_call(self._change, *known), verdict.should_apply
-
-    def _change(
-        self,
-        is_finite: Flag,
-        largest: Optional[Scalar],
-        is_told: Flag,
-        kept: Dict[str, Tensor],
-    ) -> Op:
-        """Changes the variables: see `replicas.merge_call`."""
-        is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
-        largest, is_told = map(replicas.local_result, (largest, is_told))
-        kept = {name: replicas.local_result(value) for name, value in kept.items()}
-        values = self._checked("judge", kept)
-        known = [is_finite, largest] if self.needs_largest else [is_finite]
-        run_rule = functools.partial(self._adjust, *known)  # it may read the counters
-        results = [run_either(is_told, run_rule, list, True)]
-        zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-        bad = select(is_finite, zero, one)
-        results.append(self.skipped_steps.assign_add(bad, read_value=False))
-        untold = self._unsaved.untold
-        if untold is not None and is_told is not True:
-            bad = select(is_told, zero, bad)
-            results.append(untold.assign_add(bad, read_value=False))
-        in_a_row = tf.convert_to_tensor(self.consecutive_skipped_steps) + one
-        values["consecutive_skipped_steps"] = select(is_finite, zero, in_a_row)
-        values["last_step_finite"] = is_finite
-        if largest is not None:
-            values["last_largest"] = largest
-        return group_ops([*results, *self._assign(values)])
+        return adjust_to_step(self, is_finite, largest, calls_adjust=False)
 
     def judge(self, state: Any, is_finite: Flag, largest: Optional[Scalar]) -> Verdict:
         """Decides about a step, and changes nothing.
 
-        A subclass that leaves out finite steps overrides it, and sets `left_out_as`.
+        A subclass that leaves out finite steps overrides it, and sets `left_out_as`. It
+        can only leave a step out: one that is not finite is never applied.
 
         Args:
           state: As in `next_state`.
@@ -614,30 +543,6 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         return f"{type(self).__name__}({listed})"
 
 
-def usable(loss_scale: LossScale, current: Scalar) -> Scalar:
-    """Returns `max(current, floor) if 0 < current < inf else initial`.
-
-    A file may hold 0, as Keras 3's own wrapper writes it, or anything else. A rule that
-    multiplies would never leave 0, NaN or infinity. So the next step brings such a
-    value back, and moves it no further. Eager mode warns.
-    """
-    floor = getattr(loss_scale, "min_loss_scale", arguments.FLOAT32_MIN)
-    knows_values = mode.current().knows_values
-    # A scale at its floor was rounded to float32, too.
-    if knows_values and float(np.float32(floor)) <= float(current) < float("inf"):
-        return current
-    is_number = tf.logical_and(current > 0.0, current <= tf.float32.max)  # NaN is not
-    found = tf.maximum(current, floor)
-    found = select(is_number, found, loss_scale.initial_loss_scale)
-    if knows_values:
-        warn(
-            f"The loss scale was {float(current)!r}, below its floor or no number that "
-            f"it can be. It goes on with {float(found)!r}. If it was restored from a "
-            "file, check where that came from."
-        )
-    return found
-
-
 # What optimizers and monitors ask of a loss scale, and programs do not.
 
 
@@ -660,7 +565,8 @@ def shown_value(loss_scale: LossScale) -> float:
 
 def can_change(loss_scale: LossScale) -> bool:
     """Tells whether a step can change the value."""
-    return loss_scale._can_change
+    is_its_own = type(loss_scale)._value is not LossScale._value
+    return (loss_scale if is_its_own else unguarded(loss_scale))._can_change
 
 
 def was_used(loss_scale: LossScale) -> bool:
@@ -670,48 +576,7 @@ def was_used(loss_scale: LossScale) -> bool:
 
 def takes_the_flag(loss_scale: LossScale) -> bool:
     """Tells whether it is adjusted by the flag, not in an `update` of its own."""
-    return type(loss_scale).update is LossScale.update
-
-
-def adjust_known(
-    loss_scale: LossScale,
-    is_finite: Flag,
-    largest: Optional[Scalar],
-    is_told: Flag = True,
-    grads: Optional[Grads] = None,
-) -> Tuple[Op, Any]:
-    """Adjusts a loss scale to a step that we have checked ourselves.
-
-    If `is_told` is False, the step is a bad one of which the rule is not told: it is
-    only counted, and not applied. `grads` are for a subclass with its own `update`.
-    Returns what `update` does.
-    """
-
-    def tell() -> Tuple[Op, Any]:
-        if grads is not None:
-            # They may have been clipped since the check. A scalar that is infinite on a
-            # bad step tells the subclass that they were not finite.
-            is_bad = arithmetic.infinite_unless(is_finite)
-            return tuple(loss_scale.update([*grads, is_bad]))
-        if type(loss_scale).adjust is LossScale.adjust:
-            return loss_scale._take_step(is_finite, largest)
-        # A subclass's `adjust` may take the flag alone.
-        known = [is_finite] if largest is None else [is_finite, largest]
-        return tuple(loss_scale.adjust(*known))
-
-    def count() -> Tuple[Op, Any]:
-        bad, infinite = tf.constant(False), tf.float32.max
-        return loss_scale._take_step(bad, infinite, Verdict(bad, is_told=False))
-
-    def after(step: Callable[[], Tuple[Op, Any]]) -> Flag:
-        update_op, should_apply = step()
-        with tf.control_dependencies([group_ops([update_op])]):
-            return tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
-
-    if is_told is True:
-        return tell()
-    should_apply = either(is_told, lambda: after(tell), lambda: after(count))
-    return group_ops([should_apply]), should_apply
+    return "update" not in loss_scale._overridden
 
 
 def count_untold(loss_scale: LossScale) -> None:
@@ -742,31 +607,15 @@ def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
     return found
 
 
-def unguarded(loss_scale: LossScale) -> Any:
-    """Returns the loss scale that this one holds, or itself."""
-    held = getattr(loss_scale, "loss_scale", None)
-    return held if isinstance(held, LossScale) else loss_scale
+def unguarded(loss_scale: LossScale) -> LossScale:
+    """Returns the innermost loss scale of the chain: itself if it holds none."""
+    innermost: LossScale = chain(loss_scale)[-1]
+    return innermost
 
 
-def _one_element(name: str, value: Any, kind: str) -> Tensor:
-    """Returns an argument, "a bool" or "a number", as a tensor of shape `[]`."""
+def guard_of(loss_scale: LossScale) -> Any:
+    """Returns the loss scale itself or the one that it holds that is a `SpikeGuard`.
 
-    def refused(error: Type[Exception]) -> Exception:
-        return error(
-            f"`{name}` must be {kind}, or a tensor of one element, got {shown(value)}. "
-            "Reduce several to one: tf.reduce_all for flags, tf.reduce_max for numbers."
-        )
-
-    # TensorFlow would keep a tensor for each Python number that it was ever given.
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    try:
-        tensor = tf.convert_to_tensor(np.asarray(float(value)) if is_number else value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise refused(TypeError) from error
-    dtype = tensor.dtype
-    is_real = dtype.is_floating or dtype.is_integer
-    if not (dtype.is_bool if kind == "a bool" else is_real):
-        raise refused(TypeError)
-    if tensor.shape.num_elements() not in {None, 1}:
-        raise refused(ValueError)
-    return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
+    None if there is none.
+    """
+    return next((each for each in chain(loss_scale) if each.skips_spikes), None)

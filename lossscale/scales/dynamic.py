@@ -42,9 +42,9 @@ _ARGUMENTS = arguments.Declared(
 class DynamicLossScale(LossScale):
     """A loss scale that grows while gradients are finite and falls when they are not.
 
-    Take it if you do not know how large the scale can be, like most people. It starts
-    high, is halved at each overflow, whose step is skipped, and doubles after many
-    finite steps, so that it stays near the largest scale that works:
+    Use it unless you know how large the scale can be. It starts high, is halved at each
+    overflow, and doubles after many finite steps, so that it stays near the largest
+    scale that works:
 
     >>> loss_scale = DynamicLossScale(initial_loss_scale=4.0, increment_period=2)
     >>> for is_finite in [True, True, False]:
@@ -53,8 +53,6 @@ class DynamicLossScale(LossScale):
     4.0
     8.0
     4.0
-
-    With its defaults this is TensorFlow's rule, bit for bit. The whole rule:
 
     ```
     state   S = initial_loss_scale, good = 0, bad = 0, cooldown = 0
@@ -71,66 +69,51 @@ class DynamicLossScale(LossScale):
       else:
         good = 0
         bad += 1
-        if bad >= hysteresis and cooldown == 0 and not tolerated:  # see the arguments
+        if bad >= hysteresis and cooldown == 0 and not tolerated:
           cooldown = backoff_cooldown          # it counts down at each step
-          S = max(S * backoff_factor, min_loss_scale)
+          S = min(S, max(S * backoff_factor, min_loss_scale))
           if "backoff" in hysteresis_reset: bad = 0
     ```
 
-    A restored scale that is no number, not positive or below the floor is replaced: see
-    `LossScale`. Except for this, an overflow never raises the scale.
-
     Args:
-      initial_loss_scale: The scale to start with. Start high: a scale that is too high
-        falls at every step, one that is too low rises once in `increment_period`.
-      increment_period: The scale grows after this many finite steps in a row.
-      multiplier: The scale is multiplied by this when it grows.
-      backoff_factor: The scale is multiplied by this on overflow. None: it is divided
-        by `multiplier`.
-      hysteresis: How many bad steps it takes before the scale backs off. Every bad step
-        is skipped, whatever this is.
-      hysteresis_reset: The events that clear the count of bad steps: any of `"good"` (a
-        finite step), `"growth"` and `"backoff"` (the scale changes, or would if a bound
-        did not stop it). With `hysteresis=1` it makes no difference.
-      min_loss_scale: The floor.
-      max_loss_scale: The ceiling. None: only float32 bounds the scale; it does not grow
-        where the result would be infinite.
-      search_period: Takes the place of `increment_period` until the first bad step.
-        With 1 the scale grows at every step until the first overflow. The first
-        bad step ends the search, even if `hysteresis` keeps the scale. None: there is
-        no search.
-      backoff_cooldown: After the scale has backed off, it does not back off again for
-        this many steps. Bad steps are still skipped and counted. None: no cooldown.
-      overflow_tolerance: A share, from 0 to 1. An overflow leaves the scale as it is
-        while `window_bad_steps / window_steps`, this step included, is below this
-        share. Such steps are still skipped. As in fairseq, growth resets only
-        `window_steps`. None: no overflow is tolerated, as with 0. fairseq's default is
-        0 since version 0.12, and was 0.05 before.
+      initial_loss_scale: A number, the scale to start with. Start high: a scale that is
+        too high falls at every step, one that is too low rises once in
+        `increment_period` steps.
+      increment_period: An integer. The scale grows after this many finite steps in a
+        row.
+      multiplier: A number above 1, by which the scale is multiplied when it grows.
+      backoff_factor: A number below 1, by which the scale is multiplied at an overflow,
+        or None, to divide it by `multiplier`.
+      hysteresis: An integer, how many bad steps lower the scale once. Every bad step is
+        skipped, whatever this is.
+      hysteresis_reset: A tuple of `"good"`, `"growth"` and `"backoff"`, the events that
+        clear the count of bad steps: a finite step, and a change of the scale, even one
+        that a bound prevented.
+      min_loss_scale: A number, the floor.
+      max_loss_scale: A number, the ceiling, or None: only float32 bounds the scale.
+      search_period: An integer, which replaces `increment_period` until the first bad
+        step, or None: there is no search.
+      backoff_cooldown: An integer, for how many steps the scale stays after it has
+        backed off, or None.
+      overflow_tolerance: A number from 0 to 1, or None. An overflow leaves the scale as
+        it is while `window_bad_steps / window_steps` is below it.
 
     Attributes:
-      current_loss_scale: `float32` variable of shape `[]`.
       good_steps: `int64` variable of shape `[]`, finite steps in a row.
       bad_steps: `int64` variable of shape `[]`, the bad steps that `hysteresis` counts.
-      cooldown_steps: `int64` variable of shape `[]`, how many more steps the scale does
-        not back off. None without `backoff_cooldown`.
-      window_steps: `int64` variable of shape `[]`, steps since the scale last grew or
-        backed off. None without `overflow_tolerance`.
-      window_bad_steps: `int64` variable of shape `[]`, bad steps since the scale last
+      cooldown_steps: `int64` variable of shape `[]`, for how many more steps the scale
+        does not back off. None without `backoff_cooldown`.
+      window_steps: `int64` variable of shape `[]`, the steps since the scale last grew
+        or backed off. None without `overflow_tolerance`.
+      window_bad_steps: `int64` variable of shape `[]`, the bad steps since it last
         backed off. None without `overflow_tolerance`.
 
     Raises:
       TypeError: An argument has the wrong type.
       ValueError: An argument is out of its range, or the bounds are out of order.
 
-    Source: the rule, the first three defaults and the floor of 1, TensorFlow 2.21
-    `python/training/experimental/loss_scale.py`. Hysteresis:
-    TensorFlow 1.15 `contrib/mixed_precision/python/loss_scale_manager.py` for
-    `("growth", "backoff")`; DeepSpeed `runtime/fp16/loss_scaler.py` and Megatron-LM
-    `core/optimizer/grad_scaler.py` for `("growth",)`; apex
-    `csrc/update_scale_hysteresis.cu` for `("good",)`; Paddle `amp/grad_scaler.py` for
-    `("good", "backoff")`. The search: Chainer 7.8.1 `chainer/optimizer.py`. The
-    cooldown: Ramesh et al., "Zero-Shot Text-to-Image Generation", appendix D. The
-    tolerance: fairseq 0.12.2 `fairseq/optim/dynamic_loss_scaler.py`.
+    Source: TensorFlow's `DynamicLossScale`, which this is with its defaults, bit for
+    bit. The page *Origins* has the source of each argument.
     """
 
     def __init__(

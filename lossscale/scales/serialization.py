@@ -50,10 +50,11 @@ def get(identifier: Any) -> Optional[LossScale]:
     if isinstance(identifier, dict):
         return _deserialized("loss_scale", identifier)
     if isinstance(identifier, str):
-        arguments.choice("loss_scale", identifier, sorted(presets.PRESETS))
-        return DynamicLossScale.from_preset(identifier)
+        return DynamicLossScale.from_preset(
+            presets.preset_name("loss_scale", identifier)
+        )
     if isinstance(identifier, numbers.Real) and not isinstance(identifier, bool):
-        return FixedLossScale(identifier)  # type: ignore[arg-type]
+        return FixedLossScale(arguments.loss_scale("loss_scale", identifier))
     ours = _as_ours(identifier)
     if ours is not None:
         return ours

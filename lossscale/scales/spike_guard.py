@@ -12,7 +12,8 @@ from lossscale import arguments
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Scalar, Tensor
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, Verdict, takes_the_flag
+from lossscale.scales.adjustment import Verdict
+from lossscale.scales.base import LossScale
 
 #: The largest `window`. The rule reads all of it at every step.
 _WIDEST = 2**16
@@ -33,18 +34,6 @@ def _to_guard(name: str, identifier: Any) -> LossScale:
         raise ValueError(
             f"`loss_scale` must not be a SpikeGuard itself, got {found!r}. Guard the "
             "loss scale that it holds: SpikeGuard(guard.loss_scale)."
-        )
-    if found.left_out_as:
-        raise ValueError(
-            "`loss_scale` must be one that leaves no finite step out, got "
-            f"{found!r}, which leaves out steps as {found.left_out_as}: a guard asks "
-            "only its rule. Guard the loss scale that it holds, and let one of the two "
-            "decide."
-        )
-    if not takes_the_flag(found):
-        raise TypeError(
-            f"`loss_scale` must work with `adjust`, got {type(found).__name__}, which "
-            "overrides `update`. Write its rule in `next_state`."
         )
     return found
 
@@ -102,6 +91,9 @@ class SpikeGuard(LossScale):
     magnitude that float32 cannot hold counts as M. `limit` begins at M, so the guard
     skips no finite step until `recent` is full.
 
+    `loss_scale` may leave steps out, too, for another reason: a step is applied only if
+    both apply it, and the rules of both learn of it only if both would have them learn.
+
     A spike does not touch `loss_scale`: a run of good steps goes on after it. To
     `skipped_steps`, `consecutive_skipped_steps` and `last_step_finite` it is a finite
     step.
@@ -126,7 +118,8 @@ class SpikeGuard(LossScale):
       recent: `float32` variable of shape `[window]`, the largest gradients of the last
         applied steps, the newest last. It begins with zeros until there were so many.
       limit: `float32` variable of shape `[]`. A larger gradient is a spike.
-      spikes: `int64` variable of shape `[]`, the number of finite steps skipped.
+      spikes: `int64` variable of shape `[]`, the number of finite steps that this guard
+        has skipped. A step that a loss scale around it keeps from it is none of them.
       above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps
         in a row were above the limit, skipped or not.
 
@@ -145,8 +138,7 @@ class SpikeGuard(LossScale):
     needs_largest = True
     skips_spikes = True
     left_out_as = "spike"
-    # Keras's files have only the names of variables, and the loss scale that this guard
-    # holds has counters of the same names.
+    # File format: Keras's files have these names of its variables.
     _prefix = "guard_"
 
     def __init__(
@@ -160,7 +152,6 @@ class SpikeGuard(LossScale):
     ) -> None:
         _ARGUMENTS.keep(self, locals())
         super().__init__()
-        self._can_change = self.loss_scale._can_change
         self.recent = self._add_weight("recent", [0.0] * self.window, tf.float32)
         self.limit = self._add_weight("limit", arguments.FLOAT32_MAX, tf.float32)
         self.spikes = self._add_weight("spikes", 0, tf.int64)
@@ -171,9 +162,10 @@ class SpikeGuard(LossScale):
         above = tf.where(is_finite, above, state.above_in_a_row)
         gives_way = tf.logical_or(above < 1, above > self.max_in_a_row)
         is_spike = tf.logical_and(is_finite, tf.logical_not(gives_way))
+        is_usual = tf.logical_not(is_spike)
         return Verdict(
-            should_apply=tf.logical_and(is_finite, gives_way),
-            is_told=tf.logical_not(is_spike),
+            should_apply=is_usual,
+            is_told=is_usual,
             kept={
                 "above_in_a_row": above,
                 "spikes": state.spikes + tf.cast(is_spike, tf.int64),

@@ -16,9 +16,9 @@ from lossscale.plotting import pyplot
 from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
+from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import (
     LossScale,
-    adjust_known,
     count_untold,
     must_be_told,
     untold_steps,
@@ -191,7 +191,11 @@ def simulate(
     if has_flags == has_limit and (has_flags or largest is None):
         raise TypeError(
             "`is_finite` or `limit` must be given, but not both, got "
-            + ("both." if has_flags else "neither, and no `largest` either.")
+            + (
+                "both. Leave out one."
+                if has_flags
+                else "neither. `largest` alone is enough, too."
+            )
         )
     if not mode.current().knows_values or tf.distribute.has_strategy():
         raise RuntimeError(
@@ -300,7 +304,7 @@ def _replay(
             in_a_row = loss_scale.consecutive_skipped_steps
             is_told = tf.logical_or(~is_untold, must_be_told(in_a_row))
         largest = seen if loss_scale.needs_largest else None
-        op, should_apply = adjust_known(loss_scale, is_finite, largest, is_told)
+        op, should_apply = adjust_to_step(loss_scale, is_finite, largest, is_told)
         with tf.control_dependencies([group_ops([op])]):
             should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
         return i + 1, run, scales.write(i, scale), applied.write(i, should_apply)

@@ -25,7 +25,7 @@ FOLDERS = [
 #: What versions of lossscale wrote, on the newest TensorFlow that each Keras has.
 VERSIONS = [
     golden.DATA / f"lossscale-{version}" / kind
-    for version in ("0.1.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0")
+    for version in ("0.1.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0")
     for kind in golden.MODEL_FILES
 ]
 

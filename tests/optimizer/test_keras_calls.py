@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import skip_without
 from models import (
     assert_same,
     data,
@@ -14,8 +17,16 @@ from models import (
     variable_of,
     whole_state,
 )
+from strategies import assert_bit_equal
 
-from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer, SpikeGuard
+from lossscale import (
+    DynamicLossScale,
+    FixedLossScale,
+    LossScaleOptimizer,
+    LossScaleWarning,
+    SpikeGuard,
+)
+from lossscale.runtime import kerases
 
 QUIET = {"batch_size": 16, "verbose": 0, "shuffle": False}
 
@@ -105,6 +116,94 @@ def test_other_weights_are_refused_before_anything_changes(family, wrong):
     with pytest.raises(ValueError, match=r"`weights` must be .* got \d+ values"):
         optimizer.set_weights(weights)
     assert_same([np.array(v.numpy()) for v in optimizer.variables], before)
+
+
+class TestAnH5File:
+    """Keras 3 builds the optimizer of an .h5 file before it knows the variables."""
+
+    @pytest.fixture
+    def saved(self, family, rng, tmp_path):
+        only_keras3(family)
+        model = built(family)
+        model.run_eagerly = True
+        model.fit(*data(rng), **QUIET)
+        model.optimizer.loss_scale.adjust(False)
+        path = str(tmp_path / "model.h5")
+        model.save(path)
+        return model, path
+
+    def test_it_is_restored_whole(self, family, rng, saved):
+        model, path = saved
+        other = family.keras.models.load_model(path)
+        other.run_eagerly = True  # files do not hold it
+        assert scale_state(other.optimizer) == scale_state(model.optimizer)
+        assert int(other.optimizer.iterations.numpy()) == 4
+        x, y = data(rng)
+        for _ in range(2):
+            for each in (model, other):
+                each.fit(x, y, **QUIET)
+            assert_same(whole_state(other), whole_state(model))
+
+    def test_what_was_set_since_stays(self, family, saved):
+        model, path = saved
+        other = family.keras.models.load_model(path)
+        other.optimizer.learning_rate = 0.5
+        other.optimizer.iterations.assign(9)
+        other.optimizer.loss_scale.current_loss_scale.assign(4.0)
+        # The new wrapper has the same inner optimizer.
+        optimizer = other.optimizer.with_loss_scale(DynamicLossScale(2.0))
+        optimizer.build(other.trainable_variables)
+        variables = optimizer.inner_optimizer.variables
+        assert [float(v.numpy()) for v in variables[:2]] == [9.0, 0.5]
+        assert float(optimizer.loss_scale) == 2.0
+        expected = model.optimizer.inner_optimizer.variables[2:]
+        assert_same([v.numpy() for v in variables[2:]], [v.numpy() for v in expected])
+
+    def test_a_file_written_before_it_is_built_is_told(self, family, saved, tmp_path):
+        model, path = saved
+        other = family.keras.models.load_model(path)
+        with pytest.warns(LossScaleWarning, match="saved without its slots"):
+            other.save(str(tmp_path / "first.keras"))
+        other.optimizer.build(other.trainable_variables)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LossScaleWarning)
+            other.save(str(tmp_path / "second.keras"))
+        third = family.keras.models.load_model(str(tmp_path / "second.keras"))
+        assert_same(whole_state(third), whole_state(model))
+
+    def test_slots_of_other_variables_are_told(self, family, saved):
+        _, path = saved
+        optimizer = family.keras.models.load_model(path).optimizer
+        with pytest.warns(LossScaleWarning, match="do not fit the variables"):
+            optimizer.build([variable_of(family, np.ones([3], np.float32))])
+        assert optimizer.built
+        slots = optimizer.inner_optimizer.variables[2:]
+        assert not any(np.any(slot.numpy()) for slot in slots)
+
+    def test_no_other_call_takes_weights_before_the_build(self, family):
+        only_keras3(family)
+        optimizer = LossScaleOptimizer(family.optimizers.Adam(), 64.0)
+        values = [np.array(v.numpy()) for v in optimizer.variables]
+        with pytest.raises(ValueError, match="not yet been built"):
+            optimizer.set_weights(values)
+        optimizer.build([])  # as Keras's loader
+        with pytest.raises(ValueError, match="`weights` must be the values"):
+            optimizer.set_weights(values[:-1])
+
+    @pytest.mark.slow
+    def test_on_two_replicas(self, family, saved, mirrored):
+        skip_without("fit over replicas", family)
+        model, path = saved
+        with mirrored.scope():
+            other = family.keras.models.load_model(path)
+            other.optimizer.build(other.trainable_variables)
+        assert_same(whole_state(other), whole_state(model))
+        inner = other.optimizer.inner_optimizer.variables
+        assert_bit_equal(mirrored, [kerases.tensor_of(v) for v in inner])
+        x, y = data(np.random.default_rng(2))
+        x[-1] = np.inf  # on the last replica
+        other.fit(x, y, **QUIET)
+        assert other.optimizer.loss_scale.skipped_steps.numpy() == 2
 
 
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])

@@ -389,9 +389,14 @@ def test_from_keras_takes_it(family):
 SkipsZeros = pages.module_of("bad-batches", "left_out_as = ").SkipsZeros
 
 
-def test_only_one_class_leaves_steps_out():
-    with pytest.raises(ValueError, match="leaves no finite step out, got SkipsZeros"):
-        lossscale.SpikeGuard(SkipsZeros(DynamicLossScale()))
+def test_two_reasons_stand_in_one_chain():
+    skips_zeros = SkipsZeros(DynamicLossScale(8.0, 1))
+    guard = lossscale.SpikeGuard(skips_zeros, window=2)
+    found = [bool(guard.adjust(True, size)[1]) for size in (1.0, 1.0, 0.0, 9.0, 1.0)]
+    assert found == [True, True, False, False, True]
+    counts = guard.spikes, skips_zeros.zeros, guard.skipped_steps
+    assert [int(count.numpy()) for count in counts] == [1, 1, 0]
+    assert float(guard) == 64.0
 
 
 def test_a_class_that_leaves_steps_out_says_as_what():

@@ -120,7 +120,9 @@ def test_a_model_that_was_not_compiled_again_says_so(family, rng):
     models[0].train_on_batch(x, y)
     assert float(models[0].optimizer.loss_scale) == 2.0**15
     assert models[0].optimizer.loss_scale.good_steps.numpy() == 2
-    with pytest.raises(RuntimeError, match=r"Use that one: write model\.compile"):
+    with pytest.raises(
+        RuntimeError, match=r"Use the optimizer that it returned: write model\.comp"
+    ):
         models[1].train_on_batch(x, y)
 
 
@@ -294,8 +296,8 @@ def test_a_file_of_keras(family, rng, tmp_path):
     ("loss_scale", "error", "message"),
     [
         (None, TypeError, "`loss_scale` must not be None"),
-        ("never", ValueError, "`loss_scale` must be one of"),
-        (-1.0, ValueError, "`loss_scale_value` must be positive"),
+        ("never", ValueError, "`loss_scale` must be the name of a preset"),
+        (-1.0, ValueError, "`loss_scale` must be positive"),
         ([], TypeError, "`loss_scale` must be a number"),
     ],
     ids=str,

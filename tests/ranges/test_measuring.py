@@ -275,7 +275,9 @@ def test_layers_too_far_apart_for_one_scale(newest):
 def test_what_went_says_so(newest, data):
     found = gradient_ranges(network(newest), *data, verbose=0)
     for name in ("by_block", "need_own_scale"):
-        with pytest.raises(AttributeError, match=f"{name}` was last in lossscale 2.1"):
+        with pytest.raises(
+            AttributeError, match=f"{name}` was removed in lossscale 3.0"
+        ):
             getattr(found, name)
         assert not hasattr(found, name)
     with pytest.raises(AttributeError, match="no attribute 'bogus'"):

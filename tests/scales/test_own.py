@@ -6,10 +6,12 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
+import pages
 import pytest
 import tensorflow as tf
 from driving import drive, finite
 from every_loss_scale import PAGE
+from installed import ROOT
 from models import built, compiled
 
 import lossscale
@@ -24,6 +26,16 @@ from lossscale import (
 Halving = PAGE.Halving
 
 
+SLICES = tf.IndexedSlices(tf.constant(1, tf.int64), tf.constant(0))
+
+
+class Odd:
+    """As Keras 3's variables: one that is not of TensorFlow."""
+
+    def assign(self, value):
+        raise AssertionError(value)
+
+
 class Returns(LossScale):
     """Its rule returns what it was made with."""
 
@@ -31,6 +43,7 @@ class Returns(LossScale):
         super().__init__(initial_loss_scale)
         self.returned = returned
         self.steps = self._add_weight("steps", 0, tf.int64)
+        self.odd = Odd()
 
     def next_state(self, state, is_finite):
         del is_finite
@@ -76,6 +89,10 @@ class TestARuleIsAFunction:
             ({"steps": tf.constant(1)}, TypeError, "for 'steps'.*tf.cast changes"),
             ({"steps": [1]}, TypeError, "for 'steps', got .*1"),
             ({"current_loss_scale": tf.ones([1])}, TypeError, "return float32 of"),
+            ({"steps": SLICES}, TypeError, r"int64 of shape \(\) for 'steps', got"),
+            ({1: 2}, TypeError, r"by the names of variables, got the key 1\. Write"),
+            ({"odd": 1}, TypeError, r"`odd` of Returns must be a tf\.Variable, got"),
+            (lambda s: {"steps": s.odd}, TypeError, "`odd` of Returns must be"),
         ],
     )
     def test_what_is_no_state_is_refused_and_changes_nothing(
@@ -104,6 +121,47 @@ class TestARuleIsAFunction:
                 warnings.simplefilter("ignore", lossscale.LossScaleWarning)
                 compiled(lambda it=loss_scale: it.adjust(True)[1], mode)()
             assert float(loss_scale) == 8.0
+
+    @pytest.mark.parametrize("value", [0.0, -4.0, np.inf, np.nan])
+    @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+    def test_a_scale_that_is_none_is_replaced_at_the_next_step(self, value, mode):
+        """As a restored one. Eager mode warns, and says where to look."""
+        loss_scale = Returns({"current_loss_scale": value})
+        step = compiled(lambda: loss_scale.adjust(True)[1], mode)
+        step()
+        np.testing.assert_equal(float(loss_scale), value)
+        loss_scale.returned = {}
+        if mode == "eager":
+            with pytest.warns(
+                lossscale.LossScaleWarning, match="`next_state` of Returns has returned"
+            ):
+                step()
+        else:
+            compiled(lambda: loss_scale.adjust(True)[1], mode)()
+        assert float(loss_scale) == 8.0
+
+    def test_a_constructor_that_does_not_call_its_base(self):
+        class Forgets(Halving):
+            def __init__(self):
+                self.mine = 1
+
+        forgets = Forgets()
+        calls = [
+            lambda: forgets.update([tf.ones([2])]),
+            lambda: forgets.adjust(True),
+            lambda: forgets.scale(1.0),
+            lambda: forgets.skipped_steps,
+            lambda: 2.0 * forgets,
+            lambda: lossscale.simulate(forgets, is_finite=[True]),
+            lambda: SpikeGuard(forgets).adjust(True, 1.0),
+        ]
+        words = r"`__init__` of Forgets must call `super\(\).__init__\(initial"
+        for call in calls:
+            with pytest.raises(AttributeError, match=words):
+                call()
+        assert not hasattr(forgets, "current_loss_scale")
+        with pytest.raises(AttributeError, match="'Halving' object has no attribute"):
+            Halving().mine  # noqa: B018
 
     def test_a_class_without_a_value_is_told_so(self):
         with pytest.raises(NotImplementedError, match="Returns must implement `__call"):
@@ -304,3 +362,17 @@ class TestWrittenForTwo:
             step(grad * scale)
         assert float(optimizer.loss_scale) == 4.0
         np.testing.assert_array_equal(np.array(variable), [0.0, 2.0])
+
+
+@pytest.mark.slow
+def test_a_type_checker_takes_the_classes_of_the_page(tmp_path):
+    """With and without `largest`: both are overrides of `next_state`."""
+    api = pytest.importorskip("mypy.api")
+    path = tmp_path / "own.py"
+    path.write_text("".join(pages.blocks(pages.PAGES["own-loss-scale"])))
+    config = str(ROOT / "pyproject.toml")
+    options = ["--check-untyped-defs", "--config-file", config, str(path)]
+    found, errors, _ = api.run(options)
+    assert not errors
+    assert "checked " in found
+    assert "[override]" not in found, found

@@ -292,7 +292,11 @@ ONE = {"is_finite": [True]}
         ({"limit": [1j]}, TypeError, "`limit` must hold numbers"),
         ({"limit": np.ones([2], "m8[s]")}, TypeError, "`limit` must hold numbers"),
         ({"limit": [[1.0], 2.0]}, TypeError, "`limit` must"),
-        ({"is_finite": "run.npz"}, TypeError, "was last in lossscale 2.1. numpy.load"),
+        (
+            {"is_finite": "run.npz"},
+            TypeError,
+            "was removed in lossscale 3.0. numpy.load",
+        ),
         ({**ONE, "bad_losses": [True] * 2}, ValueError, r"`bad_losses` .* shape \[1\]"),
         ({**ONE, "bad_losses": [1]}, TypeError, "`bad_losses` must hold booleans"),
         ({**ONE, "nonfinite_loss": "no"}, ValueError, "one of 'backoff', 'skip', got"),

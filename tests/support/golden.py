@@ -5,11 +5,13 @@ multiplication can change a bit. So `tests/data/` holds for every version of Ten
 
     python tests/support/golden.py run       # writes tests/data/run.json
     python tests/support/golden.py files     # writes tests/data/lossscale-X.Y.Z/
+    python tests/support/golden.py held      # writes tests/data/lossscale-X.Y.Z/held/
 
-The first was made on TensorFlow 2.15; the second by each version from 0.1.0 to 2.1.0,
+The first was made on TensorFlow 2.15; the second by each version from 0.1.0 to 3.0.0,
 on 2.15 and, of Keras 3, on 2.21 with 3.15. tests/data/tensorflow-X.Y/ holds checkpoints
 of ours and of Keras's own wrappers, written half-way by TensorFlow 2.4, 2.15 and, with
-Keras 3.3, 2.16.
+Keras 3.3, 2.16. The third, of loss scales that hold another one, was made by 3.0.0, on
+the TensorFlow of its second. Its `.h5` files of Keras 2 could hold a SpikeGuard only.
 """
 
 from __future__ import annotations
@@ -179,5 +181,49 @@ def write_files(found):
         (home / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+def holding(family, kind):
+    """Returns a wrapper of a loss scale that holds another one."""
+    from holders import Counts  # golden.py runs on old versions, which lack its names
+
+    held = lossscale.DynamicLossScale(STARTS["float32"], **RULE)
+    guard = {"threshold": 2.0, "window": 3, "max_in_a_row": 1, "min_ratio": 1.25}
+    scale = lossscale.SpikeGuard(held, **guard) if kind == "guard" else Counts(held)
+    return lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
+
+
+def held_files(family, kind):
+    """Returns the names of the files that 3.0.0 could write of such a loss scale."""
+    names = MODEL_FILES[family.name]
+    names = [*names, "model.h5"] if family.name == "keras3" else names
+    return [
+        name.replace("model", f"{family.name}-{kind}")
+        for name in names
+        if not (name == "model.h5" and kind == "own" and family.name != "keras3")
+    ]
+
+
+def write_held(found):
+    """Writes a SpikeGuard and a loss scale of a user's that hold another one."""
+    from holders import state_by_path
+
+    home = DATA / f"lossscale-{lossscale.__version__}" / "held"
+    home.mkdir(parents=True, exist_ok=True)
+    for family in found:
+        for kind in ("guard", "own"):
+            model = compiled_model(family, holding(family, kind))
+            fit(model, 0, STEPS // 2)
+            for name in held_files(family, kind):
+                save = model.save_weights if ".weights." in name else model.save
+                save(str(home / name))
+            checkpoint_of(model).write(str(home / f"{family.name}-{kind}-checkpoint"))
+            state = state_by_path(model.optimizer.loss_scale)
+            expected = {path: value.tolist() for path, value in state.items()}
+            (home / f"{family.name}-{kind}.json").write_text(
+                json.dumps(expected, indent=1) + "\n"
+            )
+
+
 if __name__ == "__main__":
-    {"run": write_run, "files": write_files}[sys.argv[1]](families())
+    {"run": write_run, "files": write_files, "held": write_held}[sys.argv[1]](
+        families()
+    )

@@ -86,12 +86,8 @@ LIMITS = {
         "before Keras 2.12, bare or wrapped",
     ),
     "an optimizer in an .h5 file": (
-        lambda family: (
-            family.name == "keras3"
-            or (family.name == "keras2-new" and TENSORFLOW < (2, 11))
-        ),
-        "Keras 3 builds the optimizer of an .h5 file for no variables, and the "
-        "experimental ones of 2.10 lose their state: bare or wrapped",
+        lambda family: family.name == "keras2-new" and TENSORFLOW < (2, 11),
+        "the experimental optimizers of 2.10 lose their state: bare or wrapped",
     ),
     "weights in TensorFlow's format": (
         IS_3,

@@ -74,14 +74,25 @@ scales/headroom.py: scales/test_headroom.py
     headroom: an overflow does not lower the ceiling
       - ceiling = tf.where(is_finite, ceiling, lowered)
       + ceiling = tf.where(is_finite, ceiling, state.ceiling)
-scales/base.py: scales/test_own.py
+scales/checks.py: scales/test_own.py
     every loss scale: what a rule returns has any shape
-      - if new.dtype != dtype or not shape.is_compatible_with(new.shape):
+      - if new is None or new.dtype != dtype or not shape.is_compatible_with(new.shape):
       + if False:
-scales/base.py: scales/test_conformance.py
+scales/checks.py: scales/test_adjustment.py
+    verdict: its flags are of any type
+      - if not is_flag or flag.shape.num_elements() not in {None, 1}:
+      + if False:
+scales/adjustment.py: scales/test_conformance.py
     every loss scale: a restored 0 or NaN stays
-      - found = select(is_number, found, loss_scale.initial_loss_scale)
-      + found = current
+      - valid = select(is_number, valid, loss_scale.initial_loss_scale)
+      + valid = current
+scales/adjustment.py: scales/test_adjustment.py
+    chain: a verdict applies an overflow
+      - should_apply = both(should_apply, verdict.should_apply)
+      + should_apply = verdict.should_apply
+    chain: a rule learns of what another loss scale keeps from it
+      - passed_on.append(both(passed_on[-1], replicas.local_result(flag)))
+      + passed_on.append(replicas.local_result(flag))
 arguments.py: scales/test_conformance.py test_public_api.py
     every loss scale: a config leaves out what is None
       - if value is not None or name not in self._newer

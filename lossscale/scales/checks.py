@@ -1,0 +1,135 @@
+"""Checks of what a user's loss scale returns, and of what `adjust` is given.
+
+Each returns the value in the form that a step needs, or raises an error that says what
+to write. They change nothing.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+from typing import Any, Dict, Tuple, Type
+
+import numpy as np
+import tensorflow as tf
+
+from lossscale.arguments import shown
+from lossscale.runtime.aliases import Flag, Tensor, Variable
+
+#: A loss scale of `base`, which imports this module.
+LossScale = Any
+
+
+def variable_of(loss_scale: LossScale, name: str) -> Variable:
+    """Returns the variable that is the attribute `name`, or raises."""
+    found = getattr(loss_scale, name, None)
+    if isinstance(found, tf.Variable):
+        return found
+    cls = type(loss_scale).__name__
+    create = f"self.{name} = self._add_weight({name!r}, 0)"
+    if hasattr(found, "assign"):
+        raise TypeError(
+            f"`{name}` of {cls} must be a tf.Variable, got {shown(found)}. Create it "
+            f"in the constructor: {create}"
+        )
+    variables = [k for k, v in vars(loss_scale).items() if isinstance(v, tf.Variable)]
+    raise AttributeError(
+        f"{cls} must have the variables that its rule names, "
+        f"{', '.join(sorted(variables))}, got {name!r}. Correct the name, or create "
+        f"the variable in the constructor: {create}"
+    )
+
+
+def checked_values(
+    loss_scale: LossScale, wanted: str, values: Any
+) -> Dict[str, Tensor]:
+    """Returns new values by name as tensors of the variables' dtypes, or raises.
+
+    `wanted` is how an error begins.
+    """
+    if not isinstance(values, collections.abc.Mapping):
+        raise TypeError(
+            f"{wanted} a dictionary of new values by the names of variables, got "
+            f"{shown(values)}."
+        )
+    checked = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{wanted} a dictionary of new values by the names of variables, got "
+                f"the key {shown(name)}. Write the name as a string."
+            )
+        variable = variable_of(loss_scale, name)
+        dtype, shape, new = variable.dtype.base_dtype, variable.shape, None
+        if not isinstance(value, (tf.IndexedSlices, tf.SparseTensor)):
+            with contextlib.suppress(TypeError, ValueError):
+                new = tf.convert_to_tensor(value, dtype)
+        # A graph takes an eager tensor of any dtype.
+        if new is None or new.dtype != dtype or not shape.is_compatible_with(new.shape):
+            raise TypeError(
+                f"{wanted} {dtype.name} of shape {shape} for {name!r}, got "
+                f"{shown(value)}. tf.cast changes a dtype, tf.reshape a shape."
+            )
+        checked[name] = new
+    return checked
+
+
+def checked_verdict(
+    loss_scale: LossScale, verdict: Any, kind: Type[Any]
+) -> Tuple[Flag, Flag, Dict[str, Tensor]]:
+    """Returns the fields of a verdict: flags of shape `[]`, and values. Or raises.
+
+    `kind` is the class Verdict.
+    """
+    wanted = f"`judge` of {type(loss_scale).__name__} must return a Verdict"
+    found: Any = verdict
+    if not isinstance(found, kind):
+        raise TypeError(
+            f"{wanted}, got {shown(verdict)}. Write "
+            "lossscale.Verdict(should_apply=is_finite)."
+        )
+    should_apply = _flag(f"{wanted} whose `should_apply` is", found[0])
+    is_told = _flag(f"{wanted} whose `is_told` is", found[1])
+    kept = checked_values(loss_scale, f"{wanted} whose `kept` is", found[2])
+    return should_apply, is_told, kept
+
+
+def _flag(wanted: str, value: Any) -> Flag:
+    """Returns a flag as a bool or a tensor of shape `[]`. `wanted` begins the error."""
+    flag: Any = None
+    with contextlib.suppress(TypeError, ValueError):
+        flag = tf.convert_to_tensor(value)
+    is_flag = flag is not None and flag.dtype.is_bool
+    if not is_flag or flag.shape.num_elements() not in {None, 1}:
+        raise TypeError(
+            f"{wanted} a bool, or a bool tensor of one element, got {shown(value)}. "
+            "Write a comparison such as `largest < 100.0`; tf.reduce_all makes one of "
+            "several."
+        )
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)  # no operation of a graph depends on it
+    return flag if flag.shape.rank == 0 else tf.reshape(flag, [])
+
+
+def one_element(name: str, value: Any, kind: str) -> Tensor:
+    """Returns an argument, "a bool" or "a number", as a tensor of shape `[]`."""
+
+    def refused(error: Type[Exception]) -> Exception:
+        return error(
+            f"`{name}` must be {kind}, or a tensor of one element, got {shown(value)}. "
+            "Reduce several to one: tf.reduce_all for flags, tf.reduce_max for numbers."
+        )
+
+    # TensorFlow would keep a tensor for each Python number that it was ever given.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    try:
+        tensor = tf.convert_to_tensor(np.asarray(float(value)) if is_number else value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise refused(TypeError) from error
+    dtype = tensor.dtype
+    is_real = dtype.is_floating or dtype.is_integer
+    if not (dtype.is_bool if kind == "a bool" else is_real):
+        raise refused(TypeError)
+    if tensor.shape.num_elements() not in {None, 1}:
+        raise refused(ValueError)
+    return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
