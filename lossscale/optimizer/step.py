@@ -33,7 +33,7 @@ from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
 from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, group_ops, run_either
+from lossscale.runtime.control import either, group_ops, not_inlined, run_either
 from lossscale.runtime.graphs import (
     above_branches,
     branches_here,
@@ -108,7 +108,7 @@ class Step:
                 lambda: replicas.call_for_each_replica(
                     lambda local, apply: apply(local.unscaled()), bundle, apply
                 ),
-                lambda: self.skip(bundle, agreed, is_finite),
+                lambda: not_inlined(lambda: self.skip(bundle, agreed, is_finite)),
             )
             return group_ops([done, update_op])
 

@@ -58,7 +58,7 @@ scales/dynamic.py: scales/test_dynamic.py scales/test_reference.py
       - return tf.maximum(scale / divisor, self.min_loss_scale)
       + return scale / divisor
     dynamic: it grows to infinity
-      - larger = tf.where(larger < _INFINITE, larger, scale)
+      - larger = select(larger < _INFINITE, larger, scale)
       + pass
     dynamic: a cooldown never counts down
       - tf.maximum(left - 1, zero)
@@ -84,7 +84,7 @@ scales/checks.py: scales/test_adjustment.py
       + if False:
 scales/adjustment.py: scales/test_conformance.py
     every loss scale: a restored 0 or NaN stays
-      - valid = tf.where(is_number, valid, loss_scale.initial_loss_scale)
+      - valid = select(is_number, valid, loss_scale.initial_loss_scale)
       + valid = current
 scales/adjustment.py: scales/test_adjustment.py
     chain: a verdict applies an overflow
@@ -191,7 +191,7 @@ optimizer/pending.py: optimizer/test_pending.py
       - if kind.name == UNKNOWN:
       + if False:
     law 1: gradients are not known again by their number
-      - others = tf.where(is_given, -pending, others)
+      - others = select(is_given, -pending, others)
       + pass
     law 2: another optimizer's loss moves the state of one that waits
       - is_its = is_own or not self.observer.has_several
@@ -205,12 +205,15 @@ optimizer/kinds.py: optimizer/test_pending.py
       + if False and
 optimizer/pending.py: optimizer/test_pending.py
     law 4: a counted overflow does not end
-      - now = tf.where(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+      - now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
       + now = tf.convert_to_tensor(self.overflow)
 optimizer/pending.py: optimizer/test_overflows.py
     law 4: an overflow that no apply has counted ends with the next list
-      - now = tf.where(is_finite, now, SEEN)
-      + now = tf.where(is_finite, NO_OVERFLOW, SEEN)
+      - now = select(is_finite, now, SEEN)
+      + now = select(is_finite, NO_OVERFLOW, SEEN)
+    law 4: a counted overflow is not of the rest of its list, in another function
+      - if kind != SCALED:
+      + if kind == UNSCALED:
 optimizer/kinds.py: optimizer/test_pending.py
     law 5: mixed values are of unknown kind
       - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
@@ -220,7 +223,7 @@ optimizer/pending.py: optimizer/test_pending.py
       - each.mistakes.unscaled_elsewhere()
       + pass
     a list is divided by the loss scale of now
-      - return tf.where(scaled_by > 0.0, scaled_by, now)
+      - return select(scaled_by > 0.0, scaled_by, now)
       + return now
 monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
