@@ -86,7 +86,8 @@ LossScaleOptimizer.nonfinite_loss()
 LossScaleOptimizer.scale_loss(loss)
 LossScaleOptimizer.with_loss_scale(loss_scale)
 NonfiniteReport(where=None, layer=None, layer_class=None, kind=None, operation=None,
-    dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='')
+    dtype=None, largest=0.0, loss_scale=1.0, variables=(), is_hidden=False, to_write='',
+    float16_variables='')
 Simulation(loss_scale, is_finite, applied, final_loss_scale, limit=None)
 Simulation.plot(ax=None)
 SpikeGuard(loss_scale='dynamic', threshold=6.0, window=128, max_in_a_row=3, *,

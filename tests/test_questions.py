@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pages
 import pytest
 import tensorflow as tf
 from limits import TENSORFLOW
-from models import assert_same, inner_variables
+from models import assert_same, inner_variables, variable_of
 
 import lossscale
 
@@ -180,3 +182,300 @@ def test_a_skipped_step_does_not_move_the_learning_rate(run):
     assert found["skipped"] + found["applied"] == 32
     learning_rate = found["optimizer"].inner_optimizer.learning_rate
     assert float(tf.convert_to_tensor(learning_rate)) == pytest.approx(0.025)
+
+
+def attempt_again(found, optimizer):
+    """Compiles the program's model again, and trains another epoch."""
+    model, x = found["model"], found["x"]
+    model.compile(optimizer, "mse")
+    before = [np.array(w) for w in model.get_weights()]
+    model.fit(x, x[:, :1], verbose=0)
+    return [(a != b).any() for a, b in zip(before, model.get_weights())]
+
+
+def test_unfrozen_layers_are_trained_with_the_old_loss_scale(run, family):
+    text = program("start", "base.trainable = True")
+    first, _ = text.split("base.trainable = True\n")
+    found = run(text)
+    model, scale = found["model"], found["scale"]
+    assert model.optimizer.loss_scale is scale
+    counted = count(model.optimizer.applied_steps) + count(scale.skipped_steps)
+    assert 8 <= counted < 16  # the new optimizer's steps, and all skipped ones
+    # Both phases counted: it doubles at each fifth good step, and is halved at a skip.
+    grown = np.log2(float(scale) / 2.0**15) + count(scale.skipped_steps)
+    assert 5 * grown + count(scale.good_steps) > 8
+    # The same optimizer, as Keras has it.
+    found = run(first + "base.trainable = True\n")
+    if family.name != "keras2-legacy":
+        with pytest.raises((ValueError, KeyError)):
+            attempt_again(found, found["model"].optimizer)
+        other = found["model"].optimizer.with_loss_scale("dynamic")
+        with pytest.raises((ValueError, KeyError)):
+            attempt_again(found, other)
+
+
+def test_an_optimizer_that_is_built_before_freezing_trains_both_phases(run):
+    first, _ = program("start", "base.trainable = True").split(
+        "base.trainable = True\n"
+    )
+    fit = "model.fit(x, x[:, :1], verbose=0)\n"
+    compiled, _ = first.split(fit)
+    build = (
+        "base.trainable = True\n"
+        "model.optimizer.build(model.trainable_variables)\n"
+        "base.trainable = False\n"
+    )
+    found = run(compiled + build + fit + "base.trainable = True\n")
+    optimizer = found["model"].optimizer
+    before = count(optimizer.applied_steps)
+    assert all(attempt_again(found, optimizer))
+    assert count(optimizer.applied_steps) > before > 0
+
+
+def test_the_true_loss_of_a_librarys_loop_is_logged(run):
+    found = run(program("custom-loops", "LibraryModel"))
+    weights = found["model"].get_weights()
+    kernel, bias = weights
+    x, true_loss = found["x"], float(found["true_loss"].numpy())
+    scales = [float(each) / true_loss for each in found["losses"][-1:]]
+    assert scales == [pytest.approx(2.0**15)]
+    # Of the weights before the last step, so a little more than that of the new ones.
+    now = np.mean((x @ kernel + bias - x[:, :1]) ** 2)
+    assert now < true_loss < 2 * now + 1e-3
+
+
+def test_the_scaled_loss_over_the_new_loss_scale_is_not_the_true_loss(run):
+    text = program("custom-loops", "LibraryModel")
+    old = "optimizer = lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))\n"
+    assert old in text
+    new = old.replace("(0.1))", "(0.1), lossscale.DynamicLossScale(2.0**15, 10))")
+    found = run(text.replace(old, new))
+    scaled, true_loss = float(found["losses"][-1]), float(found["true_loss"].numpy())
+    assert scaled / float(found["optimizer"].loss_scale) == pytest.approx(true_loss / 2)
+    assert scaled / 2.0**15 == pytest.approx(true_loss)
+
+
+def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
+    found = run(program("custom-loops", "LibraryAgent"))
+    keras, model, x = found["keras"], found["model"], found["x"]
+    sgd, wrapped = type(found["inner"]), lossscale.LossScaleOptimizer
+    start = [np.zeros_like(weight) for weight in model.get_weights()]
+
+    def trained(agent_class, optimizer, clipping=None):
+        model.set_weights(start)
+        if keras is not None and hasattr(optimizer, "build"):
+            optimizer.build(model.trainable_variables)
+        agent = agent_class(model, optimizer, clipping)
+        for _ in range(10):
+            agent.train(x, 10.0 * x[:, :1])
+        return model.get_weights()
+
+    bare = trained(found["LibraryAgent"], sgd(0.1), 1.0)
+    ours = trained(found["Agent"], wrapped(sgd(0.1, clipnorm=1.0)))
+    for one, other in zip(bare, ours):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    with pytest.warns(
+        lossscale.LossScaleWarning, match="`gradient_clipping`, turn"
+    ) as said:
+        lost = trained(found["Agent"], wrapped(sgd(0.1)), 1.0)
+    assert "clipnorm=1.0" in str(said[0].message)
+    assert np.abs(lost[0]).max() < 1e-3 * np.abs(bare[0]).max()
+
+
+def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
+    text = program("custom-loops", "you skip it")
+    found = run(text)
+    optimizer = found["optimizer"]
+    assert count(optimizer.iterations) == 2
+    assert count(optimizer.loss_scale.skipped_steps) == 1
+    ours = found["model"].get_weights()
+    # An optimizer without a wrapper that takes the two good steps.
+    bare = text.replace(
+        "lossscale.LossScaleOptimizer(keras.optimizers.SGD(1e-2))",
+        "keras.optimizers.SGD(1e-2)",
+    )
+    bare = bare.replace("optimizer.scale_loss(loss)", "loss * 32768.0")
+    bare = bare.replace(
+        "optimizer.get_unscaled_gradients(grads)", "[g / 32768.0 for g in grads]"
+    )
+    bare = bare.replace("np.isfinite(norm) and norm", "not norm <= 10.0 or norm")
+    if "keras2-legacy" in str(type(optimizer)):
+        bare = bare.replace("optimizer.build(", "optimizer._create_all_weights(")
+    assert_same(ours, run(bare)["model"].get_weights())
+
+
+def test_a_skipped_overflow_costs_the_next_good_batch(run):
+    text = program("custom-loops", "you skip it")
+    never = text.replace("np.isfinite(norm) and norm", "not norm <= 10.0 or norm")
+    never = never.replace("y[40] = 1e4", "y[40] = np.inf")
+    never = never.replace("y[100] = np.inf", "pass")
+    found = run(never)  # good, infinite, good, good
+    assert count(found["optimizer"].iterations) == 2  # of three good ones
+    assert count(found["optimizer"].loss_scale.skipped_steps) == 1
+    assert float(found["optimizer"].loss_scale) == 2.0**14
+    right = never.replace("not norm <= 10.0 or norm", "np.isfinite(norm) and norm")
+    assert count(run(right)["optimizer"].iterations) == 3
+
+
+@pytest.mark.parametrize(
+    "others",
+    ["", 'nonfinite_loss="skip"', "lossscale.SpikeGuard(window=2)"],
+)
+def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
+    text = program("custom-loops", "was_applied")
+    assert "SGD(1e-2))" in text
+    text = text.replace("SGD(1e-2))", f"SGD(1e-2), {others})")
+    found = run(text)
+    assert count(found["averaged"]) == count(found["optimizer"].applied_steps) == 3
+    assert all(np.isfinite(each.numpy()).all() for each in found["averages"])
+    last_finite = bool(found["optimizer"].loss_scale.last_step_finite)
+    x = tf.constant(found["x"][:32])
+    before = [each.numpy() for each in found["averages"]]
+    is_spike = "SpikeGuard" in others
+    found["train_step"](x, x[:, :1] + 1e6 if is_spike else x[:, :1] * np.nan)
+    assert_same(before, [each.numpy() for each in found["averages"]])
+    assert last_finite
+    assert bool(found["optimizer"].loss_scale.last_step_finite) == is_spike
+
+
+def test_several_losses_are_scaled_as_a_sum_a_list_or_each(run):
+    found = run(program("custom-loops", '"penalty"'))
+    assert found["found"] == [5.0, 5.0, 5.0]
+    optimizer = found["optimizer"]
+    losses = {"main": tf.constant(1.0)}
+    before = optimizer.loss_scale.has_scaled
+    with pytest.raises(TypeError, match=r"`loss` must be a tensor.*got the dict"):
+        optimizer.scale_loss(losses)
+    assert optimizer.loss_scale.has_scaled == before
+    two = optimizer.scale_loss([tf.constant(1.0), tf.constant(2.0)])
+    np.testing.assert_array_equal(two, [2.0**15, 2.0**16])
+
+
+def test_if_all_gradients_are_none_keras_raises_and_the_scale_stays(family):
+    inner = family.optimizers.SGD(0.5)
+    optimizer = lossscale.LossScaleOptimizer(inner, lossscale.DynamicLossScale(8.0))
+    variables = [variable_of(family, [1.0]), variable_of(family, [1.0])]
+    optimizer.build(variables)
+    bare = family.optimizers.SGD(0.5)
+    for each in (bare, optimizer):
+        with pytest.raises(ValueError, match="No gradients provided"):
+            each.apply_gradients([(None, variable) for variable in variables])
+    scale = optimizer.loss_scale
+    assert [count(scale.good_steps), count(scale.skipped_steps)] == [0, 0]
+    optimizer.scale_loss(1.0)
+    optimizer.apply_gradients(
+        [(tf.constant([8.0]), variables[0]), (None, variables[1])]
+    )
+    values = [tf.convert_to_tensor(each).numpy().item() for each in variables]
+    assert values == [0.5, 1.0]
+    assert count(scale.good_steps) == 1
+
+
+def values_of(optimizer):
+    found = optimizer.variables
+    return [each.numpy() for each in (found() if callable(found) else found)]
+
+
+def compiled(family, wraps):
+    """Returns a model after four steps, with an optimizer that is wrapped or bare."""
+    keras = family.keras
+    optimizer = family.optimizers.Adam(0.1)
+    if wraps:
+        scale = lossscale.DynamicLossScale(2.0**10, 3)
+        optimizer = lossscale.LossScaleOptimizer(optimizer, scale)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    x = np.ones([32, 4], "float32")
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    return model
+
+
+ROUTES = {
+    "pickle": lambda model: pickle.loads(pickle.dumps(model.optimizer)),  # noqa: S301
+    "deepcopy": lambda model: copy.deepcopy(model.optimizer),
+    "pickled model": lambda model: pickle.loads(pickle.dumps(model)).optimizer,  # noqa: S301
+    "copied model": lambda model: copy.deepcopy(model).optimizer,
+}
+#: What a route keeps: of the inner optimizer, and of the loss scale. None: an error.
+KEPT = {
+    "keras3": {
+        **dict.fromkeys(["pickle", "deepcopy"], (False, True)),
+        **dict.fromkeys(["pickled model", "copied model"], (True, True)),
+    },
+    "keras2-new": {
+        **dict.fromkeys(["pickle", "deepcopy"], None),
+        **dict.fromkeys(["pickled model", "copied model"], (True, True)),
+    },
+    "keras2-legacy": {
+        "pickle": None,
+        "deepcopy": (True, True),
+        **dict.fromkeys(["pickled model", "copied model"], (False, False)),
+    },
+}
+
+
+@pytest.mark.skipif(TENSORFLOW < (2, 15), reason="Keras changed what it copies")
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@pytest.mark.parametrize("route", ROUTES)
+def test_pickle_and_copies_keep_what_they_keep_of_a_bare_optimizer(family, route):
+    kept = KEPT[family.name][route]
+    for wraps in (False, True):
+        model = compiled(family, wraps)
+        before = values_of(model.optimizer)
+        if kept is None:
+            with pytest.raises(Exception):  # noqa: B017, PT011 - Python's or Keras's
+                ROUTES[route](model)
+            continue
+        found = ROUTES[route](model)
+        of_inner, of_scale = kept
+        assert count(found.iterations) == (4 if of_inner else 0)
+        if of_inner and (of_scale or not wraps):
+            assert_same(before, values_of(found))
+        if wraps:
+            assert float(found.loss_scale) == (2.0**11 if of_scale else 2.0**10)
+            assert found.loss_scale is not model.optimizer.loss_scale
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_set_weights_keeps_all_of_a_built_optimizer(family, wraps):
+    model, other = compiled(family, wraps), compiled(family, wraps)
+    x = np.ones([32, 4], "float32")
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    if not hasattr(other.optimizer, "set_weights"):
+        pytest.skip("TensorFlow 2.10's new optimizers have no set_weights")
+    other.optimizer.set_weights(values_of(model.optimizer))
+    assert_same(values_of(model.optimizer), values_of(other.optimizer))
+    assert count(other.optimizer.iterations) == 8
+
+
+def test_the_program_with_set_weights_keeps_the_loss_scale(run):
+    found = run(program("saving", "values_of"))
+    model, again = found["model"], found["again"]
+    assert count(again.optimizer.iterations) == 2
+    assert_same(state(model), state(again))
+    assert count(again.optimizer.loss_scale.good_steps) == 2
+
+
+def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
+    found = run(program("saving", '"bare"'))
+    model = found["model"]
+    assert count(model.optimizer.iterations) == 2
+    bare = [np.array(v.numpy()) for v in inner_variables(found["bare"].optimizer)]
+    ours = [np.array(v.numpy()) for v in inner_variables(model.optimizer)]
+    assert_same(bare, ours)
+    if family.name == "keras3":  # the error that the page names
+        own = family.keras.optimizers.LossScaleOptimizer(family.optimizers.Adam(0.1))
+        other = found["make"](own)
+        checkpoint = tf.train.Checkpoint(model=other, optimizer=other.optimizer)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="expected dtype int64 does not equal original dtype float",
+        ):
+            checkpoint.read(found["path"])
+
+
+@pytest.mark.slow
+def test_the_program_for_float16_has_float32_weights(run):
+    found = run(program("trouble", 'not "float16"'))
+    dtypes = {tf.as_dtype(weight.dtype).name for weight in found["model"].weights}
+    assert dtypes == {"float32"}

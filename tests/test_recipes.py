@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 #: Its programs, in the order of the page.
-REPEAT, EACH_LOSS, *_ = pages.blocks(pages.PAGES["recipes"])
+REPEAT, EACH_LOSS, PENALTY, *_ = pages.blocks(pages.PAGES["recipes"])
 BATCHES = 8
 
 
@@ -53,3 +53,15 @@ def test_an_overflow_of_either_loss_lowers_its_own_scale_and_skips_the_step(run)
         assert count(optimizer.applied_steps) == BATCHES
         for old, new in zip(before, model.get_weights()):
             np.testing.assert_array_equal(old, new)
+
+
+def test_a_penalty_on_gradients_is_that_of_float32(run, capsys):
+    def printed_losses(program):
+        run(program)
+        lines = capsys.readouterr().out.strip().split("\n")[-3:]
+        return np.array([float(line.split()[0]) for line in lines])
+
+    in_float16 = printed_losses(PENALTY)
+    in_float32 = printed_losses(PENALTY.replace("mixed_float16", "float32"))
+    np.testing.assert_allclose(in_float16, in_float32, rtol=1e-2)
+    assert in_float32[-1] < in_float32[0]

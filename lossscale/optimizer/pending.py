@@ -40,6 +40,7 @@ from lossscale.optimizer.state import Stage, StepObserver, StepState
 from lossscale.provenance.witness import Origins, Witness
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grads, Scalar, Variable
+from lossscale.runtime.control import select
 from lossscale.scales.base import (
     LossScale,
     observer_of,
@@ -47,6 +48,7 @@ from lossscale.scales.base import (
     value_of,
     was_used,
 )
+from lossscale.scales.ignored_losses import IgnoredLosses
 
 
 class PendingDivision:
@@ -69,6 +71,8 @@ class PendingDivision:
         self._state = StepState() if has_state else None
         #: A function that was traced before does not move the state of this optimizer.
         self._is_late = was_used(loss_scale)
+        #: How many bad losses the loss scale has ignored. None: it ignores none.
+        self.ignored_losses: Optional[IgnoredLosses] = None
         #: Whether gradients of its own were ever unscaled: if not, no overflow waits.
         self._may_hold_overflow = False
         self.observer.divisions.add(self)
@@ -160,7 +164,7 @@ class PendingDivision:
         now = value_of(self.loss_scale)
         if self.state is not None:
             last = self.state.read()
-            return tf.where(last.is_at(Stage.NOTHING), now, last.loss_scale)
+            return select(last.is_at(Stage.NOTHING), now, last.loss_scale)
         seen = self.witness.last_scale()
         return now if seen is None else seen
 
@@ -179,11 +183,11 @@ class PendingDivision:
         last, divisor = self.state.read(), 1.0
         if by_nobody:
             is_unscaled = last.is_at(Stage.UNSCALED)
-            divisor = tf.where(is_unscaled, 1.0, value_of(self.loss_scale))
+            divisor = select(is_unscaled, 1.0, value_of(self.loss_scale))
         is_pending = last.is_at(Stage.SCALED)
         # Those that `get_unscaled_gradients` was given are still scaled.
         is_pending = tf.logical_or(is_pending, self.state.was_given(grads))
-        divisor = tf.where(is_pending, last.loss_scale, divisor)
+        divisor = select(is_pending, last.loss_scale, divisor)
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 

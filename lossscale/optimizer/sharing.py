@@ -20,7 +20,7 @@ from lossscale.runtime.graphs import (
     visible_graphs,
 )
 from lossscale.scales.adjustment import adjust_to_step, would_apply
-from lossscale.scales.base import LossScale, untold_steps
+from lossscale.scales.base import LossScale
 
 
 class SharedStep:
@@ -49,11 +49,8 @@ class SharedStep:
         # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
-            state = [*loss_scale.variables, untold_steps(loss_scale)]
             #: Pairs of a variable of the loss scale and its value before the step.
-            self._before = [
-                (v, tf.convert_to_tensor(v)) for v in state if v is not None
-            ]
+            self._before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
                 self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
@@ -92,7 +89,7 @@ class SharedStep:
         is_told: Flag,
     ) -> Tuple[Op, Flag]:
         """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
-        untold = untold_steps(loss_scale)
+        ignored = loss_scale.ignored_loss_steps
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with tf.control_dependencies(self.update_ops):
             skipped = loss_scale.skipped_steps
@@ -100,10 +97,10 @@ class SharedStep:
             was_good = tf.equal(bad_before, 0)
             # That variable holds the greatest of this step so far.
             greatest = greater(largest, loss_scale.last_largest)
-            if untold is not None:
+            if ignored is not None:
                 # The rule learns of it if the gradients of any optimizer overflowed,
                 # but not if all that was bad were losses.
-                of_losses = tf.convert_to_tensor(untold) - self.before(untold)
+                of_losses = tf.convert_to_tensor(ignored) - self.before(ignored)
                 is_told = tf.where(is_finite, was_good, is_told)
                 is_told = tf.logical_or(is_told, bad_before > of_losses)
         values = [was_good, greatest, is_told]

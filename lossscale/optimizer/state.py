@@ -12,6 +12,7 @@ import tensorflow as tf
 from lossscale.provenance.witness import Witness
 from lossscale.runtime import graphs, op_callbacks
 from lossscale.runtime.aliases import Flag, Grads, Scalar, Variable
+from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale, Product
 
 #: What `overflow_seen` holds: there was none; an apply has counted it; none has yet.
@@ -86,7 +87,7 @@ class StepState:
         """Moves the step to a stage, by this loss scale, if `where` is True."""
         number = loss_scale if stage is Stage.SCALED else -loss_scale
         if where is not None:
-            number = tf.where(where, number, self.read().number)
+            number = select(where, number, self.read().number)
         self.pending.assign(number, read_value=False)
 
     def note_waiting(self, waits: bool) -> None:
@@ -109,9 +110,9 @@ class StepState:
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
         is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
-        now = tf.where(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+        now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:
-            now = tf.where(is_finite, now, SEEN)
+            now = select(is_finite, now, SEEN)
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, are_scaled: bool) -> Flag:
@@ -123,9 +124,9 @@ class StepState:
         least = SEEN
         if not are_scaled:
             is_same_step = self.read().is_at(Stage.UNSCALED)
-            least = tf.where(is_same_step, COUNTED, SEEN)
+            least = select(is_same_step, COUNTED, SEEN)
         is_none = tf.convert_to_tensor(self.overflow) < least
-        now = tf.where(is_none, NO_OVERFLOW, COUNTED)
+        now = select(is_none, NO_OVERFLOW, COUNTED)
         self.overflow.assign(now, read_value=False)
         return is_none
 
@@ -209,6 +210,15 @@ class StepObserver:
             for state, is_free in zip(states, free):
                 state.move(Stage.UNSCALED, divisor, is_free)
                 state.note_check(None)
+
+    def note_restored(self) -> None:
+        """A checkpoint is read into the loss scale: see `LossScale._lookup_dependency`.
+
+        Those of 3.0.0 and older hold no level.
+        """
+        for division in list(self.divisions):
+            if division.ignored_losses is not None:
+                division.ignored_losses.reset()
 
     def _states(self) -> List[StepState]:
         states = [division.state for division in list(self.divisions)]

@@ -19,9 +19,9 @@ from lossscale.optimizer.reduction import Reduction
 from lossscale.optimizer.sharing import SharedStep
 from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
-from lossscale.runtime.control import either, group_ops, run_either
+from lossscale.runtime.control import either, group_ops, not_inlined, run_either
 from lossscale.scales.adjustment import adjust_to_step
-from lossscale.scales.base import must_be_told, takes_the_flag
+from lossscale.scales.base import takes_the_flag
 
 
 class Step:
@@ -50,15 +50,10 @@ class Step:
         division: PendingDivision,
         reduction: Reduction,
         entry: Optional[Entry],
-        skips_losses: bool = False,
     ) -> None:
-        """Begins a step. `entry` is where its faults are kept. None: nowhere.
-
-        `skips_losses` tells whether nonfinite_loss is "skip".
-        """
+        """Begins a step. `entry` is where its faults are kept. None: nowhere."""
         self._division, self._loss_scale = division, division.loss_scale
         self._reduction, self._entry = reduction, entry
-        self._skips_losses = skips_losses
         #: The step of all optimizers that share the loss scale, None if none do.
         self._shared: Optional[SharedStep] = None
 
@@ -85,7 +80,7 @@ class Step:
                 self._shared = SharedStep.of(self._division)
             update_op, should_apply = self.adjust(check, bundle)
             apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
-            skip = partial(self.skip, bundle, check)
+            skip = partial(not_inlined, partial(self.skip, bundle, check))
             return group_ops([run_either(should_apply, apply, skip), update_op])
 
     def prepare(self, bundle: Bundle) -> Bundle:
@@ -110,7 +105,7 @@ class Step:
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
         loss_scale, is_told, grads = self._loss_scale, True, None
-        if self._skips_losses:
+        if self._division.ignored_losses is not None:
             is_told = self.is_told(check.exact(), bundle)
         if self._shared is not None:
             return self._shared.adjust(
@@ -123,15 +118,13 @@ class Step:
     def is_told(self, is_finite: Flag, bundle: Bundle) -> Flag:
         """Tells whether the rule learns of the step, with nonfinite_loss="skip".
 
-        It does not learn of a bad loss, but of one in ten. A good step looks at none.
+        It does not learn of a bad loss, unless there are many. A good step looks at no
+        loss.
         """
 
         def look_at_losses() -> Flag:
-            in_a_row = self._loss_scale.consecutive_skipped_steps
-            if self._shared is not None:
-                in_a_row = self._shared.before(in_a_row)
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
+            return self._division.ignored_losses.counts(is_of_loss)
 
         return either(is_finite, lambda: tf.constant(True), look_at_losses)
 

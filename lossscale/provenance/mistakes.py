@@ -26,8 +26,10 @@ are lost. Add the two lines marked below to your training step:
 _CHANGED = """\
 While these gradients were still scaled, they were bounded, compared with a number, \
 passed through a function or mixed with unscaled ones, which is right for unscaled \
-gradients only. They are now divided by the loss scale. Unscale the gradients first, \
-then change them:
+gradients only. They are now divided by the loss scale. If a library clips them, as \
+TF-Agents does with `gradient_clipping`, turn its clipping off, and let the inner \
+optimizer clip: Adam(1e-3, clipnorm=1.0). In code of your own unscale the gradients \
+first, then change them:
 
     grads = optimizer.get_unscaled_gradients(grads)        # <- before they are changed
     grads, _ = tf.clip_by_global_norm(grads, 1.0)
@@ -48,7 +50,6 @@ to the loss, then scale the loss:
 
     scaled_loss = optimizer.scale_loss(loss + penalty)     # not scale_loss(loss) + ...
 """
-
 _ADDITIONS = {"Add", "AddV2", "AddN", "Sub"}
 #: What reads a weight, and what no gradient goes through.
 _READS = {"ReadVariableOp", "ResourceGather"}

@@ -276,6 +276,16 @@ def tensor_of(variable: Variable) -> Tensor:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def stored_dtype(variable: Variable) -> tf.DType:
+    """Returns the dtype in which a variable of any Keras keeps its value."""
+    # Within a layer's `call`, `dtype` is the one to which Keras 3 and tf_keras cast the
+    # value. Keras 2 has `true_dtype` for the other. Keras 3 has no public way.
+    if isinstance(variable, tf.Variable):
+        return tf.as_dtype(getattr(variable, "true_dtype", variable.dtype))
+    kept: Any = getattr(variable, "_value", variable)
+    return tf.as_dtype(kept.dtype)
+
+
 def with_mask(tensor: Tensor, other: Tensor) -> Tensor:
     """Returns a tensor that stands for another, with the mask that Keras keeps."""
     mask = getattr(other, "_keras_mask", None)  # private, the same in every Keras

@@ -23,7 +23,7 @@ from lossscale import (
     LossScaleOptimizer,
     LossScaleWarning,
 )
-from lossscale.monitor import watched
+from lossscale.monitor import reading
 from lossscale.runtime import kerases
 
 #: For `small`.
@@ -263,13 +263,13 @@ def test_on_stall_raise_raises_again_while_it_is_so(faulty):
 @pytest.fixture
 def counted(monkeypatch):
     """Returns a list, which gets an entry each time that the monitor reads."""
-    reads, read = [], watched.read
+    reads, read = [], reading.read
 
     def counting(optimizer):
         reads.append(optimizer)
         return read(optimizer)
 
-    monkeypatch.setattr(watched, "read", counting)
+    monkeypatch.setattr(reading, "read", counting)
     return reads
 
 
@@ -319,6 +319,42 @@ def test_another_optimizer_is_refused_with_the_line_to_write(family, rng):
         pytest.skip("this Keras has not wrapped it")
     with pytest.raises(TypeError, match=", Keras's own: under mixed_float16"):
         told_of(model, *data(rng), LossScaleMonitor())
+
+
+def test_an_optimizer_that_keras_has_put_in_the_place_of_ours_is_told_of(family, rng):
+    """After `compile(Adam())` a monitor may still watch the old optimizer."""
+    ours, given = LossScaleOptimizer(family.optimizers.SGD(0.01), 8), data(rng)
+    model = regression(family, ours, "mixed_float16")
+    monitor = quiet_monitor(optimizers=ours)
+    messages, _ = told_of(model, *given, monitor)
+    assert not messages
+    model.compile(family.optimizers.SGD(0.01), "mse")
+    if model.optimizer is None or not kerases.is_own_wrapper(model.optimizer):
+        pytest.skip("this Keras has not wrapped it")
+    (message,), _ = told_of(model, *given, monitor, epochs=2)
+    assert "`model.optimizer` is Keras's own LossScaleOptimizer" in message
+    assert "model.compile(lossscale.LossScaleOptimizer(" in message
+
+    family.keras.mixed_precision.set_global_policy("mixed_float16")
+
+    class Gan(family.keras.Sequential):  # its own step does not use the compiled one
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.cast(self(x), y.dtype) - y) ** 2)
+                scaled = self.d_optimizer.scale_loss(loss)
+            weights = self.trainable_variables
+            grads = tape.gradient(scaled, weights)
+            self.d_optimizer.apply_gradients(zip(grads, weights))
+            return {"loss": loss}
+
+    gan = Gan([family.keras.Input((2,)), family.keras.layers.Dense(1)])
+    gan.d_optimizer = LossScaleOptimizer(family.optimizers.SGD(0.01), 8)
+    gan.d_optimizer.build(gan.trainable_variables)
+    gan.compile(family.optimizers.SGD(0.01))
+    assert kerases.is_own_wrapper(gan.optimizer)
+    messages, _ = told_of(gan, *ONES, quiet_monitor())
+    assert not messages
 
 
 def test_underflow_is_not_looked_for_where_nothing_is_looked_at(family):

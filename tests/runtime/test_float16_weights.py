@@ -1,0 +1,154 @@
+"""Variables in float16: one warning, and none where float16 does no harm to them."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled_by, policy_of, variable_of
+
+import lossscale
+from lossscale import LossScaleOptimizer, LossScaleWarning
+from lossscale.runtime import float16_weights
+
+TOLD = "Trainable variables are float16"
+X = np.random.default_rng(0).normal(size=[32, 4]).astype("float32")
+Y = X[:, :1]
+
+
+def said_in(act):
+    """Returns what our warnings say while a function runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act()
+    return [str(w.message) for w in caught if w.category is LossScaleWarning]
+
+
+def fit(model, optimizer, mode="graph"):
+    model.compile(LossScaleOptimizer(optimizer), "mse", **compiled_by(mode))
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def network(family, policy, *layers):
+    dense = family.keras.layers.Dense
+    with policy_of(family.keras, policy):
+        made = [family.keras.Input((4,)), *layers, dense(4), dense(1)]
+        return family.keras.Sequential(made)
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD"])
+@pytest.mark.parametrize("policy", ["float16", "set_floatx"])
+@pytest.mark.parametrize("run_as", ["eager", "graph"])
+def test_weights_in_float16_are_told_once(family, policy, optimizer, run_as):
+    backend = family.keras.backend
+    if policy == "set_floatx":
+        backend.set_floatx("float16")
+    try:
+        with policy_of(family.keras, "float16"):
+            model = network(family, "float16")
+        inner = getattr(family.optimizers, optimizer)(1e-3)
+        (text,) = said_in(lambda: fit(model, inner, run_as))
+    finally:
+        backend.set_floatx("float32")
+    assert text.startswith(TOLD)
+    assert "/kernel, " in text
+    assert "and 1 more" in text
+    for word in ("epsilon of 1e-7", "is lost", '"mixed_float16"'):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    "policy", ["float32", "mixed_float16", "bfloat16", "mixed_bfloat16"]
+)
+@pytest.mark.parametrize("run_as", ["eager", "graph"])
+def test_other_weights_are_not_told(family, policy, run_as):
+    model = network(family, policy)
+    assert not said_in(lambda: fit(model, family.optimizers.Adam(1e-3), run_as))
+
+
+def test_a_frozen_layer_in_float16_is_not_told(family):
+    base = family.keras.layers.Dense(4, dtype="float16")
+    model = network(family, "mixed_float16", base)
+    base.trainable = False
+    assert not said_in(lambda: fit(model, family.optimizers.Adam(1e-3)))
+    model = network(family, "mixed_float16", base)
+    base.trainable = True
+    assert len(said_in(lambda: fit(model, family.optimizers.Adam(1e-3)))) == 1
+
+
+def test_one_without_a_gradient_is_not_told(family):
+    frozen = variable_of(family, [1.0, 2.0], "float16", "frozen")
+    weight = variable_of(family, [1.0, 2.0], "float32", "weight")
+    optimizer = LossScaleOptimizer(family.optimizers.SGD(0.1), 1.0)
+    optimizer.build([frozen, weight])
+
+    def step():
+        optimizer.scale_loss(1.0)
+        pairs = [(None, frozen), (tf.constant([1.0, 1.0]), weight)]
+        optimizer.apply_gradients(pairs)
+
+    assert not said_in(step)
+
+
+def with_copies(family, variables):
+    """Returns an optimizer that updates float32 copies of its variables."""
+
+    class WithCopies(family.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars, *_, **__):
+            pairs = list(grads_and_vars)
+            for (grad, variable), copy in zip(pairs, self.copies):
+                copy.assign_sub(0.1 * tf.cast(grad, tf.float32))
+                variable.assign(tf.cast(copy, variable.dtype))
+
+    optimizer = WithCopies(0.1)
+    optimizer.copies = [
+        tf.Variable(tf.cast(tf.convert_to_tensor(v), tf.float32)) for v in variables
+    ]
+    return optimizer
+
+
+def test_an_optimizer_with_float32_copies_is_not_told(family):
+    model = network(family, "float16")
+    inner = with_copies(family, model.trainable_variables)
+    assert not said_in(lambda: fit(model, inner))
+
+
+def test_float32_slots_of_float32_variables_are_no_copies(family):
+    dense = family.keras.layers.Dense
+    wide, narrow = dense(4, dtype="float32"), dense(4, dtype="float16")
+    model = network(family, "float32", wide, narrow)
+    (text,) = said_in(lambda: fit(model, family.optimizers.Adam(1e-3)))
+    assert narrow.name in text
+    assert wide.name + "/" not in text
+
+
+def test_the_dtype_counts_in_which_a_variable_is_kept(family):
+    """Within a layer's `call` Keras 3 says float16 of variables in float32."""
+    seen = []
+
+    class Looks(family.keras.layers.Dense):
+        def call(self, x):
+            seen.append(float16_weights.float16_names(None, [self.kernel]))
+            return super().call(x)
+
+    for policy in ("mixed_float16", "float16"):
+        with policy_of(family.keras, policy):
+            layer = Looks(4)
+        layer.build((2, 4))
+        layer(tf.ones([2, 4]))
+    assert seen[0] == ""
+    assert seen[1].endswith("kernel")
+
+
+@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
+def test_find_nonfinite_says_the_same(family, policy):
+    model = network(family, policy)
+    model.compile(LossScaleOptimizer(family.optimizers.SGD(1e-3), 1.0), "mse")
+    found = lossscale.find_nonfinite(model, X, Y)
+    assert not found
+    assert ("Nothing is at fault" in str(found)) == (policy == "mixed_float16")
+    assert (TOLD in str(found)) == (policy == "float16")
+    assert ('"mixed_float16"' in str(found)) == (policy == "float16")
