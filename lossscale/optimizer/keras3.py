@@ -239,7 +239,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             # The inner optimizer may have been changed since the wrapper was made.
             self._dialect.refuse_own_sum(self._engine.communication_dtype, inner)
         self._engine._step(grads, trained, apply_inner, check=check)
-        float16_weights.warn_of_float16(self, grads, trained)
+        if "float16" in [variable.dtype for variable in trained]:
+            float16_weights.warn_of_float16(self, grads, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and

@@ -57,7 +57,7 @@ def is_visible(tensor: Tensor) -> bool:
     graph = graph_of(tensor)
     if graph is None:
         return True
-    if graph not in list(visible_graphs()):
+    if graph is not current_graph() and graph not in list(visible_graphs()):
         return False
     # A loop or a branch of `tf.compat.v1` has no graph of its own.
     around, context = context_of(graph), context_of(tensor.op)

@@ -124,20 +124,20 @@ def adjust_to_step(
         return _adjusted_by_itself(loss_scale, is_finite, largest, grads)
     if not loss_scale.checks_gradients:
         return group_ops([]), True
-    members = chain(loss_scale)
-    for member in members:
-        if member.needs_largest and largest is None:
-            raise TypeError(
-                "`largest` must be the greatest magnitude of the step's unscaled "
-                f"gradients, since {type(member).__name__} needs it, got None. "
-                "`update(grads)` computes it."
-            )
+    if loss_scale.needs_largest and largest is None:
+        raise TypeError(
+            "`largest` must be the greatest magnitude of the step's unscaled "
+            f"gradients, since {type(loss_scale).__name__} needs it, got None. "
+            "`update(grads)` computes it."
+        )
     if largest is not None:
         is_requested = loss_scale.last_largest is not None
         largest = arithmetic.bounded(is_finite, largest) if is_requested else None
-    if len(members) == 1 and not loss_scale._overridden & {"judge", "_adjust"}:
+    is_plain = not loss_scale._overridden & {"judge", "_adjust"}
+    if is_plain and loss_scale._held() is None:
         change = functools.partial(_change_one, loss_scale)
         return replicas.merge_call(change, is_finite, largest), is_finite
+    members = chain(loss_scale)
     should_apply, told, kept = _judged(members, is_finite, largest)
     # A flag that turns out to be malformed when a graph runs must stop the step, too.
     before = [] if should_apply is is_finite else [should_apply]
