@@ -59,6 +59,6 @@ def test_what_is_not_inlined_is_one_operation_and_runs_at_each_call():
     control.not_inlined(body)
     assert count.numpy() == 15
     if "experimental_attributes" in inspect.signature(tf.function).parameters:
-        run = nodes_run(traced, tf.constant(True), of="flag")
+        run = nodes_run(traced, tf.constant(True))
         assert run
         assert not any(node.op == "AssignAddVariableOp" for node in run)
