@@ -33,9 +33,9 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "_pictures"]
-# A hosting site shows a page as it is in the repository, and a directive as mere text. So
-# directives are in comments `<!-- sphinx ... -->`, which are opened here, and what stands
-# for them there is between `<!-- hosted -->` and `<!-- /hosted -->`.
+# A hosting site shows a page as it is in the repository, and a directive as mere text.
+# So directives are in comments `<!-- sphinx ... -->`, which are opened here. What a
+# hosting site shows instead is between `<!-- hosted -->` and `<!-- /hosted -->`.
 nitpicky = True  # a name that leads nowhere is a warning
 
 # The notebook is run when the pages are built, with the package of this checkout.

@@ -1,4 +1,6 @@
-"""Draws the pictures of these pages: `python docs/pictures.py`, or one by its name.
+"""Draws the pictures of these pages: `python docs/pictures.py`, or those it is given.
+
+`python docs/pictures.py --check` says which files show something else by now.
 
 Each function here draws the picture of its name: `docs/_pictures/NAME.png`, or
 `NAME.svg` if it is a drawing: words in boxes, which a phone shows as sharp as its text.
@@ -82,6 +84,21 @@ def shown_in(path: Path) -> Any:
         return json.loads(picture.info["Description"])
 
 
+def old(name: str) -> str:
+    """Returns how the file of a picture differs from what it must show, or ""."""
+    if not file_of(name).is_file():
+        return f"{file_of(name)} is missing"
+    there, figure = shown_in(file_of(name)), draw(name)
+    here = shown(figure)
+    plt.close(figure)
+    for words in {*there["words"]} ^ {*here["words"]}:
+        return f"{name}: {words!r} is in the file or in the picture, not in both"
+    same = [len(there["numbers"]) == len(here["numbers"])]
+    for one, other in zip(there["numbers"], here["numbers"]):
+        same.append(len(one) == len(other) and np.allclose(one, other, 3e-3, 3e-3))
+    return "" if all(same) else f"{name}: shows other numbers than in its file"
+
+
 def shown(figure: Any) -> Dict[str, Any]:
     """Returns what a figure shows: its words, and a summary of its numbers."""
     words: List[str] = []
@@ -107,6 +124,7 @@ def _summary(values: Any) -> List[float]:
     if not flat.size:
         return [0.0]
     found = [flat.size, flat.mean(), flat.std(), flat.min(), flat.max()]
+    found = list(flat) if flat.size <= 60 else found
     return [float(f"{number:.4g}") for number in found]
 
 
@@ -435,5 +453,7 @@ PICTURES: Dict[str, Callable[[], Any]] = {
 DRAWINGS = {"inside"}
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit("\n".join(filter(None, map(old, PICTURES))) or None)
     for each in sys.argv[1:] or PICTURES:
         save(each)
