@@ -1,4 +1,4 @@
-"""docs/replicas.md: its loop on one replica and two, and a restore on another number."""
+"""docs/replicas.md: its loop on one replica and two, restored on another number."""
 
 from __future__ import annotations
 
