@@ -13,7 +13,7 @@ import lossscale
 
 ROOT = Path(lossscale.__file__).parent
 #: Where the texts of warnings are constants. Elsewhere they are in the call itself.
-OF_TEXTS = ("monitor", "optimizer", "provenance", "scales")
+OF_TEXTS = ("monitor", "optimizer", "provenance", "runtime", "scales")
 #: What follows other words of one warning: nobody sees these as the first ones.
 PARTS = (
     "Since training began",
