@@ -1,8 +1,7 @@
 """Writes the tables of the API pages for a hosting site: `python docs/reference.py`.
 
 Sphinx makes the reference from the docstrings. A hosting site shows only the page, so
-there a table stands for it: each name, the first line of its docstring, and a link to
-the file in which the whole docstring can be read.
+there a table stands for it: each name, and a link to the file that holds its docstring.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import lossscale
 API = Path(__file__).parent / "api"
 ROOT = API.parent.parent
 BEGIN, END = "<!-- hosted -->\n", "<!-- /hosted -->\n"
-HEAD = "| name | what it is | read |\n| --- | --- | --- |\n"
+HEAD = "| name | its docstring |\n| --- | --- |\n"
 _OBJECTS = r"(?m)^ *\.\. (\w+):: ([\w.]+)"
 
 
@@ -54,13 +53,10 @@ def _documented(page: str) -> Iterator[Tuple[str, Any]]:
 
 
 def _row(name: str, documented: Any) -> str:
-    is_documented = inspect.isclass(documented) or inspect.isroutine(documented)
-    text = (inspect.getdoc(documented) or "") if is_documented else "A table."
-    first = re.sub(r"\s+", " ", text.split("\n\n")[0]).replace("|", "\\|")
     module = getattr(documented, "__module__", name.rpartition(".")[0])
     source = Path(inspect.getsourcefile(importlib.import_module(module)) or "")
     file = source.relative_to(ROOT).as_posix()
-    return f"| `{name}` | {first} | [{source.name}](../../{file}) |\n"
+    return f"| `{name}` | [{source.name}](../../{file}) |\n"
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ def test_the_readmes_program_prints_what_it_shows(tmp_path):
     text = README.read_text()
     program = tmp_path / "readme.py"
     program.write_text(pages.blocks(README)[0])
-    out = printed(program, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="3").splitlines()
+    out = printed(program, TF_CPP_MIN_LOG_LEVEL="3").splitlines()
     shown = re.search(r"(?ms)```python\n.*?```.*?```text\n(.*?)```", text)[1]
     # How long it took and a loss depend on the machine, the counts on the version.
     exact = (r"\d+", "0") if not IS_NEWEST else (r"\d+m?s\b|loss: [\d.]+", "0")
