@@ -10,7 +10,8 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from combinations import covering
+from _pytest.mark import deselect_by_keyword
+from combinations import covering, left_out_though_named
 from installed import families, make_strategy
 from limits import skip_without
 from models import seed_all
@@ -53,7 +54,12 @@ def pytest_collection_modifyitems(config, items):
     Quick tests have each value of each parameter once, with the first Keras. Slow ones
     have so many more that any two values meet, and one combination with another Keras,
     in turn. `every` keeps all combinations. XLA compiles no smoke test: it takes long.
+
+    What the command line names runs: see `left_out_though_named`.
     """
+    if config.option.keyword:
+        # Not public. pytest itself looks at -k after this hook.
+        deselect_by_keyword(items, config)
     functions, chosen = defaultdict(list), set()
     for item in items:
         if item.get_closest_marker("each_version"):
@@ -75,6 +81,15 @@ def pytest_collection_modifyitems(config, items):
                 test.add_marker(pytest.mark.slow)
             if not is_quick or "xla" in test.name:
                 test.own_markers[:] = [m for m in test.own_markers if m.name != "smoke"]
+    is_default = config.option.markexpr == "not slow"
+
+    def runs(item):
+        return item in chosen and not (is_default and item.get_closest_marker("slow"))
+
+    named = left_out_though_named(items, config.args, config.option.keyword, runs)
+    if named:
+        chosen = {*filter(runs, chosen), *named}
+        config.option.markexpr = "" if is_default else config.option.markexpr
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
 

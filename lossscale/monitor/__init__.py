@@ -4,7 +4,11 @@ These files know optimizers. In the order of imports:
 
 * `statistics`: puts back what a bad batch has left in a model;
 * `skips`: which steps an optimizer skipped, and why;
-* `watched`: which optimizers are watched, what is read of each, when and what to warn;
+* `reading`: what is read of an optimizer, and in which batches it skipped steps;
+* `optimizers`: which optimizers are watched;
+* `texts`: what is said;
+* `diagnosis`: why steps were skipped;
+* `watched`: one optimizer, when to warn of it, and with which texts;
 * `callback`: the Keras callback.
 
 Begin with `callback`.

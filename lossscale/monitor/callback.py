@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from lossscale import arguments, removed
 from lossscale.arguments import or_none
-from lossscale.monitor import watched
+from lossscale.monitor import diagnosis, reading
+from lossscale.monitor.optimizers import given_optimizers, optimizers_of
 from lossscale.monitor.statistics import Statistics
 from lossscale.monitor.watched import Watched
 from lossscale.optimizer import LossScaleOptimizer, LossScaleWarning
@@ -25,7 +26,7 @@ _ARGUMENTS = arguments.Declared(
     verbose=partial(arguments.count, least=0),
     check_underflow=arguments.boolean,
     restore_statistics=arguments.boolean,
-    optimizers=or_none(watched.given_optimizers),
+    optimizers=or_none(given_optimizers),
 )
 
 _NOT_CHECKED = """\
@@ -85,6 +86,8 @@ class LossScaleMonitor(_Callback):
     * The last three losses were NaN or infinite before they were scaled: no scale
       helps. At the end of an epoch with such losses it names the last batches, up to
       16, as Keras counts them.
+    * With `nonfinite_loss="skip"`, once in each epoch: there were so many such losses
+      that some counted as overflows. Most likely the loss is computed in float16.
     * A step that overflowed has left inf or NaN in statistics such as
       BatchNormalization's.
     * Underflow, once: `patience` epochs had no skipped step and a headroom above 16.
@@ -97,8 +100,9 @@ class LossScaleMonitor(_Callback):
         `FloatingPointError` with the same message, or `"stop"`: warn and stop training
         as `EarlyStopping` does. `"raise"` looks within epochs, too: it reads the device
         once in `patience` steps as long as none is skipped, and raises at the
-        `patience`-th skipped step. Keras's `BackupAndRestore` then deletes its backup,
-        unless `delete_checkpoint=False`.
+        `patience`-th skipped step. Keras's `BackupAndRestore` keeps its backup where
+        an error ends `fit`, and deletes it after `"stop"`, unless
+        `delete_checkpoint=False`.
       every: Also read and check whenever this many steps have passed, and add the last
         values to the logs of batches. Keras's progress bar then shows averages over an
         epoch's batches.
@@ -161,7 +165,7 @@ class LossScaleMonitor(_Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
-        found = self.optimizers or watched.optimizers_of(self.model)
+        found = self.optimizers or optimizers_of(self.model)
         self._check(list(found.values()))
         _warn(*self._warnings())
         known = {id(each.optimizer): each for each in self._watched}
@@ -233,7 +237,7 @@ class LossScaleMonitor(_Callback):
         self._mend()
         self._look(logs)
         _warn(*[each.unchecked(self.model) for each in self._watched])
-        _warn(*[each.underflow() for each in self._watched])
+        _warn(*[each.underflow(self.model) for each in self._watched])
         self._check_compiled()
         if any(each.skipped_in_epoch for each in self._watched):
             self._check_statistics()
@@ -245,10 +249,10 @@ class LossScaleMonitor(_Callback):
         A GAN may have one that it does not use, so it counts who makes the steps.
         """
         compiled = getattr(self.model, "optimizer", None)
+        pairs = [(w.readings.first, w.readings.last) for w in self._watched]
         is_idle = all(
-            (each.last.applied, each.last.skips.total)
-            == (each.start.applied, each.start.skips.total)
-            for each in self._watched
+            (first.applied, first.skips.total) == (last.applied, last.skips.total)
+            for first, last in pairs
         )
         is_theirs = kerases.is_own_wrapper(compiled)
         is_theirs = is_theirs and not isinstance(compiled, LossScaleOptimizer)
@@ -269,7 +273,7 @@ class LossScaleMonitor(_Callback):
         self._mend()
         self._check_statistics()
         for each in self._watched:
-            each.see(watched.read(each.optimizer))
+            each.see(reading.read(each.optimizer))
         lines = [each.summary() for each in self._watched]
         if self._statistics is not None and self._statistics.times:
             times = self._statistics.times
@@ -290,10 +294,10 @@ class LossScaleMonitor(_Callback):
         self._is_begun, self._epoch = True, None
         self._told_of_compiled = False
         for each in self._watched:
-            each.begin(watched.read(each.optimizer))
+            each.begin(reading.read(each.optimizer))
         self._told_of_statistics: Optional[str] = None
         self._looked_after = -1
-        self._infinite = watched.infinite_statistics(self.model)
+        self._infinite = diagnosis.infinite_statistics(self.model)
         # Keras 2 keeps the number in a variable with a private name.
         names = ("steps_per_execution", "_steps_per_execution")
         found = [getattr(self.model, name, None) for name in names]
@@ -340,17 +344,18 @@ class LossScaleMonitor(_Callback):
 
     def _look(self, logs: Any) -> None:
         for each in self._watched:
-            each.see(watched.read(each.optimizer))
+            each.see(reading.read(each.optimizer))
         _warn(*[each.spike() for each in self._watched])
         # Keras counts epochs from 0 here, and shows them from 1 on.
         epoch = None if self._epoch is None else self._epoch + 1
         model, but = self.model, self._infinite
         _warn(*[each.bad_batches(model, epoch, logs) for each in self._watched])
+        _warn(*[each.many_bad_losses() for each in self._watched])
         messages = [each.stall(model, logs, but) for each in self._watched]
         for message in filter(None, messages):
             if self.on_stall == "raise":
                 raise FloatingPointError(message)
-            self._told_of_statistics = watched.of_statistics(model, but)
+            self._told_of_statistics = diagnosis.of_statistics(model, but)
             _warn(message)
             if self.on_stall == "stop":
                 self.model.stop_training = True
@@ -359,7 +364,7 @@ class LossScaleMonitor(_Callback):
         """Warns of statistics that are not finite, unless the last warning did."""
         if self._statistics is not None:
             _warn(self._statistics.restored())
-        found = watched.of_statistics(self.model, self._infinite)
+        found = diagnosis.of_statistics(self.model, self._infinite)
         if found != self._told_of_statistics:
             _warn(found)
         self._told_of_statistics = found

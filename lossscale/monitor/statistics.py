@@ -29,8 +29,8 @@ from lossscale.runtime.aliases import Tensor, Variable
 
 _RESTORED = """\
 Variables that are not trained, as BatchNormalization's statistics, held inf or NaN \
-after a batch, and were put back to their values from before it: {names}. The line at \
-the end of training counts such batches."""
+after a batch, and were put back to their values from before it: {names}. The summary \
+line at the end of training reports how many such batches there were."""
 
 
 class Statistics:

@@ -104,7 +104,8 @@ class LossScaleOptimizer:
         gradients while these are still scaled, or None: their own dtypes.
       nonfinite_loss: `"backoff"` or `"skip"`: whether the loss scale falls if the loss
         itself, before it was scaled, was NaN or infinite. Such a step is skipped in any
-        case, and no loss scale helps.
+        case, and no loss scale helps. With `"skip"` a few such losses are ignored, but
+        if there are many, some count as overflows.
       **kwargs: Keras 3's other arguments, at their defaults. Set the inner optimizer's
         instead.
 
@@ -191,6 +192,9 @@ class LossScaleOptimizer:
         track: Any = self._track_trackable  # type: ignore[attr-defined] # Keras has it
         track(engine.loss_scale, "loss_scale")
         track(engine.record, "faults")
+        # After the loss scale: what is restored at once into that one resets these.
+        for key, variable in engine._saved().items():
+            track(variable, key)
 
     def __repr__(self) -> str:
         inner = getattr(self, "inner_optimizer", None)
@@ -473,4 +477,7 @@ class LossScaleOptimizer:
         inner = copy.deepcopy(self.inner_optimizer, memo)
         self._dialect.release(inner)
         loss_scale = copy.deepcopy(self.loss_scale, memo)
-        return type(self)(inner, loss_scale, name=self.name, **self._engine._options())
+        options = self._engine._options()
+        copied = type(self)(inner, loss_scale, name=self.name, **options)
+        copied.engine._take_level_of(self._engine)
+        return copied

@@ -22,7 +22,8 @@ from lossscale.runtime import kerases, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale, count_untold
+from lossscale.scales.base import LossScale
+from lossscale.scales.ignored_losses import IgnoredLosses, count_ignored_steps
 
 _DICT = """\
 `loss` must be a tensor, a list of equal shapes or a function, got the dict {}. Add \
@@ -48,7 +49,7 @@ class LossScaleEngine(tf.Module):
 
     All rules are those of `LossScaleOptimizer`, which holds an engine. Your optimizer
     keeps its own slots. A checkpoint of an engine holds the loss scale and
-    `applied_steps`.
+    `applied_steps`, and with `nonfinite_loss="skip"` how many bad losses were ignored.
 
     Args:
       loss_scale: Anything but None that `lossscale.get` takes. Engines may share one:
@@ -85,6 +86,8 @@ class LossScaleEngine(tf.Module):
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
         self._track_trackable(counted, "applied_steps")  # its key in checkpoints
         self.__dict__.update(_counted=counted)
+        for name, variable in self._saved().items():
+            self._track_trackable(variable, name)
 
     @classmethod
     def _of_wrapper(cls, *args: Any, **kwargs: Any) -> LossScaleEngine:
@@ -124,8 +127,6 @@ class LossScaleEngine(tf.Module):
         self.skips_losses = nonfinite_loss == "skip"
         replicas.refuse_tpu()
         self.loss_scale = self._usable(loss_scale)
-        if self.skips_losses:
-            count_untold(self.loss_scale)
         self.division = PendingDivision(
             self.loss_scale,
             unscales_in_apply=unscales_in_apply,
@@ -136,6 +137,11 @@ class LossScaleEngine(tf.Module):
         #: must track it, since the step needs its variables.
         self.record = Record(applied_steps)
         self.record.kept.update(self.division.kept())
+        if self.skips_losses:
+            count_ignored_steps(self.loss_scale)
+            ignored_losses = IgnoredLosses(applied_steps)
+            self.division.ignored_losses = ignored_losses
+            self.record.kept["bad_losses_counted"] = ignored_losses.counted
 
     def _usable(self, loss_scale: Any) -> LossScale:
         """Returns the loss scale that an argument stands for. Raises if it is none."""
@@ -167,6 +173,11 @@ class LossScaleEngine(tf.Module):
         dtype = self.communication_dtype
         options = {} if dtype is None else {"communication_dtype": dtype}
         return {**options, "nonfinite_loss": "skip"} if self.skips_losses else options
+
+    def _saved(self) -> Dict[str, Variable]:
+        """Returns variables of its own that files hold, by their names there."""
+        ignored_losses = self.division.ignored_losses
+        return {} if ignored_losses is None else ignored_losses.saved
 
     @property
     def applied_steps(self) -> Any:
@@ -255,7 +266,7 @@ class LossScaleEngine(tf.Module):
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)
         entry = self.record.entry_of(variables, self.loss_scale)
-        step = Step(self.division, reduction, entry, self.skips_losses)
+        step = Step(self.division, reduction, entry)
 
         def apply(grads: Grads) -> Any:
             done = apply_fn(grads, variables)
@@ -310,10 +321,16 @@ class LossScaleEngine(tf.Module):
     def _replace(self, other: LossScaleEngine) -> None:
         """Goes on from another engine, which takes no steps from now on."""
         self.division.go_on_from(other.division)
+        self._take_level_of(other)
         self.record.kept.update(self.division.kept())
         for entry in other.record.entries:
             self.build(entry.variables)
         other._is_replaced = True
+
+    def _take_level_of(self, other: LossScaleEngine) -> None:
+        """Takes over what another engine knows of bad losses. Call it eagerly."""
+        for name, variable in self._saved().items():
+            variable.assign(tf.convert_to_tensor(other._saved()[name]))
 
     def _check_not_replaced(self) -> None:
         if self._is_replaced:

@@ -24,9 +24,12 @@ from lossscale.optimizer.dialect import Dialect, names_in_files, plain_name
 from lossscale.runtime import float16_weights, kerases, mode, registry, replicas
 from lossscale.runtime.aliases import Grads, Results, Variable
 from lossscale.runtime.graphs import do_not_convert
+from lossscale.scales.ignored_losses import SINCE_3_1_0
 
-#: Variables that files of 0.1.0 do not hold. Files without names hold them last.
-SINCE_0_1_0 = {"consecutive_skipped_steps"}
+#: Variables that files of 0.1.0 do not hold, and those that files of 3.0.0 do not hold.
+#: Files without names hold them last, in this order.
+SINCE_0_1_0 = ("consecutive_skipped_steps",)
+NEWER = (*SINCE_0_1_0, *SINCE_3_1_0)
 #: Where an inner optimizer keeps the names under which its wrapper tracks objects.
 _TRACKED = "_lossscale_tracked"
 
@@ -206,7 +209,7 @@ class Keras2Base(LossScaleOptimizer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if not mode.current().knows_values:
-            for variable in self.loss_scale.variables:
+            for variable in self._own_variables():
                 # In a v1 graph, `fit` initializes only the variables that Keras knows.
                 self._dialect.module.backend.track_variable(variable)
 
@@ -292,15 +295,28 @@ class Keras2Base(LossScaleOptimizer):
         return list(self._dialect.keras.backend.batch_get_value(self._all_variables()))
 
     def set_weights(self, weights: Any) -> None:
-        """Sets the values of `get_weights`. Those of the loss scale may be missing."""
-        self._dialect.keras.backend.batch_set_value(
-            list(zip(self._all_variables(), weights))
-        )
+        """Sets the values of `get_weights`. Those of the loss scale may be missing.
+
+        If only those that older releases do not know are missing, they become 0.
+        """
+        weights, every = list(weights), self._all_variables()
+        pairs = list(zip(every, weights))
+        if len(weights) > len(self._dialect.variables_of(self.inner_optimizer)):
+            missing = every[len(weights) :]
+            pairs += [(v, 0) for v in missing if plain_name(v) in SINCE_3_1_0]
+        self._dialect.keras.backend.batch_set_value(pairs)
+
+    def _own_variables(self) -> List[Variable]:
+        """Returns the loss scale's variables, then the engine's."""
+        own = [*self.loss_scale.variables, *self._engine._saved().values()]
+        # The order of files without names: see `NEWER`.
+        places = {name: place for place, name in enumerate(NEWER)}
+        return sorted(own, key=lambda v: places.get(plain_name(v), -1))
 
     def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
-        own = sorted(self.loss_scale.variables, key=_is_since_0_1_0)
-        return [*self._dialect.variables_of(self.inner_optimizer), *own]
+        inner = self._dialect.variables_of(self.inner_optimizer)
+        return [*inner, *self._own_variables()]
 
     def _listed_variables(self) -> List[Variable]:
         """Returns `_all_variables`, each under its name in files.
@@ -417,10 +433,17 @@ class _New(Keras2Base):
 
     def load_own_variables(self, store: Any) -> None:
         """Reads `variables` from a file. The loss scale's variables may be missing."""
-        count, every = len(store.keys()), len(self.variables)
         inner = self._dialect.variables_of(self.inner_optimizer)
-        since = sum(map(_is_since_0_1_0, self.loss_scale.variables))
-        if count in (len(inner), every - since):
+        own = self._own_variables()
+        newer = sum(plain_name(v) in SINCE_3_1_0 for v in own)
+        since = sum(map(_is_since_0_1_0, own))
+        older = len(inner) + len(own) - newer
+        counts = {len(inner), older - since, older}
+        # A file of a run with nonfinite_loss="skip", into an optimizer without it.
+        with_skip = older + len(SINCE_3_1_0)
+        counts |= set() if newer else {with_skip}
+        count = len(store.keys())
+        if count in counts:
             super().set_weights([store[str(number)][()] for number in range(count)])
         else:  # Keras reads them, or raises its own error
             super().load_own_variables(store)  # type: ignore[misc]

@@ -31,6 +31,7 @@ from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
+from lossscale.scales.ignored_losses import SINCE_3_1_0
 
 #: Names in the checkpoint of a wrapped optimizer, ours or Keras's. Without a wrapper
 #: an optimizer's checkpoint holds none of them.
@@ -132,7 +133,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if hasattr(loss_scale, "good_steps"):
             self._track_trackable(loss_scale.good_steps, "step_counter")
         listed = {}
-        for key, variable in names_in_files(loss_scale).items():
+        for key, variable in self._own_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
         # The variables of an inner optimizer that is built already, for a call of
@@ -268,12 +269,17 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         if not inner.built and not self._is_asked_to_build:
             inner.set_weights(weights)  # Keras's own error
         own = list(self._listed.values())
-        by_name = {plain_name(variable): variable for variable in own}
+        newer = [self._listed[name] for name in SINCE_3_1_0 if name in self._listed]
+        older = own[: len(own) - len(newer)]
+        # The list of an optimizer that differs in `nonfinite_loss`, or of a release
+        # that does not know the newest variables.
+        other = older if newer else [*own, *[np.int64(0)] * len(SINCE_3_1_0)]
+        by_name = {plain_name(variable): variable for variable in older}
         # Keras's wrapper lists iteration, learning rate, counter and scale.
         theirs: List[Any] = [np.int64(0), np.float32(0), np.int64(0), np.float32(0)]
         theirs[2] = by_name.get("good_steps", theirs[2])
         theirs[3] = by_name.get("current_loss_scale", theirs[3])
-        for before in (own, list(by_name.values()), theirs, []):
+        for before in (own, other, list(by_name.values()), theirs, []):
             listed = [*before, *inner.variables]
             # Slots that do not exist yet cannot be compared with.
             rest = len(weights) - len(listed)
@@ -286,6 +292,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 for variable, weight in zip(before, weights):
                     if isinstance(variable, _AsKerasVariable):
                         variable.assign(weight)
+                if before and before is not own:
+                    for variable in newer:
+                        variable.assign(0)
                 return
         raise ValueError(
             "`weights` must be the values of `variables`, of the `variables` of "
@@ -296,8 +305,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the loss scale's state. Keras saves the inner optimizer by itself."""
-        # Asked each time: a loss scale of the user's may create some at its first step.
-        for name, variable in names_in_files(self.loss_scale).items():
+        for name, variable in self._own_variables().items():
             store[name] = variable.numpy()
         if "build" in vars(self.inner_optimizer):
             warn(_NOT_BUILT)
@@ -308,8 +316,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         It also reads files of Keras's own wrapper and of optimizers without a wrapper.
         """
         keys = set(store.keys())
-        variables = names_in_files(self.loss_scale)
-        older = names_before_3_1(self.loss_scale)
+        variables = self._own_variables()
+        older = {**names_before_3_1(self.loss_scale), **self._newer_variables()}
         if not any(_holds(store, name) for name in {*variables} - {*older}):
             variables = older
         found = {name: name for name in variables if _holds(store, name)}
@@ -327,6 +335,9 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # All values are read before the first one is set, so that a damaged file
         # changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
+        if found:  # older files do not hold these
+            newer = [each for each in SINCE_3_1_0 if each in variables]
+            values = {**{name: np.array(0) for name in newer}, **values}
         for name, value in values.items():
             variables[name].assign(value)
 
@@ -335,7 +346,24 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         # for this optimizer. Without this method, only a warning of `apply` is lost.
         if cached_dependencies is not None:
             self._looked_up.add(name)
+            if name == "dynamic_scale":  # perhaps of Keras's own wrapper
+                self.loss_scale._forget_ignored()
         return super()._lookup_dependency(name, cached_dependencies)
+
+    def _newer_variables(self) -> Dict[str, Variable]:
+        """Returns those of `_own_variables` that files of 3.0.0 do not hold."""
+        own = self._own_variables()
+        return {name: own[name] for name in SINCE_3_1_0 if name in own}
+
+    def _own_variables(self) -> Dict[str, Variable]:
+        """Returns the loss scale's variables and the engine's, by their names in files.
+
+        The names that files of 3.0.0 do not hold are the last ones.
+        """
+        # Asked each time: a loss scale of the user's may create some at its first step.
+        found = {**names_in_files(self.loss_scale), **self._engine._saved()}
+        newer = {name: found.pop(name) for name in SINCE_3_1_0 if name in found}
+        return {**found, **newer}
 
 
 def _load_what_is_there(inner: Any, store: Any) -> None:

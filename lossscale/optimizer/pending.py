@@ -43,6 +43,7 @@ from lossscale.optimizer.kinds import SCALE, SCALED, UNKNOWN, UNSCALED, Kind, Ki
 from lossscale.optimizer.mistakes import Mistakes, Reads
 from lossscale.runtime import graphs, mode, op_callbacks, replicas
 from lossscale.runtime.aliases import Divisors, Flag, Grad, Grads, Scalar, Tensor
+from lossscale.runtime.control import select
 from lossscale.scales.base import (
     LossScale,
     observer_of,
@@ -51,6 +52,7 @@ from lossscale.scales.base import (
     value_of,
     was_used,
 )
+from lossscale.scales.ignored_losses import IgnoredLosses
 
 #: The attribute of an unscaled tensor that tells what it was before.
 _BEFORE = "_lossscale_before"
@@ -85,15 +87,15 @@ class StepState:
     def move(self, pending: Scalar, where: Optional[Flag] = None) -> None:
         """Notes that a loss was scaled, or gradients unscaled, if `where` is True."""
         if where is not None:
-            pending = tf.where(where, pending, tf.convert_to_tensor(self.pending))
+            pending = select(where, pending, tf.convert_to_tensor(self.pending))
         self.pending.assign(pending, read_value=False)
 
     def note_check(self, is_finite: Optional[Flag]) -> None:
         """Gradients were unscaled. `is_finite` is None if nobody looked at them."""
         is_seen = tf.convert_to_tensor(self.overflow) > COUNTED
-        now = tf.where(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+        now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
         if is_finite is not None:
-            now = tf.where(is_finite, now, SEEN)
+            now = select(is_finite, now, SEEN)
         self.overflow.assign(now, read_value=False)
 
     def count_overflow(self, kind: str) -> Flag:
@@ -105,9 +107,9 @@ class StepState:
         least = SEEN
         if kind != SCALED:
             goes_on = tf.convert_to_tensor(self.pending) < 0.0
-            least = tf.where(goes_on, COUNTED, SEEN)
+            least = select(goes_on, COUNTED, SEEN)
         is_none = tf.convert_to_tensor(self.overflow) < least
-        now = tf.where(is_none, NO_OVERFLOW, COUNTED)
+        now = select(is_none, NO_OVERFLOW, COUNTED)
         self.overflow.assign(now, read_value=False)
         return is_none
 
@@ -209,6 +211,15 @@ class StepObserver:
                 state.move(-divisor, is_free)
                 state.note_check(None)
 
+    def note_restored(self) -> None:
+        """A checkpoint is read into the loss scale: see `LossScale._lookup_dependency`.
+
+        Those of 3.0.0 and older hold no level.
+        """
+        for each in list(self.divisions):
+            if each.ignored_losses is not None:
+                each.ignored_losses.reset()
+
     def mark_unscaled(self, grads: Grads, sources: Tuple[object, ...]) -> None:
         """Gradients were unscaled. From now on it is seen what is made of them."""
         self.is_scaled = False
@@ -248,6 +259,8 @@ class PendingDivision:
         self.observer = observer = observer_of(loss_scale, StepObserver)
         self._unscales_in_apply = unscales_in_apply
         self.mistakes = Mistakes(loss_scale, observer.reads, is_silent=unscales_itself)
+        #: How many bad losses the loss scale has ignored. None: it ignores none.
+        self.ignored_losses: Optional[IgnoredLosses] = None
         # A session runs any part of a graph, and parameter servers are asked over the
         # network: there is no state where nothing orders the calls.
         has_state = not (mode.current().runs_parts or replicas.train_apart())
@@ -384,7 +397,7 @@ class PendingDivision:
         now = value_of(self.loss_scale)
         if self.state is not None:
             scaled_by = tf.abs(tf.convert_to_tensor(self.state.pending))
-            return tf.where(scaled_by > 0.0, scaled_by, now)
+            return select(scaled_by > 0.0, scaled_by, now)
         last = self.observer.last_scale()
         return now if last is None else last
 
@@ -462,14 +475,14 @@ class PendingDivision:
         pending = tf.convert_to_tensor(self.state.pending)
         others = 1.0
         if by_nobody:
-            others = tf.where(pending < 0.0, 1.0, value_of(self.loss_scale))
+            others = select(pending < 0.0, 1.0, value_of(self.loss_scale))
         number = _number_of(grads)
         if number is not None:
             # They may be those that `get_unscaled_gradients` was given.
             is_given = tf.logical_and(tf.equal(number, self.state.given), number != 0.0)
             is_given = tf.logical_and(is_given, pending < 0.0)
-            others = tf.where(is_given, -pending, others)
-        divisor = tf.where(pending > 0.0, pending, others)
+            others = select(is_given, -pending, others)
+        divisor = select(pending > 0.0, pending, others)
         is_known = mode.current().knows_values
         return None if is_known and float(divisor) == 1.0 else divisor
 

@@ -33,7 +33,7 @@ from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import Entry
 from lossscale.runtime import mode, op_callbacks, replicas
 from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Scalar, Tensor, Variable
-from lossscale.runtime.control import either, group_ops, run_either
+from lossscale.runtime.control import either, group_ops, not_inlined, run_either
 from lossscale.runtime.graphs import (
     above_branches,
     branches_here,
@@ -41,12 +41,7 @@ from lossscale.runtime.graphs import (
     visible_graphs,
 )
 from lossscale.scales.adjustment import adjust_to_step, would_apply
-from lossscale.scales.base import (
-    LossScale,
-    must_be_told,
-    takes_the_flag,
-    untold_steps,
-)
+from lossscale.scales.base import LossScale, takes_the_flag
 
 
 class Step:
@@ -76,15 +71,10 @@ class Step:
         division: PendingDivision,
         reduction: Reduction,
         entry: Optional[Entry],
-        skips_losses: bool = False,
     ) -> None:
-        """Begins a step. `entry` is where its faults are kept. None: nowhere.
-
-        `skips_losses` tells whether nonfinite_loss is "skip".
-        """
+        """Begins a step. `entry` is where its faults are kept. None: nowhere."""
         self._division, self._loss_scale = division, division.loss_scale
         self._reduction, self._entry = reduction, entry
-        self._skips_losses = skips_losses
         #: The step of all optimizers that share the loss scale, None if none do.
         self._shared: Optional[_SharedStep] = None
 
@@ -118,7 +108,7 @@ class Step:
                 lambda: replicas.call_for_each_replica(
                     lambda local, apply: apply(local.unscaled()), bundle, apply
                 ),
-                lambda: self.skip(bundle, agreed, is_finite),
+                lambda: not_inlined(lambda: self.skip(bundle, agreed, is_finite)),
             )
             return group_ops([done, update_op])
 
@@ -144,19 +134,15 @@ class Step:
     def judge(self, agreed: Check, bundle: Bundle) -> Tuple[Flag, Flag]:
         """Tells whether the step is finite, and whether the rule is told of it.
 
-        With nonfinite_loss="skip" it is not told of a bad loss, but of one in ten. A
-        good step looks at no loss.
+        With nonfinite_loss="skip" it is not told of a bad loss, unless there are many.
+        A good step looks at no loss.
         """
-        is_finite = agreed.exact()
-        if not self._skips_losses:
+        is_finite, ignored_losses = agreed.exact(), self._division.ignored_losses
+        if ignored_losses is None:
             return is_finite, True
 
         def look_at_losses() -> Flag:
-            in_a_row = self._loss_scale.consecutive_skipped_steps
-            if self._shared is not None:
-                in_a_row = self._shared.before(in_a_row)
-            is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
+            return ignored_losses.counts(self._reduction.loss_is_at_fault(bundle))
 
         return is_finite, either(is_finite, lambda: tf.constant(True), look_at_losses)
 
@@ -338,9 +324,8 @@ class _SharedStep:
         # These are read outside of the branch that applies, which may not run.
         outside = nullcontext() if self.graph is None else self.graph.as_default()
         with outside:
-            held = [*loss_scale.variables, untold_steps(loss_scale)]
             #: Pairs of a variable of the loss scale and its value before the step.
-            self._before = [(v, tf.convert_to_tensor(v)) for v in held if v is not None]
+            self._before = [(v, tf.convert_to_tensor(v)) for v in loss_scale.variables]
             largest = loss_scale.last_largest
             if largest is not None:  # it holds the greatest of this step so far
                 self.update_ops = [group_ops([largest.assign(0.0, read_value=False)])]
@@ -380,7 +365,7 @@ class _SharedStep:
         is_told: Flag,
     ) -> Tuple[Op, Flag]:
         """Adjusts the loss scale, as `Step.adjust`, to all optimizers so far."""
-        untold = untold_steps(loss_scale)
+        ignored = loss_scale.ignored_loss_steps
         # In a tf.compat.v1 graph only control dependencies order the operations.
         with tf.control_dependencies(self.update_ops):
             skipped = loss_scale.skipped_steps
@@ -388,10 +373,10 @@ class _SharedStep:
             was_good = tf.equal(bad_before, 0)
             # That variable holds the greatest of this step so far.
             greatest = greater(largest, loss_scale.last_largest)
-            if untold is not None:
+            if ignored is not None:
                 # The rule is told if the gradients of any optimizer overflowed, but
                 # not if all that was bad were losses.
-                of_losses = tf.convert_to_tensor(untold) - self.before(untold)
+                of_losses = tf.convert_to_tensor(ignored) - self.before(ignored)
                 is_told = tf.where(is_finite, was_good, is_told)
                 is_told = tf.logical_or(is_told, bad_before > of_losses)
         read = [each for each in (was_good, greatest, is_told) if tf.is_tensor(each)]

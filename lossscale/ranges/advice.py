@@ -45,9 +45,6 @@ too: {cast}."""
 _DATA = """\
 {name} casts its data to float16, which ends at 65504. Instead you may divide the data \
 by a number, as in x / 255, before the model gets them."""
-_COMPUTED_IN_32 = """\
-It computes in {dtype} already: look for a division by zero, a logarithm of zero, an \
-exponential, and a learning rate that is too high."""
 
 
 @dataclasses.dataclass
@@ -65,6 +62,8 @@ class Fault:
     kinds: Sequence[str] = ()  # of "inf", "-inf" and "nan"
     largest: float = 0.0  # the largest finite magnitude of inputs and result
     sources: List[int] = dataclasses.field(default_factory=list)  # keys of bad inputs
+    #: It is in the gradient that the call hands back, and `operation` computes that.
+    is_backward: bool = False
 
     @property
     def is_overflow(self) -> bool:
@@ -90,18 +89,22 @@ class Advice:
         self.casts: Dict[str, Tuple[Call, str]] = {}
         #: The calls around a layer whose `call` may have to cast what it meets there.
         self._may_meet: Dict[str, Call] = {}
-        self._otherwise = ""
+        #: The faults against which something was added.
+        self.faults: List[Fault] = []
         for fault in faults:
-            if fault.dtype in SIXTEEN_BITS:
-                self.add(fault)
-            else:  # no dtype helps
-                self._otherwise = _COMPUTED_IN_32.format(dtype=fault.dtype)
+            self.add(fault)
 
     def __bool__(self) -> bool:
         return bool(self.layers or self.casts)
 
     def add(self, fault: Fault) -> bool:
-        """Adds what helps against a fault. False if all that may help is known."""
+        """Adds what may help against a fault. False if all that may help is known."""
+        is_new = self._add(fault)
+        if is_new:
+            self.faults.append(fault)
+        return is_new
+
+    def _add(self, fault: Fault) -> bool:
         if fault.call is None:
             return False
         call = fault.call.owner
@@ -120,7 +123,8 @@ class Advice:
             if new or call.is_of_library or is_own_cast:
                 return bool(new)
         is_new = call.path not in self.casts
-        self.casts.setdefault(call.path, (call, fault.operation or "its operations"))
+        operation = "" if fault.is_backward else fault.operation
+        self.casts.setdefault(call.path, (call, operation or "its operations"))
         return is_new
 
     def try_out(
@@ -166,7 +170,7 @@ class Advice:
         lines = dict.fromkeys(map(_line, self.layers.values()))
         indented = "".join(f"    {line}\n" for line in lines)
         to_write = f"Write\n\n{indented}" if lines else ""
-        return "\n".join(filter(None, [to_write, " ".join(said)])) or self._otherwise
+        return "\n".join(filter(None, [to_write, " ".join(said)]))
 
 
 def _with_wrappers(call: Call) -> List[Call]:
@@ -208,16 +212,20 @@ def _line(call: Call) -> str:
 class Trial(Watcher):
     """A run of the model as if some advice had been followed, and its faults."""
 
-    def __init__(self, advice: Advice) -> None:
+    def __init__(self, advice: Advice, layers: Sequence[Any] = ()) -> None:
+        """`layers` compute in float32, besides those of the advice."""
         super().__init__()
         self._advice, self._listens = advice, False
+        self._layers = list(layers)
         #: The faults by key of the tensor, in the order of computation.
         self.found: Dict[int, Fault] = {}
+        #: What each call computed in. A layer's own dtype is back after the trial.
+        self.dtypes: Dict[Call, str] = {}
 
     @contextlib.contextmanager
     def noted(self, model: Any) -> Iterator[None]:
         """Notes the operations that run, and the calls of a model that run them."""
-        advice, layers = self._advice, []
+        advice, layers = self._advice, list(self._layers)
         for call in advice.layers.values():
             # A layer makes others with its dtype. Bidirectional makes two of its one.
             makes_some = call.makes_layers or hasattr(call.layer, "forward_layer")
@@ -246,6 +254,7 @@ class Trial(Watcher):
     def begin(self, call: Call, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         if is_building():  # for example within a dataset's function
             return args, kwargs
+        self.dtypes[call] = call.dtype
         for tensor in floats_in((args, kwargs)):
             # A cast of the layer's inputs that overflowed is the layer's own.
             fault = self.found.get(key_of(tensor))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lossscale import arguments
-from lossscale.gradients.check import dense_part
 from lossscale.plotting import power_text, scale_text
 from lossscale.ranges import inputs
 from lossscale.ranges.advice import Advice, Fault, Trial
-from lossscale.ranges.calls import Call
+from lossscale.ranges.cure import cure_for
 from lossscale.ranges.magnitudes import WORDS, floats_in, is_bad, look
-from lossscale.ranges.model_state import SIXTEEN_BITS, unchanged
+from lossscale.ranges.model_state import unchanged
+from lossscale.ranges.training_step import TrainingStep
 from lossscale.runtime import float16_weights, kerases
 
 #: What to say, by where the value is. A cast, and a gradient of the loss, are apart.
@@ -33,8 +33,7 @@ The data are finite, but not in {dtype}: the largest value that is finite there 
 before the model gets them.""",
     "loss": """\
 The loss itself is {kind}{operation}, but all outputs of layers that it depends on are \
-finite. Give the last layer dtype="float32". Look in the loss for a logarithm of zero \
-or a division by zero, and add a small number to its argument or divisor.""",
+finite.""",
     "weights": """\
 {layer} ({layer_class}): its weights hold {kind}: {variables}. Training cannot repair \
 them. Go back to a checkpoint, and lower the learning rate.""",
@@ -42,8 +41,9 @@ them. Go back to a checkpoint, and lower the learning rate.""",
 {layer} ({layer_class}, {dtype}): {kind}{operation}, beside finite values up to \
 {largest}; its inputs were finite.""",
     "gradient": """\
-{layer} ({layer_class}, {dtype}): its gradient is {kind}, beside finite values up to \
-{largest}; the gradient that it received was finite, and so is the forward pass.""",
+{layer} ({layer_class}, {dtype}): its gradient is {kind}{operation}, beside finite \
+values up to {largest}; the gradient that it received was finite, and so is the \
+forward pass.""",
 }
 _CAST = """\
 {layer} ({layer_class}, {dtype}): its inputs are {kind}, beside finite values up to \
@@ -52,17 +52,7 @@ _SEAM = """\
 {layer} ({layer_class}, {dtype}): the gradient at its output is {kind}: it is finite \
 up to {largest} in float32, but not where it is cast to {dtype}."""
 _LOSS_GRADIENT = """\
-The loss is finite, but its gradient at the model's outputs is {kind}."""
-_LAST_LAYER = 'Give the last layer dtype="float32".'
-_ROOT = """\
-Look in the loss for an infinite derivative, as a square root has at zero, and add a \
-small number to its argument. """
-_INFINITE = "No loss scale helps."
-#: A loss scale at which gradients that are only too large for float16 are finite.
-_LOW = 2.0**-24
-_TOO_LARGE = """\
-At the loss scale 2**-24 all gradients are finite. So another way is to let it fall \
-below 1: DynamicLossScale(min_loss_scale=2.0**-24)."""
+The loss is finite, but its gradient at the model's outputs is {kind}{operation}."""
 _AT_FAULT = " Nothing is at fault."
 _HIDDEN = """ Later layers hide it: the loss is finite, but wrong."""
 
@@ -82,7 +72,8 @@ class NonfiniteReport:
         itself computes the value. None if no layer is at fault.
       layer_class: The name of the layer's class, as `"Dense"`.
       kind: `"inf"`, `"-inf"` or `"nan"`.
-      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`.
+      operation: The type of TensorFlow's operation that made the value, as `"MatMul"`
+        in a forward pass or `"SqrtGrad"` on the way back.
       dtype: The dtype that the value was computed in, as `"float16"`.
       largest: The largest finite magnitude beside it: in the operation's inputs and
         result, or in the gradient that the layer received.
@@ -92,8 +83,8 @@ class NonfiniteReport:
         layer has made a finite number of it. Such a loss is wrong.
       float16_variables: The names of the first trainable variables that are float16,
         empty if there are none. They lose updates though all is finite.
-      to_write: What to do, if a layer is at fault. For a forward pass: all changes that
-        make it finite on this batch.
+      to_write: What to do, if a layer or the loss is at fault, and what trials of that
+        have shown on this batch.
     """
 
     where: Optional[str] = None
@@ -114,7 +105,7 @@ class NonfiniteReport:
 
     def __str__(self) -> str:
         text = _TEXTS[self.where]
-        if self.operation == "Cast":
+        if self.operation == "Cast" and self.layer is not None:
             text = {"forward": _CAST, "gradient": _SEAM}.get(str(self.where), text)
         elif self.where == "gradient" and self.layer is None:
             text = _LOSS_GRADIENT
@@ -158,9 +149,12 @@ def find_nonfinite(
     * If gradients are not finite, it names the first layer, on the way back, that got a
       finite gradient and handed back one that is not.
 
-    If a layer overflows, this function tests the changes that it advises: it computes
-    outputs and loss again with them, and adds what else is needed, until these are
-    finite.
+    It tries what it advises: it computes the step again with the layer in float32, and
+    adds what else is needed. `dtype="float32"` is advised only if that made loss and
+    gradients finite, and gradients that are not all zero reach the layers before. If
+    float32 does not help, as against a division by zero or an infinite derivative, the
+    report says so, and what the operation needs. If a trial could not decide, the
+    report says that, too.
 
     The step is not applied. Weights, moving statistics, metrics and random streams stay
     as they were, the optimizer is not touched, and nothing is compiled. (Missing
@@ -217,46 +211,40 @@ def find_nonfinite(
                 )
             return tf.cast(compute(x, y, outputs, sample_weight), tf.float32)
 
-    def next_fault(step: Trial) -> List[Fault]:
-        found = step.at_fault(loss_in(step))[:1]
-        return [each for each in found if each.dtype in SIXTEEN_BITS]
+    def step_of(trial: Trial) -> TrainingStep:
+        return TrainingStep(model, data, loss_in, trial, scale)
 
     with unchanged(model):
-        step, data = Trial(Advice(keras)), floats_in(batch[0])
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(data)
-            computed = loss_in(step)
-            scaled, low = computed * scale, computed * _LOW
-        faults = step.at_fault(computed)
-        if faults:
-            found = _of_forward(faults[0], data)
-        elif is_bad(computed):
-            found = NonfiniteReport("loss", kind=_kind_of([computed]))
-        elif not _kind_of(_gradients(tape, scaled, step.calls, model).values()):
-            found = NonfiniteReport()
+        data = floats_in(batch[0])
+        step = step_of(Trial(Advice(keras)))
+        fault = step.first_fault()
+        if fault is None:
+            found = NonfiniteReport("scale" if step.kind_at(scale) else None)
         else:
-            grads = _gradients(tape, computed, step.calls, model)
-            at_low = _gradients(tape, low, step.calls, model)
-            is_large = not _kind_of(at_low.values())
-            found = _of_gradients(keras, step.calls, grads, is_large)
-        if found.where == "forward":
-            advice, hidden = Advice(keras, faults[:1]), not is_bad(computed)
-            if advice:
-                advice.try_out(Trial, next_fault)
-            found = dataclasses.replace(found, to_write=str(advice), is_hidden=hidden)
+            found = _report_of(fault, data)
+        if fault is not None and found.where in {"forward", "loss", "gradient"}:
+
+            def describe(other: Fault) -> str:
+                return str(_report_of(other, data))
+
+            to_write = cure_for(model, keras, step, fault, step_of, describe)
+            hidden = not fault.is_backward and not is_bad(step.loss)
+            found = dataclasses.replace(found, to_write=to_write, is_hidden=hidden)
     optimizer = getattr(model, "optimizer", None)
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     names = float16_weights.float16_names(optimizer, model.trainable_variables)
     return dataclasses.replace(found, loss_scale=scale, float16_variables=names)
 
 
-def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:
-    """Returns the report of a fault in the forward pass or in the loss."""
-    kind, operation, call = fault.kinds[0], fault.operation, fault.call
+def _report_of(fault: Fault, data: List[Any]) -> NonfiniteReport:
+    """Returns the report of a fault, without what to write."""
+    kind, operation, call = next(iter(fault.kinds), None), fault.operation, fault.call
+    if fault.is_backward and call is None:
+        return NonfiniteReport("gradient", kind=kind, operation=operation)
     if call is None:
         return NonfiniteReport("loss", kind=kind, operation=operation)
     found = NonfiniteReport(
-        "forward",
+        "gradient" if fault.is_backward else "forward",
         layer=call.path,
         layer_class=type(call.layer).__name__,
         kind=kind,
@@ -264,6 +252,8 @@ def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:
         dtype=fault.dtype,
         largest=fault.largest,
     )
+    if fault.is_backward:
+        return found
     # The model casts its data, or in Keras 3 its first layer does.
     if fault.is_cast and fault.largest in [look(each).largest for each in data]:
         return dataclasses.replace(found, where="data", layer=None)
@@ -274,88 +264,3 @@ def _of_forward(fault: Fault, data: List[Any]) -> NonfiniteReport:
             names = tuple(map(kerases.variable_name, bad))
             return dataclasses.replace(found, where="weights", variables=names)
     return found
-
-
-def _gradients(tape: Any, loss: Any, calls: List[Call], model: Any) -> Dict[int, Any]:
-    """Returns a loss's gradients at the inputs and outputs of calls, and at weights.
-
-    They are dense, by the ids of the tensors and the weights.
-    """
-    tensors = [t for call in calls for t in (*call.inputs, *call.outputs)]
-    weights = model.trainable_variables
-    grads = tape.gradient(loss, [*tensors, *map(kerases.tensor_of, weights)])
-    found = zip((*tensors, *weights), grads)
-    return {id(each): dense_part(grad) for each, grad in found if grad is not None}
-
-
-def _of_gradients(
-    keras: Any, calls: List[Call], grads: Dict[int, Any], is_large: bool
-) -> NonfiniteReport:
-    """Returns the report of a step in which only gradients are not finite.
-
-    `grads` are those at the loss scale 1. `is_large`: at a very low one all are finite.
-    """
-
-    def received(call: Call) -> List[Any]:
-        return [grads[id(each)] for each in call.outputs if id(each) in grads]
-
-    def left_by(call: Call) -> List[Any]:
-        things = [*call.inputs, *getattr(call.layer, "trainable_variables", ())]
-        return [grads[id(each)] for each in things if id(each) in grads]
-
-    if not _kind_of(grads.values()):
-        return NonfiniteReport("scale")
-    guilty = [
-        call
-        for call in calls
-        if received(call) and not _kind_of(received(call)) and _kind_of(left_by(call))
-    ]
-    innermost = [call for call in guilty if not any(call in c.around for c in guilty)]
-    if not innermost:  # they were infinite or NaN already at the model's outputs
-        kinds = [_kind_of(grads.values()), *map(_kind_of, map(received, calls))]
-        advice = f"{_LAST_LAYER} {_TOO_LARGE}" if is_large else _ROOT + _LAST_LAYER
-        worst = [each for each in kinds if each][-1]
-        return NonfiniteReport("gradient", kind=worst, to_write=advice)
-    call = innermost[-1]  # the first on the way back
-    kind, given, operation = _kind_of(left_by(call)), received(call), None
-    if any(call in each.around for each in calls):
-        # Nobody may have written its `call`: Keras casts what a layer is given.
-        casts = list(_casts(calls, grads))
-        inner = [c for c, _ in casts if not any(c in each.around for each, _ in casts)]
-        if inner:
-            call = inner[-1]
-            kind, given = _kind_of(received(call)), [dict(casts)[call]]
-            operation = "Cast"
-    advice = str(Advice(keras, [Fault(call, dtype=call.dtype)]))
-    said = (advice, _TOO_LARGE) if is_large else (_INFINITE, advice)
-    return NonfiniteReport(
-        "gradient",
-        layer=call.path,
-        layer_class=type(call.layer).__name__,
-        kind=kind,
-        operation=operation,
-        dtype=call.dtype,
-        largest=max(look(each).largest for each in given),
-        to_write=" ".join(said),
-    )
-
-
-def _casts(calls: List[Call], grads: Dict[int, Any]) -> Iterator[Tuple[Call, Any]]:
-    """Yields the calls whose output is cast to float32, and the gradient there.
-
-    Only where this gradient is finite, and is not once it is cast to 16 bits.
-    """
-    wide = [t for c in calls for t in c.inputs if t.dtype == tf.float32]
-    wide = [t for t in wide if id(t) in grads and not is_bad(grads[id(t)])]
-    for call in calls:
-        for out in call.outputs if call.dtype in SIXTEEN_BITS else ():
-            for each in wide if is_bad(grads.get(id(out))) else ():
-                is_same = each.shape == out.shape
-                if is_same and bool(tf.reduce_all(tf.cast(out, tf.float32) == each)):
-                    yield call, grads[id(each)]
-
-
-def _kind_of(values: Iterable[Any]) -> Optional[str]:
-    """Returns the kind of values that are not finite, NaN only if none is infinite."""
-    kinds = {kind for each in values for kind in look(each).kinds}
-    return next((kind for kind in WORDS if kind in kinds), None)

@@ -5,14 +5,20 @@ Eager mode has both by itself: Python's `if`, and the order of calls.
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+import inspect
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from lossscale.runtime import mode
+from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Op, Results, Tensor
 
 v1 = tf.compat.v1
+_IS_KNOWN = "experimental_attributes" in inspect.signature(tf.function).parameters
+#: The arguments of tf.function that keep its operations out of its caller's graph.
+_NOT_INLINED: Any = (
+    {"experimental_attributes": {"_noinline": True}} if _IS_KNOWN else {}
+)
 
 
 def group_ops(results: Results) -> Op:
@@ -29,6 +35,36 @@ def group_ops(results: Results) -> Op:
         if getattr(op, "graph", None) is graph:
             ops.append(op)
     return tf.group(*ops)
+
+
+def select(flag: Flag, one: Any, other: Any) -> Any:
+    """Returns one of two scalars, as `tf.where` does.
+
+    That broadcasts its arguments. For scalars, computing how takes a CPU three times as
+    long as the rest, and the rule of a loss scale chooses at every step.
+    """
+    if any(
+        getattr(getattr(each, "shape", None), "rank", 0) for each in (flag, one, other)
+    ):
+        return tf.where(flag, one, other)  # a rule may be called with many states
+    return v1.where(flag, one, other)
+
+
+def not_inlined(function: Callable[[], Results]) -> Results:
+    """Runs what a branch does seldom, as one operation of a graph if that is possible.
+
+    TensorFlow puts the operations of both branches into one graph. At each step those
+    of the branch that is not taken are passed over one by one.
+    """
+    here = mode.current()
+    is_plain = here.knows_values or here.by_xla or here.runs_parts
+    if is_plain or not _IS_KNOWN or replicas.count() > 1:
+        return function()
+
+    def body() -> None:
+        function()  # tf.function runs by itself what changes a variable
+
+    return tf.function(body, autograph=False, **_NOT_INLINED)()
 
 
 def either(

@@ -9,7 +9,8 @@ The others, in the order of imports:
 * `base`: the contract, LossScale;
 * `fixed`, `dynamic`: one rule each;
 * `serialization`: loss scales from names, numbers and configs, and their configs;
-* `spike_guard`: holds another loss scale, and skips steps with huge gradients.
+* `spike_guard`: holds another loss scale, and skips steps with huge gradients;
+* `ignored_losses`: how many bad losses in a row, or nearly, a rule may ignore.
 
 Begin with `base`. docs/choosing.md shows the whole file of a new loss scale, and
 CONTRIBUTING names its places elsewhere.

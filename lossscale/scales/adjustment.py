@@ -31,7 +31,7 @@ from lossscale import arguments
 from lossscale.gradients import arithmetic
 from lossscale.runtime import mode, replicas
 from lossscale.runtime.aliases import Flag, Grads, Op, Scalar, Tensor
-from lossscale.runtime.control import either, group_ops, run_either
+from lossscale.runtime.control import either, group_ops, run_either, select
 from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.checks import (
     LossScale,
@@ -51,8 +51,11 @@ class Verdict(NamedTuple):
     finite                                  yes          yes
     an overflow                             no           yes
     finite, and left out, as a spike        no           no
-    a bad loss, with nonfinite_loss="skip"  no           one in ten in a row
+    a bad loss, with nonfinite_loss="skip"  no           no, unless there are many
     ```
+
+    How many bad losses are many, `lossscale/scales/ignored_losses.py` says: the tenth
+    in a row, and some if more than one step in five has one.
 
     A verdict can only leave a step out: a step that is not finite is never applied,
     whatever `should_apply` is. Where one loss scale holds another one, a step is
@@ -324,7 +327,7 @@ def run_rules(
         values = checked_values(member, wanted, values)
         if valid is not current:  # what was replaced is moved no further
             moved = values.get(name, valid)
-            values[name] = tf.where(tf.equal(current, valid), moved, valid)
+            values[name] = select(tf.equal(current, valid), moved, valid)
         new.append((member, values))
     results = []
     for member, values in new:
@@ -341,15 +344,15 @@ def _count(
 ) -> List[Op]:
     """Counts a step, and assigns `values`, those that the verdict keeps."""
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-    bad = tf.where(is_finite, zero, one)
+    bad = select(is_finite, zero, one)
     results = [loss_scale.skipped_steps.assign_add(bad, read_value=False)]
-    untold = loss_scale._unsaved.untold
-    if untold is not None and is_told is not True:
-        bad = tf.where(is_told, zero, bad)
-        results.append(untold.assign_add(bad, read_value=False))
+    ignored = loss_scale.ignored_loss_steps
+    if ignored is not None and is_told is not True:
+        bad = select(is_told, zero, bad)
+        results.append(ignored.assign_add(bad, read_value=False))
     in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps) + one
     counts = {
-        "consecutive_skipped_steps": tf.where(is_finite, zero, in_a_row),
+        "consecutive_skipped_steps": select(is_finite, zero, in_a_row),
         "last_step_finite": is_finite,
     }
     if largest is not None:
@@ -388,7 +391,7 @@ def repaired(loss_scale: LossScale, current: Scalar) -> Scalar:
         return current
     is_number = tf.logical_and(current > 0.0, current <= tf.float32.max)  # NaN is not
     valid = tf.maximum(current, floor)
-    valid = tf.where(is_number, valid, loss_scale.initial_loss_scale)
+    valid = select(is_number, valid, loss_scale.initial_loss_scale)
     if knows_values:
         warn(
             f"The loss scale was {float(current)!r}, below its floor or no number that "

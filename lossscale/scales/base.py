@@ -56,6 +56,9 @@ class Observer(Protocol):
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
 
+    def note_restored(self) -> None:
+        """A checkpoint is about to set its variables, in eager mode."""
+
 
 class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     """A number that multiplies the loss, so that small gradients survive in float16.
@@ -116,6 +119,9 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         steps in a row up to the last step: 0 if that step's gradients were finite.
       last_step_finite: `bool` variable of shape `[]`, whether the last step's
         gradients were finite. True before the first step.
+      ignored_loss_steps: `int64` variable of shape `[]`, the number of `skipped_steps`
+        that the rule ignored because the loss was not finite before it was scaled. None
+        unless an optimizer with `nonfinite_loss="skip"` uses this loss scale.
       last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
         step's gradients, infinite after an overflow, 0 before the first step. No file
         holds it. None unless `needs_largest` is set or `keep_largest` was called.
@@ -129,6 +135,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     checks_gradients: bool = True
     skips_spikes: bool = False
     left_out_as: str = ""
+    ignored_loss_steps: Optional[Variable] = None
     initial_loss_scale: float
     has_scaled: bool = False
     has_been_read: bool = False
@@ -186,7 +193,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
             )
         super().__init__()
         # tf.Module does not search this object, so that no file holds what is in it.
-        self._unsaved = SimpleNamespace(largest=None, untold=None)
+        self._unsaved = SimpleNamespace(largest=None)
         held = self._held() if initial_loss_scale is None else None
         if held is not None:
             self._hold(held)
@@ -516,6 +523,24 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         divisor = arithmetic.opaque_divisor(loss_scale, self.skipped_steps)
         return arithmetic.divide(grads, divisor)
 
+    def _lookup_dependency(self, name: str, *args: Any) -> Any:
+        # Private to TensorFlow, which calls it with each name that a checkpoint holds
+        # for this object, before it sets any variable. What older checkpoints do not
+        # hold begins at 0 then. Without this method it would keep its value, if such a
+        # checkpoint is read into a loss scale that was used before.
+        if name in ("skipped_steps", "current_loss_scale"):
+            self._forget_ignored()
+        return super()._lookup_dependency(name, *args)
+
+    def _forget_ignored(self) -> None:
+        """Sets to 0 what files of 3.0.0 and older do not hold."""
+        if not mode.current().knows_values:
+            return
+        if self.ignored_loss_steps is not None:
+            self.ignored_loss_steps.assign(0)
+        if self._observer is not None:
+            self._observer.note_restored()
+
     def __float__(self) -> float:
         number = self._to_show()
         if self._observer is not None:
@@ -577,34 +602,6 @@ def was_used(loss_scale: LossScale) -> bool:
 def takes_the_flag(loss_scale: LossScale) -> bool:
     """Tells whether it is adjusted by the flag, not in an `update` of its own."""
     return "update" not in loss_scale._overridden
-
-
-def count_untold(loss_scale: LossScale) -> None:
-    """Counts bad steps of which the rule is not told, in this process.
-
-    An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
-    """
-    with tf.init_scope():
-        # A session would have to initialize it.
-        if loss_scale._unsaved.untold is None and mode.current().knows_values:
-            untold = replicas.new_variable("untold_steps", 0, tf.int64)
-            loss_scale._unsaved.untold = untold
-
-
-def must_be_told(in_a_row: Any) -> Flag:
-    """Tells whether the rule is told of the next skipped step, whatever it was.
-
-    It is told of every tenth in a row. If a loss was blamed although a smaller loss
-    scale would help, the scale falls and the run goes on. If none helps, it falls once
-    in ten. `in_a_row`, a tensor or a variable, is the number of steps skipped before.
-    """
-    return tf.equal((tf.convert_to_tensor(in_a_row) + 1) % 10, 0)
-
-
-def untold_steps(loss_scale: LossScale) -> Optional[Variable]:
-    """Returns the variable of how many bad steps the rule was not told of, or None."""
-    found: Optional[Variable] = loss_scale._unsaved.untold
-    return found
 
 
 def unguarded(loss_scale: LossScale) -> LossScale:

@@ -13,6 +13,7 @@ from lossscale.arguments import or_none
 from lossscale.gradients import arithmetic
 from lossscale.runtime import registry
 from lossscale.runtime.aliases import Flag, Scalar, Tensor
+from lossscale.runtime.control import select
 from lossscale.scales.base import LossScale
 
 #: The events that may clear the count of bad steps.
@@ -173,10 +174,10 @@ class DynamicLossScale(LossScale):
         zero, is_bad = tf.constant(0, tf.int64), tf.logical_not(is_finite)
         scale, bad, new = state.current_loss_scale, state.bad_steps, {}
 
-        good = tf.where(is_finite, state.good_steps + 1, zero)
+        good = select(is_finite, state.good_steps + 1, zero)
         grows = good >= self._period(state)  # never on a bad step: `good` is 0
         left = zero if "good" in self.hysteresis_reset else bad
-        bad = tf.where(is_finite, left, bad + 1)
+        bad = select(is_finite, left, bad + 1)
         backs_off = tf.logical_and(is_bad, bad >= self.hysteresis)
         if self.overflow_tolerance is not None:
             steps = state.window_steps + 1
@@ -187,21 +188,21 @@ class DynamicLossScale(LossScale):
             left = state.cooldown_steps
             backs_off = tf.logical_and(backs_off, left < 1)
             whole = tf.constant(self.backoff_cooldown, tf.int64)
-            left = tf.where(backs_off, whole, tf.maximum(left - 1, zero))
+            left = select(backs_off, whole, tf.maximum(left - 1, zero))
             new["cooldown_steps"] = left
         if self.overflow_tolerance is not None:
             moves = tf.logical_or(grows, backs_off)
-            new["window_steps"] = tf.where(moves, zero, steps)
-            new["window_bad_steps"] = tf.where(backs_off, zero, of_bad)
+            new["window_steps"] = select(moves, zero, steps)
+            new["window_bad_steps"] = select(backs_off, zero, of_bad)
         for event, happened in (("growth", grows), ("backoff", backs_off)):
             if event in self.hysteresis_reset:
-                bad = tf.where(happened, zero, bad)
-        fallen = tf.where(backs_off, self._backed_off(state), scale)
+                bad = select(happened, zero, bad)
+        fallen = select(backs_off, self._backed_off(state), scale)
         return {
             **new,
-            "good_steps": tf.where(grows, zero, good),
+            "good_steps": select(grows, zero, good),
             "bad_steps": bad,
-            "current_loss_scale": tf.where(grows, self._grown(scale), fallen),
+            "current_loss_scale": select(grows, self._grown(scale), fallen),
         }
 
     def _period(self, state: Any) -> Scalar:
@@ -209,10 +210,11 @@ class DynamicLossScale(LossScale):
         if self.search_period is None:
             return period
         # A session may have counted a bad step already. Nothing grows then.
-        # A bad loss that was kept from the rule does not end the search.
-        untold, skipped = self._unsaved.untold, state.skipped_steps
-        searches = skipped < 1 if untold is None else skipped <= untold
-        return tf.where(searches, tf.constant(self.search_period, tf.int64), period)
+        # A bad loss that the rule ignored does not end the search. Files hold both.
+        has_ignored = self.ignored_loss_steps is not None
+        ignored = state.ignored_loss_steps if has_ignored else 0
+        searches = state.skipped_steps <= ignored
+        return select(searches, tf.constant(self.search_period, tf.int64), period)
 
     def _grown(self, scale: Scalar) -> Scalar:
         # float64 holds the whole product, so that it is rounded once, and is finite.
@@ -221,7 +223,7 @@ class DynamicLossScale(LossScale):
         if self.max_loss_scale is not None:
             larger = tf.minimum(larger, self.max_loss_scale)
         else:
-            larger = tf.where(larger < _INFINITE, larger, scale)
+            larger = select(larger < _INFINITE, larger, scale)
         return tf.cast(larger, tf.float32)
 
     def _backed_off(self, state: Any) -> Scalar:

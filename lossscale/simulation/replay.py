@@ -17,13 +17,9 @@ from lossscale.runtime import mode
 from lossscale.runtime.aliases import Array
 from lossscale.runtime.control import group_ops
 from lossscale.scales.adjustment import adjust_to_step
-from lossscale.scales.base import (
-    LossScale,
-    count_untold,
-    must_be_told,
-    untold_steps,
-)
+from lossscale.scales.base import LossScale
 from lossscale.scales.headroom import FLOAT16_MAX
+from lossscale.scales.ignored_losses import count_ignored_steps, raised
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -168,9 +164,9 @@ def simulate(
       bad_losses: A `bool` array of shape `[steps]`: the steps whose loss was not finite
         before it was scaled, so that no scale helps. Their gradients count as not
         finite, whatever the flags or limits say. None: there are none.
-      nonfinite_loss: As in `LossScaleOptimizer`: at such steps the loss scale is told
-        of an overflow (`"backoff"`), or of nothing (`"skip"`), but for the tenth of ten
-        skipped steps in a row.
+      nonfinite_loss: As in `LossScaleOptimizer`: such steps count as overflows
+        (`"backoff"`), or the rule ignores them unless there are many (`"skip"`): the
+        tenth in a row counts, and some of them if more than one step in five is one.
 
     Returns:
       A `Simulation`.
@@ -240,8 +236,8 @@ def simulate(
             " looks at the gradients, got None. Pass the greatest magnitude of "
             "each step, or a `limit` in place of flags."
         )
-    untold = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
-    run = [trace, seen, untold]
+    may_ignore = bad & (nonfinite_loss == "skip") & loss_scale.checks_gradients
+    run = [trace, seen, may_ignore]
     # On the CPU, since a GPU would have to return a few scalars a million times.
     with tf.device("CPU:0"):
         try:
@@ -262,10 +258,9 @@ def _ratios(values: Array) -> Array:
 
 def _copy(loss_scale: LossScale) -> LossScale:
     """Returns a copy with plain variables, on one device."""
-    unsaved = loss_scale.last_largest, untold_steps(loss_scale)
     memo: Dict[int, Any] = {
         id(variable): tf.Variable(variable.numpy(), trainable=False)
-        for variable in (*loss_scale.variables, *unsaved)
+        for variable in (*loss_scale.variables, loss_scale.last_largest)
         if variable is not None
     }
     for module in (loss_scale, *loss_scale.submodules):
@@ -282,38 +277,43 @@ def _replay(
 ) -> Tuple[Array, Array]:
     """Returns the scale of each step and after the last, and what was applied.
 
-    `run` are the flags or limits, the largest gradients, and of which steps the rule is
-    not told, but for one in ten.
+    `run` are the flags or limits, the largest gradients, and the steps that the rule
+    ignores unless there are many.
     """
     loss_scale = _copy(loss_scale)
-    steps, has_untold = len(run[0]), run[-1].any()
-    if has_untold:
-        count_untold(loss_scale)
+    steps, ignores = len(run[0]), run[-1].any()
+    if ignores:
+        count_ignored_steps(loss_scale)
 
     def scale_now() -> Any:
         return tf.reshape(tf.cast(loss_scale(), tf.float32), [])
 
-    def body(i: Any, run: Any, scales: Any, applied: Any) -> Any:
+    def body(i: Any, run: Any, level: Any, scales: Any, applied: Any) -> Any:
         scale = scale_now()
-        entry, seen, is_untold = [array[i] for array in run]
+        entry, seen, may_ignore = [array[i] for array in run]
         is_limit = not entry.dtype.is_bool
         is_finite = tf.cast(scale, tf.float64) <= entry if is_limit else entry
         is_finite = tf.logical_and(is_finite, tf.math.is_finite(seen))  # as `adjust`
         is_told = True
-        if has_untold:
-            in_a_row = loss_scale.consecutive_skipped_steps
-            is_told = tf.logical_or(~is_untold, must_be_told(in_a_row))
+        if ignores:
+            higher, counts = raised(level, 0)
+            level = tf.where(may_ignore, higher, level)
+            is_told = tf.logical_or(~may_ignore, counts)
         largest = seen if loss_scale.needs_largest else None
         op, should_apply = adjust_to_step(loss_scale, is_finite, largest, is_told)
         with tf.control_dependencies([group_ops([op])]):
             should_apply = tf.reshape(tf.convert_to_tensor(should_apply, tf.bool), [])
-        return i + 1, run, scales.write(i, scale), applied.write(i, should_apply)
+        level = tf.maximum(level - tf.cast(should_apply, tf.int64), 0)
+        scales = scales.write(i, scale)
+        return i + 1, run, level, scales, applied.write(i, should_apply)
 
     def replay(*run: Any) -> Any:
         scales = tf.TensorArray(tf.float32, steps, element_shape=[])
         applied = tf.TensorArray(tf.bool, steps, element_shape=[])
-        _, _, scales, applied = tf.while_loop(
-            lambda i, *_: i < steps, body, [0, [*run], scales, applied]
+        # Of `ignored_losses`: this is the only optimizer.
+        level = tf.constant(0, tf.int64)
+        *_, scales, applied = tf.while_loop(
+            lambda i, *_: i < steps, body, [0, [*run], level, scales, applied]
         )
         return scales.stack(), applied.stack()
 

@@ -6,14 +6,15 @@ import csv
 import re
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from exact import heard
 from faulty import ROWS, Faulty, batches, scaled_gradients, told_by_fit, told_of
-from models import data, regression
+from models import data, has_ops, regression
 
 import lossscale
 from lossscale import DynamicLossScale, LossScaleMonitor, LossScaleOptimizer, SpikeGuard
-from lossscale.monitor import watched
+from lossscale.monitor import reading
 
 LOOK = ": look at these rows."
 
@@ -101,6 +102,69 @@ def test_between_which_batches_if_several_run_in_one_call(family):
     assert "at batches 0 to 3, " in message
     (message,), _ = named_by_fit(faulty, run, monitor())
     assert "last at batches 0 to 3, 4 to 7, " in message
+
+
+def endless(run):
+    """Returns the batches of a run as a dataset whose length nobody knows."""
+    dataset = tf.data.Dataset.from_tensor_slices(batches(run)).batch(ROWS)
+    return dataset.filter(lambda *_: True)
+
+
+@pytest.mark.parametrize("every", [None, 1])
+@pytest.mark.parametrize(
+    ("count", "bad", "places"),
+    [
+        (10, [9], "8 to 9"),
+        (9, [8], "8"),
+        (10, [1, 9], "0 to 3, 8 to 9"),
+        (3, [2], "0 to 2"),
+    ],
+)
+@pytest.mark.parametrize("length", ["known", "unknown"])
+def test_no_batch_is_named_that_does_not_exist(
+    family, every, count, bad, places, length
+):
+    """The last call of an epoch runs those that are left."""
+    faulty = Faulty(family)
+    faulty.model.compile(faulty.optimizer, loss="mse", steps_per_execution=4)
+    run = run_of(count, data=bad)
+    x = endless(run)
+    if length == "known":
+        x = tf.data.Dataset.from_tensor_slices(batches(run)).batch(ROWS)
+    validation = tf.data.Dataset.from_tensor_slices(batches([None] * 6)).batch(ROWS)
+    fitted = {"validation_data": validation, "epochs": 2, "verbose": 0}
+    if length == "unknown" and not has_ops(family.keras):
+        # Keras 2 wants to be told.
+        x, fitted["steps_per_epoch"] = x.repeat(), count
+    with heard() as messages:
+        watching = [monitor(every=every)]
+        faulty.model.fit(x, callbacks=watching, **fitted)
+    listed = [
+        re.search("at batch(?:es)? ([0-9, to]+), counted", m) for m in named(messages)
+    ]
+    if every is None:
+        assert [each[1] for each in listed] == [places] * 2
+    else:
+        numbers = [n for each in listed for n in re.findall("[0-9]+", each[1])]
+        assert max(map(int, numbers)) < count
+
+
+def test_batches_of_two_steps_that_run_in_one_call(family):
+    model = looping(family, times=2)
+    model.compile(model.optimizer, loss="mse", steps_per_execution=4)
+    x, y = data(np.random.default_rng(7), 40)
+    y[38] = np.nan  # batch 9 of 10
+    messages, _ = told_of(model, x, y, monitor())
+    assert "last at batches 8 to 9, counted from 0" in named(messages)[0]
+
+
+def test_an_epoch_that_begins_within(family):
+    """Keras 2 resumes there; so does whoever calls the callback in a loop."""
+    batches_of = reading.Batches(Faulty(family).optimizer)
+    batches_of.begin(6, 4)
+    assert batches_of._end() == 10
+    batches_of.begin(10, 4)
+    assert batches_of._end() == 14
 
 
 def accumulating(family, count):
@@ -294,7 +358,28 @@ def test_a_checkpoint_that_is_restored_within_an_epoch(family, tmp_path):
 
 
 def test_a_long_epoch_is_told_apart_as_far_as_is_kept(family, monkeypatch):
-    monkeypatch.setattr(watched, "_MARKS", 4)
+    monkeypatch.setattr(reading, "_MARKS", 4)
     run = run_of(12, data=[7])
     (message,), _ = named_by_fit(Faulty(family), run, monitor())
     assert "at batches 4 to 7, counted from 0" in message
+
+
+def test_it_says_when_bad_losses_lower_a_loss_scale_that_ignores_them(family):
+    """Of every second batch the 13th counts, and of three in 32 batches none does."""
+    messages = []
+    for numbers in (range(0, 32, 2), [2, 9, 20]):
+        inner = family.optimizers.SGD(2.0**-10)
+        scale = DynamicLossScale(2.0**10)
+        optimizer = LossScaleOptimizer(inner, scale, nonfinite_loss="skip")
+        model = regression(family, optimizer)
+        x, y = data(np.random.default_rng(7), 32)
+        y[[*numbers]] = np.inf
+        found, _ = told_of(model, x, y, monitor(every=4), rows=1, epochs=2)
+        messages.append([each for each in found if "in float32" in each])
+    said, nothing = messages
+    assert nothing == []
+    assert len(said) == 2
+    assert "so 1 of them counted as an overflow: " in said[0]
+    assert "scale was 2**10 when the epoch began, and is 512." in said[0]
+    assert "scale was 512 when the epoch began, and is 256." in said[1]
+    assert "Compute the loss in float32" in said[0]

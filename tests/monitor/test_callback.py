@@ -23,7 +23,7 @@ from lossscale import (
     LossScaleOptimizer,
     LossScaleWarning,
 )
-from lossscale.monitor import watched
+from lossscale.monitor import reading
 from lossscale.runtime import kerases
 
 #: For `small`.
@@ -263,13 +263,13 @@ def test_on_stall_raise_raises_again_while_it_is_so(faulty):
 @pytest.fixture
 def counted(monkeypatch):
     """Returns a list, which gets an entry each time that the monitor reads."""
-    reads, read = [], watched.read
+    reads, read = [], reading.read
 
     def counting(optimizer):
         reads.append(optimizer)
         return read(optimizer)
 
-    monkeypatch.setattr(watched, "read", counting)
+    monkeypatch.setattr(reading, "read", counting)
     return reads
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
+from lossscale.monitor.reading import Reading
 from lossscale.monitor.skips import Skips
-from lossscale.monitor.watched import Reading, Watched
+from lossscale.monitor.watched import Watched
 from lossscale.runtime import kerases
 
 

@@ -16,8 +16,9 @@ from lossscale import (
     LossScaleMonitor,
     LossScaleOptimizer,
 )
+from lossscale.monitor.reading import Reading, read
 from lossscale.monitor.skips import Skips
-from lossscale.monitor.watched import Reading, Watched, read
+from lossscale.monitor.watched import Watched
 
 pytestmark = pytest.mark.slow
 

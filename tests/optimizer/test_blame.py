@@ -155,11 +155,12 @@ def test_rows_that_are_masked_later_do_not_stick(family, mode):
     assert applied(optimizer) == 1
 
 
-# Of ten in a row at most nine are kept from the rule
+# Of ten in a row at most nine are ignored
 
 
 @pytest.mark.parametrize("mode", [*MODES, "mirrored"])
-def test_the_tenth_in_a_row_is_told(family, mode, request):
+def test_the_tenth_in_a_row_counts(family, mode, request):
+    """A burst of nine is forgotten after 36 steps that were applied."""
     mirrored = request.getfixturevalue("mirrored") if mode == "mirrored" else None
     with scope_of(mirrored):
         optimizer, variable = wrapped(family, DynamicLossScale(FITS))
@@ -172,16 +173,17 @@ def test_the_tenth_in_a_row_is_told(family, mode, request):
         run = tf.function(lambda factor: mirrored.run(step, (factor,)))
     else:
         run = compiled(step, mode)
-    for bad in (9, 9, 10, 20):
+    for bad, good, halved in ((9, 36, 0), (9, 36, 0), (10, 1, 1), (20, 1, 3)):
         for _ in range(bad):
             run(tf.constant(NAN))
         assert optimizer.nonfinite_loss() == "nan"
-        run(tf.constant(1.0))
-    assert float(optimizer.loss_scale) == FITS / 8.0
-    assert applied(optimizer) == 4
+        for _ in range(good):
+            run(tf.constant(1.0))
+        assert float(optimizer.loss_scale) == FITS / 2.0**halved
+    assert applied(optimizer) == 74
 
 
-def test_the_tenth_in_a_session():
+def test_many_bad_losses_in_a_session():
     legacy = [each for each in families() if each.name == "keras2-legacy"]
     if not legacy:
         pytest.skip("no others take a step in a session")
@@ -195,9 +197,11 @@ def test_the_tenth_in_a_session():
         (grad,) = tf.compat.v1.gradients(loss, weight)
         done, value = optimizer.apply_gradients([(grad, weight)]), scale()
         session.run(tf.compat.v1.global_variables_initializer())
-        for number in range(1, 12):
-            session.run(done, {factor: NAN})
-            assert session.run(value) == (FITS if number < 10 else FITS / 2.0)
+        run = [NAN] * 10 + [1.0, NAN] * 13 + [NAN]
+        for number, given in enumerate(run, 1):
+            session.run(done, {factor: given})
+            counted = (number > 9) + (number > 35)  # the last of the 13, too
+            assert session.run(value) == FITS / 2.0**counted
 
 
 # Random programs
@@ -213,7 +217,7 @@ CHUNK, QUICK = 10, 1
         for chunk in range(40)
     ],
 )
-def test_a_loss_scale_is_told_of_what_an_oracle_says(chunk):
+def test_a_loss_scale_is_lowered_by_what_an_oracle_says(chunk):
     every = families()
     seeds = range(chunk * CHUNK, (chunk + 1) * CHUNK)
     found = [offence(every[seed % len(every)], seed) for seed in seeds]

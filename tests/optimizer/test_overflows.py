@@ -32,6 +32,28 @@ def test_an_overflow_counts_once(trained, mode):
     assert trained.subtracted() == 1.0
 
 
+@pytest.mark.parametrize("mode", ["graph", "xla"])
+def test_functions_that_apply_parts_of_a_list_count_its_overflow_in_each(family, mode):
+    """The first function counts it, and the next one sees only the state of the step.
+
+    One function unscales and clips, so what the others are given is of no kind.
+    """
+    trained = Trained(family, sizes=(1, 1))
+    trained.build()
+    compute = compiled(lambda factor: clip(trained.unscaled(factor)), mode)
+
+    def applying(variable):
+        apply = trained.optimizer.apply_gradients
+        return compiled(lambda grad: apply([(grad, variable)]), mode)
+
+    functions = list(map(applying, trained.variables))
+    with warned(0):
+        for factor, left in ((0.5, 0.5), (INF, 0.5), (0.5, 1.0)):
+            for apply_part, grad in zip(functions, compute(tf.constant(factor))):
+                apply_part(grad)
+            assert trained.subtracted() == [left, left]
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("then", [list, changes_nothing], ids=["known", "unknown"])
 def test_an_overflow_that_was_counted_ends_with_its_step(trained, then, mode):

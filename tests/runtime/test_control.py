@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
+import inspect
 
+import tensorflow as tf
+from predicates import nodes_run
+
+from lossscale.runtime import control
 from lossscale.runtime.control import group_ops
 
 
@@ -22,3 +26,39 @@ def test_a_group_runs_what_each_replica_did():
         session.run(tf.compat.v1.global_variables_initializer())
         session.run(op)
         assert session.run(counts) == [1.0, 1.0]
+
+
+def test_select_takes_scalars_and_many_states():
+    one, other = tf.constant(1, tf.int64), tf.constant(2, tf.int64)
+    assert int(control.select(tf.constant(False), one, other)) == 2
+    flags = tf.constant([True, False])
+    assert control.select(flags, one, other).numpy().tolist() == [1, 2]
+
+    @tf.function
+    def traced(flag):
+        return control.select(flag, one, other)
+
+    graph = traced.get_concrete_function(tf.TensorSpec([], tf.bool)).graph
+    assert "Select" in {operation.type for operation in graph.get_operations()}
+
+
+def test_what_is_not_inlined_is_one_operation_and_runs_at_each_call():
+    count = tf.Variable(0)
+
+    def body():
+        for _ in range(5):
+            count.assign_add(1)
+
+    @tf.function
+    def traced(flag):
+        return control.run_either(flag, list, lambda: control.not_inlined(body))
+
+    for flag in (False, True, False):
+        traced(tf.constant(flag))
+    assert count.numpy() == 10
+    control.not_inlined(body)
+    assert count.numpy() == 15
+    if "experimental_attributes" in inspect.signature(tf.function).parameters:
+        run = nodes_run(traced, tf.constant(True), of="flag")
+        assert run
+        assert not any(node.op == "AssignAddVariableOp" for node in run)

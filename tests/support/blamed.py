@@ -1,13 +1,15 @@
 """Random programs whose losses and gradients are bad, and an oracle that knows why.
 
-In each round every optimizer scales the losses of a few batches, may drop one of them,
-adds up the gradients of the others and applies them. A loss scale is halved by each
-step that it is told of, and by no other: so its value counts them.
+In each round every optimizer, or only some, scales the losses of a few batches, may
+drop one of them, adds up the gradients of the others and applies them. A loss scale is
+halved by each step that counts as an overflow, and by no other: so its value counts
+them.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Optional
 
@@ -20,9 +22,10 @@ from lossscale import DynamicLossScale, LossScaleOptimizer
 
 INF, NAN = float("inf"), float("nan")
 START = 2.0**60
-ROUNDS = 12
-#: Of so many steps in a row that are skipped the rule is told of one.
-TENTH = 10
+ROUNDS = 30
+#: A bad loss is ignored unless its optimizer's level comes to the first of these. Each
+#: one adds the second, and an applied step takes 1 away.
+MOST, ADDED = 40, 4
 #: The loss and the largest gradient of a batch.
 GOOD, MASKED, OVERFLOW = (1.0, 0.5), (INF, 0.5), (1.0, INF)
 BAD_LOSSES = [(NAN, NAN), (INF, NAN), (INF, INF)]
@@ -78,6 +81,7 @@ def values_of(draw, turns, mood):
     every = {
         "mixed": [GOOD] * 5 + [MASKED, OVERFLOW, OVERFLOW, *BAD_LOSSES],
         "losses": [*BAD_LOSSES, MASKED],
+        "often": [GOOD] * 4 + [*BAD_LOSSES, MASKED],
         "overflows": [OVERFLOW],
         "both": [OVERFLOW, *BAD_LOSSES],
     }
@@ -85,30 +89,44 @@ def values_of(draw, turns, mood):
 
 
 class Oracle:
-    """Knows of a loss scale which of its optimizers' steps it must have been told."""
+    """Knows of a loss scale how many steps of its optimizers must have lowered it."""
 
     def __init__(self):
-        self.seen, self.in_a_row, self.told = set(), 0, 0
+        self.seen, self.levels, self.counted = set(), defaultdict(int), 0
+        self._begin()
 
-    def round(self, turns, values):
-        """Takes a round: one step, of all who share the loss scale."""
-        is_good, is_told = True, False
+    def _begin(self):
+        """Begins a step of the loss scale."""
+        self.in_step, self.has_counted = set(), False
+
+    def round(self, turns, values, is_eager):
+        """Takes a round, which in a graph is one step of all who share the loss scale.
+
+        In eager mode a step ends when an optimizer applies a second time.
+        """
+        if not is_eager:
+            self._begin()
         for turn in turns:
+            if turn.who in self.in_step:
+                self._begin()
+            self.in_step.add(turn.who)
             losses, grads = np.array([next(values) for _ in range(turn.takes)]).T
             if turn.drops:
                 if turn.drops == "unscaled" and not np.isfinite(grads[0]):
-                    self.seen.add(
-                        turn.who
-                    )  # an overflow waits until an apply counts it
+                    # An overflow waits until an apply counts it.
+                    self.seen.add(turn.who)
                 losses, grads = losses[1:], grads[1:]
             if np.isfinite(grads).all() and turn.who not in self.seen:
+                self.levels[turn.who] = max(self.levels[turn.who] - 1, 0)
                 continue
-            is_good = False
             self.seen.discard(turn.who)
-            is_of_loss = not turn.is_hidden and not np.isfinite(losses).all()
-            is_told = is_told or not is_of_loss
-        self.in_a_row = 0 if is_good else self.in_a_row + 1
-        self.told += not is_good and (is_told or self.in_a_row % TENTH == 0)
+            counts = turn.is_hidden or np.isfinite(losses).all()
+            if not counts:
+                self.levels[turn.who] += ADDED
+                counts = self.levels[turn.who] >= MOST
+                self.levels[turn.who] *= not counts
+            self.counted += bool(counts and not self.has_counted)
+            self.has_counted = self.has_counted or counts
 
 
 class Program:
@@ -133,11 +151,21 @@ class Program:
             optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
         self.held = [tf.Variable([0.0, 0.0]) for _ in range(count)]
         self.oracles = [Oracle() for _ in {id(scale) for scale in self.scales}]
-        self.run = compiled(self.step, self.mode)
+        #: A function for each choice of turns that a round takes.
+        self.runs = {}
 
-    def step(self, values):
+    def run(self, turns, values):
+        """Takes a round of some of the turns."""
+        key = tuple(turn.who for turn in turns)
+        if key not in self.runs:
+            self.runs[key] = compiled(
+                lambda values: self.step(turns, values), self.mode
+            )
+        self.runs[key](tf.constant(values))
+
+    def step(self, turns, values):
         values = iter(tf.unstack(values))
-        for turn in self.turns:
+        for turn in turns:
             optimizer = self.optimizers[turn.who]
             by = optimizer.loss_scale.scale if turn.by_itself else optimizer.scale_loss
 
@@ -164,21 +192,26 @@ class Program:
             optimizer.apply_gradients([(total, self.variables[turn.who])])
 
     def offence(self):
-        """Returns what a loss scale was told that it should not have been, or None."""
-        mood = "mixed"
+        """Returns where a loss scale and the oracle differ, or None."""
+        mood, is_eager = "mixed", self.mode == "eager"
         for number in range(ROUNDS):
-            if self.draw.random() < 0.1:
-                mood = self.draw.choice(["mixed", "losses", "overflows", "both"])
-            values = values_of(self.draw, self.turns, mood)
-            self.run(tf.constant(values))
+            if self.draw.random() < 0.15:
+                moods = ["mixed", "losses", "often", "often", "overflows", "both"]
+                mood = self.draw.choice(moods)
+            turns = self.turns
+            if self.draw.random() < 0.5:
+                some = self.draw.sample(turns, self.draw.randint(1, len(turns)))
+                turns = [each for each in turns if each in some]
+            values = values_of(self.draw, turns, mood)
+            self.run(turns, values)
             given, shares = iter(values), len(self.oracles) < len(self.optimizers)
-            for turn in [self.turns] if shares else [[each] for each in self.turns]:
+            for turn in [turns] if shares else [[each] for each in turns]:
                 oracle = self.oracles[0 if shares else turn[0].who]
-                oracle.round(turn, given)
+                oracle.round(turn, given, is_eager)
             for scale, oracle in zip(self.scales, self.oracles):
-                told = round(np.log2(START / float(scale.numpy())))
-                if told != oracle.told:
-                    return f"round {number}: told {told} times, not {oracle.told}"
+                found = round(np.log2(START / float(scale.numpy())))
+                if found != oracle.counted:
+                    return f"round {number}: lowered {found}, not {oracle.counted}"
         return None
 
 

@@ -6,18 +6,21 @@ multiplication can change a bit. So `tests/data/` holds for every version of Ten
     python tests/support/golden.py run       # writes tests/data/run.json
     python tests/support/golden.py files     # writes tests/data/lossscale-X.Y.Z/
     python tests/support/golden.py held      # writes tests/data/lossscale-X.Y.Z/held/
+    python tests/support/golden.py skip      # writes tests/data/lossscale-X.Y.Z-skip/
 
 The first was made on TensorFlow 2.15; the second by each version from 0.1.0 to 3.0.0,
 on 2.15 and, of Keras 3, on 2.21 with 3.15. tests/data/tensorflow-X.Y/ holds checkpoints
 of ours and of Keras's own wrappers, written half-way by TensorFlow 2.4, 2.15 and, with
 Keras 3.3, 2.16. The third, of loss scales that hold another one, was made by 3.0.0, on
 the TensorFlow of its second. Its `.h5` files of Keras 2 could hold a SpikeGuard only.
+The fourth, of runs with nonfinite_loss="skip", was made by 3.0.0 in the same way.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -53,6 +56,14 @@ def wrapped(family):
     """Returns the wrapper whose state and config the files hold."""
     scale = lossscale.DynamicLossScale(STARTS["float32"], **RULE)
     return lossscale.LossScaleOptimizer(sgd(family), scale, name="mine")
+
+
+def skipping(family):
+    """Returns one that ignores bad losses, and grows at each step until an overflow."""
+    scale = lossscale.DynamicLossScale(STARTS["float32"], 4, search_period=1)
+    return lossscale.LossScaleOptimizer(
+        sgd(family), scale, name="mine", nonfinite_loss="skip"
+    )
 
 
 def targets():
@@ -157,13 +168,13 @@ MODEL_FILES = {
 }
 
 
-def write_files(found):
+def write_files(found, make=wrapped, suffix=""):
     """Writes what this version of lossscale saves, by every route."""
-    folder = DATA / f"lossscale-{lossscale.__version__}"
+    folder = DATA / f"lossscale-{lossscale.__version__}{suffix}"
     for family in found:
         home = folder / family.name
         home.mkdir(parents=True, exist_ok=True)
-        model = compiled_model(family, wrapped(family))
+        model = compiled_model(family, make(family))
         optimizer, scale = model.optimizer, model.optimizer.loss_scale
         fit(model, 0, STEPS // 2)
         for name in MODEL_FILES[family.name]:
@@ -224,6 +235,6 @@ def write_held(found):
 
 
 if __name__ == "__main__":
-    {"run": write_run, "files": write_files, "held": write_held}[sys.argv[1]](
-        families()
-    )
+    write_skip = partial(write_files, make=skipping, suffix="-skip")
+    writers = {"run": write_run, "files": write_files, "held": write_held}
+    {**writers, "skip": write_skip}[sys.argv[1]](families())

@@ -58,7 +58,7 @@ scales/dynamic.py: scales/test_dynamic.py scales/test_reference.py
       - return tf.maximum(scale / divisor, self.min_loss_scale)
       + return scale / divisor
     dynamic: it grows to infinity
-      - larger = tf.where(larger < _INFINITE, larger, scale)
+      - larger = select(larger < _INFINITE, larger, scale)
       + pass
     dynamic: a cooldown never counts down
       - tf.maximum(left - 1, zero)
@@ -84,7 +84,7 @@ scales/checks.py: scales/test_adjustment.py
       + if False:
 scales/adjustment.py: scales/test_conformance.py
     every loss scale: a restored 0 or NaN stays
-      - valid = tf.where(is_number, valid, loss_scale.initial_loss_scale)
+      - valid = select(is_number, valid, loss_scale.initial_loss_scale)
       + valid = current
 scales/adjustment.py: scales/test_adjustment.py
     chain: a verdict applies an overflow
@@ -133,16 +133,35 @@ optimizer/step.py: optimizer/test_spike_record.py
       - should_apply,
       + is_finite,
 optimizer/step.py: optimizer/test_nonfinite_loss.py
-    step: the rule is told of a bad loss
-      - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
-      + return tf.constant(True)
     step: of two that share a loss scale a bad loss hides an overflow
       - is_told = tf.logical_or(is_told, bad_before > of_losses)
       + pass
-optimizer/step.py: optimizer/test_blame.py
-    blame: of any number in a row none is told
-      - return tf.logical_or(must_be_told(in_a_row), tf.logical_not(is_of_loss))
-      + return tf.logical_not(is_of_loss)
+scales/ignored_losses.py: optimizer/test_nonfinite_loss.py
+    ignored: every bad loss counts as an overflow
+      - return tf.logical_or(counts, tf.logical_not(is_of_loss))
+      + return tf.constant(True)
+scales/ignored_losses.py: scales/test_ignored_losses.py optimizer/test_blame.py
+    ignored: however many there are, none counts
+      - counts = tf.logical_and(is_of_loss, counts)
+      + counts = tf.constant(False)
+    ignored: a step that is applied ends the row
+      - since = tf.maximum(applied - at, 0)
+      + since = tf.where(applied > at, level, 0)
+    ignored: a step that is applied takes nothing away
+      - higher = tf.maximum(level - applied, 0) + _ADDED
+      + higher = level + _ADDED
+scales/base.py: optimizer/test_cut_runs.py
+    files: what an older checkpoint does not hold stays
+      - if name in ("skipped_steps", "current_loss_scale"):
+      + if False:
+optimizer/engine.py: optimizer/test_cut_runs.py
+    files: they do not hold the level
+      - return {} if ignored_losses is None else ignored_losses.saved
+      + return {}
+scales/dynamic.py: optimizer/test_cut_runs.py
+    files: a bad loss that was ignored ends the search
+      - searches = state.skipped_steps <= ignored
+      + searches = state.skipped_steps < 1
 optimizer/pending.py: optimizer/test_blame.py
     blame: a loss is at fault of gradients of which nothing is known
       - kinds = [kind for kind in kinds if kind.name != UNKNOWN]
@@ -172,7 +191,7 @@ optimizer/pending.py: optimizer/test_pending.py
       - if kind.name == UNKNOWN:
       + if False:
     law 1: gradients are not known again by their number
-      - others = tf.where(is_given, -pending, others)
+      - others = select(is_given, -pending, others)
       + pass
     law 2: another optimizer's loss moves the state of one that waits
       - is_its = is_own or not self.observer.has_several
@@ -186,12 +205,15 @@ optimizer/kinds.py: optimizer/test_pending.py
       + if False and
 optimizer/pending.py: optimizer/test_pending.py
     law 4: a counted overflow does not end
-      - now = tf.where(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
+      - now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
       + now = tf.convert_to_tensor(self.overflow)
 optimizer/pending.py: optimizer/test_overflows.py
     law 4: an overflow that no apply has counted ends with the next list
-      - now = tf.where(is_finite, now, SEEN)
-      + now = tf.where(is_finite, NO_OVERFLOW, SEEN)
+      - now = select(is_finite, now, SEEN)
+      + now = select(is_finite, NO_OVERFLOW, SEEN)
+    law 4: a counted overflow is not of the rest of its list, in another function
+      - if kind != SCALED:
+      + if kind == UNSCALED:
 optimizer/kinds.py: optimizer/test_pending.py
     law 5: mixed values are of unknown kind
       - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
@@ -201,16 +223,35 @@ optimizer/pending.py: optimizer/test_pending.py
       - each.mistakes.unscaled_elsewhere()
       + pass
     a list is divided by the loss scale of now
-      - return tf.where(scaled_by > 0.0, scaled_by, now)
+      - return select(scaled_by > 0.0, scaled_by, now)
       + return now
 monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told
       - is_stall = own.in_a_row >= self._patience
       + is_stall = False
-monitor/watched.py: monitor/test_bad_batches.py
+monitor/reading.py: monitor/test_bad_batches.py
     monitor: a step is told of the batch after its own
       - at = bisect.bisect_right(before, number) - 1
       + at = bisect.bisect_right(before, number)
+monitor/reading.py: monitor/test_bad_batches.py
+    monitor: the last call of an epoch is a full one
+      - batches = math.ceil(steps / full) if is_known else firsts[at + 1]
+      + batches = firsts[at + 1]
+monitor/diagnosis.py: monitor/test_causes.py
+    monitor: float16 is named in a model of float32
+      - return "float16" in [*dtypes, added_up] or not dtypes
+      + return True
+ranges/cure.py: ranges/test_cure.py
+    find_nonfinite: what a trial disproved is advised
+      - if left is None:
+      + if True:
+    find_nonfinite: any scale with finite gradients is a cure
+      - return is_below and whole is not None and whole.first_fault() is None
+      + return is_below
+ranges/training_step.py: ranges/test_cure.py
+    find_nonfinite: gradients that are all zero are a cure
+      - return not found or any(look(each).largest > 0 for each in found)
+      + return True
 monitor/callback.py: monitor/test_bad_batches.py
     monitor: a call of several batches has one
       - each.batches.begin(batch, self._batches_in_call)

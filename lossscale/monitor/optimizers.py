@@ -1,0 +1,78 @@
+"""Which optimizers a monitor watches: those it is given, or those of the model."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Tuple
+
+from lossscale.arguments import shown
+from lossscale.optimizer import LossScaleOptimizer
+from lossscale.runtime import kerases
+
+_NONE_FOUND = """\
+`model.optimizer` must be a lossscale.LossScaleOptimizer, got {got}{why}. Write
+
+    model.compile(lossscale.LossScaleOptimizer(optimizer), ...)
+
+or, for optimizers that are not attributes of the model,
+
+    LossScaleMonitor(optimizers={{"name": optimizer}})
+"""
+_WRAPPED_BY_KERAS = """\
+, Keras's own: under mixed_float16 `compile` wraps any optimizer without a wrapper"""
+
+
+def given_optimizers(name: str, value: Any) -> Dict[str, Any]:
+    """Returns the optimizers of the argument `name`. A single one has an empty name."""
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, dict):
+        found = dict(value)
+    elif len(listed) == 1:
+        found = {"": listed[0]}
+    else:
+        found = {f"optimizer_{i}": each for i, each in enumerate(listed)}
+    are_named = all(isinstance(each, str) for each in found)
+    are_ours = all(isinstance(each, LossScaleOptimizer) for each in found.values())
+    if not (found and are_named and are_ours):
+        raise TypeError(
+            f"`{name}` must be a lossscale.LossScaleOptimizer, a list of them, or a "
+            f"dict of them by name, got {shown(value)}. Pass the wrapper: "
+            "lossscale.LossScaleOptimizer(optimizer)."
+        )
+    return found
+
+
+def optimizers_of(model: Any) -> Dict[str, Any]:
+    """Returns the optimizers of a model by the names of its attributes.
+
+    They are the compiled one, and those in its attributes, as a GAN has them, also in
+    lists and dicts. A single one has an empty name. Raises a TypeError if there is no
+    `LossScaleOptimizer`.
+    """
+    compiled = getattr(model, "optimizer", None)
+    pairs = [("optimizer", compiled), *attributes_of(model)]
+    found: Dict[str, Any] = {}
+    for name, each in pairs:
+        is_new = not any(each is known for known in found.values())
+        if isinstance(each, LossScaleOptimizer) and is_new:
+            found[name.strip("_")] = each
+    if found:
+        return found if len(found) > 1 else dict(zip([""], found.values()))
+    # A user with other optimizers may not know the one that Keras compiles by default.
+    others = [
+        f"model.{name.strip('_')} = {each!r}"
+        for name, each in pairs
+        if hasattr(each, "apply_gradients") and each is not compiled
+    ]
+    got = ", ".join(others) or repr(compiled)
+    why = _WRAPPED_BY_KERAS if kerases.is_own_wrapper(compiled) and not others else ""
+    raise TypeError(_NONE_FOUND.format(got=got, why=why))
+
+
+def attributes_of(model: Any) -> Iterator[Tuple[str, Any]]:
+    """Yields what is in a model's attributes, also in lists and dicts, with names."""
+    for name, thing in vars(model).items():
+        if not isinstance(thing, (dict, list, tuple)):
+            yield name, thing
+        elif not name.startswith("_"):  # Keras keeps the objects that it tracks there
+            items = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            yield from ((f"{name}_{key}", each) for key, each in items)

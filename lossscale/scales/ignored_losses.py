@@ -1,0 +1,127 @@
+"""IgnoredLosses: how many bad losses in a row, or nearly, a loss scale may ignore.
+
+With nonfinite_loss="skip" a loss that was not finite before it was scaled does not
+lower the loss scale, since no loss scale helps. But a loss that is summed in float16
+may be infinite although its gradients are finite at a lower loss scale. If all such
+steps were ignored, the loss scale would never fall, and they would never be applied. So
+each optimizer keeps a level:
+
+```
+level = 0
+at each step of this optimizer:
+  its loss was not finite:   level += 4
+                             if level >= 40: the step counts as an overflow; level = 0
+                             else: the loss scale ignores it
+  it is applied:             level = max(level - 1, 0)
+  anything else:             level stays
+```
+
+Of ten such steps in a row the tenth counts. If more than one in five is such a step,
+some of them count. If fewer are, as one bad batch in ten, none ever does.
+
+A good step computes nothing for this: at a step with a bad loss, the optimizer's own
+count of applied steps tells how many were applied since the last one. An optimizer that
+never raises that count has every tenth bad loss counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import tensorflow as tf
+
+from lossscale.runtime import kerases, replicas
+from lossscale.runtime.aliases import Flag, Scalar, Variable
+from lossscale.runtime.control import group_ops
+from lossscale.scales.base import LossScale
+
+#: What a step with a bad loss adds to the level. An applied step takes 1 away.
+_ADDED = 4
+#: The level at which such a step counts as an overflow.
+_MOST = 40
+#: Names of variables, which are file format. They exist only with
+#: nonfinite_loss="skip", and files of 3.0.0 and older do not hold them. The first is
+#: the loss scale's, the others are each optimizer's.
+IGNORED_STEPS = "ignored_loss_steps"
+LEVEL, LEVEL_AT = "ignored_loss_level", "ignored_loss_level_at"
+SINCE_3_1_0 = (IGNORED_STEPS, LEVEL, LEVEL_AT)
+
+
+def raised(level: Scalar, applied: Any) -> Tuple[Scalar, Flag]:
+    """Returns the level after a step with a bad loss, and whether the step counts.
+
+    `level` is an `int64` tensor, as it was after the last such step. `applied` is how
+    many steps were applied since.
+    """
+    higher = tf.maximum(level - applied, 0) + _ADDED
+    counts = higher >= _MOST
+    return tf.where(counts, tf.zeros_like(higher), higher), counts
+
+
+def count_ignored_steps(loss_scale: LossScale) -> None:
+    """Has a loss scale count the bad steps that its rule ignores.
+
+    An optimizer with nonfinite_loss="skip" calls it, in the strategy's scope.
+    """
+    if loss_scale.ignored_loss_steps is None:
+        # Of a chain only the outermost has it: its name needs no prefix.
+        counted = replicas.new_variable(IGNORED_STEPS, 0, tf.int64)
+        loss_scale._track_trackable(counted, IGNORED_STEPS)
+        loss_scale.ignored_loss_steps = counted
+
+
+class IgnoredLosses:
+    """The level of one optimizer, in variables that each file with its state holds."""
+
+    def __init__(self, applied_steps: Optional[Callable[[], Any]]) -> None:
+        """`applied_steps` returns the optimizer's count of applied steps, a variable.
+
+        None: nobody counts them.
+        """
+        self._applied_steps = applied_steps
+        #: The level after the last step with a bad loss.
+        self.level = replicas.new_variable(LEVEL, 0, tf.int64)
+        #: How many steps had been applied then.
+        self.at = replicas.new_variable(LEVEL_AT, 0, tf.int64)
+        #: How many bad losses have counted, for a monitor. No file holds it.
+        self.counted = replicas.new_variable("bad_losses_counted", 0, tf.int64)
+
+    @property
+    def saved(self) -> Dict[str, Variable]:
+        """The variables that files hold, by their names there."""
+        return {LEVEL: self.level, LEVEL_AT: self.at}
+
+    def counts(self, is_of_loss: Flag) -> Flag:
+        """Tells whether a bad step counts as an overflow, and moves the level.
+
+        `is_of_loss` tells whether a bad loss was at fault, for all replicas. Called in
+        a branch that only bad steps take.
+        """
+        applied = self._applied()
+        level, at = tf.convert_to_tensor(self.level), tf.convert_to_tensor(self.at)
+        # Somebody may have set the optimizer's count back.
+        since = tf.maximum(applied - at, 0)
+        higher, counts = raised(level, since)
+        counts = tf.logical_and(is_of_loss, counts)
+        written = [
+            self.level.assign(tf.where(is_of_loss, higher, level), read_value=False),
+            self.at.assign(tf.where(is_of_loss, applied, at), read_value=False),
+            self.counted.assign_add(tf.cast(counts, tf.int64), read_value=False),
+        ]
+        # In a session an operation runs only if another one waits for it.
+        with tf.control_dependencies([group_ops(written)]):
+            return tf.logical_or(counts, tf.logical_not(is_of_loss))
+
+    def _applied(self) -> Scalar:
+        """Returns how many steps the optimizer has applied."""
+        if self._applied_steps is None:
+            return tf.constant(0, tf.int64)
+        with tf.init_scope():  # a legacy optimizer's is created when it is asked for
+            variable = kerases.tensor_of(self._applied_steps())
+        value = tf.convert_to_tensor(replicas.local_result(variable))
+        return tf.cast(value, tf.int64)
+
+    def reset(self) -> None:
+        """Begins at 0, as after a file without a level was read. Call it eagerly."""
+        for variable in self.saved.values():
+            variable.assign(0)

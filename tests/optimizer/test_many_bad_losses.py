@@ -1,0 +1,238 @@
+"""nonfinite_loss="skip", and losses that are only infinite because of float16.
+
+Their gradients are finite once the loss scale is low enough. So the loss scale must
+fall, however many good steps are in between, of this optimizer or of another one. A bad
+batch now and then must not lower it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import compiled, variable_of
+from strategies import last_replica_gets, scope_of
+
+from lossscale import DynamicLossScale, LossScaleOptimizer, SpikeGuard
+from lossscale.runtime import kerases
+
+INF, NAN = float("inf"), float("nan")
+MODES = ["eager", "graph", "mirrored"]
+#: The loss is infinite at every loss scale, and its gradients are at those above 2**6.
+START, FITS = 2.0**9, 2.0**6
+
+
+class Trained:
+    """An optimizer that trains four weights, all ones, at a rate of 0."""
+
+    def __init__(self, family, scale, how="skip"):
+        self.optimizer = LossScaleOptimizer(
+            family.optimizers.SGD(0.0), scale, nonfinite_loss=how
+        )
+        self.variable = variable_of(family, np.ones([4], np.float32))
+        self.optimizer.build([self.variable])
+        self.optimizer.iterations  # noqa: B018 - Keras 2 makes it when it is asked for
+
+    def step(self, loss):
+        """Takes a step with `loss(weights)`."""
+        tensor = kerases.tensor_of(self.variable)
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            scaled = self.optimizer.scale_loss(loss(tensor))
+        grads = tape.gradient(scaled, [tensor])
+        self.optimizer.apply_gradients(list(zip(grads, [self.variable])))
+
+    @property
+    def applied(self):
+        return int(self.optimizer.applied_steps.numpy())
+
+
+def good(weights, here=1.0):
+    del here
+    return tf.reduce_sum(weights)
+
+
+def of_float16(weights, here=1.0):
+    """Returns a loss that is summed in float16, where it is infinite.
+
+    The sum of four squares of 200 is 160,000. Each gradient is 800.
+    """
+    values = tf.cast(weights * here, tf.float16) * 200.0
+    return tf.cast(tf.reduce_sum(values * values), tf.float32) / 100.0
+
+
+def bad(weights, here=1.0):
+    return tf.reduce_sum(weights) * tf.where(here > 0.0, NAN, 1.0)
+
+
+def runner(mode, mirrored, function):
+    """Returns a function of no arguments that takes a step in a mode."""
+    if mode == "mirrored":
+        return tf.function(lambda: mirrored.run(function))
+    return compiled(function, mode)
+
+
+@pytest.fixture
+def strategy(mode, request):
+    return request.getfixturevalue("mirrored") if mode == "mirrored" else None
+
+
+def of_last_replica(mode, loss):
+    """Returns a loss that is finite on all replicas but the last."""
+    if mode != "mirrored":
+        return loss
+    return lambda weights: loss(weights, last_replica_gets(1.0, 0.0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [2, 3])
+def test_good_steps_of_another_optimizer_do_not_hide_it(family, mode, strategy, count):
+    """Each in a function of its own, and one loss scale for all."""
+    with scope_of(strategy):
+        scale = DynamicLossScale(START, 10**6)
+        every = [Trained(family, scale) for _ in range(count)]
+    last = of_last_replica(mode, of_float16)
+    losses = [good] * (count - 1) + [last]
+    steps = [
+        runner(mode, strategy, lambda one=one, loss=loss: one.step(loss))
+        for one, loss in zip(every, losses)
+    ]
+    rounds = 45
+    for _ in range(rounds):
+        for step in steps:
+            step()
+    assert float(scale.numpy()) == FITS
+    assert [each.applied for each in every] == [rounds] * (count - 1) + [rounds - 30]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_of_three_that_share_count_each_their_own(family, mode, strategy):
+    with scope_of(strategy):
+        scale = DynamicLossScale(START, 10**6)
+        every = [Trained(family, scale) for _ in range(3)]
+    last = of_last_replica(mode, bad)
+
+    def together(turns):
+        def step():
+            for one, loss in zip(every, turns):
+                if loss is not None:
+                    one.step(loss)
+
+        return runner(mode, strategy, step)
+
+    both, first = together([last, last, good]), together([last, None, good])
+    for _ in range(5):
+        first()
+    for _ in range(4):
+        both()
+    assert float(scale.numpy()) == START
+    both()  # the tenth of the first: one step of all of them
+    assert float(scale.numpy()) == START / 2
+    for _ in range(4):
+        both()
+    assert float(scale.numpy()) == START / 2
+    both()  # the tenth of the second
+    assert float(scale.numpy()) == START / 4
+    assert [each.applied for each in every] == [0, 0, 15]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_tasks_that_alternate(family, mode, strategy):
+    with scope_of(strategy):
+        trained = Trained(family, DynamicLossScale(START, 10**6))
+    last = of_last_replica(mode, of_float16)
+    steps = [
+        runner(mode, strategy, lambda loss=loss: trained.step(loss))
+        for loss in (good, last)
+    ]
+    for _ in range(45):
+        for step in steps:
+            step()
+    assert float(trained.optimizer.loss_scale.numpy()) == FITS
+    # The 13th bad loss counts, then the 26th and the 39th.
+    assert trained.applied == 45 + 45 - 39
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_are_masked_in_every_second_batch(family, mode, strategy):
+    """Losses of examples are scaled first, and then the infinite ones are left out."""
+    with scope_of(strategy):
+        trained = Trained(family, DynamicLossScale(2.0**126, 10**6))
+
+    def step_of(row):
+        def step():
+            here = last_replica_gets(row, 0.0) if mode == "mirrored" else row
+            rows = tf.stack([0.0, here])
+
+            def loss(weights):
+                return tf.reduce_sum(weights) * 2.0**4 + rows
+
+            tensor = kerases.tensor_of(trained.variable)
+            with tf.GradientTape() as tape:
+                tape.watch(tensor)
+                each = trained.optimizer.scale_loss(loss(tensor))
+                mean = tf.reduce_mean(tf.where(tf.math.is_finite(rows), each, 0.0))
+            grads = tape.gradient(mean, [tensor])
+            trained.optimizer.apply_gradients(list(zip(grads, [trained.variable])))
+
+        return runner(mode, strategy, step)
+
+    steps = [step_of(row) for row in (0.0, INF)]
+    for _ in range(40):
+        for step in steps:
+            step()
+    # The gradients of a good batch overflow first.
+    assert float(trained.optimizer.loss_scale.numpy()) <= 2.0**123
+    assert trained.applied >= 37
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("among", [10, 15, 40])
+def test_one_bad_batch_now_and_then_never_lowers_it(family, mode, strategy, among):
+    with scope_of(strategy):
+        trained = Trained(family, DynamicLossScale(START, 10**6))
+    last = of_last_replica(mode, bad)
+    steps = [
+        runner(mode, strategy, lambda loss=loss: trained.step(loss))
+        for loss in (good, last)
+    ]
+    for number in range(120):
+        steps[number % among == among - 1]()
+    assert float(trained.optimizer.loss_scale.numpy()) == START
+    assert trained.applied == 120 - 120 // among
+
+
+@pytest.mark.parametrize(
+    "make", [lambda scale: scale, SpikeGuard], ids=["itself", "guard"]
+)
+def test_an_optimizer_that_counts_nothing_has_every_tenth_counted(family, make):
+    """As larq's, whose `iterations` stay at 0 while good steps are in between."""
+    scale = DynamicLossScale(START, 10**6)
+    trained = Trained(family, make(scale))
+    counted = kerases.tensor_of(trained.optimizer.applied_steps)
+    for number in range(1, 31):
+        trained.step(bad)
+        trained.step(good)
+        counted.assign(0)
+        assert float(scale.numpy()) == START / 2.0 ** (number // 10)
+
+
+def test_it_goes_on_with_another_loss_scale(family):
+    trained = Trained(family, DynamicLossScale(START, 10**6))
+    for _ in range(9):
+        trained.step(bad)
+    trained.optimizer = trained.optimizer.with_loss_scale(DynamicLossScale(START))
+    trained.step(bad)
+    assert float(trained.optimizer.loss_scale) == START / 2
+
+
+def test_what_shares_a_loss_scale_and_backs_off_ends_the_search_for_both(family):
+    scale = DynamicLossScale(2.0**4, 10**6, search_period=1)
+    skips, backs_off = Trained(family, scale), Trained(family, scale, "backoff")
+    skips.step(bad)
+    skips.step(good)
+    assert float(scale) == 2.0**5
+    backs_off.step(bad)  # in one step with the good one
+    assert float(scale) == 2.0**3
+    skips.step(good)
+    assert float(scale) == 2.0**3
