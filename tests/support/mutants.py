@@ -27,7 +27,7 @@ from typing import Iterator, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 #: What a copy of the checkout need not have.
-WITHOUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "_pictures", "*.egg*")
+WITHOUT = shutil.ignore_patterns(".*", "__pycache__", "_build", "*.egg*")
 
 
 #: Name -> what `pytest -m` is given, and how many mutants may live.
