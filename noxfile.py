@@ -148,7 +148,7 @@ def _leave_checkout(session: nox.Session) -> None:
     folder.mkdir()
     for name in BESIDE:
         if Path(name).is_dir():  # the documentation may be built at the same time
-            built = shutil.ignore_patterns("__pycache__", "_build", "_pictures")
+            built = shutil.ignore_patterns("__pycache__", "_build")
             shutil.copytree(name, folder / name, ignore=built)
         else:
             shutil.copy(name, folder / name)

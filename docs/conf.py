@@ -16,7 +16,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import docstrings
-import pictures
 from sphinx.domains.python import PyObject
 from sphinx.util import logging
 
@@ -34,6 +33,9 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 exclude_patterns = ["_build", "_pictures"]
+# A hosting site shows a page as it is in the repository, and a directive as mere text.
+# So directives are in comments `<!-- sphinx ... -->`, which are opened here. What a
+# hosting site shows instead is between `<!-- hosted -->` and `<!-- /hosted -->`.
 nitpicky = True  # a name that leads nowhere is a warning
 
 # The notebook is run when the pages are built, with the package of this checkout.
@@ -88,6 +90,7 @@ def _convert(_app: Any, what: str, *others: Any) -> None:
 
 
 def _fill(_app: Any, page: str, source: List[str]) -> None:
+    source[0] = docstrings.opened(source[0])
     if page == "api/loss-scales":
         source[0] = docstrings.filled(source[0], docstrings.loss_scales(lossscale))
 
@@ -105,7 +108,6 @@ def setup(app: Any) -> None:
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
-    app.connect("builder-inited", lambda _: pictures.draw_all())
     app.connect("source-read", _fill)
     # Before napoleon, which reads the sections.
     app.connect("autodoc-process-docstring", _convert, priority=400)

@@ -97,6 +97,16 @@ def _code(match: Any) -> str:
     )
 
 
+def opened(page: str) -> str:
+    """Returns a page for Sphinx, without what only a hosting site shows.
+
+    Directives are in comments `<!-- sphinx ... -->`, and what a hosting site shows in
+    their place is between `<!-- hosted -->` and `<!-- /hosted -->`.
+    """
+    page = re.sub(r"(?ms)^<!-- hosted -->$.*?^<!-- /hosted -->$\n?", "", page)
+    return re.sub(r"(?ms)^<!-- sphinx$\n(.*?)^-->$", r"\1", page)
+
+
 def loss_scales(package: Any) -> List[str]:
     """Returns the names of a package's public subclasses of `LossScale`."""
     return [

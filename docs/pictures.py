@@ -1,12 +1,21 @@
-"""The pictures of these pages, drawn by the library itself whenever they are built.
+"""Draws the pictures of these pages: `python docs/pictures.py`, or those it is given.
+
+`python docs/pictures.py --check` says which files show something else by now.
 
 Each function here draws the picture of its name: `docs/_pictures/NAME.png`, or
 `NAME.svg` if it is a drawing: words in boxes, which a phone shows as sharp as its text.
+
+The pictures are in the repository, since a hosting site shows pages as they are there.
+Each file says in its metadata what it shows, so that a test can find a picture that is
+older than its data, even if another version of matplotlib draws other pixels.
 """
 
 from __future__ import annotations
 
+import html
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -18,6 +27,7 @@ import tensorflow as tf
 import way
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
+from PIL import Image
 
 import lossscale
 
@@ -31,21 +41,91 @@ tf.config.set_logical_device_configuration(
 )
 
 
-def draw_all() -> None:
-    """Draws all of them, in a few seconds."""
+STYLE = {
+    "font.size": 10,
+    "savefig.dpi": 110,
+    "figure.autolayout": True,
+    "svg.fonttype": "none",  # text stays text, to be found and read aloud
+}
+
+
+def draw(name: str) -> Any:
+    """Returns the figure of a picture."""
+    with plt.rc_context(STYLE):
+        return PICTURES[name]()
+
+
+def save(name: str) -> None:
+    """Draws a picture into its file."""
     FOLDER.mkdir(exist_ok=True)
-    plt.rcParams.update(
-        {"font.size": 10, "savefig.dpi": 110, "figure.autolayout": True}
-    )
-    plt.rcParams["svg.fonttype"] = "none"  # text stays text, to be found and read aloud
-    for name, draw in PICTURES.items():
-        figure = draw()
+    with plt.rc_context(STYLE):
+        figure = PICTURES[name]()
+        about = {"Description": json.dumps(shown(figure))}
         if name in DRAWINGS:
+            about["Date"] = None  # so that the same drawing is the same file
             # The ground of the page shows through, light or dark.
-            figure.savefig(FOLDER / f"{name}.svg", transparent=True)
+            figure.savefig(file_of(name), transparent=True, metadata=about)
         else:
-            figure.savefig(FOLDER / f"{name}.png")
-        plt.close(figure)
+            figure.savefig(file_of(name), metadata=about)
+    plt.close(figure)
+
+
+def file_of(name: str) -> Path:
+    """Returns where a picture is."""
+    return FOLDER / f"{name}.{'svg' if name in DRAWINGS else 'png'}"
+
+
+def shown_in(path: Path) -> Any:
+    """Returns what `shown` said of a picture when it was saved."""
+    if path.suffix == ".svg":
+        found = re.search(r"<dc:description>(.*?)</dc:description>", path.read_text())
+        return json.loads(html.unescape(found[1]))
+    with Image.open(path) as picture:
+        return json.loads(picture.info["Description"])
+
+
+def old(name: str) -> str:
+    """Returns how the file of a picture differs from what it must show, or ""."""
+    if not file_of(name).is_file():
+        return f"{file_of(name)} is missing"
+    there, figure = shown_in(file_of(name)), draw(name)
+    here = shown(figure)
+    plt.close(figure)
+    for words in {*there["words"]} ^ {*here["words"]}:
+        return f"{name}: {words!r} is in the file or in the picture, not in both"
+    same = [len(there["numbers"]) == len(here["numbers"])]
+    for one, other in zip(there["numbers"], here["numbers"]):
+        same.append(len(one) == len(other) and np.allclose(one, other, 3e-3, 3e-3))
+    return "" if all(same) else f"{name}: shows other numbers than in its file"
+
+
+def shown(figure: Any) -> Dict[str, Any]:
+    """Returns what a figure shows: its words, and a summary of its numbers."""
+    words: List[str] = []
+    numbers: List[List[float]] = []
+    for axes in figure.axes:
+        words += [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+        legend = axes.get_legend()
+        words += [text.get_text() for text in legend.get_texts()] if legend else []
+        words += [text.get_text() for text in axes.texts]
+        numbers += [_summary(line.get_xydata()) for line in axes.lines]
+        numbers += [_summary(picture.get_array()) for picture in axes.images]
+        bars = [patch for patch in axes.patches if hasattr(patch, "get_xy")]
+        boxes = [
+            patch.get_bbox().bounds for patch in bars if hasattr(patch, "get_bbox")
+        ]
+        numbers += [_summary(boxes)] if boxes else []
+    return {"words": [word for word in words if word], "numbers": numbers}
+
+
+def _summary(values: Any) -> List[float]:
+    flat = np.asarray(values, float).ravel()
+    flat = flat[np.isfinite(flat)]
+    if not flat.size:
+        return [0.0]
+    found = [flat.size, flat.mean(), flat.std(), flat.min(), flat.max()]
+    found = list(flat) if flat.size <= 60 else found
+    return [float(f"{number:.4g}") for number in found]
 
 
 def _run(axes: Any, scale: Any, limit: Any, title: str = "", label: str = "") -> None:
@@ -63,6 +143,81 @@ def _limit(steps: int, exponent: float) -> Any:
     """Returns a made-up limit that wanders around 2**exponent, always the same."""
     wandering = np.cumsum(np.random.default_rng(1).normal(0, 0.05, steps))
     return 2.0 ** (exponent + wandering)
+
+
+def glance() -> Any:
+    """Loss scaling at a glance: the README's picture."""
+    generator = np.random.default_rng(2)
+    exponents = generator.normal(-27, 3.2, 4_000)  # made up, in float32
+    shift = 15
+    figure = plt.figure(figsize=(9, 4.6), layout="none")
+    bins = np.arange(-44, 20, 0.5)
+    places = {"float32": 0.72, "float16, times S": 0.41, "float32, divided by S": 0.10}
+    rows = {
+        "float32": (exponents, "gradients of the loss\nas float32 has them"),
+        "float16, times S": (
+            exponents + shift,
+            "gradients of S times the loss\nin float16, S = 2**15",
+        ),
+        "float32, divided by S": (exponents, "divided by S\nin float32"),
+    }
+    for nth, (name, (values, words)) in enumerate(rows.items()):
+        axes = figure.add_axes((0.25, places[name], 0.44, 0.22))
+        if nth < 2:
+            axes.axvspan(-45, -25, color="tab:red", alpha=0.16, linewidth=0)
+            axes.axvspan(-25, 16, color="tab:green", alpha=0.13, linewidth=0)
+            axes.axvspan(16, 20, color="tab:red", alpha=0.16, linewidth=0)
+        lost = values < -25
+        axes.hist(values[~lost], bins, color="tab:blue")
+        color = "tab:blue" if nth == 2 else "tab:red"
+        axes.hist(values[lost], bins, color=color)
+        axes.set(xlim=(-44, 20), yticks=[], xticks=[-40, -25, -10, 0, 16])
+        axes.set_ylim(top=axes.get_ylim()[1] * 1.45)
+        axes.tick_params(labelsize=8)
+        top = {"transform": axes.get_xaxis_transform(), "va": "top", "size": 8.5}
+        if nth < 2:
+            axes.text(-43.5, 0.97, "zero in float16", color="tab:red", **top)
+            axes.text(-7, 0.97, "float16 holds these", color="darkgreen", **top)
+            axes.text(18, 0.97, "inf", color="tab:red", ha="center", **top)
+        else:
+            axes.text(-43.5, 0.97, "float32 holds all of these", color="black", **top)
+        axes.text(
+            -0.03,
+            0.5,
+            words,
+            transform=axes.transAxes,
+            ha="right",
+            va="center",
+            size=9.5,
+        )
+        if nth == 2:
+            axes.set_xlabel("log2 of a gradient", size=8.5)
+    canvas = figure.add_axes((0, 0, 1, 1), xlim=(0, 1), ylim=(0, 1))
+    canvas.axis("off")
+    canvas.patch.set_alpha(0)
+    for low, label in ((0.655, "times S"), (0.345, "divided by S")):
+        _line(canvas, (0.12, low + 0.045), (0.12, low - 0.045))
+        canvas.text(0.135, low, label, size=9.5, va="center", weight="bold")
+    boxes = {
+        "all finite,\non every replica?": (0.74, 0.5, "#5b4b9a"),
+        "apply\nthe optimizer's step": (0.74, 0.80, "#1f6f5c"),
+        "skip\nand halve S": (0.74, 0.20, "#a8480b"),
+    }
+    for words, (left, middle, color) in boxes.items():
+        style = {"boxstyle": "round,pad=0,rounding_size=0.015", "linewidth": 0}
+        box = FancyBboxPatch(
+            (left, middle - 0.07), 0.22, 0.14, facecolor=color, **style
+        )
+        canvas.add_patch(box)
+        canvas.text(
+            left + 0.11, middle, words, color="white", ha="center", va="center", size=10
+        )
+    _line(canvas, (0.85, 0.57), (0.85, 0.73))
+    _line(canvas, (0.85, 0.43), (0.85, 0.27))
+    canvas.text(0.86, 0.65, "yes", size=9.5, va="center")
+    canvas.text(0.86, 0.35, "no", size=9.5, va="center")
+    _line(canvas, (0.69, 0.21), (0.735, 0.46))
+    return figure
 
 
 def start() -> Any:
@@ -151,7 +306,7 @@ def replicas() -> Any:
 
 
 def saving() -> Any:
-    """A run, and one that goes on from its checkpoint."""
+    """A run, and one that continues from its checkpoint."""
     figure, axes = plt.subplots(figsize=(7, 3))
     flags = _limit(200, 0) > 2.0 ** np.random.default_rng(5).normal(-2, 1, 200)
     first = lossscale.DynamicLossScale(2.0**15, 20)
@@ -291,8 +446,14 @@ def inside() -> Any:
 PICTURES: Dict[str, Callable[[], Any]] = {
     draw.__name__: draw
     for draw in (
-        *(start, choosing, watching, trouble, replicas, saving),
+        *(glance, start, choosing, watching, trouble, replicas, saving),
         *(custom_loops, cost, reliability, inside),
     )
 }
 DRAWINGS = {"inside"}
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit("\n".join(filter(None, map(old, PICTURES))) or None)
+    for each in sys.argv[1:] or PICTURES:
+        save(each)

@@ -109,3 +109,12 @@ def test_it_is_installed_as_a_command():
     project = Path(__file__).parents[1] / "pyproject.toml"  # not the installed one's
     text = project.read_text(encoding="utf-8")
     assert '\n[project.scripts]\nlossscale = "lossscale.__main__:main"\n' in text
+
+
+def test_the_page_on_the_command_line_shows_each_line():
+    text = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text()
+    shown = lines_of(re.search(r"(?ms)^```text\n(.*?)^```", text)[1])
+    found = [name for name in lines_of(report()) if not name.startswith("GPU")]
+    assert [name for name in shown if not name.startswith("GPU")] == found
+    for command in ("python -m lossscale --version", "or: lossscale"):
+        assert command in text

@@ -15,7 +15,7 @@ In the order of its imports:
 * `dialect`: what one Keras's optimizers are called, hold and save;
 * `wrappers`: which wrapper for which optimizer;
 * `keras_arguments`: the arguments, configs and states of Keras's own wrappers;
-* `base`: `LossScaleOptimizer`, what the wrappers of all Kerases have in common: each
+* `base`: `LossScaleOptimizer`, what the wrappers for both Keras versions share: each
   holds an engine and a dialect;
 * `keras2`, `keras3`: the wrappers, with their dialects. Saved files name these two
   modules, so neither may be renamed.

@@ -1,4 +1,4 @@
-"""LossScaleOptimizer: what the wrappers of all Kerases have in common."""
+"""LossScaleOptimizer: what the wrappers for Keras 2 and Keras 3 have in common."""
 
 from __future__ import annotations
 

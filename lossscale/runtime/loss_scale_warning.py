@@ -12,7 +12,7 @@ _NOT_THE_USERS = {"lossscale", "tensorflow", "keras", "tf_keras"}
 class LossScaleWarning(UserWarning):
     """The category of all warnings of this package. The text says what to change."""
 
-    __module__ = "lossscale"  # pickles of it do not depend on a room
+    __module__ = "lossscale"  # pickles of it do not depend on a module
 
 
 def warn(message: str) -> None:

@@ -1,9 +1,8 @@
 """The loss scales, and every way to get one.
 
 These files know gradients and replicas, but no optimizer. Each file that is not named
-here is one loss scale, such as `headroom.py`, and of this room imports only `base`
-and `adjustment`. The
-others, in the order of imports:
+here is one loss scale, such as `headroom.py`, and imports only `base` and `adjustment`
+of this package. The others, in the order of imports:
 
 * `checks`: checks of what a user's loss scale returns;
 * `adjustment`: one step of a loss scale: it is judged, its rule runs, it is counted;

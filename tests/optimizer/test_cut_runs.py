@@ -181,6 +181,7 @@ def test_a_run_that_is_cut_is_the_run(family, tmp_path, route, cuts):
         whole += take(model, letter)
     scales = [each["current_loss_scale:0"] for each in whole]
     assert [n for n in range(1, 25) if scales[n] < scales[n - 1]] == FALLS
+    assert scales[11] == 2.0**8  # ignored losses do not end the search
     used = make(family)
     take(used, "TNNOTNNNNNN")
     for number in cuts:

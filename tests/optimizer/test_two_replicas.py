@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import is_older, skip_without
-from models import built, compiled, differ, variable_of
+from models import built, compiled, data, differ, regression, variable_of
 from strategies import assert_bit_equal, copies, last_replica_gets
 
 from lossscale import DynamicLossScale, HeadroomLossScale, LossScaleOptimizer
@@ -163,6 +163,24 @@ def test_clipnorm_clips_where_a_bare_optimizer_does(family, mirrored):
         assert_bit_equal(mirrored, [variable])
         seen.append(copies(mirrored, variable)[0].tolist())
     assert seen[0] == seen[1] != [1.0, 2.0]
+
+
+@pytest.mark.slow  # XLA and two replicas: it compiles long
+@pytest.mark.peer_defect(28)
+def test_xla_fails_or_works_as_with_a_bare_optimizer(family, mirrored, rng):
+    skip_without("compile(jit_compile=...)", family)
+    ends = []
+    for wrap in (lambda inner: inner, LossScaleOptimizer):
+        with mirrored.scope():
+            optimizer = wrap(family.optimizers.SGD(0.1))
+            model = regression(family, optimizer, jit_compile=True)
+        try:
+            model.fit(*data(rng, 8), batch_size=8, verbose=0)
+            ends.append("trains")
+        except (ValueError, tf.errors.OpError) as error:
+            ends.append(type(error))
+    bare, wrapped = ends
+    assert wrapped == bare
 
 
 def _on_both(mirrored, family, wrap, setting):

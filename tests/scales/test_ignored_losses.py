@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lossscale import DynamicLossScale, simulate
@@ -44,6 +44,7 @@ class Optimizer:
         return found
 
 
+@settings(deadline=None)
 @given(st.text("NNNTTTTTTO", max_size=150))
 def test_it_counts_what_a_rule_says_that_looks_at_every_step(run):
     optimizer = Optimizer()

@@ -1,0 +1,91 @@
+"""docs/replicas.md: its loop on one replica and two, restored on another number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pages
+import pytest
+import tensorflow as tf
+from limits import skip_without
+from models import assert_same, scale_state
+from pages import block_of
+
+import lossscale
+
+MAKES = "strategy = tf.distribute.MirroredStrategy()\n"
+
+
+def weights_of(found):
+    return [np.array(weight.numpy()) for weight in found["weights"]]
+
+
+@pytest.fixture
+def loop(run, family):
+    """Returns a function that runs the page's loop under a strategy."""
+    skip_without("adding up over replicas", family)
+    text = block_of("replicas", "num_replicas_in_sync")
+    assert text.count(MAKES) == 1
+    # Of a strategy of the tests' own: a second one breaks the first one's collectives.
+    text = text.replace(MAKES, "").replace("keras.layers.Dense(1)", DENSE)
+
+    def loop(strategy, *cut):
+        return run(text.replace(*cut) if cut else text, strategy=strategy)
+
+    return loop
+
+
+DENSE = "keras.layers.Dense(1, kernel_initializer='zeros')"
+DIVIDES = "        loss /= strategy.num_replicas_in_sync  # first divide, then scale\n"
+
+
+def one_replica():
+    return tf.distribute.OneDeviceStrategy("CPU:0")
+
+
+def test_two_replicas_train_as_one(loop, mirrored):
+    one, two = (weights_of(loop(each)) for each in (one_replica(), mirrored))
+    for each, other in zip(one, two):
+        np.testing.assert_allclose(each, other, rtol=1e-5, atol=1e-7)
+    # What the page warns of: the weights move about twice as far.
+    far = weights_of(loop(mirrored, DIVIDES, ""))
+    assert np.abs(far[0]).max() > 1.5 * np.abs(two[0]).max()
+
+
+def test_gradients_added_up_over_batches_divide_too():
+    text = block_of("custom-loops", "add_on_all")
+    assert "loss /= strategy.num_replicas_in_sync" in text
+    for name, path in pages.PAGES.items():
+        for block in pages.blocks(path):
+            if "strategy.run(" in block:
+                assert "num_replicas_in_sync" in block, name
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (2, 1)], ids=str)
+def test_a_run_continues_on_another_number_of_replicas(
+    loop, mirrored, tmp_path, numbers
+):
+    strategies = [(one_replica(), mirrored)[number - 1] for number in numbers]
+    first = loop(strategies[0])
+    optimizer = first["optimizer"]
+    optimizer.loss_scale.current_loss_scale.assign(2.0**7)
+
+    def checkpoint(found):
+        return tf.train.Checkpoint(
+            weights=found["weights"], optimizer=found["optimizer"]
+        )
+
+    path = checkpoint(first).write(str(tmp_path / "checkpoint"))
+    second = loop(strategies[1])
+    checkpoint(second).read(path)
+    assert scale_state(second["optimizer"]) == scale_state(optimizer)
+    assert float(second["optimizer"].loss_scale) == 2.0**7
+    assert int(second["optimizer"].iterations.numpy()) == 4
+    assert_same(weights_of(first), weights_of(second))
+    for found in (first, second):
+        strategy = found["strategy"]
+        for batch in strategy.experimental_distribute_dataset(found["dataset"]):
+            found["train_step"](*batch)
+    for each, other in zip(weights_of(first), weights_of(second)):
+        np.testing.assert_allclose(each, other, rtol=1e-5, atol=1e-7)
+    assert scale_state(second["optimizer"]) == scale_state(optimizer)
+    assert isinstance(optimizer.loss_scale, lossscale.DynamicLossScale)
