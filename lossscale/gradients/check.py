@@ -25,6 +25,8 @@ from lossscale.runtime.graphs import current_graph, do_not_convert, graph_of
 #: Gradients with more elements are not packed: a copy takes longer than the kernels
 #: that it saves (`benchmarks/packing.py`).
 SMALL = 4096
+#: The dtypes of which a quick check looks at each element: not under XLA, under XLA.
+_CHECKED_EACH = {False: (tf.float16,), True: (tf.float16, tf.bfloat16)}
 #: The dtypes that TensorFlow's reductions and `is_finite` take on every device.
 _REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 #: dtype -> a factor. Of 2**60 largest numbers, each times that, the sum is finite.
@@ -163,8 +165,7 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
     65504, so a sum of scaled gradients is seldom finite. So does bfloat16 under XLA,
     where its sum takes longer than the check.
     """
-    by_xla = mode.current().by_xla
-    narrow = (tf.float16, tf.bfloat16) if by_xla else (tf.float16,)
+    narrow = _CHECKED_EACH[mode.current().by_xla]
     looked_at = [value for value in values if value.dtype in narrow]
     summed = add_up([value for value in values if value.dtype not in narrow])
     flags = [each_is_finite(looked_at)] if looked_at else []

@@ -270,8 +270,8 @@ class LossScaleEngine(tf.Module):
         if aggregate is not None:
             bundle, variables = aggregate(bundle, variables)
         reduction: Reduction = EqualReplicas()
-        dtype = self.communication_dtype
-        if dtype is not None:
+        if self.communication_dtype is not None:
+            dtype = self.communication_dtype
             bundle = communication.summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)

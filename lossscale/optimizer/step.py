@@ -54,8 +54,6 @@ class Step:
         """Begins a step. `entry` is where its faults are kept. None: nowhere."""
         self._division, self._loss_scale = division, division.loss_scale
         self._reduction, self._entry = reduction, entry
-        #: The step of all optimizers that share the loss scale, None if none do.
-        self._shared: Optional[SharedStep] = None
 
     def run(self, bundle: Bundle, apply_fn: ApplyFunction) -> Any:
         """Applies gradients, or skips them on all replicas.
@@ -64,9 +62,9 @@ class Step:
         graph this returns an op that does it all. None in eager mode.
         """
         with op_callbacks.paused():
-            bundle = self.prepare(bundle)
             if not self._loss_scale.checks_gradients:
                 return group_ops([_apply(bundle, apply_fn)])
+            bundle = self.prepare(bundle)
             bundle, contribution = self._reduction.check(bundle)
             return replicas.merge_call(self._decide, contribution, bundle, apply_fn)
 
@@ -76,8 +74,6 @@ class Step:
         """Does the rest of the step, from `reduce` on: see `replicas.merge_call`."""
         with op_callbacks.paused():  # the thread may be another one than in `run`
             check = self._reduction.reduce(contributions, bundle)
-            if self._division.is_shared:
-                self._shared = SharedStep.of(self._division)
             update_op, should_apply = self.adjust(check, bundle)
             apply = partial(replicas.call_for_each_replica, _apply, bundle, apply_fn)
             skip = partial(not_inlined, partial(self.skip, bundle, check))
@@ -91,11 +87,10 @@ class Step:
         if bundle.has_duplicates:
             # They are summed only when they are applied: no earlier check covers that.
             bundle = bundle.but(is_checked=False)
-        loss_scale = self._loss_scale
-        if not (takes_the_flag(loss_scale) and loss_scale.checks_gradients):
+        if not takes_the_flag(self._loss_scale):
             return bundle.divided()
         bundle = bundle.packed()
-        if loss_scale.last_largest is not None:
+        if self._loss_scale.last_largest is not None:
             largest = largest_before_clipping(bundle)
             bundle = bundle.but(check=bundle.check._replace(largest=largest))
         # In the branch each quotient is used at once, which needs less memory. Several
@@ -107,10 +102,9 @@ class Step:
         loss_scale, is_told, grads = self._loss_scale, True, None
         if self._division.ignored_losses is not None:
             is_told = self.is_told(check.exact(), bundle)
-        if self._shared is not None:
-            return self._shared.adjust(
-                loss_scale, check.exact(), check.largest, is_told
-            )
+        if self._division.is_shared:
+            shared = SharedStep.of(self._division)
+            return shared.adjust(loss_scale, check.exact(), check.largest, is_told)
         if not takes_the_flag(loss_scale):
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
         return adjust_to_step(loss_scale, check.exact(), check.largest, is_told, grads)

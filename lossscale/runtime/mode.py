@@ -64,10 +64,8 @@ def current() -> Mode:
         return EAGER
     # Up to TensorFlow 2.13 eager mode seems to be outside of a branch of the implicit
     # graph (seen on 2.4 and 2.10), though `disable_eager_execution` was called.
-    in_session = (
-        context.default_execution_mode == context.GRAPH_MODE
-        or not tf.compat.v1.executing_eagerly_outside_functions()
-    )
+    is_v1 = context.default_execution_mode == context.GRAPH_MODE
+    in_session = is_v1 or not tf.compat.v1.executing_eagerly_outside_functions()
     if not _in_xla():
         return SESSION if in_session else GRAPH
     row = XLA_IN_SESSION if in_session else XLA

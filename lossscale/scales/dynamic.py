@@ -198,12 +198,9 @@ class DynamicLossScale(LossScale):
             if event in self.hysteresis_reset:
                 bad = select(happened, zero, bad)
         fallen = select(backs_off, self._backed_off(state), scale)
-        return {
-            **new,
-            "good_steps": select(grows, zero, good),
-            "bad_steps": bad,
-            "current_loss_scale": select(grows, self._grown(scale), fallen),
-        }
+        new["good_steps"], new["bad_steps"] = select(grows, zero, good), bad
+        new["current_loss_scale"] = select(grows, self._grown(scale), fallen)
+        return new
 
     def _period(self, state: Any) -> Scalar:
         period = tf.constant(self.increment_period, tf.int64)
