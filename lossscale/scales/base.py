@@ -14,6 +14,7 @@ from typing import (
     Dict,
     FrozenSet,
     Mapping,
+    NamedTuple,
     Optional,
     Protocol,
     Tuple,
@@ -35,14 +36,35 @@ from lossscale.scales.adjustment import (
     State,
     Verdict,
     adjust_to_step,
+    assign,
     chain,
-    run_rules,
+    new_values,
 )
 from lossscale.scales.checks import one_element
 
 
+class Product(NamedTuple):
+    """A loss that was multiplied by a loss scale.
+
+    Attributes:
+      loss: The loss as the program gave it.
+      loss_scale: A `float32` tensor of the loss scale.
+      factor: That tensor in the dtype in which it multiplied the loss. None: a subclass
+        multiplied in its own way.
+      product: The scaled loss.
+    """
+
+    loss: Tensor
+    loss_scale: Scalar
+    factor: Optional[Scalar]
+    product: Tensor
+
+
 class Observer(Protocol):
-    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
+    """What a loss scale ("it") reports of its uses to the optimizers that share it.
+
+    `optimizer.state.StepObserver` is one.
+    """
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -50,14 +72,18 @@ class Observer(Protocol):
     def note_float(self) -> None:
         """A program read it as a Python number. No graph shows where that goes."""
 
-    def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
-        """A loss is multiplied by `loss_scale`, a tensor of it."""
+    def note_loss(self, product: Product, owner: Any) -> None:
+        """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
 
     def note_restored(self) -> None:
         """A checkpoint is about to set its variables, in eager mode."""
+
+
+#: The methods that adjust a loss scale, and that a subclass may have of its own.
+_ADJUSTING = ("update", "adjust", "_adjust", "judge", "next_state")
 
 
 class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
@@ -129,7 +155,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     _can_change: bool = True
     #: To whom each use is reported: see `observer_of`.
     _observer: Optional[Observer] = None
-    #: Which of the methods that adjust it a subclass has in the place of ours.
+    #: Which of `_ADJUSTING`, `scale` and `scale_by` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
     #: Whether it has `needs_largest` only since the one that it holds needs it.
     _largest_is_for_held: bool = False
@@ -154,7 +180,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
             )
         cls._overridden = frozenset(
             name
-            for name in ("update", "adjust", "_adjust", "judge", "next_state")
+            for name in (*_ADJUSTING, "scale", "scale_by")
             if getattr(cls, name) is not getattr(LossScale, name)
         )
         compute = cls.__dict__.get("__call__")
@@ -319,7 +345,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         """
         held = self._held()
         results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
-        return [*results, run_rules([self], is_finite, largest)]
+        values = new_values(self, is_finite, largest)
+        return [*results, assign(self, values)]
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
@@ -469,10 +496,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
-        loss_scale = self._value()
-        if self._observer is not None:
-            self._observer.note_loss(loss, loss_scale)
-        return self.scale_by(loss, loss_scale)
+        return scale_for(self, loss, owner=None)
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
@@ -480,7 +504,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
         That is what `loss_scale()` returned: the loss and a metric can have the same.
         """
-        self.has_scaled = True
+        self.__dict__.update(has_scaled=True)
         if self._observer is not None:
             self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
@@ -566,6 +590,26 @@ def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
     if loss_scale._observer is None:
         loss_scale._observer = make(loss_scale)
     return loss_scale._observer
+
+
+def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
+    """Returns what `scale` does, for an optimizer, the `owner` of the loss.
+
+    None: for a program that calls `scale` itself.
+    """
+    value, observer = loss_scale._value(), loss_scale._observer
+    if owner is not None and "scale" in loss_scale._overridden:
+        product = Product(loss, value, None, loss_scale.scale(loss))
+    elif "scale_by" in loss_scale._overridden:
+        product = Product(loss, value, None, loss_scale.scale_by(loss, value))
+    else:
+        wide = arithmetic.widened(loss)
+        factor = tf.cast(value, wide.dtype)
+        product = Product(loss, value, factor, arithmetic.multiply(wide, factor))
+    loss_scale.__dict__.update(has_scaled=True)
+    if observer is not None:
+        observer.note_loss(product, owner)
+    return product.product
 
 
 def value_of(loss_scale: LossScale) -> Scalar:
