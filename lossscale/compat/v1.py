@@ -140,7 +140,10 @@ class LossScaleOptimizer(tf.compat.v1.train.Optimizer):
         """
         scale, scaled = self.loss_scale.scale, loss
         if callable(loss):
-            scaled = lambda: scale(loss())  # noqa: E731 - as TensorFlow calls it
+
+            def scaled() -> Any:  # as TensorFlow calls it
+                return scale(loss())
+
         elif not mode.current().knows_values:  # or the inner optimizer raises an error
             scaled = scale(loss)
         pairs = self._optimizer.compute_gradients(

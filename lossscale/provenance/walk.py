@@ -103,8 +103,8 @@ class Kinds:
 
     def __init__(self, scale_variable: Optional[Variable]) -> None:
         #: Is called with each operation of a graph, and the kinds of tensors by `id`.
-        self.on_operation: Callable[[Op, Dict[int, Optional[Kind]]], None]
-        self.on_operation = lambda *_: None
+        self.on_operation: Optional[Callable[[Op, Dict[int, Optional[Kind]]], None]]
+        self.on_operation = None
         self._attribute = f"_lossscale_kind_{next(_numbers)}"
         #: The handles of variables of which it is known what they hold.
         self._handles: Dict[int, Optional[Kind]] = {}
@@ -197,7 +197,8 @@ class Kinds:
         for op in operations[notes.walked :]:
             inputs = list(op.inputs)
             of_inputs = [kinds.get(id(tensor)) for tensor in inputs]
-            self.on_operation(op, kinds)
+            if self.on_operation is not None:
+                self.on_operation(op, kinds)
             results = _results(op.type, inputs, of_inputs, op.outputs, _functions(op))
             for output, kind in results:
                 kinds.setdefault(id(output), notes.noted.get(id(output), kind))
