@@ -22,6 +22,7 @@ from lossscale.runtime.aliases import ApplyFunction, Flag, Op, Tensor
 from lossscale.runtime.control import either, group_ops, not_inlined, run_either
 from lossscale.scales.adjustment import adjust_to_step
 from lossscale.scales.base import takes_the_flag
+from lossscale.scales.ignored_losses import IgnoredLosses
 
 
 class Step:
@@ -100,8 +101,9 @@ class Step:
     def adjust(self, check: Check, bundle: Bundle) -> Tuple[Op, Flag]:
         """Adjusts the loss scale. Returns its update op, and whether to apply."""
         loss_scale, is_told, grads = self._loss_scale, True, None
-        if self._division.ignored_losses is not None:
-            is_told = self.is_told(check.exact(), bundle)
+        ignored = self._division.ignored_losses
+        if ignored is not None:
+            is_told = self.is_told(check.exact(), bundle, ignored)
         if self._division.is_shared:
             shared = SharedStep.of(self._division)
             return shared.adjust(loss_scale, check.exact(), check.largest, is_told)
@@ -109,7 +111,7 @@ class Step:
             grads = replicas.call_for_each_replica(lambda local: local.grads, bundle)
         return adjust_to_step(loss_scale, check.exact(), check.largest, is_told, grads)
 
-    def is_told(self, is_finite: Flag, bundle: Bundle) -> Flag:
+    def is_told(self, is_finite: Flag, bundle: Bundle, ignored: IgnoredLosses) -> Flag:
         """Tells whether the rule learns of the step, with nonfinite_loss="skip".
 
         It does not learn of a bad loss, unless there are many. A good step looks at no
@@ -118,7 +120,7 @@ class Step:
 
         def look_at_losses() -> Flag:
             is_of_loss = self._reduction.loss_is_at_fault(bundle)
-            return self._division.ignored_losses.counts(is_of_loss)
+            return ignored.counts(is_of_loss)
 
         return either(is_finite, lambda: tf.constant(True), look_at_losses)
 

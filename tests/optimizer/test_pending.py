@@ -652,3 +652,26 @@ def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(
         first.apply([one])
         second.apply([other])
     assert (first.subtracted(), second.subtracted()) == (1.0, 0.5)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("mode", MODES)
+def test_one_that_has_applied_does_not_wait_when_another_one_scales_for_it(pair, mode):
+    first, second = pair
+    scale = second.optimizer.scale_loss
+    make = tf.function(lambda: gradients(scale, 0.25, first.variables))
+    first.apply(changes_nothing(first.unscaled(0.5)))
+    with heard():  # nobody can see whose gradients these are
+        compiled(lambda: first.apply(changes_nothing(make())), mode)()
+    assert first.subtracted() == 0.75
+
+
+@pytest.mark.smoke
+def test_one_that_waits_is_not_moved_when_another_one_scales(pair):
+    first, second = pair
+    # It waits, and nobody can see where these numbers come from.
+    unscaled = [tf.constant(grad.numpy()) for grad in first.unscaled(0.5)]
+    tf.function(second.scaled)(tf.constant(0.25))
+    with heard():
+        first.apply(unscaled)
+    assert first.subtracted() == 0.5
