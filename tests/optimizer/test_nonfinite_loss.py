@@ -109,7 +109,8 @@ class Trained:
         scale = self.optimizer.loss_scale
         # Of a guard no step counts in the one within.
         held = [scale, *([scale.loss_scale] if hasattr(scale, "loss_scale") else [])]
-        counters = {id(getattr(each, name)) for each in held for name in COUNTERS}
+        names = [*COUNTERS, "ignored_loss_steps"]  # None without nonfinite_loss="skip"
+        counters = {id(getattr(each, name, None)) for each in held for name in names}
         found = [v for v in scale.variables if id(v) not in counters]
         manager = getattr(scale, "manager", None)
         found += [] if manager is None else manager.variables
