@@ -39,9 +39,7 @@ def names_in_files(loss_scale: LossScale) -> Dict[str, Variable]:
 
     A variable is called as it was created. If a loss scale holds another one, several
     variables may be called `skipped_steps`. Each of these has its path as its name:
-    `skipped_steps` is the outer one's, `loss_scale/skipped_steps` the inner one's. A
-    loss scale cannot know its holder when it creates its variables, so the names are
-    made here. They are file format.
+    `skipped_steps` is the outer one's, `loss_scale/skipped_steps` the inner one's.
     """
     variables = loss_scale.variables
     # tf.Module documents this method for its subclasses.
@@ -58,14 +56,6 @@ def names_in_files(loss_scale: LossScale) -> Dict[str, Variable]:
     # A path can be the name of another variable.
     names = with_path if _clashing(mixed) else mixed
     return dict(zip(names, variables))
-
-
-def names_before_3_1(loss_scale: LossScale) -> Dict[str, Variable]:
-    """Returns what files of 3.0.0 and older hold of a loss scale, by its name there.
-
-    Of several variables of one name, they hold only the innermost one.
-    """
-    return {plain_name(variable): variable for variable in loss_scale.variables}
 
 
 def plain_name(variable: Variable) -> str:
@@ -89,8 +79,7 @@ def in_order(variables: List[Variable]) -> List[Variable]:
 def under_names(variables: List[Variable], loss_scale: LossScale) -> List[Variable]:
     """Returns variables, each under its name in files.
 
-    Keras 2 writes an .h5 file by the names of what is listed. It can have only one
-    value of each name.
+    Keras 2 writes an .h5 file by these names, and only one value of each.
     """
     own = {id(v): name for name, v in names_in_files(loss_scale).items()}
     return [
@@ -192,8 +181,7 @@ def load_what_is_there(inner: Any, store: Any) -> None:
 def set_when_built(inner: Any, values: List[Any]) -> None:
     """Sets the values of an optimizer that has no slots yet.
 
-    Those that are there already are set now, `iterations` and the learning rate; the
-    slots as soon as they are created.
+    `iterations` and the learning rate are set now, slots as soon as they are created.
     """
     now = inner.variables
     for variable, value in zip(now, values):

@@ -170,9 +170,8 @@ class Keras2Base(LossScaleOptimizer):
     def _track_trackable(
         self, trackable: Any, name: str, overwrite: bool = False
     ) -> Any:
-        # In a checkpoint the wrapper looks like the inner optimizer, and its loss scale
-        # stands where Keras's own wrapper has one. What a wrapper before this one
-        # tracked under the same name is replaced.
+        # In a checkpoint the wrapper looks like the inner optimizer, with its loss
+        # scale where Keras's wrapper has one. What an earlier one tracked is replaced.
         inner = self.inner_optimizer
         tracked = vars(inner).setdefault(_TRACKED, set())
         track: Any = super()._track_trackable  # type: ignore[misc]
@@ -264,8 +263,8 @@ class Keras2Base(LossScaleOptimizer):
 
     def _own_variables(self) -> List[Variable]:
         """Returns the loss scale's variables, then the engine's."""
-        own = [*self.loss_scale.variables, *self._engine._saved().values()]
-        return files.in_order(own)
+        saved = self._engine._saved().values()
+        return files.in_order([*self.loss_scale.variables, *saved])
 
     def _all_variables(self) -> List[Variable]:
         """Returns the inner optimizer's variables, then the loss scale's."""
@@ -280,8 +279,7 @@ class Keras2Base(LossScaleOptimizer):
 class _Name(str):
     """The name of a wrapper's class, of which `lower()` returns another name.
 
-    `convert_to_legacy_optimizer` looks for a class by this name in small letters, and
-    would find Keras's own wrapper.
+    `convert_to_legacy_optimizer` would find Keras's own wrapper by this one.
     """
 
     __slots__ = ()
@@ -352,8 +350,7 @@ class _New(Keras2Base):
         """Applies `(gradient, variable)` pairs, or skips them on all replicas.
 
         They are summed over replicas unless `skip_gradients_aggregation` is True, or
-        the older argument is False. As Keras does, this ignores `name` and returns
-        `iterations`, the number of applied steps.
+        the older argument is False. This ignores `name` and returns `iterations`.
         """
         aggregates = experimental_aggregate_gradients and not skip_gradients_aggregation
         self._apply_pairs(grads_and_vars, name, aggregates)

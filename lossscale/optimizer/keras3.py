@@ -10,12 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from lossscale.gradients.check import (
-    NO_CHECK,
-    Check,
-    checked,
-    worst_of_each,
-)
+from lossscale.gradients.check import NO_CHECK, Check, checked, worst_of_each
 from lossscale.optimizer import files, wrappers
 from lossscale.optimizer.attributes import answered, delegated, forwarded
 from lossscale.optimizer.base import LossScaleOptimizer
@@ -111,7 +106,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         loss_scale, inner = self.loss_scale, self.inner_optimizer
-        # Checkpoints of Keras's own wrapper use these names of the scale and counter.
+        # Checkpoints of Keras's own wrapper use these names.
         if hasattr(loss_scale, "current_loss_scale"):
             self._track_trackable(loss_scale.current_loss_scale, "dynamic_scale")
         if hasattr(loss_scale, "good_steps"):
@@ -120,8 +115,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         for key, variable in self._own_variables().items():
             variable.path = f"{self.name}/{key}"  # Keras saves variables by their path
             listed[key] = _AsKerasVariable(variable, variable.path)
-        # The variables of an inner optimizer that is built already, for a call of
-        # `apply` without variables. Not public.
+        # Of an optimizer that is built, for `apply` without variables. Not public.
         built_for = list(getattr(inner, "_trainable_variables", []))
         self.__dict__.update(_listed=listed, _built_for=built_for, _looked_up=set())
         self.__dict__.update(_is_asked_to_build=False)
@@ -136,8 +130,7 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     ema_momentum = forwarded("ema_momentum")
     ema_overwrite_frequency = forwarded("ema_overwrite_frequency")
     gradient_accumulation_steps = forwarded("gradient_accumulation_steps")
-    # Keras's callbacks set the learning rates of these, if the inner optimizer is a
-    # MultiOptimizer. Other inner optimizers do not have the attribute.
+    # Only a MultiOptimizer has these. Keras's callbacks set their learning rates.
     optimizers = forwarded("optimizers")
 
     # The inner optimizer owns the variables that these create, and saves them.
@@ -227,8 +220,8 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
             float16_weights.warn_of_float16(self, grads, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
-        # A float8 layer divides gradients by such a scale, bounds the quotients, and
-        # multiplies them by the scale again. So the gradients are scaled all the same.
+        # A float8 layer divides gradients by such a scale, and multiplies them again:
+        # they are scaled all the same.
         witness = self._engine.division.witness
         for variable in filter(_is_overwritten, variables):
             is_scaled = variable.name in _OF_SCALED_GRADIENTS
@@ -237,15 +230,13 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
 
-        It ignores `name`, which loops that were written for Keras 2 pass, and returns
-        `iterations`, the number of applied steps.
+        It ignores `name`, which loops for Keras 2 pass, and returns `iterations`.
         """
         del name
         pairs = list(grads_and_vars)
         if not pairs:
             return self.inner_optimizer.apply_gradients(pairs)  # Keras's own error
-        grads, variables = zip(*pairs)
-        self.apply(grads, variables)
+        self.apply(*zip(*pairs))
         return self.iterations
 
     def set_weights(self, weights: Any) -> None:
@@ -311,11 +302,13 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         keys = set(store.keys())
         variables = self._own_variables()
         newer = {name: variables[name] for name in SINCE_3_1_0 if name in variables}
-        older = {**files.names_before_3_1(self.loss_scale), **newer}
+        # Of several variables of one name, files of 3.0.0 hold only the innermost one.
+        older = {files.plain_name(each): each for each in self.loss_scale.variables}
+        older.update(newer)
         if not any(files.holds(store, name) for name in {*variables} - {*older}):
             variables = older
         found = {name: name for name in variables if files.holds(store, name)}
-        # Keras's wrapper lists iteration, learning rate, counter and scale. The third
+        # Keras's wrapper has these numbers for the scale and the counter. The third
         # variable of an optimizer without a wrapper is a slot, which is no integer.
         if not found and "3" in keys and np.array(store["2"]).dtype.kind == "i":
             theirs = {"current_loss_scale": "3", "good_steps": "2"}
@@ -323,11 +316,10 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
         elif not found and keys:
             inner = self.inner_optimizer
             inner.load_own_variables(store)
-            # Next Keras hands the inner optimizer its own group, which such a file does
-            # not have, and would warn that it loads nothing.
+            # Next Keras loads the inner optimizer's own group, which such a file lacks,
+            # and would warn of that.
             vars(inner)["load_own_variables"] = partial(files.load_what_is_there, inner)
-        # All values are read before the first one is set, so that a damaged file
-        # changes nothing here.
+        # All are read before the first is set: a damaged file changes nothing here.
         values = {name: np.array(store[key]) for name, key in found.items()}
         if found:  # older files do not hold these
             newest = [name for name in SINCE_3_1_0 if name in variables]
@@ -366,10 +358,9 @@ def _is_overwritten(variable: Variable) -> bool:
 def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check]:
     """Separates gradients from new values: each list has None for the other's.
 
-    `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
-    The new values are returned as the layer returned them, with their check: a float8
-    layer bounds its gradients, so an infinity is often left in its history of
-    magnitudes only. The worst numbers are those of new values and gradients.
+    The new values are as the layer returned them, before `get_unscaled_gradients`
+    divided them, with their check: a float8 layer bounds its gradients, so an infinity
+    is often left only in its history. The worst numbers are those of both lists.
     """
     rest, values = list(grads), [None] * len(grads)
     for i, (grad, variable) in enumerate(zip(grads, variables)):

@@ -149,7 +149,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
             self._hold()
 
     def _hold(self) -> None:
-        """Has what the loss scale needs that it holds, if it holds one, or raises."""
+        """Adopts what a loss scale that it holds needs, or raises. It may hold none."""
         held = self._held()
         if held is None:
             return
@@ -218,8 +218,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
             before you clipped them. Infinite on a bad step, 0 without gradients.
 
         Returns:
-          A dictionary of new values by the names of the variables. Variables that are
-          not in it keep their values.
+          A dictionary of new values by the names of the variables. Others stay.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement `next_state(state, is_finite)`, or "
@@ -242,10 +241,7 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
 
     @classmethod
     def from_config(cls, config: Dict[str, Any]) -> LossScale:
-        """Returns a new loss scale, given what `get_config` of another one returned.
-
-        It begins in its initial state: a config does not hold the state.
-        """
+        """Returns a new loss scale in its initial state, given a `get_config()`."""
         return cls(**config)
 
     @do_not_convert
@@ -366,8 +362,8 @@ class LossScale(NumberLike, Stateful, metaclass=abc.ABCMeta):
         """Returns `loss` times the loss scale.
 
         Args:
-          loss: A tensor of any shape. float16 and bfloat16 are cast to float32 first,
-            since float16 ends at 65504.
+          loss: A tensor of any shape. float16, which ends at 65504, and bfloat16 are
+            cast to float32 first.
 
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.

@@ -117,15 +117,13 @@ def checked_step(
 ) -> Tuple[Flag, Optional[Scalar]]:
     """Returns the arguments of `adjust` as tensors of shape `[]`, or raises.
 
-    A step whose `largest` is no magnitude is not finite. `is_used` tells whether the
-    loss scale uses `largest` at all.
+    A step whose `largest` is no magnitude is not finite. `is_used`: whether it counts.
     """
     is_finite = _one_element("is_finite", is_finite, "a bool")
     if largest is None or not is_used:
         return is_finite, largest
     given, largest = largest, _one_element("largest", largest, "a number")
-    is_float32 = largest.dtype == tf.float32
-    wide = largest if is_float32 else tf.cast(largest, tf.float64)
+    wide = largest if largest.dtype == tf.float32 else tf.cast(largest, tf.float64)
     # Infinity as a constant would stop a run that looks for infinities.
     is_magnitude = tf.logical_and(wide >= 0.0, wide <= wide.dtype.max)
     if mode.current().knows_values and is_finite and not is_magnitude:

@@ -1,7 +1,6 @@
 """How a loss scale is used: what it reports of that, and what others ask of it.
 
-Optimizers and monitors call these functions; programs do not need them. `base` has the
-methods for programs.
+Optimizers and monitors call these functions. Programs call the methods in `base`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,8 @@ from lossscale.scales.checks import LossScale
 class Product(NamedTuple):
     """A loss that was multiplied by a loss scale.
 
-    Attributes:
-      loss: The loss as the program gave it.
-      loss_scale: A `float32` tensor of the loss scale.
-      factor: That tensor in the dtype in which it multiplied the loss. None: a subclass
-        multiplied in its own way.
-      product: The scaled loss.
+    `factor` is `loss_scale` in the dtype in which it multiplied the loss. None: a
+    subclass multiplied in its own way. `product` is the scaled loss.
     """
 
     loss: Tensor
@@ -34,10 +29,7 @@ class Product(NamedTuple):
 
 
 class Observer(Protocol):
-    """What a loss scale ("it") reports of its uses to the optimizers that share it.
-
-    `optimizer.state.StepObserver` is one.
-    """
+    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -63,10 +55,7 @@ def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
 
 
 def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
-    """Returns what `scale` does, for an optimizer, the `owner` of the loss.
-
-    None: for a program that calls `scale` itself.
-    """
+    """Returns the product. `owner` is the optimizer, None for a call of `scale`."""
     value, observer = loss_scale._value(), loss_scale._observer
     if owner is not None and "scale" in loss_scale._overridden:
         product = Product(loss, value, None, loss_scale.scale(loss))
@@ -110,13 +99,9 @@ def takes_the_flag(loss_scale: LossScale) -> bool:
 
 def unguarded(loss_scale: LossScale) -> LossScale:
     """Returns the innermost loss scale of the chain: itself if it holds none."""
-    innermost: LossScale = chain(loss_scale)[-1]
-    return innermost
+    return chain(loss_scale)[-1]
 
 
 def guard_of(loss_scale: LossScale) -> Any:
-    """Returns the loss scale itself or the one that it holds that is a `SpikeGuard`.
-
-    None if there is none.
-    """
+    """Returns the `SpikeGuard` in the chain, perhaps the loss scale itself, or None."""
     return next((each for each in chain(loss_scale) if each.skips_spikes), None)

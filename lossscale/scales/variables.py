@@ -1,7 +1,4 @@
-"""Stateful: what makes a loss scale an object with variables.
-
-How they are created, set by mistake, restored from older checkpoints, and shown.
-"""
+"""Stateful: what makes a loss scale an object with variables."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ class Stateful(tf.Module):
         return AttributeError(problem)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Steps would go on with the variable that was here, also those of functions
-        # that are traced already. A subclass may put another variable in its place.
+        # Steps that are traced already would use the variable that was here. A subclass
+        # may put another variable in its place.
         held = vars(self).get(name, getattr(type(self), name, None))
         if isinstance(held, property) and held.fset is None:
             held = getattr(self, name, None)
@@ -61,9 +58,8 @@ class Stateful(tf.Module):
 
     def _lookup_dependency(self, name: str, *args: Any) -> Any:
         # Private to TensorFlow, which calls it with each name that a checkpoint holds
-        # for this object, before it sets any variable. What older checkpoints do not
-        # hold begins at 0 then. Without this method it would keep its value, if such a
-        # checkpoint is read into a loss scale that was used before.
+        # for this object, before it sets any variable. Without this method, what older
+        # checkpoints do not hold would keep the value that it has.
         if name in ("skipped_steps", "current_loss_scale"):
             self._forget_ignored()
         return super()._lookup_dependency(name, *args)
