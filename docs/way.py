@@ -41,16 +41,15 @@ WAY: List[Station] = [
     Station(
         "either", "resolve: are they still scaled?", "optimizer/pending.py: resolve"
     ),
-    Station(
-        "unscaled", "unscale: divide by S, in float32", "gradients/bundle.py: quotients"
-    ),
+    Station("unscaled", "divide by S, in float32", "gradients/bundle.py: divided"),
     Station(
         "unscaled",
         "check: are all of them finite?",
         "gradients/bundle.py: check_as_applied",
     ),
-    Station("unscaled", "reduce: all-reduce one scalar", "optimizer/step.py: reduce"),
-    Station("unscaled", "judge: is S told of it?", "optimizer/step.py: judge"),
+    Station(
+        "unscaled", "reduce: all-reduce one scalar", "optimizer/reduction.py: reduce"
+    ),
     Station("unscaled", "adjust: the flag moves S", "optimizer/step.py: adjust"),
 ]
 

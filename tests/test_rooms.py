@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 #: room what is listed before it on the door sign, the docstring of the `__init__`.
 ARROWS = """
 arguments presets plotting <- runtime <- removed <- gradients <- scales <-
-optimizer | simulation | ranges <- compat <- monitor <- __init__ __main__
+provenance <- optimizer | simulation | ranges <- compat <- monitor <- __init__ __main__
 """
 #: Of each room or module, what it may import: all on the left of it.
 LEFT = {}
@@ -101,6 +101,21 @@ def test_imports_point_one_way():
                 # A file that is not on the sign is a loss scale, above `base` alone.
                 before = order[: order.index(module)] if module in order else ["base"]
                 assert inside[0] in before, file
+
+
+def test_provenance_has_one_door_and_the_optimizer_goes_through_it():
+    for file in FILES:
+        room = file.partition("/")[0]
+        for there, *inside in imports(file):
+            if there == "provenance" and room != "provenance":
+                assert (room, inside[0]) == ("optimizer", "witness"), file
+
+
+def test_one_file_reads_the_sign_of_a_stage():
+    for path in ROOT.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        assert path.name == "state.py" or "pending" not in names, path
 
 
 def test_one_file_reduces_across_replicas():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -43,7 +43,9 @@ def divide(grads: Any, divisor: Scalar) -> Any:
     not floating are returned unchanged. float16 gradients are divided in float32, where
     a divisor of 2**16 is finite; in float16 it is not.
     """
-    quotient = _quotient_by(divisor)
+    here = mode.current()
+    by_product = here.by_xla and not here.joins_factors
+    first, second = _reciprocals(divisor) if by_product else (None, None)
 
     def divided(grad: Grad) -> Any:
         if grad is None:
@@ -60,7 +62,9 @@ def divide(grads: Any, divisor: Scalar) -> Any:
             return grad
         if grad.dtype == tf.float64:
             return grad / tf.cast(divisor, tf.float64)
-        return tf.cast(quotient(tf.cast(grad, tf.float32)), grad.dtype)
+        wide = tf.cast(grad, tf.float32)
+        quotient = wide * first * second if by_product else wide / divisor
+        return tf.cast(quotient, grad.dtype)
 
     return tf.nest.map_structure(divided, grads)
 
@@ -79,21 +83,16 @@ def opaque_divisor(loss_scale: Any, count: Any) -> Any:
     return loss_scale * tf.cast(count >= 0, tf.float32)
 
 
-def _quotient_by(divisor: Scalar) -> Callable[[Any], Any]:
-    """Returns a function that divides a `float32` tensor by `divisor`.
+def _reciprocals(divisor: Scalar) -> Tuple[Scalar, Scalar]:
+    """Returns two factors whose product divides by `divisor`.
 
-    Under XLA it multiplies by the reciprocal: XLA fuses a product into the operation
-    that uses it, but would store a quotient in memory. At powers of two that is as
-    exact; otherwise the last bit may differ.
+    XLA fuses a product into the operation that uses it, but would store a quotient in
+    memory. At powers of two a product is as exact; otherwise the last bit may differ.
     """
-    here = mode.current()
-    if not here.by_xla or here.joins_factors:
-        return lambda value: value / divisor
     # 1 / 2**127 is subnormal and flushes to zero, so there are two factors. A caller
     # must hide a constant divisor (`opaque_divisor`), or XLA joins the factors again.
     first = tf.where(divisor > 2.0**126, 2.0**-64, 1.0)
-    second = 1.0 / (divisor * first)
-    return lambda value: value * first * second
+    return first, 1.0 / (divisor * first)
 
 
 def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scalar:
@@ -118,15 +117,15 @@ def largest_magnitude(grads: Grads, divisors: Optional[Divisors] = None) -> Scal
 
 def largest_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
     """Returns the greatest magnitude of each finite gradient, packed or not."""
-    found = []
+    of_groups = []
     for grad, group in zip(packed, groups):
         magnitudes = tf.zeros([len(group)])
         for value in floating_values([grad]):
             rows = tf.reshape(tf.abs(value), [len(group), -1])
             greatest = tf.cast(tf.reduce_max(rows, axis=1), tf.float32)
             magnitudes = tf.maximum(magnitudes, greatest)  # `greatest` may be -inf
-        found.append(magnitudes)
-    return tf.minimum(in_order(found, groups), tf.float32.max)
+        of_groups.append(magnitudes)
+    return tf.minimum(in_order(of_groups, groups), tf.float32.max)
 
 
 def largest_if_finite(grads: Any) -> Scalar:

@@ -17,12 +17,11 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import largest_magnitude
 from lossscale.gradients.check import (
-    CLEAN,
+    NO_CHECK,
     Check,
     each_is_finite,
     floating_values,
     greater,
-    groups_of_one,
     in_this_graph,
     pack,
     sum_is_finite,
@@ -65,27 +64,27 @@ class Bundle:
       loss_scale: The loss scale that multiplied the gradients' loss.
       grads: The gradients; some may be None. Small ones may be packed into one.
       divisors: What each gradient must still be divided by. None: it is unscaled.
+      losses: The losses, before they were scaled, of which it is known that these
+        gradients were made of them.
       of_unknown: The divisor of gradients of which only the state of the step knows
         whether they are scaled: 1 if not. None: there are none, or they are unscaled.
       check: First the check of when the gradients were unscaled, then also that of when
         they are applied, on this replica.
       is_checked: Whether `check` covers all gradients as they are now.
-      losses: The losses, before they were scaled, of which it is known that these
-        gradients were made of them.
       groups: For each of `grads`, the positions of the gradients that are packed in it.
     """
 
     loss_scale: Divider
     grads: Grads
     divisors: Divisors
-    check: Check = CLEAN
-    is_checked: bool = False
-    of_unknown: Optional[Scalar] = None
     losses: List[Tensor] = field(default_factory=list)
+    of_unknown: Optional[Scalar] = None
+    check: Check = NO_CHECK
+    is_checked: bool = False
     groups: List[List[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.groups = self.groups or groups_of_one(len(self.grads))
+        self.groups = self.groups or [[i] for i in range(len(self.grads))]
 
     @property
     def count(self) -> int:
@@ -108,33 +107,31 @@ class Bundle:
 
     def packed(self) -> Bundle:
         """Returns the bundle with small gradients packed, if it has one divisor."""
-        if len(self.distinct_divisors()) > 1:
+        distinct = self.distinct_divisors()
+        if len(distinct) > 1:
             return self
         grads, groups = pack(self.grads)
-        divisors = [self.divisors[group[0]] for group in groups]
+        divisors = (distinct or [None]) * len(grads)
         return self.but(grads=grads, groups=groups, divisors=divisors)
 
-    def quotients(self) -> Grads:
-        """Returns the gradients divided by their divisors. Packed ones stay packed."""
-        distinct = self.distinct_divisors()
-        if len(distinct) == 1:
-            (divisor,) = distinct
-            if divisor is None:
-                return self.grads
-            return list(self.loss_scale.unscale_by(self.grads, divisor))
-        # A division in a branch makes tensors of the branch's graph.
-        return [
-            in_this_graph(g) if by is None else self.loss_scale.unscale_by(g, by)
-            for g, by in zip(self.grads, self.divisors)
-        ]
-
     def divided(self) -> Bundle:
-        """Returns the bundle after the division, so that nothing is left to divide."""
-        return self.but(grads=self.quotients(), divisors=[None] * len(self.grads))
+        """Returns the bundle after the division: nothing is left to divide."""
+        distinct, unscale_by = self.distinct_divisors(), self.loss_scale.unscale_by
+        if len(distinct) == 1:
+            if distinct[0] is None:
+                return self
+            grads = list(unscale_by(self.grads, distinct[0]))
+        else:
+            # A division in a branch makes tensors of the branch's graph.
+            grads = [
+                in_this_graph(grad) if by is None else unscale_by(grad, by)
+                for grad, by in zip(self.grads, self.divisors)
+            ]
+        return self.but(grads=grads, divisors=[None] * len(grads))
 
-    def unscaled(self) -> Grads:
-        """Returns the gradients divided by their divisors, and unpacked."""
-        return unpack(self.quotients(), self.groups)
+    def unscaled_gradients(self) -> Grads:
+        """Returns the true gradients: divided, and unpacked."""
+        return unpack(self.divided().grads, self.groups)
 
     def largest(self) -> Scalar:
         """Returns the quotients' greatest magnitude, at most float32's maximum."""
@@ -148,7 +145,7 @@ class Bundle:
 def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
     """Returns the unscaled gradients, and their check on this replica."""
     if not bundle.loss_scale.checks_gradients:
-        return bundle.unscaled(), CLEAN
+        return bundle.unscaled_gradients(), NO_CHECK
     few = bundle.packed()
     quotients = few.divided()
     # Under XLA the check divides a second time, so that no quotient need be stored for
@@ -163,10 +160,10 @@ def unscale_and_check(bundle: Bundle) -> Tuple[Grads, Check]:
         quotients = few.but(
             divisors=[None if by is None else by * nan_if_bad for by in few.divisors]
         ).divided()
-        check = CLEAN
+        check = NO_CHECK
     if bundle.loss_scale.last_largest is not None:
         check = check._replace(largest=few.largest())
-    return quotients.unscaled(), check
+    return quotients.unscaled_gradients(), check
 
 
 def check_of_quotients(
@@ -179,12 +176,12 @@ def check_of_quotients(
     """
 
     def exact_check() -> Flag:
-        grads = bundle.quotients()
+        grads = bundle.divided().grads
         added = sums_of_rows(grads) if with_sums else []
         return each_is_finite(floating_values([*grads, *added]))
 
     def worst() -> PerGradient:
-        grads = bundle.quotients()
+        grads = bundle.divided().grads
         numbers = worst_of_each(grads, bundle.groups)
         if with_sums:
             numbers += worst_of_each(sums_of_rows(grads), bundle.groups)
@@ -210,27 +207,30 @@ def check_as_applied(bundle: Bundle, quick: Optional[Flag] = None) -> Bundle:
     check = bundle.check
     if not bundle.is_checked:
         now = check_of_quotients(bundle, quick, bundle.has_duplicates)
-        check = check.without_gradients(bundle.count) & now
+        if check.checks_nothing:
+            check = now._replace(largest=check.largest)
+        else:
+            check = check.without_gradients(bundle.count) & now
     return bundle.but(check=check._replace(quick=check.exact(), exact_check=None))
 
 
 def largest_before_clipping(bundle: Bundle) -> Scalar:
     """Returns the greatest magnitude, before the user clipped what was unscaled."""
-    known = bundle.check.largest
-    if known is None:
+    largest = bundle.check.largest
+    if largest is None:
         return bundle.largest()
     if bundle.is_checked or all(by is None for by in bundle.divisors):
-        return known
+        return largest
     # It covers the gradients that were unscaled.
     pairs = zip(bundle.grads, bundle.divisors)
     others = bundle.but(grads=[None if by is None else g for g, by in pairs])
-    return greater(known, others.largest())
+    return greater(largest, others.largest())
 
 
 def as_they_are(grads: Grads) -> List[Any]:
     """Returns gradients as they are now. Reads variables, which may change later."""
-    kept = (tf.Tensor, tf.IndexedSlices, type(None))
-    return [g if isinstance(g, kept) else tf.convert_to_tensor(g) for g in grads]
+    unchanging = (tf.Tensor, tf.IndexedSlices, type(None))
+    return [g if isinstance(g, unchanging) else tf.convert_to_tensor(g) for g in grads]
 
 
 def may_have_duplicates(grad: Grad) -> bool:
@@ -276,8 +276,8 @@ def _sums(grad: Grad) -> Tensor:
     positions = tf.concat([tf.zeros_like(order[:1]), tf.cumsum(is_new)], 0)
     wide = tf.cast(tf.gather(grad.values, order), tf.float32)
     signed, magnitudes, counts = (
-        tf.math.unsorted_segment_sum(each, positions, tf.shape(order)[0])
-        for each in (wide, tf.abs(wide), tf.ones_like(wide))
+        tf.math.unsorted_segment_sum(terms, positions, tf.shape(order)[0])
+        for terms in (wide, tf.abs(wide), tf.ones_like(wide))
     )
     sums = tf.where(counts > 2.0, magnitudes, signed)
     return tf.cast(sums, grad.values.dtype)

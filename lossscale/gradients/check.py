@@ -1,7 +1,8 @@
 """Checks of one replica's gradients: are all finite, and which are infinite or NaN?
 
 A *quick check* adds all elements up: a finite sum proves that each of them is finite.
-Only if the sum is not finite does the *exact check* look at each element.
+Only if the sum is not finite does the *exact check* look at each element. In float16 a
+quick check looks at each element, too: see `sum_is_finite`.
 
 Each gradient has a *worst* number. It is NaN if an element is NaN, else infinite if an
 element is infinite, else finite. The sum of a gradient's worst numbers, of several
@@ -10,6 +11,7 @@ replicas or times, is the worst of them. A good step does not compute them.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
@@ -33,7 +35,7 @@ class Check(NamedTuple):
     """A quick check of gradients, and an exact check for when it fails.
 
     `earlier & later` joins two checks of the same gradients, or of two lists of
-    gradients. `CLEAN` checks nothing: joined with another check it changes nothing.
+    gradients. `NO_CHECK` joined with another check is that other one.
 
     Attributes:
       quick: If True, all gradients are finite; if False, only the exact check can tell.
@@ -51,22 +53,22 @@ class Check(NamedTuple):
     largest: Optional[Scalar] = None
 
     @property
-    def is_clean(self) -> bool:
-        """Whether there is nothing to check."""
+    def checks_nothing(self) -> bool:
+        """Whether it is `NO_CHECK`, but for the greatest magnitude."""
         return self.quick is True
 
     def exact(self) -> Flag:
         """Returns the exact flag, by the exact check only if the quick one fails."""
         if self.exact_check is None:
             return self.quick
-        return either(self.quick, lambda: tf.constant(True), self.exact_check)
+        return either(self.quick, partial(tf.constant, True), self.exact_check)
 
     def _exact_in_branch(self) -> Flag:
         return self.quick if self.exact_check is None else self.exact_check()
 
     def worst_of(self, count: int) -> PerGradient:
         """Returns the worst numbers of `count` gradients."""
-        return clean(count) if self.worst is None else self.worst()
+        return no_faults(count) if self.worst is None else self.worst()
 
     def without_gradients(self, count: int) -> Check:
         """Returns this check of `count` gradients without any need of them.
@@ -80,15 +82,15 @@ class Check(NamedTuple):
             return Check(self.quick, largest=self.largest)
         flag, worst = either(
             self.quick,
-            lambda: (tf.constant(True), clean(count)),
+            lambda: (tf.constant(True), no_faults(count)),
             lambda: (self._exact_in_branch(), self.worst_of(count)),
         )
         return Check(flag, None, lambda: worst, self.largest)
 
     def __and__(self, later: Check) -> Check:
         largest = greater(self.largest, later.largest)
-        if self.is_clean or later.is_clean:
-            remaining = later if self.is_clean else self
+        if self.checks_nothing or later.checks_nothing:
+            remaining = later if self.checks_nothing else self
             return remaining._replace(largest=largest)
 
         def exact_check() -> Flag:
@@ -108,7 +110,7 @@ class Check(NamedTuple):
 
 
 #: A check of nothing.
-CLEAN = Check(True)
+NO_CHECK = Check(True)
 
 
 def greater(one: Optional[Scalar], other: Optional[Scalar]) -> Optional[Scalar]:
@@ -175,8 +177,8 @@ def sum_is_finite(values: List[Tensor]) -> Flag:
 def each_is_finite(values: List[Tensor]) -> Any:
     """Tells whether each element is finite, by a check of each."""
     packed, _ = pack(values)
-    checks = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
-    return all_true(checks)
+    flags = [tf.reduce_all(tf.math.is_finite(as_stored(value))) for value in packed]
+    return all_true(flags)
 
 
 @do_not_convert
@@ -201,10 +203,10 @@ def sum_stays_finite(grads: Any, terms: int) -> Any:
 
 def all_true(flags: List[Flag]) -> Flag:
     """Tells whether all flags are True. True without any."""
-    if len(flags) == 1:
-        return flags[0]
+    if len(flags) < 2:
+        return flags[0] if flags else tf.constant(True)
     # Without the stack TensorFlow would compute the list's rank with five operations.
-    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
+    return tf.reduce_all(tf.stack(flags))
 
 
 def _not_a_gradient(leaf: Any) -> TypeError:
@@ -251,20 +253,20 @@ def as_stored(value: Any) -> Any:
     return tf.bitcast(bits, value.dtype)
 
 
-def clean(count: int) -> PerGradient:
+def no_faults(count: int) -> PerGradient:
     """Returns the worst numbers of gradients that are all finite."""
     return tf.zeros([count])
 
 
 def worst_of_each(packed: Grads, groups: List[List[int]]) -> PerGradient:
     """Returns the worst number, not negative, of each gradient, packed or not."""
-    worst = [_worst_of_packed(grad, len(group)) for grad, group in zip(packed, groups)]
+    worst = list(map(_worst_of_packed, packed, map(len, groups)))
     return in_order(worst, groups)
 
 
 def worst_of_all(values: Grads) -> PerGradient:
     """Returns the worst number of all values, as if they were one gradient's."""
-    return sum((_worst_of_packed(value, 1) for value in values), clean(1))
+    return sum([_worst_of_packed(value, 1) for value in values], no_faults(1))
 
 
 def _worst_of_packed(grad: Grad, size: int) -> PerGradient:
@@ -283,7 +285,7 @@ def _worst_of_packed(grad: Grad, size: int) -> PerGradient:
         else:
             small = tf.abs(rows * _SHRINK[rows.dtype])
         sums.append(tf.cast(tf.reduce_sum(small, 1), tf.float32))
-    return tf.add_n(sums) if sums else clean(size)
+    return tf.add_n(sums) if sums else no_faults(size)
 
 
 def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
@@ -297,11 +299,8 @@ def pack(grads: Grads) -> Tuple[List[Any], List[List[int]]]:
       groups: For each of them, the positions in `grads` of the gradients within it.
     """
     groups = _groups(grads)
-    packed = [
-        tf.stack([grads[i] for i in group]) if len(group) > 1 else grads[group[0]]
-        for group in groups
-    ]
-    return packed, groups
+    members = [[grads[position] for position in group] for group in groups]
+    return [tf.stack(some) if len(some) > 1 else some[0] for some in members], groups
 
 
 def add_up(grads: Grads) -> List[Any]:
@@ -313,12 +312,12 @@ def unpack(packed: Grads, groups: List[List[int]]) -> List[Any]:
     """Splits packed gradients, all changed in the same way, into the original list."""
     if len(packed) == sum(map(len, groups)):
         return packed
-    found: Dict[int, Any] = {}
+    grads: Dict[int, Any] = {}
     for group, value in zip(groups, packed):
         is_packed = len(group) > 1
         parts = tf.unstack(value, len(group)) if is_packed else [in_this_graph(value)]
-        found.update(zip(group, parts))
-    return [found[i] for i in range(len(found))]
+        grads.update(zip(group, parts))
+    return [grads[i] for i in range(len(grads))]
 
 
 def in_order(of_groups: List[Tensor], groups: List[List[int]]) -> PerGradient:
@@ -328,11 +327,6 @@ def in_order(of_groups: List[Tensor], groups: List[List[int]]) -> PerGradient:
     if listed == sorted(listed):
         return numbers
     return tf.gather(numbers, sorted(range(len(listed)), key=listed.__getitem__))
-
-
-def groups_of_one(count: int) -> List[List[int]]:
-    """Returns the groups of gradients that are not packed."""
-    return [[position] for position in range(count)]
 
 
 def is_small(tensor: Tensor) -> bool:

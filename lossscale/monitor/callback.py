@@ -64,64 +64,34 @@ class LossScaleMonitor(_Callback):
     model.fit(x, y, callbacks=[lossscale.LossScaleMonitor(), ...])
     ```
 
-    **What it shows.** To the logs of every epoch, and so to the progress bar,
-    `History`, `CSVLogger` and `TensorBoard`, it adds `loss_scale`, `skipped_steps`
-    (counted since the loss scale was created) and `nonfinite_losses` (the steps that
-    the optimizer skipped because the loss was NaN or infinite before it was scaled,
-    since the process began). When training ends, it prints one line for each optimizer.
-    It reads a few scalars from the device at the end of each epoch. Every batch counts
-    as a step, even under Keras 3's `gradient_accumulation_steps`, where `iterations`
-    counts updates from several batches. For a loss scale that needs the largest
-    gradient, as `HeadroomLossScale`, it also logs two figures of the last good step
-    that it read: `largest_gradient`, unscaled, and `headroom`, which says how many
-    doublings this gradient, times the loss scale after that step, is below float16's
-    65504. For a `SpikeGuard` it logs `spikes`; the line at the end names the last.
+    To the logs of every epoch it adds `loss_scale`, `skipped_steps` (since the loss
+    scale was created) and `nonfinite_losses` (since the process began). For a loss
+    scale that needs the largest gradient it adds `largest_gradient`, unscaled, and
+    `headroom`, how many doublings that one, scaled, is below float16's 65504; for a
+    `SpikeGuard`, `spikes`. When training ends it prints a line for each optimizer.
 
-    **When it warns.**
-
-    * The last `patience` steps or more were skipped. The warning says why, and comes
-      again only after an applied step, or in another `fit`. A loss scale that starts
-      too high falls until it fits: until the first step is applied, `patience` counts
-      only steps that did not lower the scale.
-    * The last three losses were NaN or infinite before they were scaled: no scale
-      helps. At the end of an epoch with such losses it names the last batches, up to
-      16, as Keras counts them.
-    * With `nonfinite_loss="skip"`, once in each epoch: there were so many such losses
-      that some counted as overflows. Most likely the loss is computed in float16.
-    * A step that overflowed has left inf or NaN in statistics such as
-      BatchNormalization's.
-    * Underflow, once: `patience` epochs had no skipped step and a headroom above 16.
-    * The first spike that it sees, once, with the last one's size and variable.
+    It warns if `patience` steps in a row were skipped, if losses are NaN or infinite,
+    if a step left NaN in statistics such as BatchNormalization's, once of underflow,
+    and once of a spike. The page *Warnings* has each with its cause and what to write.
 
     Args:
-      patience: How many skipped steps in a row trigger `on_stall`. Also the epochs
-        after which it warns of underflow.
-      on_stall: What to do then: `"warn"` with a `LossScaleWarning`, `"raise"` a
-        `FloatingPointError` with the same message, or `"stop"`: warn and stop training
-        as `EarlyStopping` does. `"raise"` looks within epochs, too: it reads the device
-        once in `patience` steps as long as none is skipped, and raises at the
-        `patience`-th skipped step. Keras's `BackupAndRestore` keeps its backup where
-        an error ends `fit`, and deletes it after `"stop"`, unless
-        `delete_checkpoint=False`.
-      every: Also read and check whenever this many steps have passed, and add the last
-        values to the logs of batches. Keras's progress bar then shows averages over an
-        epoch's batches.
-      verbose: 0 prints no line at the end. Warnings are given in any case.
-      check_underflow: Whether to also find the headroom of a loss scale that does not
-        need the largest gradient. The loss scale must check gradients. This reads the
-        gradients twice more at every step, and traces the model's training step again
-        if it was traced.
-      restore_statistics: Whether to keep a copy of the variables that are not trained,
-        as BatchNormalization's statistics, and to put it back after a batch that made
-        one of them NaN or infinite. The copy is of the last batch whose step was
-        applied, with all of them finite. It takes their memory a second time, and one
-        more call after each batch, which reads and copies them on the device. Metrics,
-        random seeds and frozen layers are left alone.
-      optimizers: What to watch: a `LossScaleOptimizer`, a list of them, or a dict of
-        them by name. None: the compiled one and those in the model's attributes, as a
-        GAN's `d_optimizer` and `g_optimizer`. With several, logs have the optimizer's
-        name in front: `d_optimizer_loss_scale`. If they share a loss scale, each
-        `skipped_steps` counts what that optimizer skipped.
+      patience: An integer, how many skipped steps in a row trigger `on_stall`. Before
+        the first applied step, only steps count that did not lower the scale.
+      on_stall: `"warn"`; `"raise"`, for a `FloatingPointError` at the `patience`-th
+        skipped step; or `"stop"`, to warn and stop training as `EarlyStopping` does.
+        Keras's `BackupAndRestore` keeps its backup where an error ends `fit`, and
+        deletes it after `"stop"`, unless `delete_checkpoint=False`.
+      every: An integer, to also read and check whenever this many steps have passed, or
+        None: once in each epoch.
+      verbose: An integer. 0 prints no line at the end; warnings are given in any case.
+      check_underflow: A boolean, whether to find the headroom of any loss scale that
+        checks gradients. This reads the gradients twice more at every step.
+      restore_statistics: A boolean, whether to copy the variables that are not trained
+        after each applied step, and to put them back after a batch that made one of
+        them NaN or infinite.
+      optimizers: A `LossScaleOptimizer`, a list of them, or a dict of them by name, or
+        None: those that the model has. With several, the names of logs begin with the
+        optimizer's.
 
     Raises:
       TypeError: An argument has the wrong type; in `fit`, no optimizer of the model is

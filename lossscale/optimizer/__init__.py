@@ -3,16 +3,15 @@
 This package knows loss scales, gradients and replicas, but not how a loss scale moves.
 In the order of its imports:
 
-* `kinds`: what is known of a value: scaled, unscaled, or neither;
-* `mistakes`: warns of a program's likely mistakes. No step depends on it;
-* `pending`: is a division pending, and of which losses are the gradients? The state of
-  a step, on the device;
+* `state`: the stage of a step, on the device: nothing, scaled or unscaled;
+* `pending`: is a division pending, and what divides each gradient?
 * `communication`: sums of gradients over the replicas in float16;
 * `record`: why the last steps were skipped: not finite, a bad loss, or a spike;
-* `step`: one step: unscale, check, reduce, judge, adjust, apply or skip, on one replica
-  or several, by one optimizer or several that share a loss scale;
+* `reduction`: one flag of one replica or several;
+* `sharing`: one step of several optimizers that share a loss scale;
+* `step`: one step: prepare, check, reduce, adjust, apply or skip;
 * `engine`: `LossScaleEngine`, the loss scaling of one optimizer, of whatever framework.
-  Nothing up to here knows a Keras;
+  Nothing up to here asks which Keras it is;
 * `dialect`: what one Keras's optimizers are called, hold and save;
 * `wrappers`: which wrapper for which optimizer;
 * `keras_arguments`: the arguments, configs and states of Keras's own wrappers;
@@ -21,7 +20,8 @@ In the order of its imports:
 * `keras2`, `keras3`: the wrappers, with their dialects. Saved files name these two
   modules, so neither may be renamed.
 
-Begin with `engine`, then `pending` and `step`.
+Begin with `engine`, then `step` and `pending`. Where gradients come from is found out
+in the package `provenance`, which you need not read for that.
 """
 
 from lossscale.optimizer.base import LossScaleOptimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from functools import partial
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from lossscale import arguments
@@ -179,7 +180,7 @@ class LossScaleOptimizer:
             ours["loss_scale"],
             communication_dtype=communication_dtype,
             nonfinite_loss=nonfinite_loss,
-            applied_steps=lambda: self.applied_steps,
+            applied_steps=partial(dialect.applied_steps, inner_optimizer),
             unscales_in_apply=dialect.unscales_in_apply,
         )
         name = name or "loss_scale_optimizer"

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from lossscale.gradients.arithmetic import bounded, multiply
 from lossscale.gradients.bundle import Bundle
-from lossscale.gradients.check import CLEAN, Check
-from lossscale.runtime import replicas
+from lossscale.gradients.check import NO_CHECK, Check
+from lossscale.runtime import op_callbacks, replicas
 from lossscale.runtime.aliases import Grad, Scalar
 from lossscale.scales.base import LossScale, value_of
 
@@ -48,6 +48,14 @@ def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     Whether what was unscaled had overflowed crosses with it: the sum does not show an
     overflow that was clipped since then. Call it in replica context.
     """
+    refuse_dtype(dtype)
+    if replicas.count() == 1:
+        return bundle
+    with op_callbacks.paused():
+        return _summed(bundle, loss_scale, dtype)
+
+
+def _summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     scale, unknown = value_of(loss_scale), bundle.of_unknown
     # Whatever is known of a gradient, it crosses with the loss scale as a factor.
     factors = [
@@ -56,8 +64,8 @@ def summed(bundle: Bundle, loss_scale: LossScale, dtype: str) -> Bundle:
     ]
     sent = [_as_sent(grad, by, dtype) for grad, by in zip(bundle.grads, factors)]
     check = bundle.check.without_gradients(bundle.count)
-    if check.is_clean:
-        sums, check = replicas.all_reduce_sums(sent), CLEAN
+    if check.checks_nothing:
+        sums, check = replicas.all_reduce_sums(sent), NO_CHECK
     else:
         is_finite, largest = check.exact(), check.largest
         of_gradients = next(each.dtype for each in sent if each is not None)

@@ -1,7 +1,7 @@
 """LossScaleEngine: the loss scaling of one optimizer, whatever framework it is of.
 
-The wrappers of Keras 2, Keras 3 and `tf.compat.v1` each hold one. Nothing here knows a
-Keras.
+The wrappers of Keras 2, Keras 3 and `tf.compat.v1` each hold one. Nothing here asks
+which Keras it is: `kerases` finds the names of variables of each.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import tensorflow as tf
 
 from lossscale import arguments
 from lossscale.gradients.bundle import Bundle
-from lossscale.gradients.check import CLEAN, Check, dense_part
+from lossscale.gradients.check import NO_CHECK, Check, dense_part
 from lossscale.optimizer import communication
-from lossscale.optimizer.kinds import Kind
 from lossscale.optimizer.pending import PendingDivision
 from lossscale.optimizer.record import NonfiniteGradient, Record, Spike
-from lossscale.optimizer.step import EqualReplicas, Reduction, SeveralReplicas, Step
-from lossscale.runtime import kerases, mode, op_callbacks, replicas
+from lossscale.optimizer.reduction import EqualReplicas, Reduction, SeveralReplicas
+from lossscale.optimizer.step import Step
+from lossscale.runtime import kerases, mode, replicas
 from lossscale.runtime.aliases import Grad, Grads, Op, Results, Tensor, Variable
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.scales import serialization
-from lossscale.scales.base import LossScale
+from lossscale.scales.base import LossScale, scale_for
 from lossscale.scales.ignored_losses import IgnoredLosses, count_ignored_steps
 
 _DICT = """\
@@ -67,7 +67,7 @@ class LossScaleEngine(tf.Module):
     `src/optimizers/loss_scale_optimizer.py`. That it stands alone is ours.
     """
 
-    #: Whether another optimizer goes on in the place of this one.
+    #: Whether another engine has taken the place of this one.
     _is_replaced = False
     #: The variable of applied steps, if nobody else counts them.
     _counted: Optional[Variable] = None
@@ -80,7 +80,9 @@ class LossScaleEngine(tf.Module):
         nonfinite_loss: str = "backoff",
     ) -> None:
         self._set_up(
-            *(loss_scale, communication_dtype, nonfinite_loss),
+            loss_scale,
+            communication_dtype=communication_dtype,
+            nonfinite_loss=nonfinite_loss,
             applied_steps=lambda: self._counted,
         )
         counted = replicas.new_variable("applied_steps", 0, tf.int64)
@@ -136,7 +138,7 @@ class LossScaleEngine(tf.Module):
         #: Why steps were skipped. The object that a SavedModel of a training step holds
         #: must track it, since the step needs its variables.
         self.record = Record(applied_steps)
-        self.record.kept.update(self.division.kept())
+        self.record.kept.update(self.division.variables())
         if self.skips_losses:
             count_ignored_steps(self.loss_scale)
             ignored_losses = IgnoredLosses(applied_steps)
@@ -145,28 +147,28 @@ class LossScaleEngine(tf.Module):
 
     def _usable(self, loss_scale: Any) -> LossScale:
         """Returns the loss scale that an argument stands for. Raises if it is none."""
-        found = serialization.get(loss_scale)
-        if found is None:
+        usable = serialization.get(loss_scale)
+        if usable is None:
             raise TypeError(
                 "`loss_scale` must not be None. To train without a loss scale, use the "
                 "inner optimizer as it is, or pass loss_scale=1."
             )
-        if found.checks_gradients:
-            return found
+        if usable.checks_gradients:
+            return usable
         if self.communication_dtype == "float16":
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
-                f"communication_dtype='float16', got {found!r}: a sum that overflows "
+                f"communication_dtype='float16', got {usable!r}: a sum that overflows "
                 "would make weights infinite. Write FixedLossScale(..., "
                 "skip_nonfinite=True), or communication_dtype='bfloat16'."
             )
         if self.skips_losses:
             raise ValueError(
                 "`loss_scale` must be one that checks gradients with "
-                f"nonfinite_loss='skip', got {found!r}, with which every step is "
+                f"nonfinite_loss='skip', got {usable!r}, with which every step is "
                 "applied. Write FixedLossScale(..., skip_nonfinite=True)."
             )
-        return found
+        return usable
 
     def _options(self) -> Dict[str, Any]:
         """Returns the arguments that older releases do not know, if they are set."""
@@ -191,13 +193,15 @@ class LossScaleEngine(tf.Module):
             return lambda: self.scale_loss(loss())
         if isinstance(loss, dict):
             raise TypeError(_DICT.format(arguments.shown(loss)))
-        self._check_not_replaced()
-        return self.division.scale(loss)
+        if self._is_replaced:
+            self._refuse()
+        return scale_for(self.loss_scale, loss, owner=self.division)
 
     @do_not_convert
     def unscale(self, grads: Iterable[Grad]) -> Grads:
         """As `LossScaleOptimizer.get_unscaled_gradients`."""
-        self._check_not_replaced()
+        if self._is_replaced:
+            self._refuse()
         return self.division.unscale(list(grads))
 
     @do_not_convert
@@ -227,17 +231,27 @@ class LossScaleEngine(tf.Module):
           ValueError: A gradient does not have its variable's shape, or the context is
             the cross-replica one.
         """
-        return self._step(grads, variables, apply_fn)
+        replicas.check_can_apply()
+        grads, variables = list(grads), list(variables)
+        counted = self._counted
+        if counted is None:
+            return self._step(grads, variables, apply_fn)
+
+        def apply_and_count(grads: Grads, variables: List[Variable]) -> Any:
+            results = apply_fn(grads, variables)
+            return [results, counted.assign_add(1, read_value=False)]
+
+        return self._step(grads, variables, apply_and_count)
 
     def _step(
         self,
-        grads: Iterable[Grad],
-        variables: Iterable[Variable],
+        grads: Grads,
+        variables: List[Variable],
         apply_fn: Callable[[Grads, List[Variable]], Results],
         *,
         are_added: bool = True,
         aggregate: Optional[Callable[..., Tuple[Bundle, List[Variable]]]] = None,
-        check: Check = CLEAN,
+        check: Check = NO_CHECK,
     ) -> Op:
         """Applies gradients or skips the step. `apply` is the part that users need.
 
@@ -246,35 +260,24 @@ class LossScaleEngine(tf.Module):
         bundle's gradients up and returns it with its variables, at every step. `check`
         is what is known of other values that `apply_fn` applies.
         """
-        self._check_not_replaced()
-        replicas.check_can_apply()
-        grads, variables = list(grads), list(variables)
+        if self._is_replaced:
+            self._refuse()
         check_shapes(grads, variables)
-        self._note_trained(variables)
-        name = next(map(kerases.variable_name, variables), "")
-        bundle = self.division.resolve(grads, name)
-        bundle = bundle.but(check=check & bundle.check)
+        self.division.witness.note_weights(variables)
+        bundle = self.division.resolve(grads, variables)
+        if check is not NO_CHECK:
+            bundle = bundle.but(check=check & bundle.check)
         if aggregate is not None:
             bundle, variables = aggregate(bundle, variables)
         reduction: Reduction = EqualReplicas()
         dtype = self.communication_dtype
         if dtype is not None:
-            communication.refuse_dtype(dtype)
-        if dtype is not None and replicas.count() > 1:
-            with op_callbacks.paused():
-                bundle = communication.summed(bundle, self.loss_scale, dtype)
+            bundle = communication.summed(bundle, self.loss_scale, dtype)
         elif replicas.count() > 1:
             reduction = SeveralReplicas(are_added)
         entry = self.record.entry_of(variables, self.loss_scale)
         step = Step(self.division, reduction, entry)
-
-        def apply(grads: Grads) -> Any:
-            done = apply_fn(grads, variables)
-            if self._counted is None:
-                return done
-            return [done, self._counted.assign_add(1, read_value=False)]
-
-        return step.run(bundle, apply)
+        return step.run(bundle, lambda true_grads: apply_fn(true_grads, variables))
 
     def build(self, variables: List[Variable]) -> None:
         """Notes the variables of all steps, and creates what the reports need.
@@ -282,19 +285,8 @@ class LossScaleEngine(tf.Module):
         Call it if the first step can create no variable. Otherwise the first step does
         the same.
         """
-        self._note_trained(variables)
+        self.division.witness.note_weights(variables)
         self.record.entry_of(variables, self.loss_scale)
-
-    def _note_trained(
-        self, variables: List[Variable], kind: Optional[str] = None
-    ) -> None:
-        """Notes the kind of what variables hold. None: no loss scale is in it.
-
-        What was noted first of a variable stays.
-        """
-        self.division.observer.kinds.note_variables(
-            map(kerases.tensor_of, variables), kind and Kind(kind)
-        )
 
     def nonfinite_gradients(self) -> List[NonfiniteGradient]:
         """As `LossScaleOptimizer.nonfinite_gradients`."""
@@ -310,7 +302,8 @@ class LossScaleEngine(tf.Module):
 
     def _check_can_be_replaced(self) -> None:
         """Raises unless `_replace` works here and now."""
-        self._check_not_replaced()
+        if self._is_replaced:
+            self._refuse()
         if self.division.state is None or not mode.current().knows_values:
             raise RuntimeError(
                 "`with_loss_scale` must be called eagerly, and under no "
@@ -319,10 +312,10 @@ class LossScaleEngine(tf.Module):
             )
 
     def _replace(self, other: LossScaleEngine) -> None:
-        """Goes on from another engine, which takes no steps from now on."""
-        self.division.go_on_from(other.division)
+        """Takes the place of another engine, which takes no steps from now on."""
+        self.division.replace(other.division)
         self._take_level_of(other)
-        self.record.kept.update(self.division.kept())
+        self.record.kept.update(self.division.variables())
         for entry in other.record.entries:
             self.build(entry.variables)
         other._is_replaced = True
@@ -332,14 +325,14 @@ class LossScaleEngine(tf.Module):
         for name, variable in self._saved().items():
             variable.assign(tf.convert_to_tensor(other._saved()[name]))
 
-    def _check_not_replaced(self) -> None:
-        if self._is_replaced:
-            raise RuntimeError(
-                "This optimizer must not take steps after `with_loss_scale`, which has "
-                "replaced it. Use the optimizer that it returned: write "
-                "model.compile(optimizer.with_loss_scale(...), ...), and create each "
-                "tf.function again."
-            )
+    def _refuse(self) -> None:
+        """Raises, since another engine has taken the place of this one."""
+        raise RuntimeError(
+            "This optimizer must not take steps after `with_loss_scale`, which has "
+            "replaced it. Use the optimizer that it returned: write "
+            "model.compile(optimizer.with_loss_scale(...), ...), and create each "
+            "tf.function again."
+        )
 
 
 def check_shapes(grads: Grads, variables: List[Variable]) -> None:

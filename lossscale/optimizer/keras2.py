@@ -86,7 +86,7 @@ class Keras2Dialect(Dialect):
         pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
         for method in self.summing_methods:
             pairs = list(getattr(inner, method)(pairs))
-        summed, trained = [g for g, _ in pairs], [v for _, v in pairs]
+        grads, trained = [g for g, _ in pairs], [v for _, v in pairs]
         check = bundle.check & now
         of_all = check.worst
         if of_all is not None:
@@ -96,9 +96,9 @@ class Keras2Dialect(Dialect):
             check = check._replace(
                 worst=lambda: tf.gather(tf.pad(of_all(), [[0, 1]]), kept)
             )
-        nothing = [None] * len(summed)
-        scale, losses = bundle.loss_scale, bundle.losses
-        return Bundle(scale, summed, nothing, check, losses=losses), trained
+        nothing = [None] * len(grads)
+        summed = Bundle(bundle.loss_scale, grads, nothing, bundle.losses, check=check)
+        return summed, trained
 
     def options(self, inner: Any, second: Any, aggregates: bool) -> Dict[str, Any]:
         """Returns the arguments of an optimizer's `apply_gradients` beside the pairs.
@@ -271,24 +271,26 @@ class Keras2Base(LossScaleOptimizer):
         aggregates = aggregates and not has_own
         options = dialect.options(inner, second, aggregates)
 
-        def apply(grads: Grads, variables: List[Variable]) -> Results:
+        def apply_inner(grads: Grads, variables: List[Variable]) -> Results:
             with self._inner_sum.left_out(grads):
                 return inner.apply_gradients(list(zip(grads, variables)), **options)
 
         pairs = list(grads_and_vars)
         grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
         if all(grad is None for grad in grads):
-            return apply(grads, variables)
+            return apply_inner(grads, variables)
         if not dialect.is_legacy:
             with tf.init_scope():  # a branch cannot create variables
                 self.build(variables)
-        done = self._engine._step(
-            *(grads, variables, apply),
+        op = self._engine._step(
+            grads,
+            variables,
+            apply_inner,
             are_added=aggregates,
             aggregate=functools.partial(dialect.aggregate, inner) if has_own else None,
         )
         float16_weights.warn_of_float16(self, grads, variables)
-        return self.iterations if done is None else done
+        return self.iterations if op is None else op
 
     def get_weights(self) -> List[Any]:
         """Returns the values of `weights`: the inner optimizer's, the loss scale's."""

@@ -11,10 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from lossscale.gradients.check import (
-    CLEAN,
+    NO_CHECK,
     Check,
     checked,
-    groups_of_one,
     worst_of_each,
 )
 from lossscale.optimizer import wrappers
@@ -25,8 +24,7 @@ from lossscale.optimizer.dialect import (
     names_in_files,
     plain_name,
 )
-from lossscale.optimizer.kinds import SCALED, UNKNOWN
-from lossscale.optimizer.pending import before_division
+from lossscale.provenance.witness import Witness
 from lossscale.runtime import float16_weights, registry, replicas
 from lossscale.runtime.aliases import Grad, Grads, Variable
 from lossscale.runtime.graphs import do_not_convert
@@ -104,8 +102,10 @@ class Keras3Dialect(Dialect):
     def applied_steps(self, inner: Any) -> Any:
         # From Keras 3.4 on, `iterations` is this variable divided by
         # `gradient_accumulation_steps`.
-        counts = (v for v in inner.variables if v.name == "iteration")
-        return next(counts, inner.iterations)
+        for variable in inner.variables:
+            if variable.name == "iteration":
+                return variable
+        return inner.iterations
 
 
 @wrappers.wraps(keras.optimizers.Optimizer)
@@ -215,31 +215,40 @@ class Keras3LossScaleOptimizer(  # noqa: D101 - it has the public class's
                 with tf.init_scope():
                     self.build(trainable_variables)
         inner, trained = self.inner_optimizer, trainable_variables or self._built_for
-        rest, values, check = _apart(grads, trained)
+        new_values: Grads = []
+        check = NO_CHECK
+        if any(map(_is_overwritten, trained)):  # of a float8 layer
+            self._note_overwritten(trained)
+            grads, new_values, check = _apart(grads, trained)
 
-        def apply(grads: Grads, _: Any) -> None:
-            merged = [v if g is None else g for g, v in zip(grads, values)]
-            with self._inner_sum.left_out(grads):
-                if merged and trainable_variables:  # its own may centralize gradients
-                    inner.apply_gradients(list(zip(merged, trainable_variables)))
+        def apply_inner(true_grads: Grads, _: Any = None) -> None:
+            with self._inner_sum.left_out(true_grads):
+                if new_values:
+                    pairs = zip(true_grads, new_values)
+                    true_grads = [g if v is None else v for g, v in pairs]
+                # Its own `apply_gradients` may centralize gradients.
+                if true_grads and trainable_variables:
+                    inner.apply_gradients(list(zip(true_grads, trainable_variables)))
                 else:
-                    inner.apply(merged, trainable_variables)
+                    inner.apply(true_grads, trainable_variables)
 
-        if not inner.built or all(grad is None for grad in rest):
-            apply(rest, trained)  # what Keras does then, or its own error
+        if not inner.built or all(grad is None for grad in grads):
+            apply_inner(grads)  # what Keras does then, or its own error
             return
-        # The inner optimizer may have been changed since the wrapper was made.
-        self._dialect.refuse_own_sum(self.communication_dtype, inner)
-        self._note_overwritten(trained)
-        self._engine._step(rest, trained, apply, check=check)
-        float16_weights.warn_of_float16(self, rest, trained)
+        if self._engine.communication_dtype is not None:
+            # The inner optimizer may have been changed since the wrapper was made.
+            self._dialect.refuse_own_sum(self._engine.communication_dtype, inner)
+        self._engine._step(grads, trained, apply_inner, check=check)
+        if "float16" in [variable.dtype for variable in trained]:
+            float16_weights.warn_of_float16(self, grads, trained)
 
     def _note_overwritten(self, variables: List[Variable]) -> None:
         # A float8 layer divides gradients by such a scale, bounds the quotients, and
         # multiplies them by the scale again. So the gradients are scaled all the same.
-        for each in filter(_is_overwritten, variables):
-            kind = SCALED if each.name in _OF_SCALED_GRADIENTS else UNKNOWN
-            self._engine._note_trained([each], kind)
+        witness = self._engine.division.witness
+        for variable in filter(_is_overwritten, variables):
+            is_scaled = variable.name in _OF_SCALED_GRADIENTS
+            witness.note_layer_state(variable, is_scaled)
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None) -> Any:
         """Applies `(gradient, variable)` pairs as `apply` does.
@@ -423,20 +432,20 @@ def _apart(grads: Grads, variables: List[Variable]) -> Tuple[Grads, Grads, Check
     """Separates gradients from new values: each list has None for the other's.
 
     `get_unscaled_gradients` cannot tell a new value from a gradient, and divides it.
-    The new values are returned as the layer handed them over, with their check: a
-    float8 layer bounds its gradients, so an infinity is often left in its history of
+    The new values are returned as the layer returned them, with their check: a float8
+    layer bounds its gradients, so an infinity is often left in its history of
     magnitudes only. The worst numbers are those of new values and gradients.
     """
     rest, values = list(grads), [None] * len(grads)
     for i, (grad, variable) in enumerate(zip(grads, variables)):
         if _is_overwritten(variable) and grad is not None:
-            before = before_division(grad)
+            before = Witness.before(grad)
             rest[i], values[i] = None, grad if before is None else before.grad
     if all(value is None for value in values):
-        return rest, values, CLEAN
-    every = [g if v is None else v for v, g in zip(values, rest)]
-    groups = groups_of_one(len(every))
-    check = checked(values)._replace(worst=lambda: worst_of_each(every, groups))
+        return rest, values, NO_CHECK
+    both = [g if v is None else v for v, g in zip(values, rest)]
+    groups = [[i] for i in range(len(both))]
+    check = checked(values)._replace(worst=lambda: worst_of_each(both, groups))
     return rest, values, check
 
 

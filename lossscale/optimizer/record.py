@@ -133,10 +133,11 @@ class Record(tf.Module):
         if mode.current().runs_parts or not is_recorded:
             return None
         for entry in self.entries:
-            number_of = {id(each): i for i, each in enumerate(entry.variables)}
-            if all(id(each) in number_of for each in variables):
-                return replace(entry, positions=[number_of[id(v)] for v in variables])
-        recorded = list({id(each): each for each in variables}.values())
+            places = {id(variable): i for i, variable in enumerate(entry.variables)}
+            positions = [places.get(id(variable), -1) for variable in variables]
+            if -1 not in positions:
+                return replace(entry, positions=positions)
+        recorded = list({id(variable): variable for variable in variables}.values())
         count, number, spike = len(recorded), len(self.entries), None
         # Every replica writes the same values to these.
         new = replicas.new_variable
@@ -167,8 +168,8 @@ class Record(tf.Module):
         counts = held[:size] + tf.one_hot(reason, size, dtype=tf.int64)
         newest = [applied + total, tf.reshape(reason, [1])]
         value = tf.concat([counts, held[size + 2 :], *newest], 0)
-        written = self._skipped.assign(value, read_value=False)
-        return written, tf.cast(total + 1, tf.float32)
+        op = self._skipped.assign(value, read_value=False)
+        return op, tf.cast(total + 1, tf.float32)
 
     def counts(self) -> Tensor:
         """Returns how many steps were skipped for each of `REASONS`, as a tensor.
@@ -240,31 +241,28 @@ class Entry:
     spike: Any
     positions: List[int]
 
-    def write_faults(self, bundle: Bundle, agreed: Check, is_of_loss: Flag) -> Op:
+    def write_faults(
+        self, bundle: Bundle, check: Check, loss_is_at_fault: Callable[[Bundle], Flag]
+    ) -> Op:
         """Records which gradients were at fault on any replica. For a branch.
 
-        `agreed` also covers the gradients' sum. `is_of_loss`: a bad loss was at fault.
+        `check` also covers the gradients' sum. `loss_is_at_fault` tells whether a bad
+        loss was.
         """
-
-        def worst_with_loss(local: Bundle) -> PerGradient:
-            of_gradients = local.check.worst_of(local.count)
-            return tf.concat([of_gradients, worst_of_all(local.losses)], 0)
-
-        worst = replicas.call_for_each_replica(worst_with_loss, bundle)
+        worst = replicas.call_for_each_replica(_worst_numbers, bundle)
         worst = replicas.all_reduce_sum(worst)
-        if agreed.worst is not None:
-            worst += tf.pad(agreed.worst(), [[0, 1]])
-        of_gradients, of_inf, of_nan = (
-            tf.constant(reason, tf.int64) for reason in (_GRADIENTS, _INF, _NAN)
-        )
-        of_loss = tf.where(tf.math.is_nan(worst[-1]), of_nan, of_inf)
-        counted, stamp = self.record.count(tf.where(is_of_loss, of_loss, of_gradients))
+        if check.worst is not None:
+            worst += tf.pad(check.worst(), [[0, 1]])
+        is_nan = tf.cast(tf.math.is_nan(worst[-1]), tf.int64)
+        # _NAN is the number after _INF.
+        reason = tf.where(loss_is_at_fault(bundle), _INF + is_nan, _GRADIENTS)
+        counted, stamp = self.record.count(reason)
         size = len(self.variables) + 1
         worst = _placed(worst, [*self.positions, size - 1], size)
         value = tf.concat([worst, stamp], 0)
         return group_ops([counted, self.faults.assign(value, read_value=False)])
 
-    def write_left_out(self, bundle: Bundle, agreed: Check, scale: LossScale) -> Op:
+    def write_left_out(self, bundle: Bundle, check: Check, scale: LossScale) -> Op:
         """Records a finite step that the loss scale has left out, and counted.
 
         Of a spike also which gradient was the largest.
@@ -274,19 +272,25 @@ class Entry:
             return counted
 
         def magnitudes(local: Bundle) -> PerGradient:
-            return largest_of_each(local.quotients(), local.groups)
+            return largest_of_each(local.divided().grads, local.groups)
 
         each = replicas.greatest(replicas.call_for_each_replica(magnitudes, bundle))
         each = _placed(each, self.positions, len(self.variables))
         guard = guard_of(scale)
         limit = tf.cast(replicas.local_result(guard.limit), tf.float32)
-        known = tf.stack([agreed.largest, limit])
+        known = tf.stack([check.largest, limit])
         value = tf.concat([each, known, stamp], 0)
         if scale.left_out_as != type(guard).left_out_as:
             # Another loss scale of the chain may have left it out, for another reason.
-            is_spike = agreed.largest > limit
+            is_spike = check.largest > limit
             value = tf.where(is_spike, value, tf.convert_to_tensor(self.spike))
         return group_ops([counted, self.spike.assign(value, read_value=False)])
+
+
+def _worst_numbers(bundle: Bundle) -> PerGradient:
+    """Returns the worst number of each gradient of a replica, then of its losses."""
+    of_gradients = bundle.check.worst_of(bundle.count)
+    return tf.concat([of_gradients, worst_of_all(bundle.losses)], 0)
 
 
 def _placed(values: Tensor, positions: List[int], size: int) -> Tensor:

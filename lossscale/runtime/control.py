@@ -25,16 +25,13 @@ def group_ops(results: Results) -> Op:
     """Returns one op that runs all `results`, None in eager mode: they have run."""
     if mode.current().knows_values:
         return None
-    graph = tf.compat.v1.get_default_graph()
     # A value that differs between replicas is one object with a part for each replica.
     parts = tf.distribute.get_strategy().experimental_local_results
-    ops = []
-    for result in tf.nest.flatten(list(map(parts, tf.nest.flatten(results)))):
-        op = result if isinstance(result, tf.Operation) else getattr(result, "op", None)
-        # Results of another graph, or of mirrored variables, run elsewhere.
-        if getattr(op, "graph", None) is graph:
-            ops.append(op)
-    return tf.group(*ops)
+    every = tf.nest.flatten(list(map(parts, tf.nest.flatten(results))))
+    ops = [r if isinstance(r, tf.Operation) else getattr(r, "op", None) for r in every]
+    # Results of another graph, or of mirrored variables, run elsewhere.
+    graph = v1.get_default_graph()
+    return tf.group(*[op for op in ops if getattr(op, "graph", None) is graph])
 
 
 def select(flag: Flag, one: Any, other: Any) -> Any:
@@ -43,11 +40,9 @@ def select(flag: Flag, one: Any, other: Any) -> Any:
     That broadcasts its arguments. For scalars, computing how takes a CPU three times as
     long as the rest, and the rule of a loss scale chooses at every step.
     """
-    if any(
-        getattr(getattr(each, "shape", None), "rank", 0) for each in (flag, one, other)
-    ):
-        return tf.where(flag, one, other)  # a rule may be called with many states
-    return v1.where(flag, one, other)
+    ranks = [getattr(getattr(v, "shape", None), "rank", 0) for v in (flag, one, other)]
+    # A rule may be called with many states.
+    return (tf.where if any(ranks) else v1.where)(flag, one, other)
 
 
 def not_inlined(function: Callable[[], Results]) -> Results:
@@ -132,13 +127,13 @@ def _cond(
     """
     here = mode.current()
     is_v1 = here.runs_parts and not here.by_xla and v1.control_flow_v2_enabled()
-    if is_v1:
-        v1.disable_control_flow_v2()
+    if not is_v1:
+        return tf.cond(condition, true_fn, false_fn)
+    v1.disable_control_flow_v2()
     try:
         return tf.cond(condition, true_fn, false_fn)
     finally:
-        if is_v1:
-            v1.enable_control_flow_v2()
+        v1.enable_control_flow_v2()
 
 
 def _known(condition: Flag) -> Optional[bool]:

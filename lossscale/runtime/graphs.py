@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar, cast
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -13,7 +12,6 @@ from tensorflow.python.framework import function_def_to_graph
 
 from lossscale.runtime.aliases import Graph, Tensor
 
-Notes = TypeVar("Notes")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -59,14 +57,15 @@ def is_visible(tensor: Tensor) -> bool:
     graph = graph_of(tensor)
     if graph is None:
         return True
-    if not any(graph is each for each in visible_graphs()):
+    if graph is not current_graph() and graph not in list(visible_graphs()):
         return False
     # A loop or a branch of `tf.compat.v1` has no graph of its own.
-    context = context_of(tensor.op)
+    around, context = context_of(graph), context_of(tensor.op)
+    if context is None:
+        return True
     # A loop's results are outside of it.
-    if context is not None and tensor.op.type in {"Exit", "RefExit"}:
+    if tensor.op.type in {"Exit", "RefExit"}:
         context = context.outer_context
-    around = context_of(graph)
     while around is not None and around is not context:
         around = around.outer_context
     return around is context
@@ -146,22 +145,6 @@ def branches_here() -> Dict[Tuple[Graph, int], Graph]:
     return found
 
 
-def functions_of(operation: Any) -> List[str]:
-    """Returns the names of the functions that an operation calls.
-
-    Those of a loop are its body and its condition. A dataset's are not among them.
-    """
-    attributes = {
-        "If": ("then_branch", "else_branch"),
-        "Case": ("branches",),
-        "While": ("body", "cond"),
-        "PartitionedCall": ("f",),
-    }
-    kind = operation.type.replace("Stateless", "").replace("Stateful", "")
-    called = [operation.get_attr(name) for name in attributes.get(kind, ())]
-    return [each.name for each in tf.nest.flatten(called)]
-
-
 def body_of(function: str) -> Optional[Graph]:
     """Returns a copy of a function of this name. None: unknown, as a session's are."""
     try:
@@ -169,19 +152,3 @@ def body_of(function: str) -> Optional[Graph]:
         return function_def_to_graph.function_def_to_graph(definition)
     except Exception:  # what is raised differs between versions
         return None
-
-
-def notes_of(graph: Graph, owner: object, make: Callable[[], Notes]) -> Notes:
-    """Returns the notes of `owner` on a graph, made by `make` at the first call.
-
-    They are freed with the graph, or with `owner`.
-    """
-    # The notes hang on the graph. In a dictionary of graphs, the tensors in the notes
-    # would keep the graph alive.
-    if not hasattr(graph, "_lossscale_notes"):
-        graph._lossscale_notes = weakref.WeakKeyDictionary()
-    of_owners = graph._lossscale_notes
-    if owner not in of_owners:
-        of_owners[owner] = make()
-    notes: Notes = of_owners[owner]
-    return notes

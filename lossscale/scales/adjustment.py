@@ -92,12 +92,8 @@ def chain(loss_scale: LossScale) -> List[LossScale]:
 
     A loss scale that holds none is a chain by itself.
     """
-    members = [loss_scale]
     held = loss_scale._held()
-    while held is not None:
-        members.append(held)
-        held = held._held()
-    return members
+    return [loss_scale] if held is None else [loss_scale, *chain(held)]
 
 
 def adjust_to_step(
@@ -128,20 +124,20 @@ def adjust_to_step(
         return _adjusted_by_itself(loss_scale, is_finite, largest, grads)
     if not loss_scale.checks_gradients:
         return group_ops([]), True
-    members = chain(loss_scale)
-    for member in members:
-        if member.needs_largest and largest is None:
-            raise TypeError(
-                "`largest` must be the greatest magnitude of the step's unscaled "
-                f"gradients, since {type(member).__name__} needs it, got None. "
-                "`update(grads)` computes it."
-            )
+    if loss_scale.needs_largest and largest is None:
+        raise TypeError(
+            "`largest` must be the greatest magnitude of the step's unscaled "
+            f"gradients, since {type(loss_scale).__name__} needs it, got None. "
+            "`update(grads)` computes it."
+        )
     if largest is not None:
         is_requested = loss_scale.last_largest is not None
         largest = arithmetic.bounded(is_finite, largest) if is_requested else None
-    if len(members) == 1 and not loss_scale._overridden & {"judge", "_adjust"}:
+    is_plain = not loss_scale._overridden & {"judge", "_adjust"}
+    if is_plain and loss_scale._held() is None:
         change = functools.partial(_change_one, loss_scale)
         return replicas.merge_call(change, is_finite, largest), is_finite
+    members = chain(loss_scale)
     should_apply, told, kept = _judged(members, is_finite, largest)
     # A flag that turns out to be malformed when a graph runs must stop the step, too.
     before = [] if should_apply is is_finite else [should_apply]
@@ -237,7 +233,7 @@ def _change_one(
     is_finite = tf.convert_to_tensor(replicas.local_result(is_finite))
     largest = replicas.local_result(largest)
     # The rule may read the counters, so it runs before they change.
-    assigned = run_rules([loss_scale], is_finite, largest)
+    assigned = assign(loss_scale, new_values(loss_scale, is_finite, largest))
     counted = _count(loss_scale, is_finite, largest, True, {})
     return group_ops([assigned, counted])
 
@@ -262,7 +258,7 @@ def _change_chain(
     for flag in told:
         passed_on.append(both(passed_on[-1], replicas.local_result(flag)))
     with_rule: List[LossScale] = []
-    rules = functools.partial(run_rules, with_rule, is_finite, largest)
+    rules = functools.partial(_run_rules, with_rule, is_finite, largest)
     # Conditions, and what is done on each. Rules may read the counters, so they are
     # before these; of two members the inner one is the first.
     work: List[Tuple[Flag, Callable[[], Any]]] = []
@@ -305,34 +301,36 @@ def _each(functions: Iterable[Callable[[], Any]]) -> List[Any]:
     return [function() for function in functions]
 
 
-def run_rules(
+def _run_rules(
     members: List[LossScale], is_finite: Flag, largest: Optional[Scalar]
 ) -> List[Op]:
     """Assigns what the rules return, after all of them have returned."""
-    new: List[Tuple[LossScale, Dict[str, Tensor]]] = []
-    for member in members:
-        has_rule = "next_state" in member._overridden
-        if not has_rule and member._held() is not None:
-            continue  # its rule is that of the one that it holds
-        state, name = State(member), "current_loss_scale"
-        current = valid = None
-        if hasattr(member, "initial_loss_scale") and hasattr(member, name):
-            current = state.current_loss_scale
-            state.current_loss_scale = valid = repaired(member, current)
-        if has_rule and member.needs_largest and not member._largest_is_for_held:
-            values = member.next_state(state, is_finite, largest)
-        else:
-            values = member.next_state(state, is_finite)
-        wanted = f"`next_state` of {type(member).__name__} must return"
-        values = checked_values(member, wanted, values)
-        if valid is not current:  # what was replaced is moved no further
-            moved = values.get(name, valid)
-            values[name] = select(tf.equal(current, valid), moved, valid)
-        new.append((member, values))
-    results = []
-    for member, values in new:
-        results += assign(member, values)
-    return results
+    new = [new_values(member, is_finite, largest) for member in members]
+    return [assign(member, values) for member, values in zip(members, new)]
+
+
+def new_values(
+    loss_scale: LossScale, is_finite: Flag, largest: Optional[Scalar]
+) -> Dict[str, Tensor]:
+    """Returns what the rule makes of the variables, by name. Assigns nothing."""
+    has_rule = "next_state" in loss_scale._overridden
+    if not has_rule and loss_scale._held() is not None:
+        return {}  # the rule is that of the one that it holds
+    state, name = State(loss_scale), "current_loss_scale"
+    current = valid = None
+    if hasattr(loss_scale, "initial_loss_scale") and hasattr(loss_scale, name):
+        current = state.current_loss_scale
+        state.current_loss_scale = valid = repaired(loss_scale, current)
+    if has_rule and loss_scale.needs_largest and not loss_scale._largest_is_for_held:
+        values = loss_scale.next_state(state, is_finite, largest)
+    else:
+        values = loss_scale.next_state(state, is_finite)
+    wanted = f"`next_state` of {type(loss_scale).__name__} must return"
+    values = checked_values(loss_scale, wanted, values)
+    if valid is not current:  # what was replaced is moved no further
+        moved = values.get(name, valid)
+        values[name] = select(tf.equal(current, valid), moved, valid)
+    return values
 
 
 def _count(
@@ -351,10 +349,8 @@ def _count(
         bad = select(is_told, zero, bad)
         results.append(ignored.assign_add(bad, read_value=False))
     in_a_row = tf.convert_to_tensor(loss_scale.consecutive_skipped_steps) + one
-    counts = {
-        "consecutive_skipped_steps": select(is_finite, zero, in_a_row),
-        "last_step_finite": is_finite,
-    }
+    in_a_row = select(is_finite, zero, in_a_row)
+    counts = {"consecutive_skipped_steps": in_a_row, "last_step_finite": is_finite}
     if largest is not None:
         results.append(loss_scale.last_largest.assign(largest, read_value=False))
     return [*results, assign(loss_scale, {**values, **counts})]
@@ -362,11 +358,9 @@ def _count(
 
 def assign(loss_scale: LossScale, values: Mapping[str, Tensor]) -> List[Op]:
     """Assigns values, which are checked, to the variables of these names."""
-    ops = []
-    for name, value in values.items():
-        variable, new = getattr(loss_scale, name), replicas.local_result(value)
-        ops.append(variable.assign(new, read_value=False))
-    return ops
+    here = {name: replicas.local_result(value) for name, value in values.items()}
+    pairs = [(getattr(loss_scale, name), value) for name, value in here.items()]
+    return [variable.assign(value, read_value=False) for variable, value in pairs]
 
 
 def both(one: Flag, other: Flag) -> Flag:

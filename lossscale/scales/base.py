@@ -14,6 +14,7 @@ from typing import (
     Dict,
     FrozenSet,
     Mapping,
+    NamedTuple,
     Optional,
     Protocol,
     Tuple,
@@ -35,14 +36,35 @@ from lossscale.scales.adjustment import (
     State,
     Verdict,
     adjust_to_step,
+    assign,
     chain,
-    run_rules,
+    new_values,
 )
 from lossscale.scales.checks import one_element
 
 
+class Product(NamedTuple):
+    """A loss that was multiplied by a loss scale.
+
+    Attributes:
+      loss: The loss as the program gave it.
+      loss_scale: A `float32` tensor of the loss scale.
+      factor: That tensor in the dtype in which it multiplied the loss. None: a subclass
+        multiplied in its own way.
+      product: The scaled loss.
+    """
+
+    loss: Tensor
+    loss_scale: Scalar
+    factor: Optional[Scalar]
+    product: Tensor
+
+
 class Observer(Protocol):
-    """What a loss scale ("it") reports of its uses to the optimizers that share it."""
+    """What a loss scale ("it") reports of its uses to the optimizers that share it.
+
+    `optimizer.state.StepObserver` is one.
+    """
 
     def note_read(self, tensor: Scalar) -> None:
         """A program read it as a tensor, perhaps to multiply a loss or to unscale."""
@@ -50,14 +72,18 @@ class Observer(Protocol):
     def note_float(self) -> None:
         """A program read it as a Python number. No graph shows where that goes."""
 
-    def note_loss(self, loss: Tensor, loss_scale: Scalar) -> None:
-        """A loss is multiplied by `loss_scale`, a tensor of it."""
+    def note_loss(self, product: Product, owner: Any) -> None:
+        """A loss was multiplied by it, for an optimizer. None: by `scale` itself."""
 
     def note_unscaled_by(self, grads: Grads, divisor: Scalar) -> None:
         """Gradients were divided by a tensor of it, without a check."""
 
     def note_restored(self) -> None:
         """A checkpoint is about to set its variables, in eager mode."""
+
+
+#: The methods that adjust a loss scale, and that a subclass may have of its own.
+_ADJUSTING = ("update", "adjust", "_adjust", "judge", "next_state")
 
 
 class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
@@ -68,14 +94,11 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     dividing the gradients afterwards, in float32, gives back their true size. A scale
     that is too large makes gradients overflow, and that step is skipped.
 
-    To train, take a subclass such as `DynamicLossScale`. To write one of your own, pass
-    `initial_loss_scale` on, and implement `next_state`, the rule, and `get_config`.
-    `_add_weight` creates further variables. A class without an `initial_loss_scale`
-    implements `__call__`, which returns its value, or holds another loss scale in its
-    attribute `loss_scale`: it has that one's value, and passes each step on to it. What
-    is held may hold a third one: a step is applied if every loss scale of such a chain
-    applies it, and their rules learn of it if every one would have them learn. This
-    class does the rest, in replica and in cross-replica context:
+    To train, use a subclass such as `DynamicLossScale`. To write one of your own, pass
+    `initial_loss_scale` to this constructor, and implement `get_config` and the rule,
+    `next_state`. A class that passes none implements `__call__`, or holds another loss
+    scale in its attribute `loss_scale`. Then it has that one's value, and passes each
+    step on to it. This class does the rest, in replica and in cross-replica context:
 
     ```
     update(grads):
@@ -86,49 +109,38 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
       should_apply_gradients = is_finite and verdict.should_apply
     ```
 
-    Args:
-      initial_loss_scale: The scale to start with, a positive number within float32's
-        normal range. None: there is no variable `current_loss_scale`.
+    A loss scale acts as its number: `loss * loss_scale` is a tensor, and in eager mode
+    `float(loss_scale)` and `f"{loss_scale:.0f}"` read it.
 
-    Use a loss scale like its number: `loss * loss_scale`, `loss_scale > 1e9`,
-    `f"{loss_scale:.0f}"`, `np.log2(loss_scale)`. Operators and TensorFlow get a tensor.
-    Python's and NumPy's functions get a number, which only eager mode has. Two loss
-    scales are equal only if they are the same object.
+    Args:
+      initial_loss_scale: A positive number within float32's normal range, the scale to
+        start with, or None: there is no variable `current_loss_scale`.
 
     Attributes:
-      needs_largest: Whether `next_state` also gets the greatest magnitude of a step's
-        gradients, which are read twice more for it. A subclass sets it in its class.
-        One that holds another one has it if that one does; its own `next_state` gets
-        the magnitude only if its class sets it.
-      left_out_as: What finite steps are that `judge` leaves out, a word for people.
-        Empty: a subclass does not override `judge`, and leaves none out. One that
-        holds another one also has that one's word.
-      current_loss_scale: `float32` variable of shape `[]`. A restored value that is 0,
-        negative, infinite or NaN is replaced at the next step by `initial_loss_scale`,
-        and one below the attribute `min_loss_scale`, if a subclass has it, by that.
-      checks_gradients: Whether `update` looks at the gradients. If not, it returns the
-        Python value True, and every step is applied.
-      skips_spikes: Whether this is a `SpikeGuard`, which also skips finite steps.
-      has_scaled: Whether this object has multiplied a loss in this process.
-      has_been_read: Whether this object was read as a tensor in this process, as
-        `loss * optimizer.loss_scale` does. If this and `has_scaled` are False, an
-        optimizer that applies gradients warns.
-      skipped_steps: `int64` variable of shape `[]`, the number of steps with gradients
-        not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
+      needs_largest: A boolean that a subclass sets in its class: whether `next_state`
+        also gets the greatest magnitude of a step's gradients.
+      left_out_as: A string that a subclass sets in its class if it overrides `judge`:
+        what the finite steps are that it leaves out, as in `"all zero"`.
+      checks_gradients: A boolean, whether steps are checked. If not, `update` returns
+        the Python value True, and every step is applied.
+      current_loss_scale: `float32` variable of shape `[]`. If a file or a rule made it
+        0, negative, infinite or NaN, the next step begins with `initial_loss_scale`.
+        One below the attribute `min_loss_scale`, if there is one, is raised to that.
+      skipped_steps: `int64` variable of shape `[]`, the number of steps whose gradients
+        were not finite. Read it with `.numpy()`: a mirrored variable has no `int()`.
       consecutive_skipped_steps: `int64` variable of shape `[]`, the number of such
-        steps in a row up to the last step: 0 if that step's gradients were finite.
-      last_step_finite: `bool` variable of shape `[]`, whether the last step's
-        gradients were finite. True before the first step.
-      ignored_loss_steps: `int64` variable of shape `[]`, the number of `skipped_steps`
-        that the rule ignored because the loss was not finite before it was scaled. None
+        steps in a row up to the last step.
+      last_step_finite: `bool` variable of shape `[]`, whether the last step's gradients
+        were finite. True before the first step.
+      ignored_loss_steps: `int64` variable of shape `[]`, how many of `skipped_steps`
+        the rule ignored because the loss was not finite before it was scaled. None
         unless an optimizer with `nonfinite_loss="skip"` uses this loss scale.
       last_largest: `float32` variable of shape `[]`, the greatest magnitude of the last
-        step's gradients, infinite after an overflow, 0 before the first step. No file
-        holds it. None unless `needs_largest` is set or `keep_largest` was called.
+        step's gradients, which no file holds. None unless `needs_largest` is set or
+        `keep_largest` was called.
 
-    Source: Micikevicius et al., "Mixed Precision Training", section 3.2; TensorFlow
-    2.21 `python/training/experimental/loss_scale.py`. `adjust`, `scale`, `unscale` and
-    the counters are ours.
+    Source: Micikevicius et al., "Mixed Precision Training", section 3.2; see the page
+    *Origins*.
     """
 
     needs_largest: bool = False
@@ -143,7 +155,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
     _can_change: bool = True
     #: To whom each use is reported: see `observer_of`.
     _observer: Optional[Observer] = None
-    #: Which of the methods that adjust it a subclass has in the place of ours.
+    #: Which of `_ADJUSTING`, `scale` and `scale_by` a subclass has of its own.
     _overridden: FrozenSet[str] = frozenset()
     #: Whether it has `needs_largest` only since the one that it holds needs it.
     _largest_is_for_held: bool = False
@@ -168,7 +180,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
             )
         cls._overridden = frozenset(
             name
-            for name in ("update", "adjust", "_adjust", "judge", "next_state")
+            for name in (*_ADJUSTING, "scale", "scale_by")
             if getattr(cls, name) is not getattr(LossScale, name)
         )
         compute = cls.__dict__.get("__call__")
@@ -333,7 +345,8 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         """
         held = self._held()
         results = [] if held is None else [adjust_to_step(held, is_finite, largest)[0]]
-        return [*results, run_rules([self], is_finite, largest)]
+        values = new_values(self, is_finite, largest)
+        return [*results, assign(self, values)]
 
     @abc.abstractmethod
     def get_config(self) -> Dict[str, Any]:
@@ -458,6 +471,10 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
           state: As in `next_state`.
           is_finite: As in `next_state`.
           largest: As in `next_state`. None if `last_largest` is.
+
+        Returns:
+          A `Verdict`: whether the step is applied, whether the rule learns of it, and
+          new values of variables that are assigned in any case.
         """
         del state, largest
         return Verdict(is_finite)
@@ -479,10 +496,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
         Returns:
           A tensor of `loss`'s shape, `float32`, or of `loss`'s dtype if that is wider.
         """
-        loss_scale = self._value()
-        if self._observer is not None:
-            self._observer.note_loss(loss, loss_scale)
-        return self.scale_by(loss, loss_scale)
+        return scale_for(self, loss, owner=None)
 
     @do_not_convert
     def scale_by(self, loss: Tensor, loss_scale: Any) -> Any:
@@ -490,7 +504,7 @@ class LossScale(NumberLike, tf.Module, metaclass=abc.ABCMeta):
 
         That is what `loss_scale()` returned: the loss and a metric can have the same.
         """
-        self.has_scaled = True
+        self.__dict__.update(has_scaled=True)
         if self._observer is not None:
             self._observer.note_read(loss_scale)
         return arithmetic.multiply(loss, loss_scale)
@@ -576,6 +590,26 @@ def observer_of(loss_scale: LossScale, make: Callable[[LossScale], Any]) -> Any:
     if loss_scale._observer is None:
         loss_scale._observer = make(loss_scale)
     return loss_scale._observer
+
+
+def scale_for(loss_scale: LossScale, loss: Tensor, owner: Any) -> Any:
+    """Returns what `scale` does, for an optimizer, the `owner` of the loss.
+
+    None: for a program that calls `scale` itself.
+    """
+    value, observer = loss_scale._value(), loss_scale._observer
+    if owner is not None and "scale" in loss_scale._overridden:
+        product = Product(loss, value, None, loss_scale.scale(loss))
+    elif "scale_by" in loss_scale._overridden:
+        product = Product(loss, value, None, loss_scale.scale_by(loss, value))
+    else:
+        wide = arithmetic.widened(loss)
+        factor = tf.cast(value, wide.dtype)
+        product = Product(loss, value, factor, arithmetic.multiply(wide, factor))
+    loss_scale.__dict__.update(has_scaled=True)
+    if observer is not None:
+        observer.note_loss(product, owner)
+    return product.product
 
 
 def value_of(loss_scale: LossScale) -> Scalar:

@@ -53,8 +53,8 @@ class SpikeGuard(LossScale):
 
     A bad batch, a wrong label or a damaged file can make finite gradients that are a
     thousand times larger than usual. Applied once, they can cost a run all that it has
-    learned. Give the guard in the place of the loss scale that it holds, whose value it
-    has; for a bfloat16 or float32 run, write `SpikeGuard(1)`:
+    learned. Use the guard instead of the loss scale that it holds, whose value it has;
+    for a bfloat16 or float32 run, write `SpikeGuard(1)`:
 
     >>> guard = SpikeGuard(1, window=4)
     >>> steps = [1.0, 1.25, 0.75, 1.0, 1000.0, 1.0]
@@ -62,9 +62,6 @@ class SpikeGuard(LossScale):
     [True, True, True, True, False, True]
     >>> int(guard.spikes)
     1
-
-    It skips a step if the logarithm of its largest unscaled gradient is more than
-    `threshold` standard deviations above the mean of the last `window` applied steps:
 
     ```
     state   recent = [], limit = M, spikes = 0, above_in_a_row = 0
@@ -75,10 +72,10 @@ class SpikeGuard(LossScale):
       is_spike = is_finite and 0 < above_in_a_row <= max_in_a_row
       if is_spike: spikes += 1
       should_apply_gradients = is_finite and not is_spike
-    next_state(state, is_finite, largest):  # not at a spike; loss_scale is told, too
+    next_state(state, is_finite, largest):  # not at a spike; loss_scale's runs, too
       if is_finite and largest >= 2**-126:  # zero has no logarithm
         recent = (recent + [largest])[-window:]
-      if len(recent) == window:
+      if len(recent) == window:             # in float64, and limit rounded to float32
         logs = [log(each) for each in recent]
         mean = sum(logs) / window
         deviation = sqrt(sum((x - mean)**2 for x in logs) / window)
@@ -86,40 +83,28 @@ class SpikeGuard(LossScale):
         limit = min(exp(mean + room), M)
     ```
 
-    `largest`, `recent` and `limit` are float32, and so is the comparison. The
-    arithmetic on `recent` is float64, and `limit` is rounded to the nearest float32. A
-    magnitude that float32 cannot hold counts as M. `limit` begins at M, so the guard
-    skips no finite step until `recent` is full.
-
-    `loss_scale` may leave steps out, too, for another reason: a step is applied only if
-    both apply it, and the rules of both learn of it only if both would have them learn.
-
-    A spike does not touch `loss_scale`: a run of good steps goes on after it. To
-    `skipped_steps`, `consecutive_skipped_steps` and `last_step_finite` it is a finite
-    step.
-
-    After `max_in_a_row` spikes in a row the guard applies all steps, and adds them to
-    `recent`, until one is not above the limit. So it learns a new level of gradients.
-    It never applies a NaN or an infinity, even if the loss scale within does not look
-    at gradients.
+    To `loss_scale` and to the counters of skipped steps a spike is no step. After
+    `max_in_a_row` spikes in a row the guard applies all steps until one is below the
+    limit again, so that it learns a new level of gradients.
 
     Args:
-      loss_scale: The loss scale to guard: anything that `lossscale.get` takes, except
-        None and a SpikeGuard.
-      threshold: A step may be up to this many standard deviations above the mean. A
-        positive number.
-      window: The number of steps to compare with, 2 or more.
-      max_in_a_row: The guard gives way after this many skipped steps in a row.
-      min_ratio: A step is no spike if its largest gradient is at most this many times
-        the geometric mean of `recent`. Greater than 1.
+      loss_scale: The loss scale to guard: whatever `lossscale.get` accepts, except None
+        and a SpikeGuard. It may leave steps out, too: a step is applied if both apply
+        it, and the rules of both learn of it if both would have them learn.
+      threshold: A positive number of standard deviations. A step further above the mean
+        of the last ones is a spike.
+      window: An integer of 2 or more, the number of steps to compare with.
+      max_in_a_row: An integer, how many spikes in a row are skipped.
+      min_ratio: A number above 1. A step is no spike if its largest gradient is at most
+        this many times the geometric mean of `recent`.
 
     Attributes:
       loss_scale: The `LossScale` that this guard holds.
       recent: `float32` variable of shape `[window]`, the largest gradients of the last
-        applied steps, the newest last. It begins with zeros until there were so many.
+        applied steps, the newest last, with zeros in the place of those to come.
       limit: `float32` variable of shape `[]`. A larger gradient is a spike.
-      spikes: `int64` variable of shape `[]`, the number of finite steps that this guard
-        has skipped. A step that a loss scale around it keeps from it is none of them.
+      spikes: `int64` variable of shape `[]`, the number of steps that this guard has
+        skipped.
       above_in_a_row: `int64` variable of shape `[]`, how many of the last finite steps
         in a row were above the limit, skipped or not.
 
@@ -127,12 +112,7 @@ class SpikeGuard(LossScale):
       TypeError: An argument has the wrong type, or `loss_scale` overrides `update`.
       ValueError: An argument is out of its range, or `loss_scale` is a SpikeGuard.
 
-    Source: window and threshold: OLMo-core `optim/skip_step_optimizer.py` (pull request
-    43), levanter (973) and maxtext (3490). The population's deviation: levanter and
-    llm.c `llmc/outlier_detector.h` (637). Spikes stay out of the statistic, and three
-    in a row: llm.c (711). The logarithm: OpenSeq2Seq
-    `open_seq2seq/optimizers/automatic_loss_scaler.py`. `min_ratio` is ours: the
-    deviation of equal gradients is 0.
+    Source: OLMo-core, levanter and llm.c; see the page *Origins*.
     """
 
     needs_largest = True

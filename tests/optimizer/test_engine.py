@@ -226,7 +226,7 @@ def test_gradients_of_another_shape_are_refused_before_the_step_is_counted(reque
 
 def test_neither_the_engine_nor_what_it_stands_on_knows_a_keras():
     room = Path(lossscale.optimizer.__file__).parent
-    for module in ("engine", "step", "pending", "kinds", "communication"):
+    for module in ("engine", "step", "pending", "state", "communication"):
         nodes = ast.walk(ast.parse((room / f"{module}.py").read_text()))
         code = [getattr(node, "id", getattr(node, "attr", "")) for node in nodes]
         named = [each for each in code if "keras" in each.lower() and each != "kerases"]

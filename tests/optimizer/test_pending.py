@@ -9,10 +9,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from exact import START, S, Trained, changes_nothing, clip, gradients, heard, warned
+from exact import (
+    START,
+    S,
+    Trained,
+    changes_nothing,
+    clip,
+    gradients,
+    heard,
+    sharing,
+    warned,
+)
 from models import compiled
 
-from lossscale import FixedLossScale, LossScaleOptimizer
+from lossscale import DynamicLossScale, FixedLossScale, LossScaleOptimizer
 from lossscale.runtime import replicas
 
 INF = float("inf")
@@ -591,3 +601,54 @@ def test_without_a_state_the_last_scale_that_is_seen_here_divides(
 
     step(tf.constant(True))
     assert trained.subtracted() == 0.5
+
+
+class OwnScale(DynamicLossScale):
+    """Multiplies in its own way, by the base's method or by itself."""
+
+    multiplies = "by the base"
+
+    def scale(self, loss):
+        if self.multiplies == "by the base":
+            return super().scale(loss)
+        return tf.cast(loss, tf.float32) * self()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("multiplies", ["by the base", "by itself"])
+def test_a_loss_that_a_subclass_scales_has_its_optimizer(family, multiplies):
+    """So the state moves, whatever becomes of the gradients."""
+    scale = OwnScale(S, 1000)
+    scale.multiplies = multiplies
+    first, second = sharing(family, scale)
+    for each in (first, second):
+        each.build()
+    with warned(0):
+        for each in (first, second):
+            grads = tf.function(each.scaled)(tf.constant(0.5))
+            tf.function(each.apply)(grads)
+            assert each.subtracted() == 0.5
+    assert first.optimizer.loss_scale.has_scaled
+
+
+@pytest.mark.parametrize("multiplies", ["by the base", "by itself"])
+@pytest.mark.parametrize("mode", MODES)
+def test_one_optimizer_unscales_what_two_have_scaled_in_a_way_of_their_own(
+    family, multiplies, mode
+):
+    scale = OwnScale(S, 1000)
+    scale.multiplies = multiplies
+    first, second = sharing(family, scale)
+    for each in (first, second):
+        each.build()
+    halves = tf.function(lambda grads: [grad * 1.0 for grad in grads])
+
+    def unscaled():
+        grads = [*first.scaled(0.5), *second.scaled(0.25)]
+        return first.optimizer.get_unscaled_gradients(grads)
+
+    for _ in range(2):
+        one, other = halves(compiled(unscaled, mode)())
+        first.apply([one])
+        second.apply([other])
+    assert (first.subtracted(), second.subtracted()) == (1.0, 0.5)

@@ -10,7 +10,7 @@ from strategies import last_replica_gets
 from lossscale import FixedLossScale
 from lossscale.gradients.bundle import Bundle
 from lossscale.gradients.check import Check
-from lossscale.optimizer.step import EqualReplicas, SeveralReplicas
+from lossscale.optimizer.reduction import EqualReplicas, SeveralReplicas
 from lossscale.runtime import replicas
 
 pytestmark = pytest.mark.smoke
@@ -42,7 +42,7 @@ def test_all_replicas_have_the_flag_of_the_one_that_is_not_finite(mirrored, are_
 
 def test_what_nobody_has_changed_is_checked_once():
     bad = Check(tf.constant(False))
-    bundle = Bundle(FixedLossScale(1.0), [tf.constant([1.0])], [None], bad)
+    bundle = Bundle(FixedLossScale(1.0), [tf.constant([1.0])], [None], check=bad)
     for is_checked in (True, False):
         checked, _ = EqualReplicas().check(bundle.but(is_checked=is_checked))
         assert not bool(checked.check.exact())

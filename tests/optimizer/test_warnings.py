@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lossscale import LossScaleWarning
-from lossscale.optimizer import mistakes
+from lossscale.provenance import mistakes
 from lossscale.runtime.graphs import do_not_convert
 from lossscale.runtime.loss_scale_warning import warn
 

@@ -1,9 +1,6 @@
-"""Which graph is built, which are in sight, and what is noted of one."""
+"""Which graph is built, and which are in sight."""
 
 from __future__ import annotations
-
-import gc
-import weakref
 
 import pytest
 import tensorflow as tf
@@ -103,19 +100,3 @@ def test_arguments_alone():
     assert told == [True, False, False]  # a variable is none, and what is captured
     assert not graphs.are_arguments([])
     assert not graphs.are_arguments([tf.constant(1.0)])
-
-
-def test_notes_end_with_their_graph_and_with_their_owner():
-    class Owner:
-        """Whoever notes something."""
-
-    owner, other, graph = Owner(), Owner(), tf.Graph()
-    notes = graphs.notes_of(graph, owner, set)
-    notes.add("something")
-    assert graphs.notes_of(graph, owner, set) is notes
-    assert graphs.notes_of(graph, other, set) == set()
-    assert graphs.notes_of(tf.Graph(), owner, set) == set()
-    kept = weakref.ref(notes)
-    del notes, owner
-    gc.collect()
-    assert kept() is None

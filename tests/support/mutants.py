@@ -97,15 +97,15 @@ arguments.py: scales/test_conformance.py test_public_api.py
     every loss scale: a config leaves out what is None
       - if value is not None or name not in self._newer
       + if value is not None
-optimizer/step.py: optimizer/test_reduction.py
+optimizer/reduction.py: optimizer/test_reduction.py
     replicas: the first one decides
       - total, largest = replicas.all_reduce_sum(contributions), None
       + total, largest = replicas.local_result(contributions), None
-optimizer/step.py: optimizer/test_looking.py
+optimizer/reduction.py: optimizer/test_looking.py
     replicas: the greatest magnitude is the first one's
       - tf.reduce_max(total[1:])
       + total[1]
-optimizer/step.py: optimizer/test_two_replicas.py
+optimizer/reduction.py: optimizer/test_two_replicas.py
     replicas: a sum that may overflow is not looked at
       - tf.logical_and(total > 0.0, total < self._count + 1.0)
       + total < 0.0
@@ -130,9 +130,9 @@ optimizer/step.py: optimizer/test_spike_record.py
       - if not loss_scale.left_out_as:
       + if True:
     step: a spike is applied
-      - should_apply,
-      + is_finite,
-optimizer/step.py: optimizer/test_nonfinite_loss.py
+      - run_either(should_apply, apply, skip)
+      + run_either(check.exact(), apply, skip)
+optimizer/sharing.py: optimizer/test_nonfinite_loss.py
     step: of two that share a loss scale a bad loss hides an overflow
       - is_told = tf.logical_or(is_told, bad_before > of_losses)
       + pass
@@ -162,23 +162,23 @@ scales/dynamic.py: optimizer/test_cut_runs.py
     files: a bad loss that was ignored ends the search
       - searches = state.skipped_steps <= ignored
       + searches = state.skipped_steps < 1
-optimizer/pending.py: optimizer/test_blame.py
+provenance/origins.py: optimizer/test_blame.py
     blame: a loss is at fault of gradients of which nothing is known
       - kinds = [kind for kind in kinds if kind.name != UNKNOWN]
       + pass
-optimizer/pending.py: optimizer/test_nonfinite_loss.py
+provenance/origins.py: optimizer/test_nonfinite_loss.py
     blame: unscaled gradients are of no loss
       - values += [value for each in _lists_among(kinds) for value in each.losses]
       + pass
-optimizer/step.py: optimizer/test_sharing.py
+optimizer/sharing.py: optimizer/test_sharing.py
     step: each optimizer of a step adjusts a shared loss scale
-      - if step is None or not step._goes_on(division):
+      - if step is None or not step._continues(division):
       + if True:
 optimizer/record.py: optimizer/test_fault_record.py
     record: it names another variable
       - for variable, kind in zip(variables, map(_kind, worst))
       + for variable, kind in zip(variables[::-1], map(_kind, worst))
-optimizer/pending.py: optimizer/test_pending.py
+optimizer/state.py: optimizer/test_pending.py
     step: its state begins with an infinity
       - NO_OVERFLOW, COUNTED, SEEN = 0.0, 1.0, 2.0
       + NO_OVERFLOW, COUNTED, SEEN = float("-inf"), 1.0, 2.0
@@ -186,44 +186,48 @@ removed.py: test_removed.py
     removed: an import of what went says nothing
       - if name in REMOVED and fullname.startswith("lossscale."):
       + if False:
-optimizer/pending.py: optimizer/test_pending.py
+provenance/witness.py: optimizer/test_pending.py
     law 1: what was given to unscale may be unscaled
       - if kind.name == UNKNOWN:
       + if False:
+optimizer/pending.py: optimizer/test_pending.py
     law 1: gradients are not known again by their number
-      - others = select(is_given, -pending, others)
+      - is_pending = tf.logical_or(is_pending, self.state.was_given(grads))
       + pass
-    law 2: another optimizer's loss moves the state of one that waits
-      - is_its = is_own or not self.observer.has_several
-      + is_its = True
     law 2: an apply leaves its optimizer waiting
-      - self._note_waiting(False)
+      - self.note_waiting(False)
       + pass
-optimizer/kinds.py: optimizer/test_pending.py
+optimizer/state.py: optimizer/test_pending.py
+    law 2: another optimizer's loss moves the state of one that waits
+      - state.move(Stage.SCALED, product.loss_scale, is_free)
+      + state.move(Stage.SCALED, product.loss_scale)
+provenance/walk.py: optimizer/test_pending.py
     law 3: bodies are of unknown kind
       - if called and not is_used and
       + if False and
-optimizer/pending.py: optimizer/test_pending.py
+optimizer/state.py: optimizer/test_pending.py
     law 4: a counted overflow does not end
       - now = select(is_seen, SEEN, NO_OVERFLOW)  # a counted one has ended
       + now = tf.convert_to_tensor(self.overflow)
-optimizer/pending.py: optimizer/test_overflows.py
+optimizer/state.py: optimizer/test_overflows.py
     law 4: an overflow that no apply has counted ends with the next list
       - now = select(is_finite, now, SEEN)
       + now = select(is_finite, NO_OVERFLOW, SEEN)
+optimizer/pending.py: optimizer/test_overflows.py
     law 4: a counted overflow is not of the rest of its list, in another function
-      - if kind != SCALED:
-      + if kind == UNSCALED:
-optimizer/kinds.py: optimizer/test_pending.py
+      - are_scaled.setdefault(self, False)
+      + are_scaled.setdefault(self, True)
+provenance/kinds.py: optimizer/test_pending.py
     law 5: mixed values are of unknown kind
-      - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in found else kind
-      + return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in found else kind
-optimizer/pending.py: optimizer/test_pending.py
+      - return CHANGED if kind in {SQUARED, SCALED} and UNSCALED in names else kind
+      + return UNKNOWN if kind in {SQUARED, SCALED} and UNSCALED in names else kind
+provenance/witness.py: optimizer/test_pending.py
     law 5: nothing is said of gradients that another optimizer unscaled
-      - each.mistakes.unscaled_elsewhere()
+      - program.unscaled_elsewhere()
       + pass
+optimizer/pending.py: optimizer/test_pending.py
     a list is divided by the loss scale of now
-      - return select(scaled_by > 0.0, scaled_by, now)
+      - return select(last.is_at(Stage.NOTHING), now, last.loss_scale)
       + return now
 monitor/watched.py: monitor/test_watched.py
     monitor: no stall is told

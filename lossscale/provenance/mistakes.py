@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Optional, Set
+from typing import Dict, List, Optional, Set
 
-from lossscale.optimizer import kinds
-from lossscale.optimizer.kinds import SCALED, UNKNOWN, Kind
-from lossscale.runtime.aliases import Op, Tensor
+from lossscale.provenance import kinds
+from lossscale.provenance.kinds import SCALED, UNKNOWN, Kind
+from lossscale.runtime import kerases
+from lossscale.runtime.aliases import Op, Tensor, Variable
 from lossscale.runtime.graphs import captured_by
 from lossscale.runtime.loss_scale_warning import warn
 from lossscale.scales.base import LossScale, was_used
@@ -58,7 +59,7 @@ _TERM = 1000
 
 
 class Reads:
-    """How a program used a loss scale S, of all optimizers that share it.
+    """How a program used a loss scale S, which several optimizers may share.
 
     If S is read while gradients wait, the program may divide them by it.
     """
@@ -66,8 +67,8 @@ class Reads:
     def __init__(self) -> None:
         self.ever_unscaled = False
         #: Whether a graph adds a term that depends on weights to what is scaled. None:
-        #: nobody looks any more. It was told, or S was read as a number, by which the
-        #: term may have been multiplied.
+        #: nobody looks any more, since that was warned of, or since S was read as a
+        #: number, by which the term may have been multiplied.
         self.adds_a_term: Optional[bool] = False
         self._begin(harmless=1.0)
 
@@ -100,12 +101,12 @@ class Reads:
         self.numbers += 1
         self.adds_a_term = None
 
-    def note_operation(self, op: Op, known: Dict[int, Optional[Kind]]) -> None:
-        """A graph has an operation. `known` are the kinds of what is before it."""
+    def note_operation(self, op: Op, kind_of: Dict[int, Optional[Kind]]) -> None:
+        """A graph has an operation. `kind_of` has the kinds of what is before it."""
         if self.adds_a_term is False and op.type in _ADDITIONS:
-            names = [(known.get(id(t)) or Kind(UNKNOWN)).name for t in op.inputs]
+            names = [(kind_of.get(id(t)) or Kind(UNKNOWN)).name for t in op.inputs]
             terms = [t for t, name in zip(op.inputs, names) if name == UNKNOWN]
-            depend = (_depends_on_weights(term, known) for term in terms)
+            depend = (_depends_on_weights(term, kind_of) for term in terms)
             self.adds_a_term = SCALED in names and any(depend)
 
 
@@ -115,6 +116,8 @@ class Mistakes:
     def __init__(self, loss_scale: LossScale, reads: Reads, is_silent: bool) -> None:
         self._loss_scale, self._reads, self._is_silent = loss_scale, reads, is_silent
         self._warned: Set[str] = set()
+        #: Whether gradients of its own loss wait to be applied, as far as Python sees.
+        self.waits = False
         #: Whether the optimizer ever had a loss of its own, and whether gradients that
         #: may be its own were unscaled without it.
         self.has_own, self._is_unclear = False, reads.ever_unscaled
@@ -127,57 +130,60 @@ class Mistakes:
         """Somebody else unscaled gradients, which may be those of the optimizer."""
         self._is_unclear = self._is_unclear or whose_is_unknown or not self.has_own
 
-    def warn(self, names: Set[str], trains: str, is_divided: bool) -> None:
+    def warn(
+        self, names: Set[str], variables: List[Variable], is_divided: bool
+    ) -> None:
         """A step is made of gradients of these kinds. Warns of each mistake once.
 
-        It trains the variable `trains`. `is_divided` tells whether gradients of unknown
-        kind are there, and are divided.
+        It trains `variables`. `is_divided` tells whether gradients of unknown kind are
+        there, and are divided.
         """
-        seen, found = self._reads, []
+        reads, messages = self._reads, []
         if not was_used(self._loss_scale):
-            found.append(_NEVER_SCALED)
-        was_read = is_divided and (seen.tensors > seen.harmless or self._is_unclear)
+            messages.append(_NEVER_SCALED)
+        was_read = is_divided and (reads.tensors > reads.harmless or self._is_unclear)
         if names & {kinds.CHANGED, kinds.SQUARED, kinds.INVERSE}:
-            found.append(_CHANGED)
-        elif was_read or (seen.numbers and (is_divided or SCALED in names)):
-            found.append(_READ)  # the program may have divided these gradients itself
-        if seen.adds_a_term:
-            found.append(_ADDED)
-            seen.adds_a_term = None
-        seen.stepped()
-        for message in found:
+            messages.append(_CHANGED)
+        elif was_read or (reads.numbers and (is_divided or SCALED in names)):
+            messages.append(_READ)  # the program may have divided these itself
+        if reads.adds_a_term:
+            messages.append(_ADDED)
+            reads.adds_a_term = None
+        reads.stepped()
+        for message in messages:
             if not self._is_silent and message not in self._warned:
                 self._warned.add(message)
-                # Also, Python shows equal warnings of one line once.
-                warn(f"{message}This is the optimizer that trains {trains!r}.")
+                name = next(map(kerases.variable_name, variables), "")
+                # The name, too, since Python shows equal warnings of one line once.
+                warn(f"{message}This is the optimizer that trains {name!r}.")
 
 
-def _depends_on_weights(tensor: Tensor, known: Dict[int, Optional[Kind]]) -> bool:
+def _depends_on_weights(tensor: Tensor, kind_of: Dict[int, Optional[Kind]]) -> bool:
     """Tells whether a gradient goes from a graph's tensor to weights, and S not in it.
 
     False where it is not known. Weights are variables that are known to be numbers, and
     what a function is given is data.
     """
-    waiting, seen, found = [tensor], set(), False
-    while waiting:
-        each = waiting.pop().op
-        if each.name in seen or each.type in _STOPS:
+    tensors, seen, reads_weight = [tensor], set(), False
+    while tensors:
+        op = tensors.pop().op
+        if op.name in seen or op.type in _STOPS:
             continue
-        seen.add(each.name)
-        given = [known.get(id(t)) for t in each.inputs]
-        is_data = each.type == "Placeholder" and captured_by(each.outputs[0]) is None
-        if len(seen) > _TERM or any(k and k.name != UNKNOWN for k in given):
+        seen.add(op.name)
+        of_inputs = [kind_of.get(id(t)) for t in op.inputs]
+        is_data = op.type == "Placeholder" and captured_by(op.outputs[0]) is None
+        if len(seen) > _TERM or any(k and k.name != UNKNOWN for k in of_inputs):
             return False
-        if each.type in _READS:
-            if given[0] is not None:  # a variable of which nothing is known
+        if op.type in _READS:
+            if of_inputs[0] is not None:  # a variable of which nothing is known
                 return False
-            found = True
-        elif kinds.is_call(each.type) and not is_data:
+            reads_weight = True
+        elif kinds.is_call(op.type) and not is_data:
             return False
         else:
-            factors = each.inputs if each.type in kinds.PRODUCTS else ()
+            factors = op.inputs if op.type in kinds.PRODUCTS else ()
             values = map(kinds.known_value, factors)
             if any(value is not None and not value.any() for value in values):
                 return False  # programs write `+ 0.0 * x`, so that no gradient is None
-            waiting += [t for t in each.inputs if t.dtype.is_floating]
-    return found
+            tensors += [t for t in op.inputs if t.dtype.is_floating]
+    return reads_weight

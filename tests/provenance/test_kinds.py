@@ -13,7 +13,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lossscale.optimizer.kinds import (
+from lossscale.provenance.kinds import (
     CHANGED,
     INVERSE,
     SCALE,
@@ -22,9 +22,9 @@ from lossscale.optimizer.kinds import (
     UNKNOWN,
     UNSCALED,
     Kind,
-    Kinds,
     made_of,
 )
+from lossscale.provenance.walk import Kinds
 
 S = 1024.0
 #: What doubling S multiplies a value of a kind by.

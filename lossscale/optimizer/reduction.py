@@ -1,0 +1,151 @@
+"""Reduction: how the replicas of one step come to one answer."""
+
+from __future__ import annotations
+
+from typing import Dict, Tuple, Union
+
+import tensorflow as tf
+
+from lossscale.gradients import arithmetic
+from lossscale.gradients.bundle import (
+    Bundle,
+    check_as_applied,
+    magnitudes_of_rows,
+    may_have_duplicates,
+    row_sums_stay_finite,
+)
+from lossscale.gradients.check import (
+    Check,
+    floating_values,
+    no_faults,
+    sum_stays_finite,
+    worst_of_each,
+)
+from lossscale.runtime import replicas
+from lossscale.runtime.aliases import Flag, Tensor
+
+
+class EqualReplicas:
+    """One replica, or several with equal gradients, their sums: no flag crosses."""
+
+    def check(self, bundle: Bundle) -> Tuple[Bundle, Flag]:
+        """Returns the checked bundle, and what this replica contributes to `reduce`."""
+        checked = check_as_applied(bundle)
+        return checked, checked.check.exact()
+
+    def reduce(self, contributions: Flag, bundle: Bundle) -> Check:
+        """Returns the check of the whole step, given what all replicas contribute."""
+        largest = replicas.local_result(bundle).check.largest
+        return Check(replicas.local_result(contributions), largest=largest)
+
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        """Tells whether an unscaled loss was not finite on any replica.
+
+        Called in a branch of bad steps only. A sum of gradients does not show whether
+        those of a good loss overflowed, too.
+        """
+        bad = replicas.call_for_each_replica(_bad_losses, bundle)
+        return replicas.all_reduce_sum(bad) > 0.0
+
+
+class SeveralReplicas:
+    """Several replicas: one scalar of each is all-reduced.
+
+    ```
+    a replica contributes   0             its gradients are finite, and small enough
+                            1             finite, but the sum over replicas may overflow
+                            replicas + 1  not finite
+    the sum of these says   0             apply
+                            1 to replicas add the gradients up, and look at the sum
+                            more          skip
+    ```
+
+    Two float16 gradients of 4e4 are finite, and their sum is not. If the loss scale
+    requests it, the greatest magnitude of each replica crosses in the same message.
+    """
+
+    def __init__(self, are_added: bool) -> None:
+        """`are_added` tells whether the optimizer adds their gradients up."""
+        self._are_added = are_added
+        self._count = replicas.count()
+
+    def check(self, bundle: Bundle) -> Tuple[Bundle, Tensor]:
+        finite = 0.0
+        if self._are_added:
+            is_safe = sum_stays_finite(bundle.grads, self._count)
+            if bundle.has_duplicates:
+                rows_are_safe = row_sums_stay_finite(bundle, self._count)
+                is_safe = tf.logical_and(is_safe, rows_are_safe)
+            # What is safe to add up is finite: no other quick check is needed.
+            finite = tf.where(is_safe, 0.0, 1.0)
+            checked = check_as_applied(bundle, is_safe)
+        else:
+            checked = check_as_applied(bundle)
+        is_finite, largest = checked.check.exact(), checked.check.largest
+        contribution = tf.where(is_finite, finite, self._count + 1.0)
+        if largest is None:
+            return checked, contribution
+        slots = replicas.in_own_slot(arithmetic.bounded(is_finite, largest))
+        return checked, tf.concat([[contribution], slots], 0)
+
+    def reduce(self, contributions: Tensor, bundle: Bundle) -> Check:
+        """Sums what the replicas contribute: here it crosses. For all replicas."""
+        total, largest = replicas.all_reduce_sum(contributions), None
+        # Only the structure of this bundle is used, which is equal on all replicas.
+        local = replicas.local_result(bundle)
+        if local.check.largest is not None:
+            total, largest = total[0], tf.reduce_max(total[1:])
+        is_clear = tf.equal(total, 0.0)
+        if not self._are_added:
+            return Check(is_clear, largest=largest)
+
+        def look_at_sum() -> Tuple[Flag, Tensor]:
+            sums = [None] * len(local.groups)
+            terms = replicas.call_for_each_replica(self._terms, bundle)
+            for position, term in terms.items():
+                sums[position] = replicas.all_reduce_sum(term)
+            worst = worst_of_each(sums, local.groups)
+            return tf.math.is_finite(tf.reduce_sum(worst)), worst
+
+        is_in_doubt = tf.logical_and(total > 0.0, total < self._count + 1.0)
+        clear = is_clear, no_faults(local.count)
+        is_finite, worst = tf.cond(is_in_doubt, look_at_sum, lambda: clear)
+        return Check(is_finite, None, lambda: worst, largest)
+
+    def loss_is_at_fault(self, bundle: Bundle) -> Flag:
+        """Tells it, unless gradients of a good loss overflowed on another replica."""
+
+        def faults(local: Bundle) -> Tensor:
+            is_bad = local.has_bad_loss()
+            is_good = tf.logical_or(is_bad, local.check.exact())
+            return tf.cast(tf.stack([is_bad, tf.logical_not(is_good)]), tf.float32)
+
+        of_all = replicas.call_for_each_replica(faults, bundle)
+        losses, overflows = tf.unstack(replicas.all_reduce_sum(of_all))
+        return tf.logical_and(losses > 0.0, tf.equal(overflows, 0.0))
+
+    def _terms(self, bundle: Bundle) -> Dict[int, Tensor]:
+        """Returns what one replica adds to the sum that is looked at, by position.
+
+        The strategy chooses the order of the sum. Of three or more terms the magnitudes
+        are summed: if that is finite, so is the sum in every order. Sparse gradients
+        are concatenated, and their duplicate rows summed when they are applied.
+        """
+        as_added = tf.identity if self._count == 2 else tf.abs
+        terms: Dict[int, Tensor] = {}
+        for position, grad in enumerate(bundle.grads):
+            is_sparse = isinstance(grad, tf.IndexedSlices)
+            values = [] if is_sparse else floating_values([grad])
+            if values:  # a complex gradient has two
+                value = values[0] if len(values) == 1 else tf.stack(values)
+                terms[position] = as_added(value)
+            elif may_have_duplicates(grad) and grad.dense_shape is not None:
+                terms[position] = magnitudes_of_rows(grad)
+        return terms
+
+
+def _bad_losses(bundle: Bundle) -> Tensor:
+    return tf.cast(bundle.has_bad_loss(), tf.float32)
+
+
+Reduction = Union[EqualReplicas, SeveralReplicas]

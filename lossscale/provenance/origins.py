@@ -1,0 +1,131 @@
+"""Origins: what is known of a list of gradients, and which losses are to blame."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, List, NamedTuple, Optional
+
+from lossscale.gradients.check import Check
+from lossscale.provenance.kinds import UNKNOWN, UNSCALED, Kind
+from lossscale.runtime import graphs
+from lossscale.runtime.aliases import Divisors, Grad, Grads, Scalar, Tensor
+
+#: The attribute of an unscaled tensor that tells what it was before.
+BEFORE = "_lossscale_before"
+#: The attribute of a tensor of S that tells which loss it multiplied.
+LOSS = "_lossscale_loss"
+#: In the place of a divisor: what there is for scaled gradients.
+_AS_SCALED: Any = object()
+
+
+class Unscaled(NamedTuple):
+    """A list of gradients that was unscaled: the source of what is made of them."""
+
+    owner: Any  # the optimizer that unscaled it
+    check: Check
+    length: int  # `None`s count, too
+    losses: List[Tensor]  # those of which it is known that it was made of them
+
+
+class Before(NamedTuple):
+    """What an unscaled gradient was, and what divided it. It hangs on the tensor."""
+
+    grad: Grad
+    divisor: Scalar
+
+
+class Loss(NamedTuple):
+    """A loss and the optimizer that scaled it. It hangs on the tensor of S."""
+
+    value: Tensor
+    #: Returns None for `LossScale.scale` itself.
+    owner: Callable[[], Any]
+
+
+class Origins:
+    """Where the gradients of one list come from, as far as it can be seen.
+
+    Attributes:
+      kinds: The kind of each gradient.
+      names: The names of the kinds of all gradients that are not None.
+      lists: The unscaled lists that they were made of, each once.
+      losses: The losses of which it is known that they were made of them.
+      owners: The optimizers that scaled losses that they may be made of.
+    """
+
+    def __init__(self, grads: Grads, kinds: Iterable[Optional[Kind]]) -> None:
+        self._grads = grads
+        # Of a number nothing is known: the state of the step decides.
+        self.kinds = [Kind(UNKNOWN) if kind is None else kind for kind in kinds]
+        self.names = {k.name for g, k in zip(grads, self.kinds) if g is not None}
+        self.lists = _lists_among(self.kinds)
+        self.losses = _losses_to_blame(self.kinds)
+        self.owners = [loss.owner() for loss in _losses_among(self.kinds)]
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether the state of the step has to decide about some of them."""
+        return UNKNOWN in self.names
+
+    @property
+    def has_unscaled(self) -> bool:
+        """Whether some were made of an unscaled list, and S is not in them."""
+        return bool(_lists_among(k for k in self.kinds if k.name == UNSCALED))
+
+    def divisors(
+        self,
+        last_scale: Callable[[], Scalar],
+        of_unknown: Optional[Scalar] = _AS_SCALED,
+    ) -> Divisors:
+        """Returns what divides each gradient. None: it is unscaled, or is None.
+
+        A scaled gradient is divided by what multiplied its loss. Where that is not
+        known, it is what `last_scale` returns, which is called at most once.
+        `of_unknown` divides those of unknown kind. Not given: they are scaled.
+        """
+        divisors: Divisors = []
+        last: Optional[Scalar] = None
+        for grad, kind in zip(self._grads, self.kinds):
+            if grad is None or kind.name == UNSCALED:
+                divisors.append(None)
+            elif kind.name == UNKNOWN and of_unknown is not _AS_SCALED:
+                divisors.append(of_unknown)
+            else:
+                scales = scales_of(kind)
+                if len(scales) == 1 and graphs.is_visible(scales[0]):
+                    divisors.append(scales[0])
+                else:
+                    last = last_scale() if last is None else last
+                    divisors.append(last)
+        return divisors
+
+
+def scales_of(kind: Kind) -> List[Any]:
+    """Returns the tensors of S that may have multiplied a value."""
+    return [source for source in kind.sources if not isinstance(source, Unscaled)]
+
+
+def _lists_among(kinds: Iterable[Kind]) -> List[Unscaled]:
+    """Returns the unscaled lists that values were made of, each once."""
+    sources = {id(source): source for kind in kinds for source in kind.sources}
+    return [source for source in sources.values() if isinstance(source, Unscaled)]
+
+
+def _losses_among(kinds: Iterable[Kind]) -> List[Loss]:
+    """Returns the losses that were multiplied by what values were made of."""
+    sources = [source for kind in kinds for source in kind.sources]
+    return [getattr(source, LOSS) for source in sources if hasattr(source, LOSS)]
+
+
+def _losses_to_blame(kinds: List[Kind]) -> List[Tensor]:
+    """Returns the losses of which it is known that values were made of them.
+
+    This is the law of blame. A loss is at fault only if the tensor of S that multiplied
+    it is a source of the gradients, or of the unscaled lists that they were made of.
+    Where that is not known, no loss is: the rule learns of an overflow. One halving too
+    many is a small harm; a loss scale that never falls is the end of a run.
+    """
+    kinds = [kind for kind in kinds if kind.name != UNKNOWN]
+    values = [loss.value for loss in _losses_among(kinds)]
+    values += [value for each in _lists_among(kinds) for value in each.losses]
+    visible = [value for value in values if graphs.is_visible(value)]
+    return list({id(value): value for value in visible}.values())
