@@ -118,7 +118,11 @@ def test_growth_and_backoff_are_those_of_3_0_to_the_bit(mode, multiplier, ceilin
 @pytest.mark.parametrize("is_in_graph", [False, True])
 def test_a_restored_count_of_bad_steps_is_cleared(is_in_graph):
     loss_scale = DynamicLossScale(8.0, increment_period=2)
-    adjust = tf.function(loss_scale.adjust) if is_in_graph else loss_scale.adjust
+
+    def adjust(flag):
+        loss_scale.adjust(flag)
+
+    adjust = tf.function(adjust, autograph=False) if is_in_graph else adjust
     for flags, expected in (("TT", 0), ("F", 0), ("T", 7)):
         loss_scale.good_steps.assign(0)
         loss_scale.bad_steps.assign(7)
