@@ -145,7 +145,7 @@ def test_a_skipped_step_leads_to_the_batch_and_to_its_row(run, capsys):
 
 def test_the_batch_that_the_monitor_names_leads_to_the_layer(run, capsys):
     with pytest.warns(lossscale.LossScaleWarning, match="was NaN before it was scaled"):
-        run(program("watching", "find_nonfinite"))
+        run(program("trouble", "except FloatingPointError"))
     assert 'dtype="float32", name=\'wide' in capsys.readouterr().out
 
 
@@ -475,7 +475,7 @@ def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
 
 
 @pytest.mark.slow
-def test_the_program_for_float16_has_float32_weights(run):
-    found = run(program("trouble", 'not "float16"'))
+def test_mixed_float16_has_float32_weights(run):
+    found = run(program("start", "np.ones([256, 8])"))
     dtypes = {tf.as_dtype(weight.dtype).name for weight in found["model"].weights}
     assert dtypes == {"float32"}
