@@ -1,4 +1,4 @@
-"""docs/questions.md: the programs that answer a question do what the answer says."""
+"""The programs that answer a question do what the pages say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pages
+import programs
 import pytest
 import tensorflow as tf
 from limits import TENSORFLOW
@@ -54,7 +55,7 @@ def test_float16_goes_on_from_float32_and_back(run):
     (2, 15) < TENSORFLOW < (2, 21), reason="TFLite ends the process with Keras 3.3"
 )
 def test_a_model_trained_in_float16_becomes_int8(run):
-    found = run(program("saving", "TFLite"))
+    found = run(programs.TFLITE)
     x, model = found["x"], found["model"]
     interpreter = tf.lite.Interpreter(model_content=found["converted"])
     interpreter.allocate_tensors()
@@ -104,7 +105,7 @@ def test_gradients_are_added_up_on_several_replicas(run, mirrored):
 
 
 def test_the_steps_of_another_library_are_scaled(run):
-    found = run(program("custom-loops", "LibraryModel"))
+    found = run(programs.LIBRARY)
     losses = [float(loss) for loss in found["losses"]]
     assert losses[-1] < losses[0]
     for optimizer in (found["model"].optimizer, found["optimizer"]):
@@ -233,7 +234,7 @@ def test_an_optimizer_that_is_built_before_freezing_trains_both_phases(run):
 
 
 def test_the_true_loss_of_a_librarys_loop_is_logged(run):
-    found = run(program("custom-loops", "LibraryModel"))
+    found = run(programs.LIBRARY)
     weights = found["model"].get_weights()
     kernel, bias = weights
     x, true_loss = found["x"], float(found["true_loss"].numpy())
@@ -245,7 +246,7 @@ def test_the_true_loss_of_a_librarys_loop_is_logged(run):
 
 
 def test_the_scaled_loss_over_the_new_loss_scale_is_not_the_true_loss(run):
-    text = program("custom-loops", "LibraryModel")
+    text = programs.LIBRARY
     old = "optimizer = lossscale.LossScaleOptimizer(keras.optimizers.SGD(0.1))\n"
     assert old in text
     new = old.replace("(0.1))", "(0.1), lossscale.DynamicLossScale(2.0**15, 10))")
@@ -256,7 +257,7 @@ def test_the_scaled_loss_over_the_new_loss_scale_is_not_the_true_loss(run):
 
 
 def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
-    found = run(program("custom-loops", "LibraryAgent"))
+    found = run(programs.AGENT)
     keras, model, x = found["keras"], found["model"], found["x"]
     sgd, wrapped = type(found["inner"]), lossscale.LossScaleOptimizer
     start = [np.zeros_like(weight) for weight in model.get_weights()]
@@ -283,7 +284,7 @@ def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
 
 
 def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
-    text = program("custom-loops", "you skip it")
+    text = programs.SKIPS
     found = run(text)
     optimizer = found["optimizer"]
     assert count(optimizer.iterations) == 2
@@ -305,7 +306,7 @@ def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
 
 
 def test_a_skipped_overflow_costs_the_next_good_batch(run):
-    text = program("custom-loops", "you skip it")
+    text = programs.SKIPS
     never = text.replace("np.isfinite(norm) and norm", "not norm <= 10.0 or norm")
     never = never.replace("y[40] = 1e4", "y[40] = np.inf")
     never = never.replace("y[100] = np.inf", "pass")
@@ -339,7 +340,7 @@ def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
 
 
 def test_several_losses_are_scaled_as_a_sum_a_list_or_each(run):
-    found = run(program("custom-loops", '"penalty"'))
+    found = run(programs.LOSSES)
     assert found["found"] == [5.0, 5.0, 5.0]
     optimizer = found["optimizer"]
     losses = {"main": tf.constant(1.0)}
