@@ -170,7 +170,7 @@ def test_masks_in_float16(run):
 
 @pytest.mark.slow
 def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
-    found = run(program("trouble", "min_loss_scale"))
+    found = run(programs.BELOW_1)
     assert 2.0**-20 < float(found["scale"]) < 1
     assert count(found["optimizer"].applied_steps) > 16
     assert count(found["scale"].skipped_steps) > 1
@@ -178,7 +178,7 @@ def test_a_loss_scale_below_1_trains_what_overflows_at_1(run):
 
 @pytest.mark.slow
 def test_a_skipped_step_does_not_move_the_learning_rate(run):
-    found = run(program("recipes", "ExponentialDecay"))
+    found = run(programs.LEARNING_RATES)
     assert found["skipped"] > 1
     assert found["skipped"] + found["applied"] == 32
     learning_rate = found["optimizer"].inner_optimizer.learning_rate
@@ -323,7 +323,7 @@ def test_a_skipped_overflow_costs_the_next_good_batch(run):
     ["", 'nonfinite_loss="skip"', "lossscale.SpikeGuard(window=2)"],
 )
 def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
-    text = program("custom-loops", "was_applied")
+    text = programs.AVERAGES
     assert "SGD(1e-2))" in text
     text = text.replace("SGD(1e-2))", f"SGD(1e-2), {others})")
     found = run(text)
@@ -450,7 +450,7 @@ def test_set_weights_keeps_all_of_a_built_optimizer(family, wraps):
 
 
 def test_the_program_with_set_weights_keeps_the_loss_scale(run):
-    found = run(program("saving", "values_of"))
+    found = run(programs.SET_WEIGHTS)
     model, again = found["model"], found["again"]
     assert count(again.optimizer.iterations) == 2
     assert_same(state(model), state(again))
@@ -458,7 +458,7 @@ def test_the_program_with_set_weights_keeps_the_loss_scale(run):
 
 
 def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
-    found = run(program("saving", '"bare"'))
+    found = run(programs.BARE)
     model = found["model"]
     assert count(model.optimizer.iterations) == 2
     bare = [np.array(v.numpy()) for v in inner_variables(found["bare"].optimizer)]
