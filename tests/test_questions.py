@@ -284,7 +284,7 @@ def test_a_library_that_clips_moves_weights_only_if_the_optimizer_clips(run):
 
 
 def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
-    text = programs.SKIPS
+    text = program("custom-loops", "you skip it")
     found = run(text)
     optimizer = found["optimizer"]
     assert count(optimizer.iterations) == 2
@@ -306,7 +306,7 @@ def test_a_step_with_a_large_norm_may_be_skipped_by_hand(run):
 
 
 def test_a_skipped_overflow_costs_the_next_good_batch(run):
-    text = programs.SKIPS
+    text = program("custom-loops", "you skip it")
     never = text.replace("np.isfinite(norm) and norm", "not norm <= 10.0 or norm")
     never = never.replace("y[40] = 1e4", "y[40] = np.inf")
     never = never.replace("y[100] = np.inf", "pass")
@@ -323,7 +323,7 @@ def test_a_skipped_overflow_costs_the_next_good_batch(run):
     ["", 'nonfinite_loss="skip"', "lossscale.SpikeGuard(window=2)"],
 )
 def test_an_average_of_ones_own_leaves_out_skipped_steps(run, others):
-    text = programs.AVERAGES
+    text = program("custom-loops", "was_applied")
     assert "SGD(1e-2))" in text
     text = text.replace("SGD(1e-2))", f"SGD(1e-2), {others})")
     found = run(text)
@@ -450,7 +450,7 @@ def test_set_weights_keeps_all_of_a_built_optimizer(family, wraps):
 
 
 def test_the_program_with_set_weights_keeps_the_loss_scale(run):
-    found = run(programs.SET_WEIGHTS)
+    found = run(program("saving", "values_of"))
     model, again = found["model"], found["again"]
     assert count(again.optimizer.iterations) == 2
     assert_same(state(model), state(again))
@@ -458,7 +458,7 @@ def test_the_program_with_set_weights_keeps_the_loss_scale(run):
 
 
 def test_a_bare_checkpoint_is_restored_into_the_inner_optimizer(run, family):
-    found = run(programs.BARE)
+    found = run(program("saving", '"bare"'))
     model = found["model"]
     assert count(model.optimizer.iterations) == 2
     bare = [np.array(v.numpy()) for v in inner_variables(found["bare"].optimizer)]
