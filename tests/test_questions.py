@@ -12,8 +12,10 @@ import pages
 import programs
 import pytest
 import tensorflow as tf
-from limits import TENSORFLOW
+from installed import families
+from limits import TENSORFLOW, skip_without
 from models import assert_same, inner_variables, variable_of
+from processes import printed
 
 import lossscale
 
@@ -480,3 +482,25 @@ def test_mixed_float16_has_float32_weights(run):
     found = run(program("start", "np.ones([256, 8])"))
     dtypes = {tf.as_dtype(weight.dtype).name for weight in found["model"].weights}
     assert dtypes == {"float32"}
+
+
+@pytest.mark.slow
+def test_a_trained_model_needs_no_lossscale_to_predict(tmp_path):
+    skip_without("the pages", families()[0])
+    keras = families()[0].keras
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(lossscale.LossScaleOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    model.fit(np.ones([8, 4]), np.ones([8, 1]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    program = tmp_path / "predict.py"
+    program.write_text(
+        "import sys\n"
+        "import keras\n"
+        "import numpy as np\n"
+        f"path = {str(tmp_path / 'model.keras')!r}\n"
+        "model = keras.models.load_model(path, compile=False)\n"
+        "print(model.predict(np.ones([1, 4]), verbose=0).item())\n"
+        "assert 'lossscale' not in sys.modules\n"
+    )
+    last = printed(program).splitlines()[-1]
+    assert float(last) == pytest.approx(float(model(np.ones([1, 4]))[0, 0]), rel=1e-6)
